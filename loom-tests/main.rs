@@ -5,6 +5,7 @@
 //! --no-default-features --test loom`
 #![cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 
+mod captures;
 mod external;
 mod figures;
 mod grants;

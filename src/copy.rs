@@ -38,7 +38,7 @@ impl Copy {
     }
 }
 
-/// The future of a copy to the device: ready when the copy is complete. Made by
+/// The future of a copy to the device: ready when the copy is complete, or captured. Made by
 /// [`Block::upload`](crate::Block::upload).
 ///
 /// # Errors
@@ -47,7 +47,7 @@ impl Copy {
 /// # Cancel safety
 /// Dropping it stops the waiting. The copy still takes place.
 #[must_use = "awaiting it is optional: work submitted to the stream later comes after the copy"]
-pub struct Upload(Copy);
+pub struct Upload(Option<Copy>);
 
 /// The future of a copy to the host: returns the bytes. Made by [`Block::download`](crate::Block::download).
 ///
@@ -61,7 +61,12 @@ pub struct Download(Copy);
 
 impl Upload {
     pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
-        Self(Copy::new(registration, transfer))
+        Self(Some(Copy::new(registration, transfer)))
+    }
+
+    /// Returns the future of a copy that is part of a graph.
+    pub(crate) fn captured() -> Self {
+        Self(None)
     }
 }
 
@@ -117,8 +122,11 @@ impl Future for Upload {
     type Output = Result<(), DeviceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let copy = |transfer: &mut dyn Transfer| transfer.bytes();
-        self.0.poll(context, copy).map_ok(drop)
+        // `None`: the copy is part of a graph.
+        let Some(copy) = &mut self.0 else {
+            return Poll::Ready(Ok(()));
+        };
+        copy.poll(context, |transfer| transfer.bytes()).map_ok(drop)
     }
 }
 

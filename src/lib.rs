@@ -60,6 +60,7 @@
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
+//! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
@@ -105,6 +106,7 @@
 
 mod block;
 mod buffer;
+mod capture;
 pub mod compat;
 mod copy;
 mod current;
@@ -138,6 +140,7 @@ mod trace;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::{Buffer, SliceMut};
+pub use capture::{Capture, CapturedGraph, GraphMemory, JoinedCapture};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{

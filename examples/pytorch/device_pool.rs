@@ -1,5 +1,6 @@
 //! The pools, one of each device, by addresses and handles.
 
+use crate::graphs::Graphs;
 use crate::{fork, settings::Settings};
 use cudarc::driver::sys::CUstream;
 use std::ffi::c_int;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use weirpool::compat::{RawError, RawPool};
 use weirpool::device::DeviceError;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
-use weirpool::{AllocError, Pool, Statistics, StreamError};
+use weirpool::{AllocError, GraphMemory, Pool, Statistics, Stream, StreamError};
 
 /// PyTorch has at most so many.
 const DEVICES: usize = 128;
@@ -23,6 +24,7 @@ pub(crate) struct DevicePool {
     raw: RawPool,
     timeout: Duration,
     failures: AtomicU64,
+    pub(crate) graphs: Graphs,
 }
 
 /// Returns the pool of a device, made if it is asked for first. It is never dropped: the process may end while PyTorch
@@ -86,11 +88,26 @@ impl DevicePool {
             raw: RawPool::new(&pool),
             timeout,
             failures: AtomicU64::new(0),
+            graphs: Graphs::default(),
         })
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
         self.raw.pool().statistics()
+    }
+
+    pub(crate) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// Returns new memory for graphs.
+    pub(crate) fn graph_memory(&self) -> GraphMemory {
+        self.raw.pool().graph_memory()
+    }
+
+    /// Returns a stream as it is registered with the pool.
+    pub(crate) fn registered(&self, stream: &ExternalStream) -> Result<Stream, StreamError> {
+        self.raw.stream(stream)
     }
 
     pub(crate) fn failures(&self) -> u64 {
@@ -105,9 +122,10 @@ impl DevicePool {
     pub(crate) unsafe fn allocate(&self, bytes: u64, stream: CUstream) -> Result<u64, AllocError> {
         // SAFETY: as the caller promises.
         let stream = unsafe { self.stream(stream) };
-        let address = stream
-            .map_err(AllocError::from)
-            .and_then(|stream| self.raw.allocate(&stream, bytes, self.timeout));
+        let address = stream.map_err(AllocError::from).and_then(|stream| {
+            self.graphs.route(self, &stream)?;
+            self.raw.allocate(&stream, bytes, self.timeout)
+        });
         if address.is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }

@@ -15,14 +15,20 @@
 //! `RuntimeError` with the reason. [`weirpool_alloc`] is for callers that check for null. `Tensor.record_stream` has an
 //! effect only once [`weirpool_record_stream`] is registered; the script shows how.
 //!
+//! `torch.cuda.graph` works once the three functions for pools of graphs are registered ([`weirpool_begin_allocate_to_pool`]
+//! and its neighbours). `examples/pytorch/graphs.py` checks that. So does `torch.compile(mode="reduce-overhead")`, without
+//! the *trees* of graphs (`torch._inductor.config.triton.cudagraph_trees = False`), which need checkpoints of PyTorch's own
+//! allocator.
+//!
 //! Some features of PyTorch work with no pluggable allocator: its own figures (`memory_stats`, `memory_allocated`,
-//! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; CUDA graphs, whose memory
-//! would be reused between two replays; and tensors shared with other processes. `empty_cache` has no effect.
+//! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; and tensors shared with other
+//! processes. `empty_cache` has no effect.
 //!
 //! | module | purpose |
 //! |---|---|
 //! | [`settings`] | settings from the environment |
 //! | [`device_pool`] | the pools of the devices, by addresses and handles |
+//! | [`graphs`] | the memory pools of graphs |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | whether this process is a child of the one that has the memory |
 //! | [`report`] | lines on stderr |
@@ -30,11 +36,13 @@
 mod device_pool;
 mod exception;
 mod fork;
+mod graphs;
 mod report;
 mod settings;
 
 use cudarc::driver::sys::CUstream;
 use device_pool::DevicePool;
+pub use graphs::MempoolId;
 use report::{Once, tell};
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -136,6 +144,51 @@ pub unsafe extern "C" fn weirpool_record_stream(address: *mut c_void, stream: CU
     }
 }
 
+/// Announces that this thread is about to begin a capture, whose allocations come from the memory of a pool of graphs.
+/// Pass it to `set_begin_allocate_to_pool`.
+///
+/// ```cpp
+/// void weirpool_begin_allocate_to_pool(int device, c10::MempoolId_t id, std::function<bool(cudaStream_t)> filter);
+/// ```
+///
+/// The filter recognises the streams of the capture. It is passed by reference, and not called: the driver tells which
+/// capture a stream is part of.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_begin_allocate_to_pool(
+    device: c_int,
+    id: MempoolId,
+    _filter: *const c_void,
+) {
+    let begun = guarded(|| {
+        let pool = device_pool::open(device)?;
+        pool.graphs.begin(pool, id);
+        Ok(())
+    });
+    if let Err(reason) = begun {
+        tell(&format!(
+            "no memory for graphs on device {device}: {reason}"
+        ));
+    }
+}
+
+/// Notes that a capture is over. Pass it to `set_end_allocate_to_pool_fn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_end_allocate_to_pool(device: c_int, id: MempoolId) {
+    with_graphs(device, |pool| pool.graphs.end(id));
+}
+
+/// Notes that a graph is gone. Pass it to `set_release_pool`.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
+    with_graphs(device, |pool| pool.graphs.release(id));
+}
+
+/// Returns the bytes that are set aside for graphs.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_in_graphs(device: c_int) -> u64 {
+    figure(device, |pool| pool.statistics().in_graphs)
+}
+
 /// Returns the peak of the bytes that the device's pool reserved; 0 without a pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_peak_reserved(device: c_int) -> u64 {
@@ -194,6 +247,21 @@ fn figure(device: c_int, read: impl FnOnce(&DevicePool) -> u64) -> u64 {
     }
     let read = guarded(|| Ok(device_pool::opened(device).map_or(0, read)));
     read.unwrap_or(0)
+}
+
+fn with_graphs(device: c_int, call: impl FnOnce(&DevicePool)) {
+    if fork::is_child() {
+        return;
+    }
+    let called = guarded(|| {
+        if let Some(pool) = device_pool::opened(device) {
+            call(pool);
+        }
+        Ok(())
+    });
+    if let Err(reason) = called {
+        tell(&reason);
+    }
 }
 
 /// Calls a function and turns a panic into an error, since panics must not reach callers in C.

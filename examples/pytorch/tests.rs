@@ -54,6 +54,20 @@ fn memory_is_allocated_on_a_present_device() {
 }
 
 #[test]
+fn pools_of_graphs_may_be_announced_without_a_device() {
+    let id = MempoolId(0, 1);
+    for device in [-1, 100, 0] {
+        weirpool_end_allocate_to_pool(device, id);
+        weirpool_release_pool(device, id);
+        weirpool_begin_allocate_to_pool(device, id, std::ptr::null());
+        weirpool_end_allocate_to_pool(device, id);
+        weirpool_release_pool(device, id);
+        weirpool_release_pool(device, id);
+        assert_eq!(weirpool_in_graphs(device), 0);
+    }
+}
+
+#[test]
 fn panic_becomes_an_error() {
     let outcome = guarded::<()>(|| panic!("as a defect would"));
     assert!(outcome.unwrap_err().contains("panicked"));

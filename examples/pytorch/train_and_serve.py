@@ -31,7 +31,7 @@ VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 4096, 512, 8, 6, 768
 DEVICE = "cuda"
 
 # The figures of a device's pool that weirpool reports, each by a function of the library.
-FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
+FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures", "in_graphs"]
 
 
 def use_weirpool(path):
@@ -41,6 +41,15 @@ def use_weirpool(path):
     # Without it `Tensor.record_stream` does nothing, and memory is reused while another stream reads it.
     record_stream = ctypes.cast(library.weirpool_record_stream, ctypes.c_void_p).value
     allocator.allocator().set_record_stream_fn(record_stream)
+    # Without these, a graph's memory is reused between two replays.
+    graphs = {
+        "set_begin_allocate_to_pool": "weirpool_begin_allocate_to_pool",
+        "set_end_allocate_to_pool_fn": "weirpool_end_allocate_to_pool",
+        "set_release_pool": "weirpool_release_pool",
+    }
+    for setter, name in graphs.items():
+        function = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        getattr(allocator.allocator(), setter)(function)
     torch.cuda.memory.change_current_allocator(allocator)
     for name in FIGURES:
         function = getattr(library, f"weirpool_{name}")

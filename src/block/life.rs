@@ -10,7 +10,7 @@ use crate::driver::{Allocation, Allocations, Use};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
 use crate::heap::{Fences, Placement};
-use crate::id::Ticket;
+use crate::id::{StreamId, Ticket};
 use crate::lane::{Event, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
@@ -69,6 +69,22 @@ impl Block {
             charge: Charge::new(rounding, demand.tag),
             extra: Mutex::new(Guards::Block, Rare::NONE),
         })
+    }
+
+    /// Makes a block of memory of graphs, inside a capture.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new).
+    pub(crate) fn captured(
+        registration: &Arc<Registration>,
+        allocation: Allocation,
+        demand: &Demand,
+        caller: Caller,
+        (reserved, order): (&Arc<Reserved>, StreamId),
+    ) -> Result<Self, AllocError> {
+        let mut block = Self::reserved(registration, allocation, demand, caller, reserved)?;
+        block.extra.get_mut().get_or_insert_default().capture = Some(order);
+        Ok(block)
     }
 
     /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved.
@@ -296,8 +312,25 @@ impl Block {
         Deallocation(passages)
     }
 
-    /// Frees a block that has ended. Returns the points that its memory waits for.
+    /// Returns whether the block's stream is being captured in the capture that the block was allocated in, if it was
+    /// allocated in one.
+    fn is_in(&self, capture: Option<StreamId>) -> bool {
+        let order = || self.registration().lane.cache.capture_order();
+        capture.is_some_and(|capture| order() == Some(capture))
+    }
+
+    /// Frees a block that has ended. Returns the points that its memory waits for. A free in the block's capture happens
+    /// at each launch: then the points are those of the stream, which its user cannot await before the capture is over.
     fn free(&mut self, block: Use) -> Fences {
+        // Without the lock: few blocks have anything extra.
+        let capture = self.extra.get_mut().as_ref();
+        let capture = capture.and_then(|extra| extra.capture);
+        if self.is_in(capture) {
+            let lanes = self.uses().lanes();
+            let Registration { service, lane, .. } = &**self.registration();
+            service.driver.free_captured(lane, &lanes, &block);
+            return Fences::one(lane.id, lane.cache.open_ticket());
+        }
         let extra = self.extra.get_mut();
         let is_plain = extra.is_none();
         let is_of_one_stream = extra.as_ref().is_none_or(|extra| extra.is_of_one_stream());
@@ -341,8 +374,9 @@ impl Block {
         };
         let (lanes, left_at) = (self.uses().lanes(), self.uses().left_at());
         let block = allocation.as_used(self.charge.rounding());
+        let is_captured = self.is_in(self.extra(|extra| extra.capture));
         let is_first_after_all =
-            registration.fill_ending(observers, &lanes, left_at, block, location);
+            registration.fill_ending(observers, &lanes, left_at, block, is_captured, location);
         let mut waits_for = &lanes[..];
         if is_first_after_all && left_at.is_none() {
             // The fill brought the block's own stream after the others: the free follows that stream alone.

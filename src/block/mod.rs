@@ -22,10 +22,10 @@ pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceAddress};
-use crate::driver::{Allocation, Fill, Filling, Source};
+use crate::driver::{Allocation, Fill, Filling, Source, captures_of};
 use crate::error::{CopyError, StreamError};
 use crate::handles::{Registration, Reserved};
-use crate::id::Ticket;
+use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
 use crate::rare::Rare;
 use crate::stream::Stream;
@@ -61,6 +61,8 @@ struct Extra {
     streams: FurtherStreams,
     /// The reservation that the memory returns to.
     reserved: Option<Arc<Reserved>>,
+    /// The order of the capture that the block was allocated in.
+    capture: Option<StreamId>,
     /// Addresses above the block are kept for it.
     has_room: bool,
     /// The block is freed in the order of the further streams alone: its own stream may be gone. This is the point of
@@ -269,7 +271,8 @@ impl Block {
 impl Block {
     /// Copies `bytes` into the block, starting `offset` bytes from its beginning. The copy runs on `stream`, after
     /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it.
-    /// The bytes are read before this returns. The future is ready when the copy is complete.
+    /// The bytes are read before this returns. The future is ready when the copy is complete; on a stream that is being
+    /// [captured](crate::Pool::capture) at once, and each launch of the graph copies the same bytes.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -313,6 +316,14 @@ impl Block {
         self.uses().order(registration, access)?;
         let Registration { service, lane, .. } = &**registration;
         let device = &service.driver.device;
+        if lane.cache.is_captured() {
+            let captures = captures_of(&**device, "upload")?;
+            // SAFETY: as below, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
+            #[allow(unsafe_code)]
+            let captured = unsafe { captures.capture_upload(lane.raw, address, bytes, location) };
+            service.driver.noted(captured)?;
+            return Ok(Upload::captured());
+        }
         // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream has
         // passed the free, since the use is noted; and the copy is ordered after every other use.
         #[allow(unsafe_code)]
@@ -372,7 +383,7 @@ impl Block {
     ///
     /// # Errors
     /// Returns the errors of [`write_on`](Self::write_on), and an error if the device cannot fill: it cannot on a
-    /// stream that is being captured. Nothing is filled then.
+    /// stream that other code than [`Pool::capture`](crate::Pool::capture) captures. Nothing is filled then.
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
         self.fill_part(stream, Access::Write, 0..self.size(), fill.into())
@@ -394,6 +405,7 @@ impl Block {
             address: self.allocation().address + part.start,
             bytes: part.end - part.start,
             fill,
+            is_captured: registration.lane.cache.is_captured(),
             location: Location::caller(),
         };
         Ok(filling.submit(&registration.lane)?)

@@ -18,10 +18,11 @@ mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
-    Access, AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress,
-    DeviceError, DeviceErrorKind, DeviceId, DriverPoolProperties, DriverPools, Explain, HandleType,
-    HandleTypes, Hold, HostFunction, HostUse, MemoryInfo, MemoryKind, MemoryKinds, Peers,
-    PoolAttribute, Pooling, RawEvent, RawPool, RawStream, Transfer, WatchId,
+    Access, AlarmId, AsDevice, BlockObserver, Capabilities, CaptureId, Captures, Chunk, Device,
+    DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, DriverPoolProperties, DriverPools,
+    Explain, Graph, HandleType, HandleTypes, Hold, HostFunction, HostUse, Kept, MemoryInfo,
+    MemoryKind, MemoryKinds, Peers, PoolAttribute, Pooling, RawEvent, RawPool, RawStream, Transfer,
+    WatchId,
 };
 
 #[cfg(feature = "cuda")]

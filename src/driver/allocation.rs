@@ -3,7 +3,7 @@
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::lane::{CachedBlock, Use};
-use crate::sync::{Count, SharedNumber};
+use crate::sync::{Count, Ordering, SharedNumber};
 
 /// A block out of the heap, on its way to its user.
 #[derive(Debug)]
@@ -108,6 +108,8 @@ pub(crate) struct Counters {
     pub(crate) remaps: Count,
     pub(crate) device_waits: Count,
     pub(crate) released: Count,
+    /// Bytes that are set aside for graphs.
+    graphs: SharedNumber,
 }
 
 impl Counters {
@@ -119,11 +121,27 @@ impl Counters {
             remaps: Count::default(),
             device_waits: Count::default(),
             released: Count::default(),
+            graphs: SharedNumber::new(0),
         }
     }
 
     pub(crate) fn count(&self, source: Source) {
         self.sources[source as usize].add(1);
+    }
+
+    /// Notes that this many bytes more are set aside for graphs.
+    pub(crate) fn note_graphs_grew(&self, bytes: u64) {
+        self.graphs.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that this many bytes less are set aside for graphs.
+    pub(crate) fn note_graphs_shrank(&self, bytes: u64) {
+        self.graphs.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are set aside for graphs.
+    pub(crate) fn in_graphs(&self) -> u64 {
+        self.graphs.load(Ordering::Relaxed)
     }
 
     pub(crate) fn hits(&self, source: Source) -> u64 {

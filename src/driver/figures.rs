@@ -116,6 +116,7 @@ impl Maintenance {
             free: totals.free.current + lanes.cached_complete,
             moving: totals.claimed,
             set_aside: totals.set_aside.current,
+            in_graphs: self.counters.in_graphs(),
             reservations: figures.reservations,
             largest_free: figures.largest_free,
             free_blocks: figures.free_blocks,

@@ -4,7 +4,7 @@
 //! earlier use of the memory and before every later one. No thread waits for it.
 
 use super::streams::Streams;
-use crate::device::{DeviceError, DeviceErrorKind};
+use crate::device::{Captures, Device, DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked};
@@ -75,6 +75,8 @@ pub(crate) struct Filling<'a> {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) fill: Fill,
+    /// Whether the fill is part of the graph that the stream is being captured into.
+    pub(crate) is_captured: bool,
     /// Where the block was allocated or freed, or the fill requested.
     pub(crate) location: &'static Location<'static>,
 }
@@ -93,6 +95,7 @@ impl Filling<'_> {
         is_required: bool,
     ) -> Result<Ticket, DeviceError> {
         match self.submit(lane) {
+            Ok(()) if self.is_captured => Ok(after),
             // Any event that is recorded from now on is behind the fill.
             Ok(()) => Ok(self.streams.present_point(lane)),
             Err(error) if error.kind() == DeviceErrorKind::Unsupported && !is_required => Ok(after),
@@ -138,12 +141,35 @@ impl Filling<'_> {
         let Self { address, bytes, .. } = *self;
         let (byte, location) = (self.fill.byte(), self.location);
         let device = &self.streams.device;
+        if self.is_captured {
+            let captures = captures_of(&**device, "fill")?;
+            // SAFETY: the lane keeps the stream's owner. The memory belongs to the graph, or its user keeps it for the
+            // launches; the order within the graph is that of the stream.
+            #[allow(unsafe_code)]
+            let filled = unsafe { captures.capture_fill(lane.raw, address, bytes, byte, location) };
+            return self.streams.noted(filled);
+        }
+        let _submission = lane.cache.submit("fill")?;
         // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
         // fill, and the fill comes in the order of the block's stream, like the uses of the block.
         #[allow(unsafe_code)]
         let filled = unsafe { device.fill(lane.raw, address, bytes, byte, location) };
         self.streams.noted(filled)
     }
+}
+
+/// Returns the calls with which the device's streams are captured.
+///
+/// # Errors
+/// Returns an error in the name of `call` if the device has no graphs.
+pub(crate) fn captures_of<'a>(
+    device: &'a dyn Device,
+    call: &'static str,
+) -> Result<&'a dyn Captures, DeviceError> {
+    device.captures().ok_or_else(|| {
+        let reason = "the device has no graphs; submit the work to a stream at each run";
+        DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+    })
 }
 
 /// Returns which of a block's streams can come after all the others: its own, if it can be made to wait; else another

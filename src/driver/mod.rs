@@ -20,6 +20,7 @@
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
 //! | `reservation` | allocating from memory that is set aside |
+//! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
 //! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
@@ -34,6 +35,7 @@
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
+mod captured;
 mod core;
 mod driver_pool;
 mod event_log;
@@ -69,7 +71,7 @@ pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
 pub use fill::Fill;
-pub(crate) use fill::{Filling, Fills};
+pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};

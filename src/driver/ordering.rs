@@ -6,7 +6,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences};
 use crate::id::Ticket;
-use crate::lane::{Lane, Marker};
+use crate::lane::{Lane, Marker, refused};
 use crate::sync::{Arc, assert_unlocked};
 use crate::trace;
 
@@ -166,13 +166,19 @@ impl Streams {
         Ok(())
     }
 
-    /// Submits a wait. A point of the host needs none: work submitted from now on comes after it. The host itself is
+    /// Submits a wait. A captured stream is not made to wait: it comes after complete work. A point of the host needs none: work submitted from now on comes after it. The host itself is
     /// not made to wait: it comes after complete work, and awaits the rest.
     fn submit_wait(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         if !marker.has_event() {
             return Ok(());
         }
+        if lane.cache.is_captured() {
+            // Its work does not run, but comes after complete work.
+            let is_complete = self.noted(marker.event().is_complete())?;
+            return is_complete.then_some(()).ok_or_else(|| refused("wait"));
+        }
         if !lane.is_host() {
+            let _submission = lane.cache.submit("wait")?;
             // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
             #[allow(unsafe_code)]
             let waits = unsafe { marker.event().delay(lane.raw) };

@@ -46,15 +46,17 @@ impl<'a> Recipient<'a> {
         lane: &'a Arc<Lane>,
         after: Clock,
     ) -> Result<Self, DeviceError> {
+        let is_captured = lane.cache.is_captured();
         match driver.fault() {
             Some(error) => Err(error),
             None => Ok(Self {
                 driver,
                 lane,
-                after,
+                // The order of a captured stream says nothing of the launches of its graph.
+                after: if is_captured { Clock::default() } else { after },
                 placement: Placement::Anywhere,
                 may_submit: true,
-                is_for_all: false,
+                is_for_all: is_captured,
                 deferred: None,
                 refused: 0,
             }),

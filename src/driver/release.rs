@@ -48,7 +48,7 @@ impl Driver {
     }
 
     /// Reports a free. Memory that came back to a reservation serves no waiter of the queue.
-    fn note_free(&self, recipient: Recipient) {
+    pub(super) fn note_free(&self, recipient: Recipient) {
         if recipient == Recipient::AnyStream {
             self.publish(Change::Memory);
         }
@@ -102,7 +102,7 @@ impl Driver {
     ///
     /// A record that fails leaves the ticket to a later one or, if the error is sticky, ends the pool: a free has no
     /// caller to tell.
-    fn record_closed(&self, lane: &Lane, closed: Option<Closed>) {
+    pub(super) fn record_closed(&self, lane: &Lane, closed: Option<Closed>) {
         let Some(closed) = closed else {
             return;
         };

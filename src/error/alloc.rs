@@ -169,6 +169,32 @@ pub enum AllocError {
         /// The largest piece of them, in bytes.
         largest: u64,
     },
+    /// The memory of a capture has too little left in the capture's order, and the pool has no more now. Nothing waits
+    /// inside a capture. [Reserve](crate::Pool::reserve) the memory beforehand, and give the reservation to the
+    /// [memory](crate::GraphMemory::give) of the capture.
+    #[error(
+        "the capture has no contiguous range of {} left: {} of its {} are left, {} in one piece, and the pool has no more \
+         now; a request cannot wait inside a capture: reserve beforehand with `pool.reserve(..)`, and give the \
+         reservation to the capture's memory",
+        Bytes(*requested), Bytes(*left), Bytes(*size), Bytes(*largest)
+    )]
+    NotReservedForCapture {
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+        /// The bytes that are set aside for the capture.
+        size: u64,
+        /// The bytes of them that are not allocated.
+        left: u64,
+        /// The largest piece of those, in bytes.
+        largest: u64,
+    },
+    /// The stream is being captured, and allocates from the memory of its capture only. [Give](crate::GraphMemory::give)
+    /// the reservation to that memory, or allocate from it when the capture is over.
+    #[error(
+        "the stream is being captured, and allocates from the memory of its capture only; give the reservation to that \
+         memory, or call again when the capture is over"
+    )]
+    StreamCaptured,
     /// An unpooled pool cannot set memory aside. Build it without
     /// [`unpooled`](crate::PoolBuilder::unpooled).
     #[error("an unpooled pool cannot reserve memory; build the pool without `unpooled`")]
@@ -211,7 +237,7 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull { requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait }, Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull { requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait }, Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,12 +270,14 @@ impl AllocError {
             Self::LimitReached { .. }
             | Self::Deadlocked(_)
             | Self::DeadlockedAtLimit { .. }
-            | Self::NotReserved { .. } => ErrorClass::Busy { retry_after: None },
+            | Self::NotReserved { .. }
+            | Self::NotReservedForCapture { .. } => ErrorClass::Busy { retry_after: None },
             Self::Device(error) | Self::Stream(StreamError::Device(error)) => of_device(error),
             Self::TooLarge { .. }
             | Self::InvalidAlignment { .. }
             | Self::OverLimit { .. }
             | Self::NotReservable
+            | Self::StreamCaptured
             | Self::NoRoom { .. }
             | Self::BlocksRuntime { .. }
             | Self::ForeignStream

@@ -29,19 +29,21 @@ impl Registration {
             address: block.address,
             bytes: block.bytes,
             fill,
+            is_captured: caller.is_captured,
             location: caller.location,
         };
         filling.granted(&self.lane, after, caller.fill.is_some())
     }
 
     /// Fills a block that is about to be freed, behind the point `earlier` of its home stream, if there is one. `lanes` are
-    /// the streams that it was used on. Returns whether the first of them now comes after all uses.
+    /// the streams that it was used on. In the capture that the block was allocated in, the fill is captured. Returns whether the first of them now comes after all uses.
     pub(crate) fn fill_ending(
         &self,
         observers: &Observers,
         lanes: &[Arc<Lane>],
         earlier: Option<Ticket>,
         block: Use,
+        is_captured: bool,
         location: Option<&'static Location<'static>>,
     ) -> bool {
         // A drop has no location of its own: the pool's counts.
@@ -52,6 +54,7 @@ impl Registration {
                 address: block.address,
                 bytes: block.bytes,
                 fill,
+                is_captured,
                 location,
             };
             let earlier = earlier.map(|after| (&*self.lane, after));

@@ -6,18 +6,21 @@
 //! | `registration` | what a stream's handles, blocks and futures share |
 //! | `natives` | streams by the names and objects of the backend |
 //! | `reserved` | what a reservation and the blocks drawn from it share |
+//! | `graphs` | memory of graphs, and the captures that allocate from it |
 //! | `observers` | what is told of each block's life |
 //! | `fills` | filling blocks when they are granted and freed |
 
 mod fills;
+mod graphs;
 mod natives;
 mod observers;
 mod registration;
 mod reserved;
 
+pub(crate) use graphs::{GraphShare, Route};
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
-pub(crate) use reserved::Reserved;
+pub(crate) use reserved::{Reserved, ReservedHandle};
 
 use crate::device::Explain;
 use crate::error::AllocError;

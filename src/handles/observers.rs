@@ -33,6 +33,8 @@ pub(crate) struct Granted<'a> {
 pub(crate) struct Caller {
     pub(crate) location: &'static Location<'static>,
     pub(crate) waited: bool,
+    /// The block belongs to the graph that its stream is being captured into.
+    pub(crate) is_captured: bool,
     /// The fill that the request asked for, instead of the pool's.
     pub(crate) fill: Option<Fill>,
 }

@@ -1,14 +1,14 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::natives::Native;
-use super::{Observers, Presence};
+use super::{Observers, Presence, Route};
 use crate::device::DeviceStream;
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Service};
-use crate::sync::{Arc, Ordering, SharedNumber, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, plain};
 
 /// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes no
 /// cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next one.
@@ -26,6 +26,8 @@ pub(crate) struct Registration {
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,
+    /// Where the stream allocates while it is being captured.
+    route: Mutex<Option<Route>>,
 }
 
 impl Registration {
@@ -45,6 +47,7 @@ impl Registration {
             service,
             lane,
             handles: SharedNumber::new(0),
+            route: Mutex::new(Guards::Registry, None),
             presence: presence.clone(),
         });
         presence.roll.enter(&registration);
@@ -80,6 +83,22 @@ impl Registration {
             .cache
             .with_references(|references| is_last().then(|| references.close()));
         drop(left);
+    }
+
+    /// Returns where the stream allocates while it is being captured.
+    #[inline]
+    pub(crate) fn route(&self) -> Option<Route> {
+        match self.lane.cache.is_captured() {
+            true => self.route.lock().clone(),
+            false => None,
+        }
+    }
+
+    /// Sets where the stream allocates while it is being captured.
+    pub(crate) fn set_route(&self, route: Option<Route>) {
+        let former = std::mem::replace(&mut *self.route.lock(), route);
+        // Outside the lock: it may be the last owner of memory.
+        drop(former);
     }
 
     /// Drops the references that freed blocks left.

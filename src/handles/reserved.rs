@@ -1,14 +1,25 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
 use super::Presence;
-use crate::driver::{Allocations, Change, Drawn};
+use crate::device::DeviceError;
+use crate::driver::{Allocation, Allocations, Change, Drawn};
 use crate::error::AllocError;
-use crate::id::ReservationId;
+use crate::id::{ReservationId, StreamId};
 use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::queue::{Demand, Service};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::panic::Location;
+
+/// The handle of a reservation, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ReservedHandle(pub(crate) Arc<Reserved>);
+
+impl Drop for ReservedHandle {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -201,6 +212,32 @@ impl Reserved {
         if let Some(tag) = self.tag.filter(|_| bytes > 0) {
             self.service().uncharge(tag, bytes);
         }
+    }
+
+    /// Draws a part inside a capture of the lane's stream, in the capture's order, if there is memory for it in that order.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub(crate) fn draw_captured(
+        &self,
+        lane: &Lane,
+        order: StreamId,
+        demand: &Demand,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        // Before it is drawn, as above.
+        let bytes = demand.request.bytes;
+        self.book.lock().drawn += bytes;
+        let driver = &self.service().driver;
+        let drawn = driver.draw_captured(lane, order, self.reservation, demand.request);
+        match &drawn {
+            Ok(Some(allocation)) => {
+                let rounding = demand.rounding_of(allocation.bytes);
+                lane.cache
+                    .count(Event::FromAbove, allocation.bytes, rounding);
+            }
+            _ => self.undraw(bytes),
+        }
+        drawn
     }
 
     /// Adds allocations that are complete, and were charged to the tag.

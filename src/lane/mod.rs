@@ -21,6 +21,7 @@
 //! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
 //! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
+//! | `capture` | a stream that is captured into a graph |
 //! | `cache` | a stack of blocks for each size |
 //! | `large_cache` | the few large blocks |
 //! | `shards` | more caches, for threads that share a stream |
@@ -36,6 +37,7 @@
 mod active;
 mod block;
 mod cache;
+mod capture;
 mod count;
 mod host_tasks;
 mod large_cache;
@@ -50,6 +52,7 @@ mod timeline;
 pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 pub(crate) use cache::{Bounds, Flush};
+pub(crate) use capture::refused;
 pub(crate) use count::{Event, LaneFigures};
 pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};
@@ -205,7 +208,7 @@ impl Lane {
     /// Records an event whether or not anything was freed: a point for a caller to wait for.
     ///
     /// # Errors
-    /// Returns an error if the device call fails.
+    /// Returns an error if the device call fails, or the stream is being captured.
     pub(crate) fn mark(
         &self,
         device: &dyn Device,
@@ -216,10 +219,10 @@ impl Lane {
         }
         if injected("record-before-close") {
             let recorded = self.record_event(events)?;
-            let closed = self.cache.close();
+            let closed = self.cache.close().ok_or_else(|| refused("record"))?;
             return Ok(self.publish(closed, self.clock_at(closed), recorded, device));
         }
-        let closed = self.cache.close();
+        let closed = self.cache.close().ok_or_else(|| refused("record"))?;
         self.record(closed, device, events)
     }
 
@@ -237,10 +240,10 @@ impl Lane {
         })
     }
 
-    /// Returns whether another stream can be made to wait for the ticket. On an external stream that needs an event
-    /// recorded already.
+    /// Returns whether another stream can be made to wait for the ticket. On an external stream, and on one that is being
+    /// captured, that needs an event recorded already.
     pub(crate) fn can_be_awaited(&self, ticket: Ticket) -> bool {
-        !self.is_external
+        !(self.is_external || self.cache.is_captured())
             || self.timeline.covering(ticket).is_some()
             || self.timeline.completed() >= ticket
     }
@@ -274,6 +277,7 @@ impl Lane {
 
     /// Records an event behind all work submitted to the stream so far.
     fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
+        let _submission = self.cache.submit("record")?;
         // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
         #[allow(unsafe_code)]
         unsafe {

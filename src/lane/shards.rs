@@ -132,7 +132,8 @@ impl Shards {
         })
     }
 
-    /// Keeps a block in a shard, if there is room and the gate is open.
+    /// Keeps a block in a shard, if there is room and the cache is not bypassed, which is asked under the shard's lock: a
+    /// thread that has caches bypassed flushes the shard afterwards.
     pub(super) fn keep(
         &self,
         shard: &Mutex<Shard>,

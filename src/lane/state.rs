@@ -6,6 +6,7 @@
 //! | `keep_at_once` | a block used | cached under the open ticket |
 //! | `note_use` | a block used | freed under the open ticket; the caller caches it, or passes it to the heap |
 //! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
+//! | `begin_capture`, `end_capture` (in `StreamCache`) | the stream runs its work, or is captured | it is captured: nothing is cached, and no ticket is closed; or it runs its work |
 //! | `retire` (in `StreamCache`) | the stream has a handle | it has none: nothing is cached any more |
 //!
 //! The lock is in a [`Slot`]. Slots are recycled, and never given back to the allocator: a freed block leaves [its
@@ -18,7 +19,7 @@ use super::cache::Cache;
 use super::count::{Counters, Event};
 use super::shards::Shards;
 pub(super) use crate::handles::Registration;
-use crate::id::Ticket;
+use crate::id::{StreamId, Ticket};
 use crate::sync::{Arc, Guard, Guards, Lasting, Mutex, plain};
 use std::fmt;
 use std::ops::Deref;
@@ -38,6 +39,10 @@ pub(super) struct StreamState {
     pub(super) is_retired: bool,
     /// Grants for the stream that are being delivered.
     pub(super) visitors: u32,
+    /// The pool's own calls on the stream that have not returned.
+    pub(super) submissions: u32,
+    /// The order in which memory is reused, while the stream is being captured.
+    pub(super) capture: Option<StreamId>,
     pub(super) counters: Counters,
     /// The hits and the open ticket when idleness was last checked.
     pub(super) last_look: (u64, Ticket),
@@ -59,6 +64,8 @@ impl StreamState {
             is_dirty: false,
             is_retired: false,
             visitors: 0,
+            submissions: 0,
+            capture: None,
             counters: Counters::default(),
             last_look: (0, Ticket::ZERO),
         }
@@ -136,7 +143,7 @@ impl StreamState {
         self.is_dirty || shards.is_dirty()
     }
 
-    pub(super) fn close(&mut self, shards: &Shards) -> Closed {
+    fn close(&mut self, shards: &Shards) -> Closed {
         let (ticket, was_dirty) = (self.open, self.is_dirty);
         self.open = ticket.next();
         self.unsealed = 0;
@@ -148,11 +155,13 @@ impl StreamState {
         }
     }
 
-    /// Closes the open ticket. The host's tickets are complete from the start, and never closed.
+    /// Closes the open ticket, if an event can prove it now. The host's tickets are complete from the start, and those of
+    /// a captured stream stay open until the capture is over.
     #[cold]
     #[inline(never)]
-    pub(super) fn close_unless_host(&mut self, shards: &Shards) -> Option<Closed> {
-        (!self.is_host).then(|| self.close(shards))
+    pub(super) fn close_if_recordable(&mut self, shards: &Shards) -> Option<Closed> {
+        let is_recordable = !self.is_host && self.capture.is_none();
+        is_recordable.then(|| self.close(shards))
     }
 }
 

@@ -29,7 +29,7 @@ use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
-use crate::sync::{Arc, Guard, Mutex, Ordering, SharedState, plain};
+use crate::sync::{Arc, Guard, Mutex, Ordering, SharedFlag, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
@@ -44,8 +44,10 @@ pub(crate) struct StreamCache {
     activity: Activity,
     is_external: bool,
     pub(crate) spacing: Spacing,
-    state: Lease,
+    pub(super) state: Lease,
     shards: Shards,
+    /// Whether the stream is being captured; written under the lock of the state.
+    pub(super) captured: SharedFlag,
 }
 
 /// Keeps a stream's lane registered while a grant for it is being delivered.
@@ -204,6 +206,7 @@ impl StreamCache {
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
             shards: Shards::new(),
             state: Lease::new(state),
+            captured: SharedFlag::new(false),
         };
         if bounds.is_sharded && this.has_shards(is_host) {
             this.shards.make(bounds, Ticket::FIRST);
@@ -290,7 +293,7 @@ impl StreamCache {
         let shard = self.shards.own();
         let gate = || {
             self.activity.begin();
-            self.is_bypassed()
+            self.is_bypassed() || self.is_captured()
         };
         let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, gate));
         let Some(kept) = kept else {
@@ -303,7 +306,7 @@ impl StreamCache {
             ticket: kept.ticket,
             is_kept: true,
             closed: seals
-                .then(|| self.state.lock().close_unless_host(&self.shards))
+                .then(|| self.state.lock().close_if_recordable(&self.shards))
                 .flatten(),
         }
     }
@@ -321,6 +324,7 @@ impl StreamCache {
             injected("gate-read-before-the-stream-is-active").then(|| gate.is_bypassed());
         self.activity.begin();
         let is_bypassed = too_early.unwrap_or_else(|| gate.is_bypassed());
+        let is_bypassed = is_bypassed || state.capture.is_some();
         let ticket = state.note_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
@@ -330,7 +334,7 @@ impl StreamCache {
         // further call.
         let may_wait = is_large && !self.is_external;
         let is_due = state.unsealed > self.spacing.bound() && !may_wait;
-        let closed = (is_bypassed || is_due).then(|| state.close_unless_host(&self.shards));
+        let closed = (is_bypassed || is_due).then(|| state.close_if_recordable(&self.shards));
         Freed {
             ticket,
             is_kept: is_stacked || is_large,
@@ -349,7 +353,7 @@ impl StreamCache {
         self.activity.begin();
         let ticket = state.note_use(bytes);
         let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
-        let closed = seals.then(|| state.close_unless_host(&self.shards));
+        let closed = seals.then(|| state.close_if_recordable(&self.shards));
         Freed {
             ticket,
             is_kept: false,
@@ -371,16 +375,17 @@ impl StreamCache {
         self.state.lock().open
     }
 
-    pub(super) fn close(&self) -> Closed {
+    /// Closes the open ticket; `None` while the stream is captured. The host's tickets are not closed.
+    pub(super) fn close(&self) -> Option<Closed> {
         let mut state = self.state.lock();
         self.activity.begin();
-        state.close(&self.shards)
+        state.close_if_recordable(&self.shards)
     }
 
     pub(super) fn close_if_dirty(&self) -> Option<Closed> {
         let mut state = self.state.lock();
         let is_dirty = state.is_dirty_with(&self.shards);
-        is_dirty.then(|| state.close_unless_host(&self.shards))?
+        is_dirty.then(|| state.close_if_recordable(&self.shards))?
     }
 
     /// The event of a closed ticket could not be recorded: the next one must cover it.

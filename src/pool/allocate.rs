@@ -2,11 +2,11 @@
 //! to the pool's step.
 
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
-use super::{Pool, scope};
+use super::{Pool, captured, scope};
 use crate::block::Block;
 use crate::driver::{Allocation, Driver, Part, Parts};
 use crate::error::AllocError;
-use crate::handles::{Caller, Registration};
+use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Miss, StreamCache};
@@ -142,6 +142,17 @@ impl<H: Handles> ForBlock<H> {
     }
 }
 
+impl<H: Handles> ForBlock<H> {
+    /// Takes the block inside a capture. Room above it is refused: a block of a graph does not grow.
+    #[cold]
+    fn take_captured(&self, route: &Route, caller: Caller) -> Result<Block, AllocError> {
+        if self.room.is_some() {
+            return Err(AllocError::NoRoom { room: 0 });
+        }
+        captured::allocate(self.handles.registration(), route, self.layout, caller)
+    }
+}
+
 impl<H: Handles> IsUsable for ForBlock<H> {}
 
 impl IsUsable for ForBlocks<'_> {}
@@ -180,6 +191,10 @@ impl<H: Handles> Kind for ForBlock<H> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         pool.presence.expect_own(registration)?;
         let Attempt { tag, caller, .. } = attempt;
+        if let Some(route) = registration.route() {
+            let block = self.take_captured(&route, caller);
+            return Ok(Taken::Output(block?));
+        }
         if let Some(room) = self.room {
             let ask = self.ask_with_room(room, tag)?;
             return attempt.take_parts(self.asker(), ask);
@@ -265,6 +280,14 @@ impl Kind for ForBlocks<'_> {
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Vec<Block>>, Refused<'_>> {
         let presence = &self.handles.pool.presence;
         presence.expect_own(self.handles.registration)?;
+        if let Some(route) = self.handles.registration.route() {
+            let layouts = self.layouts.iter();
+            let blocks = layouts.map(|layout| {
+                captured::allocate(self.handles.registration, &route, *layout, attempt.caller)
+            });
+            // If one is refused, the others are dropped.
+            return Ok(Taken::Output(blocks.collect::<Result<_, _>>()?));
+        }
         let ask = ask_for_all(&presence.service.driver, &self.layouts, attempt.tag)?;
         attempt.take_parts(self.asker(), ask)
     }

@@ -9,6 +9,7 @@
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
 //! | `request` | how a request waits, whatever it asks for |
 //! | `allocate` | requests for blocks |
+//! | `captured` | requests for blocks on a stream that is being captured |
 //! | `grow` | the request of a block to grow |
 //! | `reservation` | reservations, and the requests for them |
 //! | `scope` | tasks that draw from a reservation |
@@ -22,6 +23,7 @@
 
 mod allocate;
 mod builder;
+mod captured;
 mod config;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]

@@ -397,6 +397,7 @@ impl<K: Kind> Request<K> {
         Caller {
             location: self.location,
             waited,
+            is_captured: false,
             fill: self.terms.fill,
         }
     }

@@ -9,7 +9,7 @@ use super::{Layout, Pool};
 use crate::block::Block;
 use crate::driver::Drawn;
 use crate::error::AllocError;
-use crate::handles::{Caller, Presence, Reserved};
+use crate::handles::{Caller, Presence, Reserved, ReservedHandle};
 use crate::id::ReservationId;
 use crate::measure::{Bytes, Tag};
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Wants};
@@ -66,15 +66,31 @@ pub type GrowReservation<'a> = Request<ForReservationGrowth<'a>>;
 /// A reservation can be sent to another task, [split](Self::split), and [grown](Self::grow).
 #[must_use = "dropping a reservation returns its memory to the pool"]
 pub struct Reservation {
-    reserved: Arc<Reserved>,
+    handle: ReservedHandle,
 }
 
 impl Reservation {
+    fn new(reserved: Reserved) -> Self {
+        Self {
+            handle: ReservedHandle(Arc::new(reserved)),
+        }
+    }
+
+    fn reserved(&self) -> &Arc<Reserved> {
+        &self.handle.0
+    }
+
+    /// Returns what keeps the memory set aside.
+    pub(crate) fn into_handle(self) -> ReservedHandle {
+        self.handle
+    }
+
     /// Allocates a part of the reservation, for use in the order of `stream`: `bytes`, or a [`Layout`].
     ///
     /// # Errors
     /// Returns [`AllocError::NotReserved`] if the remaining memory does not suffice: ask for less, free a block, or
-    /// [grow](Self::grow) the reservation. The other errors are those [above](Self).
+    /// [grow](Self::grow) the reservation. Returns [`AllocError::StreamCaptured`] while the stream is
+    /// [captured](Pool::capture). The other errors are those [above](Self).
     #[track_caller]
     pub fn allocate(
         &self,
@@ -83,17 +99,21 @@ impl Reservation {
     ) -> Result<Block, AllocError> {
         let (layout, location) = (layout.into(), Location::caller());
         let registration = stream.registration();
-        let presence = self.reserved.presence();
+        let presence = self.reserved().presence();
         presence.expect_own(registration)?;
         let demand = layout.demand(&presence.service.driver, None)?;
-        match self.reserved.draw(&registration.lane, &demand)? {
+        if registration.lane.cache.is_captured() {
+            return Err(AllocError::StreamCaptured);
+        }
+        match self.reserved().draw(&registration.lane, &demand)? {
             Drawn::Allocation(allocation) => {
                 let caller = Caller {
                     location,
                     waited: false,
+                    is_captured: false,
                     fill: None,
                 };
-                Block::reserved(registration, allocation, &demand, caller, &self.reserved)
+                Block::reserved(registration, allocation, &demand, caller, self.reserved())
             }
             Drawn::Short { left, largest } => Err(AllocError::NotReserved {
                 requested: demand.request.bytes,
@@ -105,22 +125,22 @@ impl Reservation {
 
     /// Returns the size of the reservation in bytes, allocated or not.
     pub fn size(&self) -> u64 {
-        self.reserved.size()
+        self.reserved().size()
     }
 
     /// Returns how many bytes of the reservation are not allocated.
     pub fn left(&self) -> u64 {
-        self.reserved.left().0
+        self.reserved().left().0
     }
 
     /// Returns the tag that the reservation is charged to.
     pub fn tag(&self) -> Option<Tag> {
-        self.reserved.tag()
+        self.reserved().tag()
     }
 
     /// Returns the pool.
     pub fn pool(&self) -> Pool {
-        Pool::of_presence(self.reserved.presence().clone())
+        Pool::of_presence(self.reserved().presence().clone())
     }
 
     /// Adds `bytes` to the reservation, as one more contiguous piece. Waits in the queue like any request, and charges the
@@ -175,12 +195,10 @@ impl Reservation {
         let location = Location::caller();
         let step = self.pool().service().driver.settings.alignment;
         let bytes = bytes.max(1).checked_next_multiple_of(step);
-        let other = bytes.and_then(|bytes| self.reserved.split(bytes, location));
-        let (left, largest) = self.reserved.left();
+        let other = bytes.and_then(|bytes| self.reserved().split(bytes, location));
+        let (left, largest) = self.reserved().left();
         match other {
-            Some(other) => Ok(Self {
-                reserved: Arc::new(other),
-            }),
+            Some(other) => Ok(Self::new(other)),
             None => Err(AllocError::NotReserved {
                 requested: bytes.unwrap_or(u64::MAX),
                 left,
@@ -223,7 +241,7 @@ impl Reservation {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn scope<F: Future>(&self, future: F) -> Drawing<F> {
-        Drawing::new(self.reserved.clone(), future)
+        Drawing::new(self.reserved().clone(), future)
     }
 }
 
@@ -231,13 +249,7 @@ impl Reservation {
 impl Reservation {
     /// Enters the scope of the reservation on this thread, until the returned guard is dropped.
     pub(crate) fn enter(&self) -> Entered {
-        Entered::new(&self.reserved)
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.reserved.end();
+        Entered::new(self.reserved())
     }
 }
 
@@ -282,8 +294,7 @@ impl ForReservation<'_> {
     /// Takes a part of the reservation in whose scope this is, if that has one piece of that size.
     fn nested(&self, demand: &Demand, caller: Caller) -> Option<Reservation> {
         let nested = || scope::reserve(self.pool, demand, caller);
-        let reserved = Arc::new(self.is_whole.then(nested)??);
-        Some(Reservation { reserved })
+        Some(Reservation::new(self.is_whole.then(nested)??))
     }
 }
 
@@ -318,9 +329,7 @@ impl Kind for ForReservation<'_> {
         let Grant { ask, allocations } = grant;
         let presence = self.pool.presence.clone();
         let reserved = Reserved::new(presence, allocations, ask.demand.tag, caller.location);
-        Ok(Reservation {
-            reserved: Arc::new(reserved),
-        })
+        Ok(Reservation::new(reserved))
     }
 }
 
@@ -335,20 +344,20 @@ impl Kind for ForReservationGrowth<'_> {
     type Output = ();
 
     fn asker(&self) -> Asker<'_> {
-        asker_of(self.reservation.reserved.presence())
+        asker_of(self.reservation.reserved().presence())
     }
 
     /// Takes the piece, charged to the account of the reservation.
     fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
         let Self { reservation, bytes } = self;
         let layouts = [Layout::new(*bytes)];
-        let presence = reservation.reserved.presence();
+        let presence = reservation.reserved().presence();
         let ask = ask_for_reserved(presence, &layouts, true, reservation.tag())?;
         attempt.take_parts(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, _: Caller) -> Result<(), AllocError> {
-        self.reservation.reserved.add(grant.allocations);
+        self.reservation.reserved().add(grant.allocations);
         Ok(())
     }
 }

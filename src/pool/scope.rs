@@ -73,7 +73,8 @@ pub(super) fn draw_late(
     demand: &Demand,
     caller: Caller,
 ) -> Late<Result<Block, AllocError>> {
-    let reserved = in_scope(pool, demand);
+    let is_captured = registration.lane.cache.is_captured();
+    let reserved = in_scope(pool, demand).filter(|_| !is_captured);
     let Some(reserved) = reserved.filter(|reserved| reserved.left().0 >= demand.request.bytes)
     else {
         return Late::Short;

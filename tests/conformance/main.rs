@@ -34,6 +34,7 @@ mod driver_pools;
 mod external;
 mod failures;
 mod fills;
+mod graphs;
 mod growing;
 mod host;
 mod lifetime;

@@ -148,7 +148,7 @@ impl<S: Setting> Bench for Sim<S> {
     fn fill(&self, work: &SimStream, span: Span, value: u8) {
         let Span { address, bytes } = span;
         let fill = Operation::new(AT_ONCE).named("fill").writes(address, bytes);
-        work.submit(fill.run(move |memory| memory.fill(address, bytes, value)));
+        work.submit(fill.run_each(move |memory| memory.fill(address, bytes, value)));
     }
 
     fn compare(

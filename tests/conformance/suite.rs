@@ -151,6 +151,14 @@ macro_rules! suite {
                     further_stream_comes_after_the_fill,
                     failed_fill_loses_no_memory,
                     pool_without_fills_makes_no_fill_call;
+                graphs:
+                    addresses_stay_valid_over_launches,
+                    running_launch_keeps_the_memory,
+                    zero_fill_is_made_at_each_launch,
+                    request_does_not_wait_inside_a_capture,
+                    aborted_capture_leaves_nothing,
+                    earlier_block_is_freed_after_the_capture,
+                    captures_share_memory;
                 failures:
                     growth_that_fails_halfway_leaves_a_working_pool,
                     growth_that_fails_halfway_returns_its_memory_to_the_device,

@@ -13,7 +13,8 @@
 //! | `upstreams` | device, page-locked and managed memory |
 //! | `ordering` | a long kernel, its memory, and the next owner; and checks that the tests detect mistakes |
 //! | `hand_shakes` | streams that wait for each other on the device |
-//! | `captures` | streams that are captured into a graph |
+//! | `captures` | streams that other code captures into a graph |
+//! | `foreign_graphs` | graphs of cudarc on memory of a pool |
 //! | `copies` | copies between host and device |
 //! | `interop` | buffers in calls of cudarc and cuBLAS |
 //! | `streams` | default streams, streams of the pool, streams that are dropped |
@@ -60,6 +61,8 @@ mod external;
 mod failures;
 #[path = "../conformance/fills.rs"]
 mod fills;
+#[path = "../conformance/graphs.rs"]
+mod graphs;
 #[path = "../conformance/growing.rs"]
 mod growing;
 #[path = "../conformance/host.rs"]
@@ -102,6 +105,7 @@ mod copies;
 mod cuda;
 mod ends;
 mod facts;
+mod foreign_graphs;
 mod hand_shakes;
 mod handles;
 mod harness;
@@ -233,6 +237,10 @@ fn entries() -> Vec<Entry> {
             captured_stream_keeps_its_freed_memory,
             graph_has_no_fills,
             captured_stream_takes_device_work_alone;
+        foreign_graphs:
+            graph_of_cudarc_keeps_its_memory,
+            upload_is_captured_with_its_bytes,
+            capture_ends_in_every_state;
         contexts:
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,

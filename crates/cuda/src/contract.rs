@@ -13,8 +13,9 @@ use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
-    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, DriverPools,
-    Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId,
+    DriverPools, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer,
+    WatchId,
 };
 
 fn event_handle(event: RawEvent) -> CUevent {
@@ -254,7 +255,12 @@ unsafe impl Device for CudaDevice {
             return Err(unsupported("wait", reason));
         }
         // SAFETY: the caller guarantees that the stream is usable.
-        unsafe { Self::refuse_captured("wait", stream) }?;
+        if let Err(refused) = unsafe { Self::refuse_captured("wait", stream) } {
+            // The work of a captured stream does not run, but comes after complete work.
+            // SAFETY: the caller guarantees that the event is usable.
+            let is_complete = unsafe { self.query(event) }?;
+            return is_complete.then_some(()).ok_or(refused);
+        }
         // SAFETY: the caller guarantees that event and stream are usable.
         check("wait", unsafe {
             sys::cuStreamWaitEvent(handle(stream), event_handle(event), 0)
@@ -268,6 +274,10 @@ unsafe impl Device for CudaDevice {
 
     fn unwatch(&self, watch: WatchId) {
         self.inner.watcher.unwatch(watch);
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
     }
 
     // ---- copies and fills --------------------------------------------------------------------------

@@ -142,6 +142,53 @@ pub(super) unsafe fn wait_for_word(
     (answer != CUresult::CUDA_ERROR_NOT_SUPPORTED).then_some(answer)
 }
 
+/// The capture that a stream is part of.
+pub(super) struct CaptureInfo {
+    /// The driver's number of the capture, which no other capture of the process ever has.
+    pub(super) id: u64,
+    /// The graph that is being captured. The driver owns it.
+    pub(super) graph: sys::CUgraph,
+}
+
+/// Returns the capture that a stream is part of, if it is part of one that is not invalidated.
+///
+/// The function is looked up by its symbol: newer versions of CUDA name another one in its place, and all drivers since
+/// CUDA 11.3 have this one.
+///
+/// # Errors
+/// Returns an error if the driver lacks the function, or does not know the stream.
+///
+/// # Safety
+/// The stream is not destroyed.
+pub(super) unsafe fn capture_info(
+    call: &'static str,
+    stream: sys::CUstream,
+) -> Result<Option<CaptureInfo>, DeviceError> {
+    type GetInfo = unsafe extern "C" fn(
+        sys::CUstream,
+        *mut sys::CUstreamCaptureStatus,
+        *mut u64,
+        *mut sys::CUgraph,
+        *mut *const sys::CUgraphNode,
+        *mut usize,
+    ) -> CUresult;
+    static GET_INFO: OnceLock<Option<GetInfo>> = OnceLock::new();
+    // SAFETY: this is the symbol's type.
+    let find = || unsafe { symbol::<GetInfo>(b"cuStreamGetCaptureInfo_v2\0") };
+    let Some(get_info) = GET_INFO.get_or_init(find) else {
+        let reason = "this driver does not tell which graph is being captured: install one of CUDA 11.3 or later";
+        return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
+    };
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut id, mut graph) = (0, std::ptr::null_mut());
+    let (nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the stream is not destroyed; the call writes to the three variables, and skips null pointers.
+    let answer = unsafe { get_info(stream, &mut status, &mut id, &mut graph, nodes, count) };
+    check(call, answer)?;
+    let is_active = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    Ok(is_active.then_some(CaptureInfo { id, graph }))
+}
+
 /// Returns the driver's number of a stream, which no other stream of the process ever has.
 ///
 /// Drivers have the call since CUDA 12.

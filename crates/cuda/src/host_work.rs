@@ -1,12 +1,13 @@
 //! Functions of the host in the order of a stream, and holds that the host releases.
 //!
-//! A hold is a wait for a word of page-locked host memory, which the host sets. Where the driver has no such wait, or all
+//! A hold is a wait for a word of host memory, which the host sets. Where the driver has no such wait, or all
 //! words are in use, it is a function of the host that blocks until then: the driver calls functions of the host on few
 //! threads, so that it may delay those of other streams.
 
 use super::CudaDevice;
 use super::contract::unsupported;
 use super::driver::{Visit, check, wait_for_word};
+use super::stage::Stage;
 use super::stream::{handle, is_legacy_default};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUresult, CUstream};
@@ -72,14 +73,14 @@ impl CudaDevice {
         }
         // SAFETY: the caller guarantees the stream.
         unsafe { Self::refuse_captured(CALL, stream) }?;
-        let Some(word) = self.inner.words.take() else {
+        let Some(word) = self.inner.words.take(&self.inner.context) else {
             // SAFETY: the caller guarantees the stream.
             return unsafe { block_in_order(stream) };
         };
         let device = self.clone();
         let hold = WordHold { word, device };
         // SAFETY: the caller guarantees the stream, and the device keeps the words until its end.
-        let answer = unsafe { wait_for_word(handle(stream), word.address, word.target) };
+        let answer = unsafe { wait_for_word(handle(stream), word.address(), word.target) };
         match answer {
             Some(answer) => check(CALL, answer).map(|()| Box::new(hold) as Box<dyn Hold>),
             // SAFETY: the caller guarantees the stream.
@@ -163,8 +164,6 @@ impl Drop for LatchHold {
 #[derive(Clone, Copy, Debug)]
 struct Word {
     start: NonNull<AtomicU32>,
-    /// The device's address of the word.
-    address: sys::CUdeviceptr,
     target: u32,
 }
 
@@ -174,17 +173,22 @@ unsafe impl Send for Word {}
 unsafe impl Sync for Word {}
 
 impl Word {
+    /// Returns the device's address of the word, which is also the host's.
+    fn address(self) -> sys::CUdeviceptr {
+        self.start.as_ptr() as sys::CUdeviceptr
+    }
+
     fn set(self) {
         // SAFETY: the words live as long as the device.
         unsafe { self.start.as_ref() }.store(self.target, Ordering::Release);
     }
 }
 
-/// A device's words, in page-locked memory that the first hold allocates.
+/// A device's words, in a [stage](Stage), which the first hold allocates without waiting for the device.
 #[derive(Debug, Default)]
 pub(super) struct Words {
-    /// The first word, if the memory could be allocated.
-    start: OnceLock<Option<Word>>,
+    /// The memory, if it could be allocated.
+    stage: OnceLock<Option<Stage>>,
     spare: Mutex<Vec<Word>>,
 }
 
@@ -194,69 +198,51 @@ const LINE: usize = 64;
 
 impl Words {
     /// Returns a word that no hold uses, if there is one. The context must be current.
-    fn take(&self) -> Option<Word> {
-        let allocate = || {
-            let first = allocate()?;
-            let words = (0..COUNT).map(|line| Word {
-                // SAFETY: there are as many lines.
-                start: unsafe { first.start.byte_add(line * LINE) },
-                address: first.address + (line * LINE) as u64,
-                target: 0,
-            });
-            self.spare.lock().extend(words);
-            Some(first)
-        };
-        (*self.start.get_or_init(allocate))?;
+    fn take(&self, context: &CudaContext) -> Option<Word> {
+        self.stage.get_or_init(|| self.allocate(context)).as_ref()?;
         let word = self.spare.lock().pop()?;
         let target = word.target.wrapping_add(1);
         Some(Word { target, ..word })
+    }
+
+    fn allocate(&self, context: &CudaContext) -> Option<Stage> {
+        let stage = Stage::new(context, (COUNT * LINE) as u64).ok()?;
+        // SAFETY: the stage has these bytes, and nothing else uses it yet.
+        unsafe { stage.start().write_bytes(0, COUNT * LINE) };
+        let words = (0..COUNT).map(|line| {
+            // SAFETY: the stage has this many lines.
+            let start = unsafe { stage.start().add(line * LINE) };
+            let start = NonNull::new(start.cast()).expect("memory has an address");
+            Word { start, target: 0 }
+        });
+        self.spare.lock().extend(words);
+        Some(stage)
     }
 
     fn put(&self, word: Word) {
         self.spare.lock().push(word);
     }
 
-    /// Frees the words, when no hold is left. A stream may not have read its word yet; the driver waits for the device
-    /// before it frees page-locked memory, so a thread of its own does that.
+    /// Frees the words, when no hold is left. A stream may not have read its word yet, so a thread of its own first waits
+    /// for the device.
     pub(super) fn free_all(&mut self, context: &Arc<CudaContext>) {
-        let Some(Some(first)) = self.start.take() else {
+        let Some(Some(stage)) = self.stage.take() else {
             return;
         };
         let context = context.clone();
         let free = move || {
-            // Whole, so that the thread takes the word and not the pointer in it.
-            let first: Word = first;
-            if let Ok(_visit) = Visit::new("hold", &context) {
-                // SAFETY: `allocate` allocated the memory, and no hold is left.
-                let _ = unsafe { sys::cuMemFreeHost(first.start.as_ptr().cast()) };
+            let is_over = {
+                let visit = Visit::new("hold", &context);
+                // SAFETY: the visit makes the context current.
+                visit.is_ok() && unsafe { sys::cuCtxSynchronize() } == CUresult::CUDA_SUCCESS
+            };
+            if is_over {
+                stage.free(&context);
             }
         };
-        // Without a thread the memory is leaked.
+        // Without a thread, or on a broken device, the memory is leaked.
         let _ = thread::Builder::new()
             .name("weirpool-words".to_owned())
             .spawn(free);
     }
-}
-
-/// Allocates the words, and returns the first one. The context must be current.
-fn allocate() -> Option<Word> {
-    let (mut start, mut address) = (std::ptr::null_mut(), 0);
-    let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP;
-    // SAFETY: `start` is valid for the write.
-    let allocated = unsafe { sys::cuMemHostAlloc(&mut start, COUNT * LINE, flags) };
-    allocated.result().ok()?;
-    // SAFETY: the memory has these bytes, and no stream reads them yet.
-    unsafe { start.cast::<u8>().write_bytes(0, COUNT * LINE) };
-    // SAFETY: the memory was allocated above; `address` is valid for the write.
-    let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0) };
-    if mapped.result().is_err() {
-        // SAFETY: the memory was allocated above, and is not used.
-        let _ = unsafe { sys::cuMemFreeHost(start) };
-        return None;
-    }
-    Some(Word {
-        start: NonNull::new(start.cast())?,
-        address,
-        target: 0,
-    })
 }

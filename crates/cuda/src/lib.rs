@@ -35,8 +35,10 @@
 //! | `external` | streams of other libraries |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
 //! | `watcher` | the thread that watches events and alarms |
+//! | `capture` | streams that are captured into graphs |
 //! | `contract` | the implementation of the device contract |
 
+mod capture;
 mod contract;
 mod driver;
 mod external;

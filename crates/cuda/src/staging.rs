@@ -137,6 +137,19 @@ impl CudaDevice {
         Stage::new(&self.inner.context, bytes)
     }
 
+    /// Returns host memory with these bytes, for a captured copy that reads it at each launch.
+    pub(super) fn stage_of(&self, bytes: &[u8]) -> Result<KeptStage, DeviceError> {
+        let stage = self.take_stage(bytes.len() as u64)?;
+        // SAFETY: the stage has room for the bytes, and no other code uses it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start(), bytes.len());
+        }
+        Ok(KeptStage {
+            device: self.clone(),
+            stage: Some(stage),
+        })
+    }
+
     fn put_stage(&self, stage: Stage) {
         let mut spare = self.inner.stages.spare.lock();
         let kept: u64 = spare.iter().map(|stage| stage.bytes()).sum();
@@ -189,6 +202,29 @@ impl Stages {
         }
         let spare = std::mem::take(&mut *self.spare.lock());
         spare.into_iter().for_each(|stage| stage.free(context));
+    }
+}
+
+/// Host memory that a graph reads at each launch. Its owner drops it once no launch reads it any more.
+pub(super) struct KeptStage {
+    device: CudaDevice,
+    /// Present until this is dropped.
+    stage: Option<Stage>,
+}
+
+impl KeptStage {
+    /// Returns the first byte.
+    pub(super) fn start(&self) -> *const u8 {
+        let stage = self.stage.as_ref().expect("present until this is dropped");
+        stage.start()
+    }
+}
+
+impl Drop for KeptStage {
+    fn drop(&mut self) {
+        if let Some(stage) = self.stage.take() {
+            self.device.put_stage(stage);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The device contract: the calls that the pool makes.
 
 use crate::{
-    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceErrorKind, DeviceId,
+    AlarmId, BlockObserver, Capabilities, Captures, Chunk, DeviceError, DeviceErrorKind, DeviceId,
     DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream,
     Transfer, WatchId,
 };
@@ -275,6 +275,11 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// Cancels a watch. An unknown watch, or one that is over, is ignored.
     fn unwatch(&self, watch: WatchId);
+
+    /// Returns the calls with which streams are captured, if the device has graphs. The default is `None`.
+    fn captures(&self) -> Option<&dyn Captures> {
+        None
+    }
 
     // ---- copies and fills --------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ mod as_device;
 mod block_observer;
 mod capability;
 #[allow(unsafe_code)]
+mod capture;
+#[allow(unsafe_code)]
 mod device;
 #[allow(unsafe_code)]
 mod driver_pools;
@@ -31,6 +33,7 @@ pub use address::DeviceAddress;
 pub use as_device::AsDevice;
 pub use block_observer::BlockObserver;
 pub use capability::{Capabilities, MemoryInfo};
+pub use capture::{Captures, Graph, Kept};
 pub use device::Device;
 pub use driver_pools::{Access, DriverPoolProperties, DriverPools, PoolAttribute};
 pub use error::{DeviceError, DeviceErrorKind};
@@ -39,7 +42,7 @@ pub use handle_types::{HandleType, HandleTypes};
 pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
-pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
+pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
 pub use peers::Peers;
 pub use pooling::Pooling;
 pub use transfer::Transfer;

@@ -33,6 +33,9 @@ name!(
 name!(
     /// An alarm set by [`Device::set_alarm`](crate::Device::set_alarm).
     AlarmId);
+name!(
+    /// A capture of streams into a graph; see [`Captures::capture_of`](crate::Captures::capture_of). Ids are never reused.
+    CaptureId);
 
 impl RawStream {
     /// The host as a stream of execution: for memory that it shares with the device, and as the user of memory in

@@ -60,11 +60,19 @@ pub enum Call {
     Run,
     /// `Device::hold`
     Hold,
+    /// `Captures::begin_capture`
+    BeginCapture,
+    /// `Captures::end_capture`
+    EndCapture,
+    /// `Captures::keep`
+    Keep,
+    /// `Graph::launch`
+    Launch,
 }
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 31] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -92,10 +100,15 @@ impl Call {
         Self::Fill,
         Self::Run,
         Self::Hold,
+        Self::BeginCapture,
+        Self::EndCapture,
+        Self::Keep,
+        Self::Launch,
     ];
 
-    /// Returns the name of the call in [`Device`](weirpool_device::Device) or
-    /// [`DriverPools`](weirpool_device::DriverPools).
+    /// Returns the name of the call in [`Device`](weirpool_device::Device),
+    /// [`DriverPools`](weirpool_device::DriverPools), [`Captures`](weirpool_device::Captures) or
+    /// [`Graph`](weirpool_device::Graph).
     pub const fn name(self) -> &'static str {
         match self {
             Self::MemoryInfo => "memory_info",
@@ -125,6 +138,10 @@ impl Call {
             Self::Fill => "fill",
             Self::Run => "run",
             Self::Hold => "hold",
+            Self::BeginCapture => "begin_capture",
+            Self::EndCapture => "end_capture",
+            Self::Keep => "keep",
+            Self::Launch => "launch",
         }
     }
 

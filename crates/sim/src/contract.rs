@@ -2,6 +2,9 @@
 
 use super::SimDevice;
 use super::builder::{Checker, GRANULARITY};
+use super::call::Call;
+use super::event_calls::unsupported;
+use super::graph::refuse_captured;
 use std::any::Any;
 use std::borrow::Cow;
 use std::panic::Location;
@@ -9,8 +12,9 @@ use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
-    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, DriverPools,
-    Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Captures, Chunk, Device, DeviceError, DeviceId,
+    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream,
+    Transfer, WatchId,
 };
 
 // SAFETY: the ranges that `Space` hands out are disjoint (it tracks reserved and plain ranges together), and a mapping
@@ -131,7 +135,9 @@ unsafe impl Device for SimDevice {
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.record(event, stream)
+        self.record_unless(event, stream, |state| {
+            refuse_captured(state, Call::Record, stream)
+        })
     }
 
     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
@@ -139,7 +145,18 @@ unsafe impl Device for SimDevice {
     }
 
     unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
-        self.wait(stream, event)
+        if !self
+            .engine
+            .peek(|state| state.recordings.of(stream).is_some())
+        {
+            return self.wait(stream, event);
+        }
+        // Its work does not run, but comes after complete work.
+        if self.query(event)? {
+            return Ok(());
+        }
+        let reason = "the stream is being captured; call again when the capture is over";
+        Err(unsupported(Call::Wait, reason))
     }
 
     unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
@@ -148,6 +165,10 @@ unsafe impl Device for SimDevice {
 
     fn unwatch(&self, watch: WatchId) {
         self.unwatch(watch)
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
     }
 
     // ---- copies and fills --------------------------------------------------------------------------

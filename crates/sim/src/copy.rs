@@ -4,6 +4,7 @@ use super::SimDevice;
 use super::call::Call;
 use super::cost;
 use super::event_calls::check_stream;
+use super::graph::refuse_captured;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::panic::Location;
@@ -30,12 +31,7 @@ impl SimDevice {
             return self.arrived(Vec::new());
         }
         let count = bytes.len() as u64;
-        let bytes = bytes.to_vec();
-        let copy = Operation::new(cost::of_copy(count))
-            .named("upload")
-            .at(place)
-            .writes(address, count)
-            .run(move |memory| memory.write(address, &bytes));
+        let copy = upload_operation(address, bytes, place);
         self.start(Call::Upload, stream, count, copy, Arc::default())
     }
 
@@ -80,14 +76,11 @@ impl SimDevice {
             self.engine.call(|state| state.enter(call, bytes))?;
             return self.host_fill_at(address, bytes, value, place);
         }
-        let fill = Operation::new(cost::of_fill(bytes))
-            .named("fill")
-            .at(place)
-            .writes(address, bytes)
-            .run(move |memory| memory.fill(address, bytes, value));
+        let fill = fill_operation(address, bytes, value, place);
         self.engine.call(|state| {
             state.enter(call, bytes)?;
             check_stream(state, call, stream)?;
+            refuse_captured(state, call, stream)?;
             state.submit(stream, Item::Operation(fill));
             Ok(())
         })
@@ -119,12 +112,42 @@ impl SimDevice {
         self.engine.call(|state| {
             state.enter(call, bytes)?;
             check_stream(state, call, stream)?;
+            refuse_captured(state, call, stream)?;
             state.submit(stream, Item::Operation(copy));
             Ok(())
         })?;
         self.record(transfer.event, stream)?;
         Ok(Box::new(transfer))
     }
+}
+
+/// Returns a copy of bytes of the host to the device.
+pub(super) fn upload_operation(
+    address: u64,
+    bytes: &[u8],
+    place: &'static Location<'static>,
+) -> Operation {
+    let count = bytes.len() as u64;
+    let bytes = bytes.to_vec();
+    Operation::new(cost::of_copy(count))
+        .named("upload")
+        .at(place)
+        .writes(address, count)
+        .run_each(move |memory| memory.write(address, &bytes))
+}
+
+/// Returns a fill of memory.
+pub(super) fn fill_operation(
+    address: u64,
+    bytes: u64,
+    value: u8,
+    place: &'static Location<'static>,
+) -> Operation {
+    Operation::new(cost::of_fill(bytes))
+        .named("fill")
+        .at(place)
+        .writes(address, bytes)
+        .run_each(move |memory| memory.fill(address, bytes, value))
 }
 
 impl Transfer for SimTransfer {

@@ -84,6 +84,10 @@ const BUS: u64 = 50_000;
 
 /// The submission of a fill: the cost of an empty kernel's launch (a fill's own was not measured).
 const FILL: u64 = 3_026;
+/// The calls around a capture, and the submission of a graph (not measured: the costs of a stream's creation and of an
+/// empty kernel's launch).
+const CAPTURE: u64 = CREATE_STREAM;
+const LAUNCH: u64 = FILL;
 /// The time before the device begins with a fill, and the bytes that it writes in a microsecond: a realistic share of
 /// the memory bandwidth (4.8 TB/s according to the data sheet; not measured).
 const FILL_BEGINS: u64 = 2_000;
@@ -116,6 +120,8 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::TrimPool | Call::PoolAttribute => POOL_CALL,
         Call::Run => RUN,
         Call::Hold => HOLD,
+        Call::BeginCapture | Call::EndCapture | Call::Keep => CAPTURE,
+        Call::Launch => LAUNCH,
         Call::CreateStream => CREATE_STREAM,
         Call::DestroyStream => DESTROY_STREAM,
         Call::CreateEvent => CREATE_EVENT,

@@ -132,9 +132,10 @@ impl Engine {
     pub(super) fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) -> bool {
         let woken = state.take_woken();
         let debris = std::mem::take(&mut state.debris);
+        let released = std::mem::take(&mut state.schedule.released);
         let action = state.ticker_action(self.settings.clock);
         drop(state);
-        drop(debris);
+        drop((debris, released));
         match action {
             Some(Action::Notify) => self.notifier.notify(),
             Some(Action::Start) => self.start_ticker(),
@@ -198,7 +199,7 @@ impl Engine {
         drop(state);
         let Job { stream, body } = job;
         let mut memory = Memory::new(self.shared());
-        let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut memory)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| body.run(&mut memory)));
         let mut state = self.locked();
         state.running = None;
         if state.waiting > 0 {

@@ -59,6 +59,7 @@ impl SimDevice {
             state.enter(Call::DestroyEvent, 0)?;
             last_record(state, Call::DestroyEvent, event)?;
             state.events.destroy(event);
+            state.recordings.forget(event);
             if let Some(judge) = state.judge() {
                 judge.order.forget(event);
             }
@@ -66,16 +67,33 @@ impl SimDevice {
         })
     }
 
-    /// Records an event behind everything submitted to a stream so far.
+    /// Records an event behind everything submitted to a stream so far. If the stream is being captured, the record is
+    /// part of the capture: the event can only be waited for, by streams that join the capture.
     ///
     /// # Errors
-    /// Returns the errors of [`Device::record`](weirpool_device::Device::record), and
+    /// Returns the errors of [`Device::record`](weirpool_device::Device::record), except for captured streams, and
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know.
     pub fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        self.record_unless(event, stream, |_| Ok(()))
+    }
+
+    /// Records an event, if the state is not such that the caller refuses.
+    pub(super) fn record_unless(
+        &self,
+        event: RawEvent,
+        stream: RawStream,
+        refuse: impl FnOnce(&State) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             let fault = state.enter_with_fault(Call::Record, 0)?;
             check_stream(state, Call::Record, stream)?;
             last_record(state, Call::Record, event)?;
+            refuse(state)?;
+            if state.recordings.of(stream).is_some() {
+                state.recordings.record(event, stream);
+                return Ok(());
+            }
+            state.recordings.forget(event);
             let point = state.submit(stream, Item::Record);
             let recorded = recorded(state, point, fault);
             state.events.record(event, recorded);
@@ -94,6 +112,11 @@ impl SimDevice {
     pub fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::Query, 0)?;
+            if state.recordings.has_captured(event) {
+                let reason =
+                    "the event was recorded in a capture: it never completes; record it again";
+                return Err(unsupported(Call::Query, reason));
+            }
             let is_complete = match last_record(state, Call::Query, event)? {
                 None => true,
                 Some(Recorded {
@@ -114,11 +137,13 @@ impl SimDevice {
         })
     }
 
-    /// Makes later work of a stream start only after an event's last record so far.
+    /// Makes later work of a stream start only after an event's last record so far. If that record was captured, the
+    /// stream joins the capture.
     ///
     /// # Errors
     /// Returns the errors of [`Device::wait`](weirpool_device::Device::wait), and
-    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know.
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know. A wait
+    /// of a captured stream for an event from outside fails, and invalidates the capture.
     pub fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let supported = self.engine.settings.device_side_waits;
         self.engine.call(|state| {
@@ -130,6 +155,16 @@ impl SimDevice {
                 ));
             }
             check_stream(state, Call::Wait, stream)?;
+            if state.recordings.has_captured(event) {
+                let joined = state.recordings.wait(stream, event);
+                return joined.map_err(|reason| unsupported(Call::Wait, reason));
+            }
+            if state.recordings.of(stream).is_some() {
+                let reason =
+                    "a captured stream was made to wait for an event from outside the capture";
+                state.recordings.invalidate(stream, reason);
+                return Err(unsupported(Call::Wait, reason));
+            }
             // An event that was never recorded counts as complete: nothing to wait for.
             if let Some(Recorded { point, .. }) = last_record(state, Call::Wait, event)? {
                 state.counters.device_waits += 1;

@@ -6,6 +6,7 @@ use super::SimDevice;
 use super::call::Call;
 use super::event_calls::check_stream;
 use super::flag::Flag;
+use super::graph::refuse_captured;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::borrow::Cow;
@@ -55,6 +56,7 @@ impl SimDevice {
         self.engine.call(|state| {
             state.enter(call, 0)?;
             check_stream(state, call, stream)?;
+            refuse_captured(state, call, stream)?;
             state.submit(stream, item.take().expect("submitted once"));
             Ok(())
         })

@@ -47,7 +47,8 @@
 //! | `memory` | addresses, physical memory, mappings and bytes |
 //! | `executor`, `ticker`, `outer_clock`, `time` | what moves time: `block_on`, the helper thread, an outer clock, the user |
 //! | `call`, `cost`, `counters` | the names of the calls, their costs, and the sums |
-//! | `operation`, `stream`, `flag` | the types that a user holds |
+//! | `operation`, `stream`, `flag`, `graph` | the types that a user holds |
+//! | `recording` | captures in progress |
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
 //! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
@@ -70,6 +71,7 @@ mod events;
 mod executor;
 mod fault;
 mod flag;
+mod graph;
 mod host;
 mod host_work;
 mod label;
@@ -79,6 +81,7 @@ mod names;
 mod observer;
 mod operation;
 mod outer_clock;
+mod recording;
 mod schedule;
 mod state;
 mod stream;
@@ -98,6 +101,7 @@ pub use checker::{Allocation, Usage, Violation, ViolationKind};
 pub use counters::Counters;
 pub use fault::Fault;
 pub use flag::Flag;
+pub use graph::SimGraph;
 pub use label::StreamLabel;
 pub use memory::Memory;
 pub use memory_calls::Occupied;

@@ -44,8 +44,14 @@ impl BlockObserver for SimDevice {
         stream: RawStream,
         location: &'static Location<'static>,
     ) {
-        if let Some(judge) = self.engine.locked().judge() {
-            judge.granted(address, bytes, stream, location);
+        let mut state = self.engine.locked();
+        let graph = state.recordings.of(stream);
+        match (state.judge(), graph) {
+            (Some(judge), None) => judge.granted(address, bytes, stream, location),
+            (Some(judge), Some(graph)) => {
+                judge.granted_in_graph(graph, (address, bytes), stream, location);
+            }
+            (None, _) => {}
         }
     }
 

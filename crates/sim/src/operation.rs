@@ -8,9 +8,59 @@ use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
 use weirpool_device::DeviceAddress;
+use weirpool_device::plain::Arc;
 
 /// The function that an operation runs when it completes.
-pub(super) type Body = Box<dyn FnOnce(&mut Memory) + Send>;
+pub(super) enum Body {
+    Once(Box<dyn FnOnce(&mut Memory) + Send>),
+    /// For an operation that is captured: it runs at each launch.
+    Each(EachBody),
+}
+
+/// The body of an operation that runs any number of times.
+type EachBody = Arc<dyn Fn(&mut Memory) + Send + Sync>;
+
+/// A captured operation, which runs at each launch of its graph.
+#[derive(Clone)]
+pub(super) struct Repeatable {
+    duration: Duration,
+    behind: Option<Duration>,
+    body: Option<EachBody>,
+    accesses: Vec<Access>,
+    name: Option<Cow<'static, str>>,
+    place: &'static Location<'static>,
+}
+
+impl Repeatable {
+    /// Returns the operation of one launch.
+    pub(super) fn operation(&self) -> Operation {
+        let Self {
+            duration,
+            behind,
+            body,
+            accesses,
+            name,
+            place,
+        } = self.clone();
+        Operation {
+            duration,
+            behind,
+            body: body.map(Body::Each),
+            accesses,
+            name,
+            place,
+        }
+    }
+}
+
+impl Body {
+    pub(super) fn run(self, memory: &mut Memory) {
+        match self {
+            Self::Once(body) => body(memory),
+            Self::Each(body) => body(memory),
+        }
+    }
+}
 
 /// Whether an access reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,8 +128,32 @@ impl Operation {
     /// itself, and should make no calls of the device, as a kernel makes none. A body that panics breaks the device;
     /// the next [`submit`](super::SimStream::submit), `advance` or `block_on` resumes the panic.
     pub fn run(mut self, body: impl FnOnce(&mut Memory) + Send + 'static) -> Self {
-        self.body = Some(Box::new(body));
+        self.body = Some(Body::Once(Box::new(body)));
         self
+    }
+
+    /// Runs `body` as [`run`](Self::run) does, as often as the operation runs. An operation that is
+    /// [captured](super::SimStream::begin_capture) runs at each launch of its graph.
+    pub fn run_each(mut self, body: impl Fn(&mut Memory) + Send + Sync + 'static) -> Self {
+        self.body = Some(Body::Each(Arc::new(body)));
+        self
+    }
+
+    /// Returns the operation as one that can run any number of times, unless its body runs only once.
+    pub(super) fn repeatable(self) -> Option<Repeatable> {
+        let body = match self.body {
+            None => None,
+            Some(Body::Each(body)) => Some(body),
+            Some(Body::Once(_)) => return None,
+        };
+        Some(Repeatable {
+            duration: self.duration,
+            behind: self.behind,
+            body,
+            accesses: self.accesses,
+            name: self.name,
+            place: self.place,
+        })
     }
 
     /// Declares that the operation reads `bytes` bytes that begin at `address`.

@@ -12,6 +12,7 @@ use super::driver_pools::SimPools;
 use super::events::Events;
 use super::fault::{Fault, Script};
 use super::memory::Space;
+use super::recording::Recordings;
 use super::schedule::{Item, Point, Schedule};
 use super::ticker::{Action, Phase};
 use std::any::Any;
@@ -37,6 +38,7 @@ pub(super) struct State {
     /// The handles of streams, by name.
     pub(super) owners: HashMap<RawStream, WeakOwner>,
     pub(super) counters: Counters,
+    pub(super) recordings: Recordings,
     /// The ordering checker, unless it is off.
     pub(super) judge: Option<Judge>,
     /// The reason why the device is broken, once it is.
@@ -69,6 +71,7 @@ impl State {
             alarms: Alarms::default(),
             owners: HashMap::new(),
             counters: Counters::default(),
+            recordings: Recordings::default(),
             judge: (settings.checker != Checker::Off).then(Judge::new),
             broken: None,
             script: Script::default(),

@@ -228,7 +228,17 @@ impl SimStream {
             if state.broken().is_some() {
                 return Some(item);
             }
-            state.submit(raw, item);
+            if state.recordings.of(raw).is_none() {
+                state.submit(raw, item);
+                return None;
+            }
+            match item {
+                Item::Operation(operation) => state.recordings.add(raw, operation),
+                _ => {
+                    let flaw = "a signal or a wait for a flag was captured; use events";
+                    state.recordings.invalidate(raw, flaw);
+                }
+            }
             None
         });
     }

@@ -28,7 +28,7 @@ const FEW: usize = 4;
 
 /// The items that come before a point.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     /// Everything that the host had seen complete at this version.
     host: u64,
     /// The number of items of other lines, by rising line.
@@ -165,7 +165,7 @@ impl Answer {
 
 /// A point between two items of a line, and the items that come before it.
 #[derive(Clone, Debug)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     pub(super) line: Line,
     /// The number of items of the line that come before it.
     pub(super) count: u64,

@@ -12,6 +12,7 @@
 
 use super::clock::Stamp;
 use super::findings::Findings;
+use super::graphs::GraphBlocks;
 use super::order::Order;
 use super::report;
 use super::scene::Scene;
@@ -35,9 +36,10 @@ const NAMED: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Judge {
     pub(crate) order: Order,
-    shadow: Shadow,
+    pub(super) shadow: Shadow,
     /// Live blocks by address.
-    lives: HashMap<u64, Arc<Life>>,
+    pub(super) lives: HashMap<u64, Arc<Life>>,
+    pub(super) graphs: GraphBlocks,
     findings: Findings,
 }
 
@@ -93,7 +95,7 @@ impl Judge {
             }
             Item::Signal(..) => self.order.signal(stream),
             Item::WaitUntil(..) => self.order.wait_for_flag(stream),
-            Item::Operation(_) | Item::Record | Item::Wait(_) => {}
+            Item::Operation(_) | Item::Record | Item::Wait(_) | Item::Release(_) => {}
         }
         self.order.pass(stream);
     }
@@ -234,6 +236,19 @@ impl Judge {
     }
 
     pub(crate) fn freed(
+        &mut self,
+        address: u64,
+        streams: &[RawStream],
+        place: Option<&'static Location<'static>>,
+    ) {
+        if self.freed_in_graph(address, streams) {
+            return;
+        }
+        self.end(address, streams, place);
+    }
+
+    /// Ends the life that begins at an address.
+    pub(super) fn end(
         &mut self,
         address: u64,
         streams: &[RawStream],

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `clock`, `known`, `order` | the order between points |
 //! | `shadow` | the accesses to each byte, and the block that owns it |
+//! | `graphs` | blocks that were allocated in a capture |
 //! | `judge`, `scene` | the rules for blocks, and for one access among others |
 //! | `findings`, `report`, `violation` | the reports |
 //!
@@ -16,6 +17,7 @@
 
 mod clock;
 mod findings;
+mod graphs;
 mod judge;
 mod known;
 mod order;
@@ -24,5 +26,7 @@ mod scene;
 mod shadow;
 mod violation;
 
+pub(super) use clock::Stamp;
+pub(super) use graphs::GraphId;
 pub(super) use judge::Judge;
 pub use violation::{Allocation, Usage, Violation, ViolationKind};

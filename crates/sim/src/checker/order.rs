@@ -84,7 +84,7 @@ impl Order {
     }
 
     /// Returns the present point of a stream: behind everything submitted so far, and everything that the host knows.
-    pub(super) fn now(&mut self, stream: RawStream) -> Stamp {
+    pub(crate) fn now(&mut self, stream: RawStream) -> Stamp {
         let line = self.line(stream);
         let course = &mut self.courses[line];
         if course.heard != self.known.version() {
@@ -105,6 +105,16 @@ impl Order {
     pub(super) fn pass(&mut self, stream: RawStream) {
         let line = self.line(stream);
         self.courses[line].count += 1;
+    }
+
+    /// Orders the later items of a stream after a point.
+    pub(crate) fn come_after(&mut self, stream: RawStream, stamp: &Stamp) {
+        self.order_after(stream, stamp);
+    }
+
+    /// Notes that the host has seen everything before a point complete.
+    pub(crate) fn reached(&mut self, stamp: &Stamp) {
+        self.host_learns(&flatten(stamp));
     }
 
     fn order_after(&mut self, stream: RawStream, stamp: &Stamp) {

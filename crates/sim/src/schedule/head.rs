@@ -13,7 +13,7 @@ impl Schedule {
         while let Some(item) = self.open_head(name) {
             match *item {
                 Item::Operation(_) => return self.prepare(name),
-                Item::Record => {}
+                Item::Record | Item::Release(_) => {}
                 Item::Signal(flag, value) => {
                     self.news.push(News::Signalled(name, flag));
                     self.set_flag(flag, value);
@@ -136,8 +136,11 @@ impl Schedule {
     fn pass(&mut self, name: RawStream) {
         let stream = self.stream(name);
         stream.phase = Phase::Open;
-        stream.items.pop_front();
+        let head = stream.items.pop_front();
         stream.done += 1;
+        if let Some(Item::Release(released)) = head.map(|head| head.item) {
+            self.released.push(released);
+        }
         while let Some(waiter) = self.stream(name).next_to_tell() {
             self.tell(waiter);
         }

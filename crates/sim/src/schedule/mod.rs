@@ -21,6 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Write;
 use std::task::Waker;
 use std::time::Duration;
+pub(super) use stream::Released;
 pub(super) use stream::{FlagId, Item, News, Point};
 use stream::{Phase, Stream, Submitted, Waiter};
 use timeline::{Places, Timeline};
@@ -53,6 +54,8 @@ pub(super) struct Schedule {
     watches: HashMap<WatchId, Watched>,
     /// The wakers to be called outside the lock.
     pub(super) woken: Vec<Waker>,
+    /// Values whose point was reached, to be dropped outside the lock.
+    pub(super) released: Vec<Released>,
     news: Vec<News>,
     generations: u64,
     arrivals: u64,
@@ -73,6 +76,7 @@ impl Schedule {
             places: Places::new(places, seed),
             watches: HashMap::new(),
             woken: Vec::new(),
+            released: Vec::new(),
             news: Vec::new(),
             generations: 0,
             arrivals: 0,

@@ -4,7 +4,9 @@
 
 use crate::label::StreamLabel;
 use crate::operation::Operation;
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::time::Duration;
 use weirpool_device::{RawStream, WatchId};
 
@@ -30,6 +32,19 @@ pub(crate) enum Item {
     Wait(Point),
     Signal(FlagId, u64),
     WaitUntil(FlagId, u64),
+    /// A value that is dropped, outside the lock, once everything submitted before is complete.
+    Release(Released),
+}
+
+/// See [`Item::Release`].
+pub(crate) struct Released(
+    #[expect(dead_code, reason = "held until it is dropped")] pub(crate) Box<dyn Any + Send>,
+);
+
+impl fmt::Debug for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Released")
+    }
 }
 
 /// An event that does not follow from submissions alone: the signal that ended a wait, and the watches that were woken.

@@ -1,0 +1,120 @@
+//! Memory that captures allocate from.
+
+use super::{Capture, JoinedCapture};
+use crate::error::StreamError;
+use crate::handles::GraphShare;
+use crate::measure::Bytes;
+use crate::pool::{Pool, Reservation};
+use crate::stream::Stream;
+use crate::sync::plain;
+use std::fmt;
+
+/// Memory that is set aside for graphs. Streams allocate from it while they are being captured.
+///
+/// # Guarantees
+///
+/// - No other request gets the memory until the last owner is gone: the handles of this type, and every graph that was
+///   captured with it, whose last launch has completed. So the addresses of a graph stay valid for every launch, also those
+///   of blocks that were dropped in the capture.
+/// - Inside a capture, a block that was dropped is reused in the order of its stream, at once. A further stream of the
+///   capture gets other memory.
+/// - Blocks that are alive after the last owner is gone stay valid; they become ordinary blocks.
+///
+/// Several graphs can share the memory, as in PyTorch's graph pools. What one capture dropped, a later one reuses. So
+/// launches of such graphs must not run at the same time, and a launch may overwrite what another graph left in its blocks,
+/// unless the blocks are alive.
+///
+/// Captures take more memory from the pool when they need it. A request inside a capture never waits: to be sure that it
+/// succeeds, [`give`](Self::give) a reservation beforehand.
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// let memory = pool.graph_memory();
+/// memory.give(device.block_on(pool.reserve(64 << 20))?)?; // waits for memory now, not in the captures
+/// let mut graphs = Vec::new();
+/// for batch in [1, 2, 4] {
+///     let capture = memory.capture(&stream)?;
+///     let _activations = pool.try_allocate(&stream, batch << 20)?; // work of the step is submitted here
+///     graphs.push(capture.end()?);
+/// }
+/// assert_eq!((memory.size(), memory.left()), (64 << 20, 60 << 20));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct GraphMemory {
+    share: plain::Arc<GraphShare>,
+}
+
+impl Pool {
+    /// Returns memory for graphs, to be shared by several captures. It is empty at first.
+    pub fn graph_memory(&self) -> GraphMemory {
+        let share = GraphShare::new(self.presence().clone());
+        GraphMemory {
+            share: plain::Arc::new(share),
+        }
+    }
+}
+
+impl GraphMemory {
+    pub(super) fn share(&self) -> &plain::Arc<GraphShare> {
+        &self.share
+    }
+
+    /// Adds a reservation. Its memory returns to the pool with the rest.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the reservation is of another pool. It is dropped then.
+    pub fn give(&self, reservation: Reservation) -> Result<(), StreamError> {
+        if reservation.pool() != self.pool() {
+            return Err(StreamError::ForeignPool);
+        }
+        self.share.add(reservation.into_handle());
+        Ok(())
+    }
+
+    /// Begins a capture that allocates from this memory; see [`Pool::capture`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Pool::capture`].
+    pub fn capture(&self, stream: &Stream) -> Result<Capture, StreamError> {
+        Capture::begin(self, stream)
+    }
+
+    /// Joins a capture of the stream that other code has begun, such as cudarc's `CudaStream::begin_capture`, and will
+    /// end: until the returned value is dropped, the stream allocates from this memory. The graph keeps the memory, in
+    /// whichever library its owner and its launches are.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and the device's error if the stream is not
+    /// being captured, or if it is in a session of the pool already.
+    pub fn join(&self, stream: &Stream) -> Result<JoinedCapture, StreamError> {
+        JoinedCapture::new(self, stream)
+    }
+
+    /// Returns the size of the memory in bytes, allocated or not.
+    pub fn size(&self) -> u64 {
+        self.share.size()
+    }
+
+    /// Returns how many bytes of the memory are not allocated.
+    pub fn left(&self) -> u64 {
+        self.share.left().0
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> Pool {
+        Pool::of_presence(self.share.presence.clone())
+    }
+}
+
+impl fmt::Debug for GraphMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphMemory")
+            .field("size", &Bytes(self.size()))
+            .field("left", &Bytes(self.left()))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,92 @@
+//! A stream that allocates from the memory of graphs while it is being captured.
+
+use super::GraphMemory;
+use crate::device::{Captures, DeviceError, DeviceErrorKind};
+use crate::driver::{Change, Driver, captures_of};
+use crate::error::StreamError;
+use crate::handles::Route;
+use crate::id::StreamId;
+use crate::stream::Stream;
+use crate::sync::{assert_unlocked, plain};
+
+/// Routes the allocations of a stream until it is dropped.
+#[derive(Debug)]
+pub(super) struct Routed {
+    stream: Stream,
+    order: StreamId,
+}
+
+impl Routed {
+    /// Begins to route a stream. Its freed blocks stay pending until this ends, and the pool makes no call on it.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, and an error if the stream is routed already.
+    pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
+        let share = memory.share();
+        if !stream.is_of(&share.presence) {
+            return Err(StreamError::ForeignPool);
+        }
+        let registration = stream.registration();
+        let (driver, lane) = (&registration.service.driver, &registration.lane);
+        let order = driver.begin_capture(lane).ok_or_else(|| {
+            let reason = "the stream is being captured already; end that capture first";
+            DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
+        })?;
+        registration.set_route(Some(Route {
+            share: share.clone(),
+            order,
+        }));
+        Ok(Self {
+            stream: stream.clone(),
+            order,
+        })
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn driver(&self) -> &Driver {
+        &self.stream.registration().service.driver
+    }
+
+    /// Has the graph that the stream is being captured into keep the memory.
+    ///
+    /// # Errors
+    /// Returns an error if the stream is not being captured, or the device has no graphs.
+    pub(super) fn keep(&self, memory: &GraphMemory) -> Result<(), DeviceError> {
+        let kept = Box::new(plain::Arc::clone(memory.share()));
+        self.call("keep", |captures, lane| {
+            // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
+            #[allow(unsafe_code)]
+            unsafe {
+                captures.keep(lane, kept)
+            }
+        })
+    }
+
+    /// Makes a call on the captured stream.
+    ///
+    /// # Errors
+    /// Returns the errors of the call, or an error if the device has no graphs.
+    pub(super) fn call<R>(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&dyn Captures, crate::device::RawStream) -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        assert_unlocked(name);
+        let driver = self.driver();
+        let captures = captures_of(&*driver.device, name)?;
+        driver.noted(call(captures, self.stream.raw()))
+    }
+}
+
+impl Drop for Routed {
+    fn drop(&mut self) {
+        let registration = self.stream.registration();
+        let (service, lane) = (&registration.service, &registration.lane);
+        registration.set_route(None);
+        service.driver.end_capture(lane, self.order);
+        service.publish(Change::Memory);
+    }
+}

@@ -1,0 +1,173 @@
+//! A capture that the pool begins and ends.
+
+use super::routed::Routed;
+use super::{CapturedGraph, GraphMemory};
+use crate::device::{DeviceError, DeviceErrorKind, Graph};
+use crate::error::StreamError;
+use crate::pool::Pool;
+use crate::stream::Stream;
+use std::fmt;
+
+const END: &str = "end_capture";
+
+/// A stream that is being captured into a graph. Made by [`Pool::capture`] and [`GraphMemory::capture`].
+///
+/// While it exists, requests for the stream allocate from the memory of the capture, at once: one that would have to
+/// wait fails with [`NotReservedForCapture`](crate::AllocError::NotReservedForCapture). Fills and uploads on the stream
+/// become part of the graph, those that the pool makes for its blocks included. A download fails: make it after a launch.
+///
+/// Blocks of the capture that are dropped in it are reused in it. Blocks from before the capture that are dropped in it are
+/// freed when it is over; keep those that the graph uses for as long as it is launched. The pool records no event on the
+/// stream, and does not make it wait, until the capture is over: [`Stream::event`], and awaiting a free on the stream, fail.
+///
+/// Dropping it aborts the capture. It can be ended or dropped on any thread, in any state: also if the capture was
+/// invalidated, or ended by other code.
+#[must_use = "dropping a capture aborts it"]
+pub struct Capture {
+    /// The stream that the capture began on, and those that were added. Empty once the capture is over.
+    routed: Vec<Routed>,
+    memory: GraphMemory,
+}
+
+impl Pool {
+    /// Begins to capture `stream` into a graph, with memory of its own. Work that is submitted to the stream from now on
+    /// becomes part of the graph; see [`Capture`]. The memory that was freed on the stream so far is sealed first.
+    ///
+    /// (The semantics are those of PyTorch's and Warp's private pools. CUDA's own allocation nodes differ: they give memory
+    /// back within the graph.)
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};
+    /// let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).build()?;
+    /// let work = device.create_stream();
+    /// let stream = pool.register(&work)?;
+    ///
+    /// let capture = pool.capture(&stream)?;
+    /// let block = pool.allocate(&stream, 1 << 20).zeroed().try_now()?; // at each launch
+    /// work.submit(Operation::new(Duration::from_micros(50)).writes(block.address(), 1 << 20));
+    /// drop(block);
+    /// let graph = capture.end()?;
+    ///
+    /// for _ in 0..100 {
+    ///     graph.launch(&stream)?; // the same addresses
+    /// }
+    /// drop(graph); // the memory returns to the pool after the last launch
+    /// # device.advance_to_end();
+    /// # device.assert_ordered();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool. Returns the device's error if the device has
+    /// no graphs, or if the stream cannot be captured or is being captured already.
+    pub fn capture(&self, stream: &Stream) -> Result<Capture, StreamError> {
+        self.graph_memory().capture(stream)
+    }
+}
+
+impl Capture {
+    pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
+        let pool = memory.pool();
+        if !stream.is_of(pool.presence()) {
+            return Err(StreamError::ForeignPool);
+        }
+        stream.seal()?;
+        let routed = Routed::begin(memory, stream)?;
+        routed.call("begin_capture", |captures, stream| {
+            // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
+            #[allow(unsafe_code)]
+            unsafe {
+                captures.begin_capture(stream)
+            }
+        })?;
+        // From here on, dropping the capture ends it on the device.
+        let capture = Self {
+            routed: vec![routed],
+            memory: memory.clone(),
+        };
+        capture.routed[0].keep(memory)?;
+        Ok(capture)
+    }
+
+    /// Adds a further stream, which has joined the capture: its user made it wait for an event that was recorded in the
+    /// capture. From now on it allocates from the memory of the capture, in an order of its own.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of
+    /// this capture, or was added before.
+    pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
+        let routed = Routed::begin(&self.memory, stream)?;
+        let [own, other] = [&self.routed[0], &routed].map(|routed| {
+            routed.call("capture_of", |captures, stream| {
+                // SAFETY: as in `begin`.
+                #[allow(unsafe_code)]
+                unsafe {
+                    captures.capture_of(stream)
+                }
+            })
+        });
+        let (own, other) = (own?, other?);
+        if own.is_none() || own != other {
+            let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("capture_of", kind, reason).into());
+        }
+        self.routed.push(routed);
+        Ok(())
+    }
+
+    /// Returns the memory that the capture allocates from.
+    pub fn memory(&self) -> &GraphMemory {
+        &self.memory
+    }
+
+    /// Ends the capture, and returns its graph.
+    ///
+    /// # Errors
+    /// Returns the device's error if the capture was invalidated, if a stream that joined it was not joined again, or if
+    /// other code ended it. The capture is over then, and there is no graph.
+    pub fn end(mut self) -> Result<CapturedGraph, DeviceError> {
+        let graph = self.finish()?;
+        Ok(CapturedGraph::new(graph, self.memory.clone()))
+    }
+
+    /// Ends the capture without a graph, as dropping it does.
+    pub fn abort(self) {}
+
+    /// Ends the capture on the device, and then in the pool.
+    fn finish(&mut self) -> Result<Box<dyn Graph>, DeviceError> {
+        let routed = std::mem::take(&mut self.routed);
+        let Some(first) = routed.first() else {
+            let reason = "the capture is over";
+            return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
+        };
+        first.call(END, |captures, stream| {
+            // SAFETY: as in `begin`.
+            #[allow(unsafe_code)]
+            unsafe {
+                captures.end_capture(stream)
+            }
+        })
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if !self.routed.is_empty() {
+            // A capture that was invalidated has no graph anyway.
+            let _aborted = self.finish();
+        }
+    }
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let streams = self.routed.iter().map(Routed::stream);
+        f.debug_struct("Capture")
+            .field("streams", &streams.collect::<Vec<_>>())
+            .field("memory", &self.memory)
+            .finish()
+    }
+}

@@ -1,0 +1,121 @@
+//! Memory of graphs: allocations and frees inside a capture.
+//!
+//! The memory is set aside from the heap as reservations are. It is reused in the *order* of one captured stream, which
+//! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block that
+//! is freed in the capture has a fence of that order, which no event proves. The fence counts as complete when the
+//! capture is over: only later captures with the same memory can be granted the block then.
+
+use super::streams::Streams;
+use super::{Allocation, Driver, Source};
+use crate::device::DeviceError;
+use crate::heap::{self, Clock, Fence, Fences, Grant, Placement, Request, View};
+use crate::id::{ReservationId, StreamId, Ticket};
+use crate::lane::{CachedBlock, Event, Flush, Lane, Use};
+use crate::sync::Arc;
+use smallvec::SmallVec;
+
+impl Streams {
+    /// Begins the capture of a lane's stream, in an order of its own, once the pool's own calls on it have returned. Its
+    /// cached blocks go to the heap. Returns `None` if the stream is being captured already.
+    pub(crate) fn begin_capture(&self, lane: &Lane) -> Option<StreamId> {
+        let order = self.lanes.lock().next_id();
+        if !lane.cache.begin_capture(order) {
+            return None;
+        }
+        {
+            let mut heap = self.heap.lock();
+            heap.register(order, Ticket::ZERO);
+            for CachedBlock { id, ticket, .. } in lane.cache.flush(Flush::All) {
+                heap.take_back(id, Fences::one(lane.id, ticket));
+            }
+        }
+        lane.cache.wait_for_submissions();
+        Some(order)
+    }
+
+    /// Ends the capture of a lane's stream. Blocks from before the capture that were freed during it are sealed now.
+    pub(crate) fn end_capture(&self, lane: &Lane, order: StreamId) {
+        lane.cache.end_capture();
+        self.heap.lock().forget(order);
+        // A failure is noted; the memory stays pending then.
+        let _ = self.seal_for_others(lane);
+    }
+}
+
+impl Driver {
+    /// Allocates from memory that is set aside for graphs, in the order of a capture: memory that is complete, or was
+    /// freed in that order. `None` if the reservation has no such memory.
+    ///
+    /// # Errors
+    /// Returns a sticky error.
+    pub(crate) fn draw_captured(
+        &self,
+        lane: &Lane,
+        order: StreamId,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        let mut grant = self.take_captured(lane, order, reservation, request);
+        if grant.is_none() && self.left_in_reservation(reservation).0 >= request.bytes {
+            // Streams may have passed the frees of the rest.
+            self.seal_lanes()?;
+            self.reap()?;
+            grant = self.take_captured(lane, order, reservation, request);
+        }
+        Ok(grant.map(|grant| {
+            let source = match grant.fences.is_empty() {
+                true => Source::Free,
+                false => Source::SameStream,
+            };
+            self.counters.count(source);
+            Allocation {
+                id: grant.id,
+                address: grant.address,
+                bytes: grant.bytes,
+                after: Ticket::ZERO,
+                source,
+            }
+        }))
+    }
+
+    fn take_captured(
+        &self,
+        lane: &Lane,
+        order: StreamId,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Option<Grant> {
+        let view = View {
+            stream: order,
+            after: &Clock::default(),
+            waits: None,
+            placement: Placement::Anywhere,
+        };
+        let mut heap = self.heap.lock();
+        let grant = heap::reservation::take(&mut heap, reservation, request, &view)?;
+        heap.note_user(grant.id, lane.id);
+        Some(grant)
+    }
+
+    /// Frees a block in the capture that it was allocated in. The block waits for the orders of the streams that are
+    /// part of the capture, and for the other streams as usual.
+    pub(crate) fn free_captured(&self, home: &Lane, lanes: &[Arc<Lane>], block: &Use) {
+        home.cache.count(Event::Free, block.bytes, block.rounding);
+        let outside: SmallVec<[_; 1]> = lanes
+            .iter()
+            .filter(|lane| lane.cache.capture_order().is_none())
+            .map(|lane| (lane, lane.cache.note_use(block.bytes)))
+            .collect();
+        let inside = lanes.iter().filter_map(|lane| lane.cache.capture_order());
+        let ticket = Ticket::FIRST;
+        let fences: Fences = inside
+            .map(|stream| Fence { stream, ticket })
+            .chain(outside.iter().map(|(lane, freed)| lane.fence(freed.ticket)))
+            .collect();
+        for (lane, freed) in outside {
+            self.record_closed(lane, freed.closed);
+        }
+        let recipient = self.heap.lock().free(block.id, fences);
+        self.note_free(recipient);
+    }
+}

@@ -1,0 +1,90 @@
+//! Memory of graphs: what its handles, the captures that allocate from it, and the graphs share.
+
+use super::{Presence, ReservedHandle};
+use crate::driver::Allocation;
+use crate::error::AllocError;
+use crate::handles::Reserved;
+use crate::id::StreamId;
+use crate::lane::Lane;
+use crate::queue::Demand;
+use crate::sync::{Arc, Guards, Mutex, plain};
+
+/// Memory that captures allocate from. It is set aside until the last owner is gone. Each graph that was captured is an
+/// owner, and the device drops it once no launch of the graph can run any more.
+#[derive(Debug)]
+pub(crate) struct GraphShare {
+    pub(crate) presence: plain::Arc<Presence>,
+    parts: Mutex<Vec<ReservedHandle>>,
+}
+
+/// Where a captured stream allocates: the memory, and the order in which it is reused.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) share: plain::Arc<GraphShare>,
+    pub(crate) order: StreamId,
+}
+
+impl GraphShare {
+    pub(crate) fn new(presence: plain::Arc<Presence>) -> Self {
+        Self {
+            presence,
+            parts: Mutex::new(Guards::Registry, Vec::new()),
+        }
+    }
+
+    fn parts(&self) -> Vec<Arc<Reserved>> {
+        let parts = self.parts.lock();
+        parts.iter().map(|part| part.0.clone()).collect()
+    }
+
+    /// Adds memory that is set aside.
+    pub(crate) fn add(&self, part: ReservedHandle) {
+        let driver = &self.presence.service.driver;
+        driver.counters.note_graphs_grew(part.0.size());
+        self.parts.lock().push(part);
+    }
+
+    /// Returns the size in bytes, allocated or not.
+    pub(crate) fn size(&self) -> u64 {
+        self.parts().iter().map(|part| part.size()).sum()
+    }
+
+    /// Returns how many bytes are not allocated, and the size of the largest piece of them.
+    pub(crate) fn left(&self) -> (u64, u64) {
+        let left = self.parts().into_iter().map(|part| part.left());
+        left.fold((0, 0), |(all, largest), (left, piece)| {
+            (all + left, largest.max(piece))
+        })
+    }
+}
+
+impl Drop for GraphShare {
+    fn drop(&mut self) {
+        let bytes = self.size();
+        let driver = &self.presence.service.driver;
+        driver.counters.note_graphs_shrank(bytes);
+    }
+}
+
+impl Route {
+    /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block belongs
+    /// to as well.
+    ///
+    /// # Errors
+    /// When the pool is closed, or the device failed.
+    pub(crate) fn draw(
+        &self,
+        lane: &Lane,
+        demand: &Demand,
+    ) -> Result<Option<(Allocation, Arc<Reserved>)>, AllocError> {
+        if let Some(refusal) = self.share.presence.service.refusal() {
+            return Err(refusal);
+        }
+        for part in self.share.parts() {
+            if let Some(allocation) = part.draw_captured(lane, self.order, demand)? {
+                return Ok(Some((allocation, part)));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,84 @@
+//! A stream that is captured into a graph, as its lane sees it.
+//!
+//! Work of a captured stream does not run. So its lane grants nothing and keeps nothing, as while the gate is closed: the
+//! cache is flushed when the capture begins, and a free reads the state under the lock that the flush takes. No ticket is
+//! closed: a block that is freed meanwhile is pending under the open ticket, until an event after the capture proves it.
+//!
+//! The pool's own calls on the stream, such as the record of an event, are [submissions](Submission). A capture refuses
+//! new ones, and begins on the device only when the last one has returned.
+
+use super::stream_cache::StreamCache;
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::fault::injected;
+use crate::id::StreamId;
+use crate::sync::{Ordering, yield_now};
+
+/// A call of the pool's own on the stream. While it exists, no capture of the stream begins on the device.
+#[derive(Debug)]
+pub(crate) struct Submission<'a>(&'a StreamCache);
+
+impl Drop for Submission<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().submissions -= 1;
+    }
+}
+
+/// Returns the error of a call that is not possible while the stream is captured.
+pub(crate) fn refused(call: &'static str) -> DeviceError {
+    let reason = "the stream is being captured; call again when the capture is over";
+    DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+}
+
+impl StreamCache {
+    /// Returns whether the stream is being captured in a session of the pool.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Acquire)
+    }
+
+    /// Returns the order in which the capture's memory is reused, while the stream is being captured.
+    pub(crate) fn capture_order(&self) -> Option<StreamId> {
+        if !self.is_captured() {
+            return None;
+        }
+        self.state.lock().capture
+    }
+
+    /// Begins a call of the pool's own on the stream.
+    ///
+    /// # Errors
+    /// Returns an error if the stream is being captured.
+    pub(crate) fn submit(&self, call: &'static str) -> Result<Submission<'_>, DeviceError> {
+        let mut state = self.state.lock();
+        if state.capture.is_some() && !injected("event-recorded-in-a-capture") {
+            return Err(refused(call));
+        }
+        state.submissions += 1;
+        Ok(Submission(self))
+    }
+
+    /// Begins a capture whose memory is reused in `order`. From now on the cache grants and keeps nothing, once it is
+    /// flushed. Returns whether the stream was not being captured.
+    pub(crate) fn begin_capture(&self, order: StreamId) -> bool {
+        let mut state = self.state.lock();
+        let is_first = state.capture.is_none();
+        if is_first {
+            state.capture = Some(order);
+            self.captured.store(true, Ordering::Release);
+        }
+        is_first
+    }
+
+    /// Waits, as for a lock, until the pool's own calls on the stream have returned.
+    pub(crate) fn wait_for_submissions(&self) {
+        while self.state.lock().submissions > 0 {
+            yield_now();
+        }
+    }
+
+    /// Ends the capture.
+    pub(crate) fn end_capture(&self) {
+        let mut state = self.state.lock();
+        state.capture = None;
+        self.captured.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,211 @@
+//! Allocation while a stream is captured into a graph.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::site::{Site, Worker, eventually};
+use weirpool::{AllocError, Block};
+
+/// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
+fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
+    eventually(|| {
+        workers.iter().for_each(|worker| worker.settle());
+        site.pool.statistics().in_graphs == 0
+    });
+    site.assert_conserved();
+}
+
+/// [PyTorch's graph pools] The memory of a capture goes to no other request, whether or not its block was dropped.
+pub(crate) fn addresses_stay_valid_over_launches<B: Bench>() {
+    let site = Site::<B>::new(32 * MIB);
+    let [captured, other] = site.workers();
+    let before = captured.take(MIB);
+    captured.fill(&before, 7);
+    drop(before);
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    let temporary = captured.take(MIB);
+    let address = temporary.address();
+    captured.fill(&temporary, 1);
+    drop(temporary);
+    let again = captured.take(MIB);
+    assert_eq!(again.address(), address, "the capture reuses its memory");
+    captured.fill(&again, 3);
+    let result = captured.take(4 * MIB);
+    captured.fill(&result, 2);
+    drop(again);
+    let graph = capture.end().unwrap();
+    for _ in 0..20 {
+        let mut blocks = Vec::new();
+        while let Ok(block) = other.try_take(4 * MIB) {
+            other.use_up(&block, 9);
+            blocks.push(block);
+        }
+        assert!(!blocks.is_empty());
+        graph.launch(&captured.stream).unwrap();
+        captured.expect(&result, 2);
+        captured.use_up(&result, 5);
+        for block in &blocks {
+            other.expect(block, 9);
+        }
+        drop(blocks);
+    }
+    captured.settle();
+    drop((result, graph));
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+/// [CUDA user objects] The graph is dropped while a launch is held. Its memory is available after the launch.
+pub(crate) fn running_launch_keeps_the_memory<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [captured, other] = site.workers();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    let block = captured.take(8 * MIB);
+    captured.fill(&block, 1);
+    drop(block);
+    let graph = capture.end().unwrap();
+    let gate = site.bench.hold(&captured.work);
+    graph.launch(&captured.stream).unwrap();
+    drop(graph);
+    site.bench.let_run();
+    assert_eq!(site.pool.statistics().in_graphs, 8 * MIB);
+    other.take_nothing(MIB);
+    gate.open();
+    await_release(&site, &[&captured]);
+    let block = other.take(8 * MIB);
+    other.use_up(&block, 2);
+    other.free_and_settle(block);
+    site.assert_sound();
+}
+
+pub(crate) fn zero_fill_is_made_at_each_launch<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let captured = site.worker();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    let block = site.pool.allocate(&captured.stream, MIB).zeroed();
+    let block = block.try_now().unwrap();
+    let graph = capture.end().unwrap();
+    for _ in 0..3 {
+        captured.fill(&block, 6);
+        graph.launch(&captured.stream).unwrap();
+        captured.expect(&block, 0);
+    }
+    captured.settle();
+    drop((block, graph));
+    await_release(&site, &[&captured]);
+    site.assert_sound();
+}
+
+pub(crate) fn request_does_not_wait_inside_a_capture<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let [captured, other] = site.workers();
+    let held = other.take(12 * MIB);
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    let refused = futures::executor::block_on(site.pool.allocate(&captured.stream, 8 * MIB));
+    assert!(matches!(
+        refused,
+        Err(AllocError::NotReservedForCapture { .. })
+    ));
+    capture.abort();
+    drop(held);
+    other.stream.seal().unwrap();
+    other.settle();
+    let memory = site.pool.graph_memory();
+    memory
+        .give(site.pool.reserve(8 * MIB).try_now().unwrap())
+        .unwrap();
+    let rest = other.take(4 * MIB);
+    let capture = memory.capture(&captured.stream).unwrap();
+    let block = captured.take(8 * MIB);
+    captured.fill(&block, 1);
+    let graph = capture.end().unwrap();
+    graph.launch(&captured.stream).unwrap();
+    captured.expect(&block, 1);
+    captured.settle();
+    drop((block, graph, memory, rest));
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+/// Whatever the state of a capture, its end leaves the stream usable.
+pub(crate) fn aborted_capture_leaves_nothing<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let captured = site.worker();
+    let earlier = captured.take(MIB);
+    captured.fill(&earlier, 1);
+    let mut kept: Vec<Block> = Vec::new();
+    for round in 0..4 {
+        let capture = site.pool.capture(&captured.stream).unwrap();
+        let block = captured.take(MIB);
+        captured.fill(&block, 2);
+        match round {
+            0 => drop((block, capture)),
+            1 => {
+                capture.abort();
+                kept.push(block);
+            }
+            2 => drop(std::thread::spawn(move || drop((capture, block))).join()),
+            _ => {
+                let second = site.pool.capture(&captured.stream);
+                assert!(second.is_err(), "one at a time");
+                drop((capture, block));
+            }
+        }
+        captured.expect(&earlier, 1);
+        captured.use_up(&captured.take(MIB), 3);
+    }
+    for block in kept {
+        captured.use_up(&block, 4);
+    }
+    captured.settle();
+    drop(earlier);
+    await_release(&site, &[&captured]);
+    site.assert_sound();
+}
+
+/// A block from before the capture is dropped in it. No event is recorded on the stream, and the block is free afterwards.
+pub(crate) fn earlier_block_is_freed_after_the_capture<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [captured, other] = site.workers();
+    let block = captured.take(8 * MIB);
+    captured.use_up(&block, 1);
+    captured.settle();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    drop(block);
+    assert!(captured.stream.event().is_err());
+    other.take_nothing(8 * MIB);
+    let graph = capture.end().unwrap();
+    captured.settle();
+    let block = other.take(8 * MIB);
+    other.use_up(&block, 2);
+    other.free_and_settle(block);
+    drop(graph);
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+pub(crate) fn captures_share_memory<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let [captured, other] = site.workers();
+    let memory = site.pool.graph_memory();
+    let mut graphs = Vec::new();
+    let mut addresses = Vec::new();
+    for worker in [&captured, &other, &captured] {
+        let capture = memory.capture(&worker.stream).unwrap();
+        let block = worker.take(MIB);
+        worker.fill(&block, 1);
+        addresses.push(block.address());
+        drop(block);
+        graphs.push(capture.end().unwrap());
+    }
+    assert!(addresses.iter().all(|address| *address == addresses[0]));
+    for graph in &graphs {
+        graph.launch(&other.stream).unwrap();
+    }
+    other.settle();
+    let block = captured.take(MIB);
+    captured.use_up(&block, 2);
+    captured.settle();
+    drop((block, memory, graphs));
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
