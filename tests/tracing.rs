@@ -238,7 +238,7 @@ fn soft_cap_is_reported_once_when_it_is_exceeded() {
             24 * MIB,
             16 * MIB
         );
-        assert_eq!(listener.take("WARN"), [line.clone()]);
+        assert_eq!(listener.take("WARN"), std::slice::from_ref(&line));
         drop(beyond);
         now(stream.synchronize()).unwrap(); // gives back what is above the cap
         assert_eq!(pool.statistics().reserved.current, 16 * MIB);
