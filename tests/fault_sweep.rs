@@ -8,8 +8,9 @@ use common::*;
 use futures::future::{Either, select};
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use weirpool::device::Argument;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
-use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -84,6 +85,7 @@ async fn use_everything(device: &SimDevice, pool: &Pool) -> Vec<Box<dyn Error>> 
         ("grow", grow(pool, &stream).await),
         ("copy", copy(pool, &stream).await),
         ("share", share(pool, &stream, &other).await),
+        ("submit", submit(device, pool, &stream, &other).await),
         ("manage", manage(pool, &stream).await),
     ];
     errors.extend(steps.into_iter().filter_map(|(_, outcome)| outcome.err()));
@@ -92,11 +94,7 @@ async fn use_everything(device: &SimDevice, pool: &Pool) -> Vec<Box<dyn Error>> 
 
 const LIMIT: std::time::Duration = us(100_000);
 
-async fn allocate(
-    pool: &Pool,
-    work: &weirpool::device::sim::SimStream,
-    stream: &Stream,
-) -> Outcome {
+async fn allocate(pool: &Pool, work: &SimStream, stream: &Stream) -> Outcome {
     for bytes in [512, MIB, 3 * MIB, 6 * MIB] {
         let block = pool.allocate(stream, bytes).timeout(LIMIT).await?;
         use_block(work, &block, us(20));
@@ -108,12 +106,7 @@ async fn allocate(
     Ok(())
 }
 
-async fn hand_over(
-    pool: &Pool,
-    work: &weirpool::device::sim::SimStream,
-    stream: &Stream,
-    other: &Stream,
-) -> Outcome {
+async fn hand_over(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream) -> Outcome {
     let block = pool.allocate(stream, 2 * MIB).timeout(LIMIT).await?;
     use_block(work, &block, us(50));
     other.wait(&stream.event()?)?;
@@ -125,11 +118,29 @@ async fn hand_over(
     Ok(())
 }
 
+/// Work of two streams on one block, and the host between them.
+async fn submit(device: &SimDevice, pool: &Pool, stream: &Stream, other: &Stream) -> Outcome {
+    let mut block = pool.allocate(stream, MIB).timeout(LIMIT).await?;
+    let kernel = |work: &SimStream, block: Argument<'_>| {
+        work.submit(Operation::new(us(20)).writes(block.address(), block.size()));
+    };
+    let first = stream.task("first").submit(&mut block, kernel)?;
+    drop(other.submit(&mut block, kernel)?);
+    drop(block);
+    let host = stream.spawn(device.sleep(us(10)))?;
+    other.after(&host)?;
+    let last = other.run(|| 7)?;
+    first.await?;
+    host.await?;
+    assert_eq!(last.await?, 7);
+    Ok(other.await?)
+}
+
 /// Two requests for more than half of the pool: the second one waits for the first.
 async fn contend(
     device: &SimDevice,
     pool: &Pool,
-    work: &weirpool::device::sim::SimStream,
+    work: &SimStream,
     stream: &Stream,
     other: &Stream,
 ) -> Outcome {

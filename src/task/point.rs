@@ -1,6 +1,7 @@
 //! The point of a stream behind submitted work.
 
 use crate::device::DeviceError;
+use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::Ticket;
 use crate::lane::Marker;
@@ -19,9 +20,13 @@ impl Point {
     /// Returns the point behind all work that the stream was given so far.
     pub(super) fn present(registration: &Arc<Registration>) -> Self {
         let driver = &registration.service.driver;
+        // The ticket is open after the work was submitted, so its event will be recorded behind the work.
+        let mut ticket = driver.present_point(&registration.lane);
+        if injected("task-before-the-open-ticket") {
+            ticket.0 -= 1;
+        }
         Self {
-            // The ticket is open after the work was submitted, so its event will be recorded behind the work.
-            ticket: driver.present_point(&registration.lane),
+            ticket,
             registration: registration.clone(),
         }
     }
