@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use weirpool::compat::Attribute;
-use weirpool::device::{Device, MemoryKind, Pooling};
+use weirpool::device::{Device, HandleType, HandleTypes, MemoryKind, Pooling};
 use weirpool::*;
 
 /// Serializes and deserializes a value. Returns its serialized form.
@@ -119,6 +119,13 @@ fn settings_are_data() {
     assert_eq!(round_trip(&half), json!({ "fraction": 0.5 }));
     assert_eq!(round_trip(&Attribute::UsedMemHigh), json!("used_mem_high"));
     assert_eq!(round_trip(&Upstream::Managed), json!("managed"));
+    let through = Upstream::DriverPool(DriverPoolUse::PassedThrough);
+    assert_eq!(
+        round_trip(&through),
+        json!({ "driver_pool": "passed_through" })
+    );
+    let handles = HandleTypes::POSIX_FD.with(HandleType::Win32);
+    assert_eq!(round_trip(&handles), json!(["posix_fd", "win32"]));
     let by = GrowBy::AtLeast(4096);
     assert_eq!(round_trip(&by), json!({ "at_least": 4096 }));
     assert_eq!(round_trip(&Pooling::Disabled), json!("disabled"));

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
+use weirpool::compat::Attribute;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Checker, SimDevice};
 use weirpool::testing::Invariants;
@@ -220,6 +221,30 @@ fn growth_remapping_and_trimming_are_reported() {
         now(stream.synchronize()).unwrap();
         let _ = pool.trim_to(0).unwrap();
         assert_eq!(listener.take("DEBUG"), ["DEBUG trimmed bytes=16777216"]);
+    });
+}
+
+#[test]
+fn soft_cap_is_reported_once_when_it_is_exceeded() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 64 * MIB);
+        Attribute::ReservedMemHigh.set(&pool, 16 * MIB).unwrap();
+        let within = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        assert_eq!(listener.take("WARN"), [""; 0]);
+        let beyond = [(); 2].map(|()| pool.try_allocate(&stream, 8 * MIB).unwrap());
+        let line = format!(
+            "WARN soft cap exceeded reserved={} soft_cap={}",
+            24 * MIB,
+            16 * MIB
+        );
+        assert_eq!(listener.take("WARN"), std::slice::from_ref(&line));
+        drop(beyond);
+        now(stream.synchronize()).unwrap(); // gives back what is above the cap
+        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+        let _again = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        assert_eq!(listener.take("WARN"), [line]);
+        drop(within);
     });
 }
 

@@ -33,6 +33,12 @@ fn without_arguments_recorded_traces_run_without_limits() {
 }
 
 #[test]
+fn devices_are_a_command_without_options() {
+    assert!(matches!(command(&["devices"]), Ok(Command::Devices)));
+    assert!(command(&["devices", "--json"]).is_err());
+}
+
+#[test]
 fn every_option_is_understood() {
     let options = parse(&[
         "--lag=1ms",
