@@ -236,11 +236,15 @@ unsafe impl Device for CudaDevice {
 
     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         let _visit = self.visit("query")?;
+        let event = event_handle(event);
         // SAFETY: the caller guarantees that the event is usable.
-        match unsafe { sys::cuEventQuery(event_handle(event)) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            answer => check("query", answer).map(|()| true),
-        }
+        let answer = match unsafe { sys::cuEventQuery(event) } {
+            CUresult::CUDA_ERROR_NOT_READY => return Ok(false),
+            // SAFETY: the event was just seen complete.
+            CUresult::CUDA_SUCCESS => unsafe { self.inner.pools.note_complete(event) },
+            failed => failed,
+        };
+        check("query", answer).map(|()| true)
     }
 
     unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {

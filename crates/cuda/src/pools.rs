@@ -4,11 +4,11 @@ use super::CudaDevice;
 use super::driver::check;
 use super::mapping::{Place, access};
 use super::stream::handle;
-use cudarc::driver::sys::{self, CUmemPool_attribute, CUmemoryPool, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUmemPool_attribute, CUmemoryPool, CUresult, CUstream};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use weirpool_device::plain::Mutex;
+use weirpool_device::plain::{AtomicBool, Mutex, Ordering};
 use weirpool_device::{
     Access, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools, HandleType,
     HandleTypes, MemoryKind, PoolAttribute, RawPool, RawStream,
@@ -34,6 +34,8 @@ pub(super) fn handle_types(bits: c_int) -> HandleTypes {
 /// What this device knows of blocks of the driver's pools.
 #[derive(Debug, Default)]
 pub(super) struct PoolState {
+    /// A pool of the driver was asked for.
+    is_used: AtomicBool,
     /// The addresses that the driver returned, where they were not aligned and the block begins behind them.
     padded: Mutex<BTreeMap<u64, u64>>,
     /// The pools whose memory the host sees, with their kinds.
@@ -43,6 +45,19 @@ pub(super) struct PoolState {
 }
 
 impl PoolState {
+    /// Lets the driver's pools hear of an event that is complete. They release memory above their threshold when the host
+    /// synchronizes, and a query is no synchronization to them. This one does not wait.
+    ///
+    /// # Safety
+    /// The event is usable, and was seen complete. The context is current.
+    pub(super) unsafe fn note_complete(&self, event: CUevent) -> CUresult {
+        if !self.is_used.load(Ordering::Relaxed) {
+            return CUresult::CUDA_SUCCESS;
+        }
+        // SAFETY: the caller's guarantee.
+        unsafe { sys::cuEventSynchronize(event) }
+    }
+
     /// Destroys the stream. The context is current.
     pub(super) fn end(&self) {
         let stream = std::mem::take(&mut *self.stream.lock());
@@ -224,6 +239,7 @@ unsafe impl DriverPools for CudaDevice {
             return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
         }
         let _visit = self.memory_call(call)?;
+        self.inner.pools.is_used.store(true, Ordering::Relaxed);
         let device = self.inner.context.cu_device();
         let described = Properties::of(properties, device);
         let mut pool = std::ptr::null_mut();
@@ -260,6 +276,7 @@ unsafe impl DriverPools for CudaDevice {
 
     fn default_pool(&self) -> Result<RawPool, DeviceError> {
         let _visit = self.visit("default_pool")?;
+        self.inner.pools.is_used.store(true, Ordering::Relaxed);
         let mut pool = std::ptr::null_mut();
         let device = self.inner.context.cu_device();
         // SAFETY: the call writes to `pool`.

@@ -21,8 +21,8 @@ pub(crate) use contexts::{another_context, current_context};
 pub(crate) use numbers::Number;
 pub(crate) use report::{take_complaints, take_notes};
 
-use cudarc::driver::sys::{CUresult, cuLaunchHostFunc};
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, result};
+use cudarc::driver::sys::{CUresult, cuLaunchHostFunc, cuMemcpyAsync};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use report::{complain, note};
 use std::collections::BTreeMap;
@@ -243,10 +243,10 @@ impl Gpu {
         let address = address.into().to_bits();
         let mut read = vec![0; bytes as usize];
         self.context.bind_to_thread().expect("a context that works");
-        // SAFETY: the bytes live until the copy is complete, which is awaited here.
-        let copied =
-            unsafe { result::memcpy_dtoh_async(&mut read, address, self.aside.cu_stream()) };
-        copied.expect("a copy");
+        let target = read.as_mut_ptr() as u64;
+        // SAFETY: the bytes live until the copy is complete, which is awaited here. The memory may be the host's.
+        let copied = unsafe { cuMemcpyAsync(target, address, read.len(), self.aside.cu_stream()) };
+        copied.result().expect("a copy");
         settle(&self.aside);
         read
     }
