@@ -15,6 +15,7 @@ use futures::executor::block_on;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
 use weirpool::{Fill, Source, TaskError};
 
@@ -209,6 +210,24 @@ fn assert_refused<T: std::fmt::Debug>(answer: Result<T, DeviceError>) {
     let error = answer.expect_err("nothing is recorded in a capture");
     assert_eq!(error.kind(), DeviceErrorKind::Unsupported, "{error}");
     assert!(error.reason().contains("captured"), "{error}");
+}
+
+/// The driver's id of a stream cannot be asked for during a capture: the question would invalidate it.
+pub(crate) fn captured_stream_of_another_library_is_wrapped() {
+    let site = Site::<Here>::new(8 * MIB);
+    let [captured, _] = site.workers();
+    let device = CudaDevice::builder().context(site.bench.gpu.context().clone());
+    let device = device.build().unwrap();
+    // SAFETY: the worker keeps the stream.
+    let wrap = || unsafe { device.external_stream(captured.work.cu_stream()) }.unwrap();
+    let before = wrap();
+    begin(&captured);
+    let during = wrap();
+    assert!(is_capturing(&captured));
+    assert_eq!(during, wrap());
+    assert_ne!(during, before);
+    end(&captured).unwrap();
+    assert_eq!(wrap(), before);
 }
 
 /// A captured stream does not run, so memory freed on it cannot be seen complete: it stays pending, an awaited free

@@ -235,6 +235,7 @@ fn entries() -> Vec<Entry> {
             query_in_the_default_mode_breaks_a_capture,
             capture_is_not_broken_by_calls_of_the_pool,
             captured_stream_keeps_its_freed_memory,
+            captured_stream_of_another_library_is_wrapped,
             graph_has_no_fills,
             captured_stream_takes_device_work_alone;
         foreign_graphs:

@@ -89,7 +89,8 @@ fn waiters_of_an_unpooled_pool_are_served_by_freed_memory() {
             join_all(tasks.collect::<Vec<_>>())
         });
         assert_eq!(pool.statistics().waits.waiting, 0);
-        pool.check_conserved().unwrap();
+        // A thread may be releasing memory.
+        eventually(|| pool.check_conserved().is_ok());
     }
 }
 

@@ -1,17 +1,47 @@
 //! Streams of other libraries, by their raw handles.
 //!
 //! The pool cannot keep such a stream alive, and CUDA reuses the handle of a destroyed stream for another one. So
-//! streams are told apart by the driver's stream id, which is never reused.
+//! streams are told apart by the driver's stream id, which is never reused. Asking for the id of a stream invalidates its
+//! capture; so a stream that is being captured has an id for that capture.
 
 use super::CudaDevice;
-use super::driver::{check, stream_id};
+use super::driver::{capture_info, check, stream_id};
 use super::stream::{PER_THREAD, context_id, device_id, is_legacy_default, raw};
 use cudarc::driver::sys::{self, CUstream};
 use std::any::Any;
-use weirpool_device::plain::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use weirpool_device::plain::{Arc, Mutex, OnceLock};
 use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 
 const CALL: &str = "external_stream";
+
+/// The ids of streams that were wrapped while they were captured: by the stream's name, the last capture and the id.
+#[derive(Debug, Default)]
+pub(super) struct CapturedStreams(Mutex<Ids>);
+
+#[derive(Debug, Default)]
+struct Ids {
+    of_streams: BTreeMap<RawStream, (u64, u64)>,
+    count: u64,
+}
+
+/// Tells these ids from the driver's, which count up from small numbers.
+const OF_A_CAPTURE: u64 = 1 << 63;
+
+impl CapturedStreams {
+    fn id_of(&self, stream: RawStream, capture: u64) -> u64 {
+        let mut ids = self.0.lock();
+        match ids.of_streams.get(&stream) {
+            Some((last, id)) if *last == capture => *id,
+            _ => {
+                let id = OF_A_CAPTURE | ids.count;
+                ids.count += 1;
+                ids.of_streams.insert(stream, (capture, id));
+                id
+            }
+        }
+    }
+}
 
 /// A stream that another library creates and destroys. Created by [`CudaDevice::external_stream`].
 ///
@@ -82,7 +112,11 @@ impl CudaDevice {
         }
         let _visit = self.visit(CALL)?;
         // SAFETY: the caller's stream is not destroyed.
-        let id = unsafe { stream_id(CALL, handle) }?;
+        let id = match unsafe { capture_info(CALL, handle) }? {
+            Some(capture) => self.inner.captured.id_of(name, capture.id),
+            // SAFETY: as above.
+            None => unsafe { stream_id(CALL, handle) }?,
+        };
         let mut context = std::ptr::null_mut();
         // SAFETY: as above; `context` is valid for the write.
         check(CALL, unsafe { sys::cuStreamGetCtx(handle, &mut context) })?;
@@ -120,8 +154,8 @@ impl ExternalStream {
         !is_legacy_default(self.raw)
     }
 
-    /// Returns the driver's id of the stream, which no other stream of the process ever has; `None` for the legacy
-    /// default stream.
+    /// Returns the driver's id of the stream, which no other stream of the process ever has, or an id for the capture that
+    /// the stream is part of; `None` for the legacy default stream.
     pub fn external_id(&self) -> Option<u64> {
         self.id
     }

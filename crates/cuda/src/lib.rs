@@ -68,6 +68,7 @@ pub mod native {
 
 use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
+use external::CapturedStreams;
 pub use external::ExternalStream;
 use facts::Facts;
 use host_work::Words;
@@ -120,6 +121,7 @@ struct Inner {
     words: Words,
     segments: Mutex<Segments>,
     pools: PoolState,
+    captured: CapturedStreams,
 }
 
 /// The settings with which a [`CudaDevice`] is opened.
@@ -174,6 +176,7 @@ impl CudaBuilder {
                 words: Words::default(),
                 segments: Mutex::default(),
                 pools: PoolState::default(),
+                captured: CapturedStreams::default(),
                 context,
             }))),
         })
