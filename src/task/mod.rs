@@ -109,7 +109,7 @@ impl Stream {
     /// blocks; it must not wait for work of the device. It may send to a channel and wake a task. To await something
     /// in stream order, use [`spawn`](Self::spawn). Memory that the function uses is declared with [`Submission::uses`].
     ///
-    /// It costs a device call and a few heap allocations, and on CUDA tens of microseconds in which the stream waits for the
+    /// It costs a device call and a few heap allocations, and on CUDA about ten microseconds in which the stream waits for the
     /// host; `cargo bench --bench submit` measures it.
     ///
     /// If the function panics, the task returns [`TaskError::Panicked`], and the stream goes on.
