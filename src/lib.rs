@@ -63,7 +63,7 @@
 //! | `ipc` | memory between processes | |
 //! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
-//! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
+//! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
@@ -116,16 +116,17 @@ mod current;
 pub mod device;
 mod driver;
 mod error;
+mod evictable;
 mod fault;
 pub mod guide;
 mod handles;
 mod heap;
 mod id;
+#[cfg(feature = "cuda")]
+mod interop;
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
 pub mod ipc;
-#[cfg(feature = "cuda")]
-mod interop;
 mod lane;
 mod measure;
 mod observe;
@@ -157,6 +158,7 @@ pub use error::{
     AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
     TagShortfall, TaskError,
 };
+pub use evictable::{Evictable, Pinned};
 pub use heap::GrowBy;
 pub use id::StreamId;
 pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};

@@ -17,7 +17,8 @@ pub(crate) trait Outside: fmt::Debug + Send + Sync {
 
 impl Block {
     pub(crate) fn is_outside(&self) -> bool {
-        self.extra(|extra| extra.outside.as_ref().map(drop)).is_some()
+        self.extra(|extra| extra.outside.as_ref().map(drop))
+            .is_some()
     }
 
     pub(super) fn take_outside(&mut self) -> Option<Box<dyn Outside>> {

@@ -101,6 +101,7 @@ impl Maintenance {
         let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
         // What reservations hold is in no lane's counts.
         let bound = lanes.bound.saturating_add(totals.set_aside.high);
+        let (evictions, evicted) = self.evictables.evicted();
         Statistics {
             capacity: self.capacity(),
             reserved: totals.reserved,
@@ -119,6 +120,7 @@ impl Maintenance {
             in_graphs: self.counters.in_graphs(),
             exportable: totals.outside,
             imported: self.counters.imported(),
+            evictable: self.evictables.bytes(),
             reservations: figures.reservations,
             largest_free: figures.largest_free,
             free_blocks: figures.free_blocks,
@@ -142,6 +144,8 @@ impl Maintenance {
             device_waits: self.counters.device_waits.get(),
             released: self.counters.released.get(),
             events_created: self.events.created(),
+            evictions,
+            evicted,
         }
     }
 

@@ -69,7 +69,12 @@ impl Driver {
 
     /// Ends the uses of memory on streams. Returns the tickets that the memory waits for: those of the streams, and
     /// `earlier`.
-    pub(crate) fn end_uses(&self, lanes: &[Arc<Lane>], earlier: Option<Fence>, bytes: u64) -> Fences {
+    pub(crate) fn end_uses(
+        &self,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Fence>,
+        bytes: u64,
+    ) -> Fences {
         let noted: SmallVec<[_; 2]> = lanes
             .iter()
             .map(|lane| (lane, lane.cache.note_use(bytes)))

@@ -31,7 +31,10 @@ pub enum IpcError {
     )]
     Outstanding,
     /// The label is longer than [`MOST_LABEL`](super::MOST_LABEL) bytes.
-    #[error("a label of {bytes} bytes is too long; use up to {}", super::MOST_LABEL)]
+    #[error(
+        "a label of {bytes} bytes is too long; use up to {}",
+        super::MOST_LABEL
+    )]
     LongLabel {
         /// Its length in bytes.
         bytes: usize,

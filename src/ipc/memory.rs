@@ -48,10 +48,12 @@ impl Charge {
     /// Returns [`IpcError::NoRoom`].
     fn take(pool: &plain::Arc<Presence>, bytes: u64) -> Result<Self, IpcError> {
         let driver = &pool.service.driver;
-        driver.charge_outside(bytes).map_err(|left| IpcError::NoRoom {
-            requested: bytes,
-            left,
-        })?;
+        driver
+            .charge_outside(bytes)
+            .map_err(|left| IpcError::NoRoom {
+                requested: bytes,
+                left,
+            })?;
         Ok(Self {
             pool: plain::Arc::downgrade(pool),
             bytes,

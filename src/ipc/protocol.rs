@@ -118,7 +118,9 @@ pub enum Violation {
     #[error("the peer greeted twice")]
     GreetedTwice,
     /// Another protocol, or another version of it.
-    #[error("the peer speaks {protocol:?} {version}, and this process {NAME:?} {VERSION}; use the same version of the library")]
+    #[error(
+        "the peer speaks {protocol:?} {version}, and this process {NAME:?} {VERSION}; use the same version of the library"
+    )]
     WrongVersion {
         /// The peer's protocol.
         protocol: String,
@@ -296,7 +298,12 @@ impl Exchange {
         Ok(Event::Greeted)
     }
 
-    fn check_offer(&self, id: u64, (bytes, length): (u64, u64), label: usize) -> Result<(), Violation> {
+    fn check_offer(
+        &self,
+        id: u64,
+        (bytes, length): (u64, u64),
+        label: usize,
+    ) -> Result<(), Violation> {
         let Limits {
             granularity,
             memory,
@@ -378,10 +385,7 @@ mod tests {
         assert_eq!(importer.refuse(id, "late".into()), None);
         let ended = Event::Ended { id, refused: None };
         assert_eq!(exporter.receive(release.clone(), 0), Ok(ended));
-        assert_eq!(
-            exporter.receive(release, 0),
-            Err(Violation::NotHeld { id })
-        );
+        assert_eq!(exporter.receive(release, 0), Err(Violation::NotHeld { id }));
         let again = importer.receive(message, 1);
         assert_eq!(again, Err(Violation::OfferedTwice { id }));
     }

@@ -52,11 +52,20 @@ fn exportable_block_has_a_chunk_of_its_own_and_counts_against_the_capacity() {
     let more = side.exportable(room);
     let refused = side.pool.try_allocate_exportable(&side.stream, CHUNK);
     assert!(
-        matches!(refused, Err(IpcError::NoRoom { requested: CHUNK, left: 0 })),
+        matches!(
+            refused,
+            Err(IpcError::NoRoom {
+                requested: CHUNK,
+                left: 0
+            })
+        ),
         "{refused:?}"
     );
     let huge = side.pool.try_allocate_exportable(&side.stream, 17 * MIB);
-    assert!(matches!(huge, Err(IpcError::Alloc(AllocError::TooLarge { .. }))));
+    assert!(matches!(
+        huge,
+        Err(IpcError::Alloc(AllocError::TooLarge { .. }))
+    ));
     drop((block, more, kept));
     side.device.advance_to_end();
     side.settle();
@@ -184,10 +193,15 @@ fn imported_block_takes_part_in_submitted_work_and_copies() {
     let mut imported = pair.importer.receive(&pair.into).unwrap();
     let mut own = pool.try_allocate(stream, CHUNK).unwrap();
     let task = stream
-        .submit((&mut *imported, &mut own), |work: &SimStream, (from, to)| {
-            let copy = Operation::new(us(5)).writes(from.address(), 8).writes(to.address(), 8);
-            work.submit(copy);
-        })
+        .submit(
+            (&mut *imported, &mut own),
+            |work: &SimStream, (from, to)| {
+                let copy = Operation::new(us(5))
+                    .writes(from.address(), 8)
+                    .writes(to.address(), 8);
+                work.submit(copy);
+            },
+        )
         .unwrap();
     device.advance_to_end();
     now(task).unwrap();
@@ -204,11 +218,23 @@ fn blocks_and_streams_of_other_pools_are_refused() {
     let pair = Pair::new();
     let foreign = pair.importer.exportable(CHUNK);
     let refused = block_on(pair.out.send(&foreign, ""));
-    assert!(matches!(refused, Err(IpcError::Stream(StreamError::ForeignPool))));
+    assert!(matches!(
+        refused,
+        Err(IpcError::Stream(StreamError::ForeignPool))
+    ));
     let refused = block_on(pair.out.receive(&pair.importer.stream));
-    assert!(matches!(refused, Err(IpcError::Stream(StreamError::ForeignPool))));
-    let refused = pair.exporter.pool.try_allocate_exportable(&pair.importer.stream, CHUNK);
-    assert!(matches!(refused, Err(IpcError::Stream(StreamError::ForeignPool))));
+    assert!(matches!(
+        refused,
+        Err(IpcError::Stream(StreamError::ForeignPool))
+    ));
+    let refused = pair
+        .exporter
+        .pool
+        .try_allocate_exportable(&pair.importer.stream, CHUNK);
+    assert!(matches!(
+        refused,
+        Err(IpcError::Stream(StreamError::ForeignPool))
+    ));
     let label = "l".repeat(2000);
     let block = pair.exporter.exportable(CHUNK);
     let refused = block_on(pair.out.send(&block, &label));

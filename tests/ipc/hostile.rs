@@ -8,7 +8,9 @@ fn hello() -> Value {
 }
 
 fn offer(id: u64, bytes: u64, length: u64) -> Value {
-    let device: String = b"simulated GPU 0\0".map(|byte| format!("{byte:02x}")).concat();
+    let device: String = b"simulated GPU 0\0"
+        .map(|byte| format!("{byte:02x}"))
+        .concat();
     json!({"offer": {"id": id, "bytes": bytes, "length": length, "device": device, "label": "x"}})
 }
 
@@ -82,19 +84,55 @@ fn each_breach_ends_its_connection_alone() {
     let (one, both): (&[&OwnedFd], &[&OwnedFd]) = (&[&two[0]], &[&two[0], &two[1]]);
     let cases: Vec<(Vec<(Value, &[&OwnedFd])>, &str)> = vec![
         (vec![(json!({"release": {"id": 0}}), &[])], "did not greet"),
-        (vec![(json!({"hello": {"protocol": "weirpool ipc", "version": 0}}), &[])], "same version"),
-        (vec![(json!({"hello": {"protocol": long, "version": 1}}), &[])], "same version"),
+        (
+            vec![(
+                json!({"hello": {"protocol": "weirpool ipc", "version": 0}}),
+                &[],
+            )],
+            "same version",
+        ),
+        (
+            vec![(json!({"hello": {"protocol": long, "version": 1}}), &[])],
+            "same version",
+        ),
         (vec![(hello(), &[]), (hello(), &[])], "greeted twice"),
         (vec![(hello(), one)], "descriptors"),
-        (vec![(hello(), &[]), (json!({"release": {"id": 0}}), &[])], "does not hold"),
-        (vec![(hello(), &[]), (json!({"refuse": {"id": 8, "reason": ""}}), &[])], "does not hold"),
-        (vec![(hello(), &[]), (offer(0, CHUNK, 1), &[])], "descriptors"),
-        (vec![(hello(), &[]), (offer(0, CHUNK, 1), both)], "descriptors"),
-        (vec![(hello(), &[]), (offer(0, CHUNK, CHUNK + 1), one)], "cannot have"),
+        (
+            vec![(hello(), &[]), (json!({"release": {"id": 0}}), &[])],
+            "does not hold",
+        ),
+        (
+            vec![
+                (hello(), &[]),
+                (json!({"refuse": {"id": 8, "reason": ""}}), &[]),
+            ],
+            "does not hold",
+        ),
+        (
+            vec![(hello(), &[]), (offer(0, CHUNK, 1), &[])],
+            "descriptors",
+        ),
+        (
+            vec![(hello(), &[]), (offer(0, CHUNK, 1), both)],
+            "descriptors",
+        ),
+        (
+            vec![(hello(), &[]), (offer(0, CHUNK, CHUNK + 1), one)],
+            "cannot have",
+        ),
         (vec![(hello(), &[]), (offer(0, 0, 0), one)], "cannot have"),
-        (vec![(hello(), &[]), (offer(0, CHUNK + 1, 1), one)], "cannot have"),
-        (vec![(hello(), &[]), (offer(0, 1 << 50, 1), one)], "cannot have"),
-        (vec![(hello(), &[]), (json!({"offer": {"id": 0}}), one)], "malformed"),
+        (
+            vec![(hello(), &[]), (offer(0, CHUNK + 1, 1), one)],
+            "cannot have",
+        ),
+        (
+            vec![(hello(), &[]), (offer(0, 1 << 50, 1), one)],
+            "cannot have",
+        ),
+        (
+            vec![(hello(), &[]), (json!({"offer": {"id": 0}}), one)],
+            "malformed",
+        ),
         (vec![(json!([1, 2, 3]), &[])], "malformed"),
         (vec![(json!("x".repeat(60_000)), &[])], "malformed"),
     ];

@@ -25,7 +25,10 @@ impl Child {
         let name = format!("weirpool-ipc-{}-{part}", std::process::id());
         let folder = env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&folder);
-        std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
+            .unwrap();
         let path = folder.join("socket");
         let listener = Listener::bind(&path, Allowed::own()).unwrap();
         let mut process = Command::new(env::current_exe().unwrap())
@@ -168,8 +171,15 @@ fn killed_importer_ends_what_it_held() {
     child.kill();
     assert!(matches!(block_on(sent), Err(IpcError::Ended { .. })));
     side.settle();
-    assert_eq!(side.device.counters().physical_in_use, 0, "it went back to the device");
-    assert!(common::poll(&mut alive).is_pending(), "another importer is not affected");
+    assert_eq!(
+        side.device.counters().physical_in_use,
+        0,
+        "it went back to the device"
+    );
+    assert!(
+        common::poll(&mut alive).is_pending(),
+        "another importer is not affected"
+    );
     second.tell("end");
     let _ = block_on(alive);
 }

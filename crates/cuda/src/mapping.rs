@@ -70,8 +70,7 @@ pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> 
 pub(super) fn shareable_properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
     let mut properties = properties(place);
     let fields = properties.as_mut_ptr();
-    let descriptor =
-        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let descriptor = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     // SAFETY: the pointer is a field of `properties`.
     unsafe { (&raw mut (*fields).requestedHandleTypes).write(descriptor) };
     properties

@@ -50,12 +50,7 @@ unsafe impl Sharing for CudaDevice {
         let mut descriptor: c_int = -1;
         // SAFETY: the chunk was not destroyed, as the caller guarantees; the call writes a descriptor.
         let result = unsafe {
-            sys::cuMemExportToShareableHandle(
-                (&raw mut descriptor).cast(),
-                chunk.0,
-                DESCRIPTOR,
-                0,
-            )
+            sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), chunk.0, DESCRIPTOR, 0)
         };
         check("export", result)?;
         owned("export", descriptor)

@@ -53,7 +53,10 @@ impl Default for ByCall {
 impl From<Vec<u64>> for ByCall {
     fn from(numbers: Vec<u64>) -> Self {
         let mut all = Self::default();
-        all.0.iter_mut().zip(numbers).for_each(|(all, number)| *all = number);
+        all.0
+            .iter_mut()
+            .zip(numbers)
+            .for_each(|(all, number)| *all = number);
         all
     }
 }

@@ -28,7 +28,10 @@ impl SharedBytes {
         into.fill(0);
         let mut at = 0;
         while at < into.len() {
-            match self.file.read_at(&mut into[at..], self.begin + offset + at as u64) {
+            match self
+                .file
+                .read_at(&mut into[at..], self.begin + offset + at as u64)
+            {
                 Ok(0) | Err(_) => return,
                 Ok(bytes) => at += bytes,
             }
