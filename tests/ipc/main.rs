@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
 //! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
+//! | `pointers` | pools of the driver, and blocks by pointer data |
 //! | `processes` | real processes: this program again, which may be killed or stopped |
 
 #![cfg(target_os = "linux")]
@@ -13,6 +14,7 @@ mod common;
 
 mod blocks;
 mod hostile;
+mod pointers;
 mod processes;
 
 use common::{MIB, eventually, manual, stream, us, use_block};

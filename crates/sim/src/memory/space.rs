@@ -293,6 +293,11 @@ impl Space {
             return invalid(format!("invalid size of {bytes} bytes"));
         };
         let handle = self.create(kind, rounded)?;
+        self.place_plain(handle, bytes, rounded)
+    }
+
+    /// Gives plain memory its addresses; without them, it is given back.
+    pub(super) fn place_plain(&mut self, handle: u64, bytes: u64, rounded: u64) -> Refusable<u64> {
         let address = match self.find_addresses(rounded) {
             Ok(address) => address,
             Err(refusal) => {
