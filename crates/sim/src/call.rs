@@ -56,6 +56,10 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `PeerAccess::copy` and `capture_copy`
+    Copy,
+    /// `PeerAccess`: the access of a peer, given or taken back
+    SetAccess,
     /// `Device::run`
     Run,
     /// `Device::hold`
@@ -72,7 +76,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -98,6 +102,8 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::Copy,
+        Self::SetAccess,
         Self::Run,
         Self::Hold,
         Self::BeginCapture,
@@ -136,6 +142,8 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::Copy => "copy",
+            Self::SetAccess => "set_access",
             Self::Run => "run",
             Self::Hold => "hold",
             Self::BeginCapture => "begin_capture",

@@ -7,6 +7,9 @@ use super::cost;
 use std::time::Duration;
 use weirpool_device::MemoryKind;
 
+/// The calls in a row of the table.
+const ROW: usize = 16;
+
 /// A copy of the device's counters. All of them count from the creation of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -34,18 +37,19 @@ pub struct Counters {
     pub physical_in_use: u64,
     /// The most physical memory that was taken at any time, in bytes.
     pub physical_peak: u64,
-    by_call: [u64; Call::ALL.len()],
+    /// In rows, because the traits above are implemented for short arrays only.
+    by_call: [[u64; ROW]; Call::ALL.len().div_ceil(ROW)],
 }
 
 impl Counters {
     /// Returns how often `call` was made, including failures.
     pub fn calls(&self, call: Call) -> u64 {
-        self.by_call[call as usize]
+        self.by_call[call as usize / ROW][call as usize % ROW]
     }
 
     pub(super) fn charge(&mut self, call: Call, bytes: u64) {
         let cost = cost::of(call, bytes);
-        self.by_call[call as usize] += 1;
+        self.by_call[call as usize / ROW][call as usize % ROW] += 1;
         self.device_calls += 1;
         self.device_time += cost;
         if call.is_memory_call() {
