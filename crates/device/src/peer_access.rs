@@ -111,9 +111,6 @@ pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// Those of [`copy`](Self::copy), at each launch.
-    unsafe fn capture_copy(
-        &self,
-        stream: RawStream,
-        copy: &CopyBetween,
-    ) -> Result<(), DeviceError>;
+    unsafe fn capture_copy(&self, stream: RawStream, copy: &CopyBetween)
+    -> Result<(), DeviceError>;
 }

@@ -197,7 +197,10 @@ impl SimPool {
 
     /// Returns the devices that may use the memory, besides the pool's own.
     pub(super) fn peers(&self) -> Peers {
-        let allowed = self.access.iter().filter(|(_, access)| **access != Access::None);
+        let allowed = self
+            .access
+            .iter()
+            .filter(|(_, access)| **access != Access::None);
         allowed.fold(Peers::NONE, |peers, (device, _)| peers.with(*device))
     }
 

@@ -89,7 +89,8 @@ impl SimDevice {
             self.check_stream(state, Call::Record, stream)?;
             last_record(state, Call::Record, event)?;
             if state.events.device_of(event) != Some(self.number) {
-                let reason = "the event is one of another device: record one of this device".to_owned();
+                let reason =
+                    "the event is one of another device: record one of this device".to_owned();
                 return Err(invalid(Call::Record, reason));
             }
             refuse(state)?;

@@ -151,7 +151,10 @@ impl SimDevice {
 
     fn host(settings: Settings, devices: usize) -> Vec<Self> {
         let devices = u32::try_from(devices).ok().filter(|devices| *devices > 0);
-        Self::all_of(Engine::new(settings, devices.expect("a host needs devices")))
+        Self::all_of(Engine::new(
+            settings,
+            devices.expect("a host needs devices"),
+        ))
     }
 
     fn all_of(engine: Arc<Engine>) -> Vec<Self> {

@@ -36,9 +36,11 @@ impl SimDevice {
     /// # Errors
     /// Returns an error if the address space is exhausted, or if the device has no virtual memory.
     pub fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.memory_call(Call::Reserve, |_| bytes, |space| {
-            space.reserve(self.number, bytes)
-        })
+        self.memory_call(
+            Call::Reserve,
+            |_| bytes,
+            |space| space.reserve(self.number, bytes),
+        )
     }
 
     /// Releases a whole reserved range.

@@ -6,9 +6,19 @@ use super::copy::between_operation;
 use super::event_calls::unsupported;
 use super::memory::{Refusal, Space};
 use weirpool_device::{
-    Access, CopyBetween, DeviceError, DeviceErrorKind, DeviceId, Peer, PeerAccess, Peers,
-    RawStream, Transfer,
+    Access, CopyBetween, DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, Peer, PeerAccess,
+    Peers, RawStream, Transfer,
 };
+
+/// What may be used where, for tests.
+impl SimDevice {
+    /// Returns the first address of each range of this device's memory that is mapped, and whether `peer`, a device of the
+    /// same host, may use it.
+    pub fn mapped_for(&self, peer: &Self) -> Vec<(DeviceAddress, bool)> {
+        let (own, peer) = (self.number, peer.number);
+        self.engine.peek(|state| state.space.mapped_for(own, peer))
+    }
+}
 
 impl SimDevice {
     /// Returns the other devices of the host, if they can be given access.

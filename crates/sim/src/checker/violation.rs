@@ -198,7 +198,10 @@ impl fmt::Display for Violation {
         }
         if let Some(Strangers { owner, device }) = self.strangers {
             let role = "devices:";
-            writeln!(f, "  {role:<13} device {device} uses memory of device {owner}")?;
+            writeln!(
+                f,
+                "  {role:<13} device {device} uses memory of device {owner}"
+            )?;
         }
         write!(f, "  {:<13} {}", "what to do:", self.kind.advice())
     }

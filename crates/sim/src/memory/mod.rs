@@ -44,18 +44,16 @@ impl Memory {
     pub fn read(&mut self, address: impl Into<DeviceAddress>, into: &mut [u8]) {
         let address = address.into().to_bits();
         let viewer = self.viewer;
-        self.device.access("read", &mut |space| {
-            space.read(viewer, address, into)
-        });
+        self.device
+            .access("read", &mut |space| space.read(viewer, address, into));
     }
 
     /// Writes `from` to the bytes that begin at `address`.
     pub fn write(&mut self, address: impl Into<DeviceAddress>, from: &[u8]) {
         let address = address.into().to_bits();
         let viewer = self.viewer;
-        self.device.access("write", &mut |space| {
-            space.write(viewer, address, from)
-        });
+        self.device
+            .access("write", &mut |space| space.write(viewer, address, from));
     }
 
     /// Writes `value` to `bytes` bytes that begin at `address`.

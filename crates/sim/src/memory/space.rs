@@ -6,7 +6,7 @@ use super::budget::Budget;
 use super::bytes::Bytes;
 use crate::builder::{Backing, GRANULARITY, Settings};
 use std::collections::{BTreeMap, HashMap};
-use weirpool_device::{DeviceErrorKind, MemoryKind, Peers};
+use weirpool_device::{DeviceAddress, DeviceErrorKind, MemoryKind, Peers};
 
 /// The size of a device's address space. It is far larger than its memory, so that released ranges are not reused soon
 /// and the use of an old address is detected.
@@ -163,6 +163,14 @@ impl Space {
         foreign.map(|(_, mapping)| self.physical[&mapping.handle].device)
     }
 
+    /// Returns each mapping of a device's memory, and whether a peer may use it.
+    pub(crate) fn mapped_for(&self, device: u32, peer: u32) -> Vec<(DeviceAddress, bool)> {
+        let mappings = self.mappings.iter();
+        let own = mappings.filter(|(_, mapping)| self.physical[&mapping.handle].device == device);
+        own.map(|(address, mapping)| ((*address).into(), self.may_use(peer, mapping)))
+            .collect()
+    }
+
     /// Sets whether a peer may use what is mapped at exactly this range.
     pub(crate) fn set_access(
         &mut self,
@@ -179,8 +187,11 @@ impl Space {
                     }
                 };
                 let others = others.fold(Peers::NONE, Peers::with);
-                mapping.accessors =
-                    Accessors::Only(if is_allowed { others.with(peer) } else { others });
+                mapping.accessors = Accessors::Only(if is_allowed {
+                    others.with(peer)
+                } else {
+                    others
+                });
                 Ok(())
             }
             _ => invalid(format!("{} is not mapped", span(address, bytes))),
@@ -393,12 +404,7 @@ impl Space {
 
     // ---- plain memory: with its addresses, in one piece, of any kind ---------------------------
 
-    pub(crate) fn allocate(
-        &mut self,
-        device: u32,
-        kind: MemoryKind,
-        bytes: u64,
-    ) -> Refusable<u64> {
+    pub(crate) fn allocate(&mut self, device: u32, kind: MemoryKind, bytes: u64) -> Refusable<u64> {
         let Some(rounded) = bytes
             .checked_next_multiple_of(GRANULARITY)
             .filter(|&all| all > 0)
