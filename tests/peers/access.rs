@@ -92,7 +92,7 @@ fn access_to_memory_of_the_host_needs_no_link() {
         pool.enable_access(&second).unwrap();
         assert_eq!(first.counters().calls(Call::SetAccess), 0);
         let stream = pool.register(&second.create_stream()).unwrap();
-        block.read_on(&stream).unwrap();
+        let _use = block.read_on(&stream).unwrap();
         assert_eq!(seen_from(&second, &block), Some(0));
     }
 }

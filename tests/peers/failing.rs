@@ -61,7 +61,7 @@ fn growth_without_access_fails_and_loses_nothing() {
         assert!(may_use(&second, &block));
         drop(block);
         second.advance_to_end();
-        pool.trim_to(0).unwrap();
+        let _trimmed = pool.trim_to(0).unwrap();
         assert_eq!(reserved(&pool), held);
         assert_eq!(first.counters().physical_in_use, held, "nothing is lost");
     }

@@ -66,7 +66,7 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
         StreamError::ForeignPool
     );
     let guest = pools[0].register(&work).unwrap();
-    block.read_on(&guest).unwrap();
+    let _use = block.read_on(&guest).unwrap();
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn request_waits_for_work_of_another_device() {
     let mut block = pool.try_allocate(&guest, 2 * MIB).unwrap();
     drop(guest.submit(&mut block, write(50)).unwrap());
     drop(block);
-    first.block_on(pool.allocate(&home, 2 * MIB)).unwrap();
+    let _next = first.block_on(pool.allocate(&home, 2 * MIB)).unwrap();
     assert_eq!(first.now(), us(50));
     first.assert_ordered();
 }
