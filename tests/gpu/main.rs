@@ -25,6 +25,7 @@
 //! | `shutdown` | ends in the wrong order |
 //! | `peers` | two GPUs |
 //! | `processes` | another process that holds the device's memory |
+//! | `ipc` | blocks that two processes share; with the feature `ipc` |
 //! | `soak` | many tasks for a few seconds |
 
 use std::process::ExitCode;
@@ -111,6 +112,8 @@ mod hand_shakes;
 mod handles;
 mod harness;
 mod interop;
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+mod ipc;
 mod ordering;
 mod peers;
 mod pressure;
@@ -293,6 +296,13 @@ fn entries() -> Vec<Entry> {
             refused_waiter_asks_again;
         processes:
             memory_of_another_process_is_waited_for;
+    });
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    list.extend(once! {
+        ipc:
+            kernels_of_two_processes_share_a_block,
+            memory_of_a_killed_importer_comes_back,
+            costs_of_sharing_are_measured;
     });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));

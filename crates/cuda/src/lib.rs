@@ -53,6 +53,8 @@ mod memory;
 mod peers;
 mod plain;
 mod pools;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod stage;
 mod staging;
 mod stream;

@@ -29,6 +29,9 @@ mod peers;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
+#[cfg(unix)]
+#[allow(unsafe_code)]
+mod sharing;
 mod transfer;
 
 pub use address::DeviceAddress;
@@ -48,4 +51,6 @@ pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStrea
 pub use peer_access::{CopyBetween, CopyEnd, Peer, PeerAccess};
 pub use peers::Peers;
 pub use pooling::Pooling;
+#[cfg(unix)]
+pub use sharing::Sharing;
 pub use transfer::Transfer;

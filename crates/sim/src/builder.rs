@@ -92,6 +92,7 @@ pub(super) struct Settings {
     pub(super) seed: u64,
     pub(super) checker: Checker,
     pub(super) peer_access: bool,
+    pub(super) uuid: [u8; 16],
 }
 
 /// Chooses the defaults; each line gives its reason.
@@ -119,6 +120,8 @@ impl Default for Settings {
             checker: Checker::Panic,
             // As on a host whose devices are linked.
             peer_access: true,
+            // One and the same device in every process.
+            uuid: *b"simulated GPU 0\0",
         }
     }
 }
@@ -259,6 +262,13 @@ impl SimBuilder {
             Ok(devices) => devices,
             Err(_) => unreachable!("a host has as many devices as it was asked for"),
         }
+    }
+
+    /// Sets the id by which processes know that they have the same device. Default: one id for all simulated devices of all
+    /// processes.
+    pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
+        self.settings.uuid = uuid;
+        self
     }
 
     /// Builds the device.

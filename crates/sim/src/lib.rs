@@ -85,6 +85,8 @@ mod outer_clock;
 mod peers;
 mod recording;
 mod schedule;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod state;
 mod stream;
 mod ticker;

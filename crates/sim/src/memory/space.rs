@@ -28,7 +28,7 @@ pub(super) fn invalid<T>(reason: String) -> Refusable<T> {
     Err(Refusal { kind, reason })
 }
 
-fn exhausted<T>(reason: String) -> Refusable<T> {
+pub(super) fn exhausted<T>(reason: String) -> Refusable<T> {
     let kind = DeviceErrorKind::OutOfMemory;
     Err(Refusal { kind, reason })
 }
@@ -65,6 +65,8 @@ pub(super) struct Physical {
     pub(super) kind: MemoryKind,
     pub(super) mapped_at: Option<u64>,
     pub(super) store: Bytes,
+    /// Another process took the memory: it counts there.
+    pub(super) is_imported: bool,
 }
 
 /// What each device has of its own.
@@ -284,16 +286,28 @@ impl Space {
             ));
         }
         budget.take(bytes);
+        Ok(self.add_physical(device, kind, bytes, Bytes::default(), false))
+    }
+
+    pub(super) fn add_physical(
+        &mut self,
+        device: u32,
+        kind: MemoryKind,
+        bytes: u64,
+        store: Bytes,
+        is_imported: bool,
+    ) -> u64 {
         self.handles += 1;
         let physical = Physical {
             bytes,
             device,
             kind,
             mapped_at: None,
-            store: Bytes::default(),
+            store,
+            is_imported,
         };
         self.physical.insert(self.handles, physical);
-        Ok(self.handles)
+        self.handles
     }
 
     pub(crate) fn destroy(&mut self, handle: u64) -> Refusable<()> {
@@ -303,9 +317,17 @@ impl Space {
                 "chunk {handle} is still mapped at {address:#x}; unmap it first"
             ));
         }
-        let (device, kind, bytes) = (physical.device, physical.kind, physical.bytes);
+        let Physical {
+            device,
+            kind,
+            bytes,
+            is_imported,
+            ..
+        } = *physical;
         self.physical.remove(&handle);
-        self.budget(device, kind).give_back(bytes);
+        if !is_imported {
+            self.budget(device, kind).give_back(bytes);
+        }
         Ok(())
     }
 
@@ -451,7 +473,7 @@ impl Space {
     }
 }
 
-fn check_size(bytes: u64) -> Refusable<()> {
+pub(super) fn check_size(bytes: u64) -> Refusable<()> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
         return invalid(format!(
             "{bytes} bytes are not a multiple of the granularity of {GRANULARITY} bytes"
