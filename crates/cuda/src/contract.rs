@@ -14,8 +14,8 @@ use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
     AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId,
-    DriverPools, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer,
-    WatchId,
+    DriverPools, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, RawEvent, RawStream,
+    Transfer, WatchId,
 };
 
 fn event_handle(event: RawEvent) -> CUevent {
@@ -85,8 +85,22 @@ unsafe impl Device for CudaDevice {
         self.inner.facts.ordinal() as u32
     }
 
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.inner.facts.uuid
+    }
+
+    #[cfg(target_os = "linux")]
+    fn sharing(&self) -> Option<&dyn weirpool_device::Sharing> {
+        let has_sharing = self.uses_virtual_memory() && self.inner.facts.shares_chunks;
+        has_sharing.then_some(self)
+    }
+
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
         self.inner.facts.has_memory_pools().then_some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        Some(self)
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {

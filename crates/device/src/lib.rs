@@ -23,10 +23,15 @@ mod host_work;
 mod kind;
 mod lock_check;
 mod names;
+#[allow(unsafe_code)]
+mod peer_access;
 mod peers;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
+#[cfg(unix)]
+#[allow(unsafe_code)]
+mod sharing;
 mod transfer;
 
 pub use address::DeviceAddress;
@@ -43,6 +48,9 @@ pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
 pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
+pub use peer_access::{CopyBetween, CopyEnd, Peer, PeerAccess};
 pub use peers::Peers;
 pub use pooling::Pooling;
+#[cfg(unix)]
+pub use sharing::Sharing;
 pub use transfer::Transfer;

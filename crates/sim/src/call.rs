@@ -12,7 +12,7 @@ pub enum Call {
     Reserve,
     /// `Device::unreserve`
     Unreserve,
-    /// `Device::create`
+    /// `Device::create`, `Sharing::create_shareable`
     Create,
     /// `Device::destroy`
     Destroy,
@@ -24,6 +24,10 @@ pub enum Call {
     Allocate,
     /// `Device::free`
     Free,
+    /// `Sharing::export`
+    Export,
+    /// `Sharing::import`
+    Import,
     /// `DriverPools::create_pool`
     CreatePool,
     /// `DriverPools::destroy_pool`
@@ -56,6 +60,10 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `PeerAccess::copy` and `capture_copy`
+    Copy,
+    /// `PeerAccess`: the access of a peer, given or taken back
+    SetAccess,
     /// `Device::run`
     Run,
     /// `Device::hold`
@@ -72,7 +80,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 35] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -82,6 +90,8 @@ impl Call {
         Self::Unmap,
         Self::Allocate,
         Self::Free,
+        Self::Export,
+        Self::Import,
         Self::CreatePool,
         Self::DestroyPool,
         Self::AllocateFrom,
@@ -98,6 +108,8 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::Copy,
+        Self::SetAccess,
         Self::Run,
         Self::Hold,
         Self::BeginCapture,
@@ -106,7 +118,7 @@ impl Call {
         Self::Launch,
     ];
 
-    /// Returns the name of the call in [`Device`](weirpool_device::Device),
+    /// Returns the name of the call in [`Device`](weirpool_device::Device), `Sharing`,
     /// [`DriverPools`](weirpool_device::DriverPools), [`Captures`](weirpool_device::Captures) or
     /// [`Graph`](weirpool_device::Graph).
     pub const fn name(self) -> &'static str {
@@ -120,6 +132,8 @@ impl Call {
             Self::Unmap => "unmap",
             Self::Allocate => "allocate",
             Self::Free => "free",
+            Self::Export => "export",
+            Self::Import => "import",
             Self::CreatePool => "create_pool",
             Self::DestroyPool => "destroy_pool",
             Self::AllocateFrom => "allocate_from",
@@ -136,6 +150,8 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::Copy => "copy",
+            Self::SetAccess => "set_access",
             Self::Run => "run",
             Self::Hold => "hold",
             Self::BeginCapture => "begin_capture",
@@ -164,6 +180,8 @@ impl Call {
                 | Self::Destroy
                 | Self::Map
                 | Self::Unmap
+                | Self::Export
+                | Self::Import
         )
     }
 }

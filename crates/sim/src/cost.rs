@@ -71,6 +71,10 @@ const DESTROY_STREAM: u64 = 5_012;
 const CREATE_EVENT: u64 = 88;
 const DESTROY_EVENT: u64 = 87;
 
+/// Estimates for sharing a chunk, not measured: those of a call that creates one.
+const EXPORT: u64 = 10_000;
+const IMPORT: u64 = 20_000;
+
 /// Estimates for the calls on the driver's memory pools, without the memory that is taken for them. `cargo bench
 /// --features cuda --bench hot_path` measures an allocation and a free together.
 const POOL_CALL: u64 = 350;
@@ -81,6 +85,12 @@ const CREATE_POOL: u64 = 10_000;
 const COPY: u64 = 5_416;
 const HOST_COPY: u64 = 7_600;
 const BUS: u64 = 50_000;
+
+/// A copy between devices, in bytes per microsecond: of the link where there is access (NVLink's 450 GB/s in one direction
+/// according to the data sheet, not measured). Where there is none, the bytes cross the bus twice.
+const LINK: u64 = 450_000;
+/// The access of a peer to one chunk (not measured: the share of access in the cost of a mapping).
+const SET_ACCESS: u64 = 20_252;
 
 /// The submission of a fill: the cost of an empty kernel's launch (a fill's own was not measured).
 const FILL: u64 = 3_026;
@@ -115,6 +125,10 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Upload => COPY + per_byte(bytes, HOST_COPY),
         Call::Download => COPY,
         Call::Fill => FILL,
+        Call::Copy => COPY,
+        Call::SetAccess => SET_ACCESS,
+        Call::Export => EXPORT,
+        Call::Import => IMPORT,
         Call::CreatePool | Call::DestroyPool => CREATE_POOL,
         Call::AllocateFrom | Call::FreeTo => POOL_CALL,
         Call::TrimPool | Call::PoolAttribute => POOL_CALL,
@@ -144,6 +158,14 @@ pub(super) fn of_locking(kind: MemoryKind, bytes: u64) -> Duration {
 /// Returns how long the device is busy with a copy between itself and the host.
 pub(super) fn of_copy(bytes: u64) -> Duration {
     Duration::from_nanos(per_byte(bytes, BUS))
+}
+
+/// Returns how long a copy between devices, or within one, takes.
+pub(super) fn of_copy_between(bytes: u64, is_direct: bool) -> Duration {
+    Duration::from_nanos(match is_direct {
+        true => per_byte(bytes, LINK),
+        false => 2 * per_byte(bytes, BUS),
+    })
 }
 
 /// Returns how long the device is busy with a fill of its memory.
