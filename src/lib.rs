@@ -155,7 +155,7 @@ pub use driver::{
     ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
+    AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
     TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
@@ -169,8 +169,8 @@ pub use observe::{
 };
 pub use policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 pub use pool::{
-    Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation, Health,
-    Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
+    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation,
+    Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
     TagAccount, TagConfig,
 };
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};

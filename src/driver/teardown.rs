@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::Driver;
+use super::accessors::Accessibility;
 use super::memory::Held;
 use super::segments::SegmentSource;
 use crate::device::{Device, Watch};
@@ -188,6 +189,13 @@ impl DeferredRelease {
             }
             for (address, bytes) in &held.segments {
                 let _ = self.segments.free(*address, *bytes);
+            }
+            if let (Accessibility::Plain, Some(peers)) =
+                (self.segments.accessibility(), self.device.peer_access())
+            {
+                for peer in held.accessors.peers() {
+                    let _ = peers.forbid_plain(*peer);
+                }
             }
         }
     }

@@ -31,13 +31,12 @@ impl SimDevice {
     pub(super) fn import_shared_pool(&self, descriptor: OwnedFd) -> Result<RawPool, DeviceError> {
         let call = Call::Import;
         weirpool_device::assert_unlocked(call.name());
-        let ordinal = self.ordinal_number();
         self.engine.call(|state| {
             state.enter(call, 0)?;
             let file = PoolFile::import(descriptor).map_err(refused(call))?;
             let mut properties = DriverPoolProperties::new(MemoryKind::Device);
             properties.handle_types = HandleTypes::POSIX_FD;
-            let mut pool = SimPool::new(properties, false, ordinal);
+            let mut pool = SimPool::new(properties, false, self.number);
             pool.file = Some(file);
             pool.is_imported = true;
             Ok(RawPool(state.pools.names.insert(pool)))
@@ -85,7 +84,7 @@ impl SimDevice {
             }
             let address = state
                 .space
-                .allocate_shared(MemoryKind::Device, size, part, true)
+                .allocate_shared(self.number, MemoryKind::Device, size, part, true)
                 .map_err(refused(call))?;
             let found = state.pool(call, pool)?;
             found.grow(address, size);
@@ -101,7 +100,7 @@ unsafe impl Sharing for SimDevice {
         let chunk = self.memory_call(
             Call::Create,
             |_| bytes,
-            |space| space.create_shareable(bytes),
+            |space| space.create_shareable(self.number, bytes),
         )?;
         Ok(Chunk(chunk))
     }
@@ -118,7 +117,7 @@ unsafe impl Sharing for SimDevice {
         let chunk = self.memory_call(
             Call::Import,
             |_| bytes,
-            |space| space.import(descriptor, bytes),
+            |space| space.import(self.number, descriptor, bytes),
         )?;
         Ok(Chunk(chunk))
     }

@@ -164,6 +164,7 @@ impl Space {
     /// Takes plain memory whose bytes are a part of a pool's file, or maps such a part of another process.
     pub(crate) fn allocate_shared(
         &mut self,
+        device: u32,
         kind: MemoryKind,
         bytes: u64,
         part: SharedBytes,
@@ -171,11 +172,11 @@ impl Space {
     ) -> Refusable<u64> {
         check_size(bytes)?;
         let handle = match is_imported {
-            true => self.add_physical(kind, bytes, Bytes::default(), true),
-            false => self.create(kind, bytes)?,
+            true => self.add_physical(device, kind, bytes, Bytes::default(), true),
+            false => self.create(device, kind, bytes)?,
         };
         self.known(handle)?.store.shared = Some(part);
-        self.place_plain(handle, bytes, bytes)
+        self.place_plain(device, handle, (bytes, bytes))
     }
 
     /// Returns the part of a file behind the memory at an address.
@@ -185,8 +186,8 @@ impl Space {
     }
 
     /// Takes a chunk of the device's memory that can be exported.
-    pub(crate) fn create_shareable(&mut self, bytes: u64) -> Refusable<u64> {
-        let handle = self.create(MemoryKind::Device, bytes)?;
+    pub(crate) fn create_shareable(&mut self, device: u32, bytes: u64) -> Refusable<u64> {
+        let handle = self.create(device, MemoryKind::Device, bytes)?;
         match create_file(bytes) {
             Ok(file) => {
                 self.known(handle)?.store = with_file(file);
@@ -211,7 +212,12 @@ impl Space {
         }
     }
 
-    pub(crate) fn import(&mut self, descriptor: OwnedFd, bytes: u64) -> Refusable<u64> {
+    pub(crate) fn import(
+        &mut self,
+        device: u32,
+        descriptor: OwnedFd,
+        bytes: u64,
+    ) -> Refusable<u64> {
         check_size(bytes)?;
         let size = match rustix::fs::fstat(&descriptor) {
             Ok(state) if FileType::from_raw_mode(state.st_mode) == FileType::RegularFile => {
@@ -227,6 +233,6 @@ impl Space {
             return invalid(format!("the chunk has {size} bytes, not {bytes}"));
         }
         let store = with_file(descriptor.into());
-        Ok(self.add_physical(MemoryKind::Device, bytes, store, true))
+        Ok(self.add_physical(device, MemoryKind::Device, bytes, store, true))
     }
 }
