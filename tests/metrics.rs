@@ -153,6 +153,7 @@ fn figures_are_published_when_asked_for() {
         ("lost_to_rounding_bytes", 0),
         ("releasable_bytes", figures.releasable_bytes),
         ("set_aside_bytes", 2 * MIB),
+        ("in_graphs_bytes", 0),
         ("reservations", 1),
         ("live_blocks", 1),
         ("waiting_requests", 0),

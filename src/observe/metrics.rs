@@ -82,6 +82,8 @@ const POOL: &[Family<Figures>] = families! {
         |f| bytes(f.statistics.releasable_bytes);
     Gauge "set_aside_bytes" Bytes "held by reservations and not allocated"
         |f| bytes(f.statistics.set_aside);
+    Gauge "in_graphs_bytes" Bytes "granted to captured graphs, for as long as they live"
+        |f| bytes(f.statistics.in_graphs);
     Gauge "reservations" Count "live reservations"
         |f| count(f.statistics.reservations as u64);
     Gauge "live_blocks" Count "blocks that are allocated and not freed"

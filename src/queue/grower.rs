@@ -27,16 +27,14 @@ impl Grower {
         }
     }
 
-    /// Starts the thread for a waiting request, unless one is on its way.
-    pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) {
+    /// Starts the thread for a waiting request, unless one is on its way. Returns whether one comes.
+    #[must_use = "without a thread, the calls must be made here"]
+    pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) -> bool {
         self.note_needy(Some(waiter));
-        self.start(service);
+        self.is_coming.swap(true, Ordering::AcqRel) || self.start(service)
     }
 
-    fn start(&self, service: &Arc<Service>) {
-        if self.is_coming.swap(true, Ordering::AcqRel) {
-            return;
-        }
+    fn start(&self, service: &Arc<Service>) -> bool {
         let served = service.clone();
         let thread = plain::thread::Builder::new().name("weirpool-grower".into());
         let started = thread.spawn(move || {
@@ -53,10 +51,10 @@ impl Grower {
             }
         });
         if started.is_err() {
-            // No thread can be started: the requests are served by frees, and the next pass tries again.
             self.note_needy(None);
             self.is_coming.store(false, Ordering::Release);
         }
+        started.is_ok()
     }
 
     /// Drops the request noted before outside the lock: it may hold the last reference to its stream.

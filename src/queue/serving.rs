@@ -50,7 +50,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
-    pub(super) fn run(self) -> Option<Duration> {
+    pub(super) fn run(mut self) -> Option<Duration> {
         let service = self.service;
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
@@ -60,7 +60,12 @@ impl<'a> Pass<'a> {
             match served {
                 Served::Granted | Served::Gone => continue,
                 Served::Short => service.hooked.offer_to(&head),
-                Served::NeedsThread => service.grower.start_for(head, service),
+                Served::NeedsThread if service.grower.start_for(head, service) => {}
+                Served::NeedsThread => {
+                    // No thread can be started: a call that blocks is better than a request that waits for ever.
+                    self.effort = Effort::Thread;
+                    continue;
+                }
             }
             if service.driver.is_refused() {
                 // Others have the memory, and cannot tell when they release it.

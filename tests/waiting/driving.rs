@@ -199,3 +199,49 @@ fn late_growth_is_for_the_next_request() {
         pool.check_conserved().unwrap();
     }
 }
+
+/// Memory calls that block are made on a thread of their own. Where none can be started, they are made in the poll. The
+/// test runs in a child process whose threads would have stacks larger than the address space.
+#[test]
+fn queue_is_served_where_no_thread_can_be_started() {
+    const CHILD: &str = "WEIRPOOL_CHILD_WITHOUT_THREADS";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "driving::queue_is_served_where_no_thread_can_be_started";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name, "--test-threads=1"]);
+        child
+            .env(CHILD, "yes")
+            .env("RUST_MIN_STACK", (1u64 << 60).to_string());
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+        return;
+    }
+    assert!(std::thread::Builder::new().spawn(|| {}).is_err());
+    let device = SimDevice::builder()
+        .virtual_memory(false)
+        .blocking_memory_calls(true)
+        .build();
+    let pool = Pool::builder(device.clone())
+        .capacity(8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    device.block_on(async {
+        let first = pool
+            .allocate(&stream, 5 * MIB)
+            .timeout(us(1_000))
+            .await
+            .unwrap();
+        // The only segment is too small, and is released first.
+        drop(first);
+        let _second = pool
+            .allocate(&stream, 8 * MIB)
+            .timeout(us(1_000))
+            .await
+            .unwrap();
+    });
+}

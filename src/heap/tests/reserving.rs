@@ -228,6 +228,37 @@ fn exchange_gives_back_what_the_request_does_not_need() {
     assert_eq!(state(&heap, reservation).0, 5);
 }
 
+/// A free block can be as large as a chunk and lie across two of them. It is no chunk that could be moved.
+#[test]
+fn exchange_gives_back_as_many_whole_chunks_as_it_took() {
+    let mut heap = heap(true);
+    let [row] = grow_each(&mut heap, [8 * CHUNK]);
+    free(&mut heap, &row);
+    let halves = [1, 2, 1, 2, 2, 2, 2, 2, 2];
+    let blocks = halves.map(|halves| take(&mut heap, A, halves * CHUNK / 2).unwrap());
+    assert!(blocks.is_sorted_by_key(|block| block.address));
+    let across_two = 1;
+    let aside = [across_two, 3, 5, 7].map(|at| blocks[at].id);
+    let reservation = reservation::create(&mut heap, aside);
+    let Some(Exchanged::Planned(plan, exchange)) = exchange(&mut heap, reservation, 2 * CHUNK)
+    else {
+        panic!("no two chunks are neighbours");
+    };
+    check(&heap);
+    let _granted = exchange
+        .commit(&mut heap, |heap| carry_out(heap, plan))
+        .unwrap();
+    check(&heap);
+    assert_eq!(state(&heap, reservation).0, 2);
+    let before = heap.totals().whole_free_chunks;
+    reservation::disband(&mut heap, reservation);
+    assert_eq!(
+        heap.totals().whole_free_chunks - before,
+        1,
+        "one of its three whole chunks is left"
+    );
+}
+
 fn mapping_of(plan: &Plan) -> usize {
     match plan {
         Plan::Map(mapping) => mapping.steps.len(),
