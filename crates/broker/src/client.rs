@@ -1,24 +1,23 @@
 //! The client: keeps a lease for a tenant, whatever becomes of the broker.
 //!
-//! Two threads sleep until something happens. The *reader* takes the broker's terms, and reconnects when the
-//! connection ends: after 5 ms, and then after twice as long each time, up to 500 ms. That is the only time it measures. The
-//! *worker* applies the terms to the tenant, which may take as long as unmapping does, and states the result. Calls of the tenant
-//! only note what they want and wake the worker, so that none of them waits for the broker.
+//! Two threads sleep until something happens. The *reader* takes the broker's terms, and reconnects when the connection
+//! ends: after 5 ms, and then after twice as long each time, up to 500 ms. That is the only time it measures. The
+//! *worker* applies the terms to the tenant, which may take as long as unmapping does, and states the result. Calls of
+//! the tenant only note what they want and wake the worker, so that none of them waits for the broker.
 
 use crate::ledger::{Figures, Joining, Refused};
-use crate::message::{Decoder, FrameError, LONGEST_REPLY, Reply, Request, VERSION, encode};
+use crate::message::{Reply, Request, VERSION};
 use crate::share::{Share, Statement, Terms};
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::io::{self, Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use weirpool_wire::{Allowed, Connection};
 
 /// The first and the longest time between two attempts to reconnect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -39,9 +38,9 @@ pub struct Held {
 
 /// An allocator within a lease.
 pub trait Tenant: Send + Sync {
-    /// Bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use is begun
-    /// that would keep the tenant above it. Returns what is held afterwards, which may be more; `None` once the
-    /// tenant has ended. It holds no more than the larger of `bound` and that from then on.
+    /// Bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use
+    /// is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None` once
+    /// the tenant has ended. It holds no more than the larger of `bound` and that from then on.
     ///
     /// Called by one thread at a time.
     fn apply(&self, bound: u64, is_binding: bool) -> Option<Held>;
@@ -65,7 +64,7 @@ pub struct ClientConfig {
 #[non_exhaustive]
 pub enum ClientError {
     /// No broker listens.
-    #[error("no broker listens at {}: {reason}; start one, or run without", .socket.display())]
+    #[error("no broker at {}: {reason}; start one, or run without", .socket.display())]
     Unreachable {
         /// The socket.
         socket: PathBuf,
@@ -78,51 +77,6 @@ pub enum ClientError {
     /// The peer does not speak the protocol.
     #[error("the broker's answer is not valid: {0}")]
     Protocol(String),
-}
-
-impl From<FrameError> for ClientError {
-    fn from(error: FrameError) -> Self {
-        Self::Protocol(error.to_string())
-    }
-}
-
-/// A connection that exchanges messages, blocking.
-struct Channel {
-    stream: UnixStream,
-    decoder: Decoder,
-}
-
-impl Channel {
-    fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(socket).map_err(|error| unreachable(socket, &error))?;
-        Ok(Self {
-            stream,
-            decoder: Decoder::new(LONGEST_REPLY),
-        })
-    }
-
-    /// Returns the next message; `None` when the connection has ended.
-    fn receive(&mut self) -> Result<Option<Reply>, ClientError> {
-        loop {
-            if let Some(reply) = self.decoder.next()? {
-                return Ok(Some(reply));
-            }
-            let mut bytes = [0; 4096];
-            match self.stream.read(&mut bytes) {
-                Ok(0) => return Ok(None),
-                Ok(length) => self.decoder.add(&bytes[..length]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(ClientError::Protocol(error.to_string())),
-            }
-        }
-    }
-}
-
-fn unreachable(socket: &Path, error: &io::Error) -> ClientError {
-    ClientError::Unreachable {
-        socket: socket.to_owned(),
-        reason: error.to_string(),
-    }
 }
 
 /// What both threads and the tenant's calls share.
@@ -138,10 +92,9 @@ struct State {
     needs: u64,
     /// The turn in which the need was stated.
     turn: u64,
-    /// What the tenant knows to be granted.
+    /// Of what was granted, what the tenant has been told of.
     applied: u64,
-    /// The present connection's other half.
-    stream: Option<UnixStream>,
+    connection: Option<Arc<Connection>>,
     /// The worker has something to apply or to state.
     is_dirty: bool,
     /// Why the broker does not take the client back.
@@ -152,6 +105,20 @@ struct State {
 impl State {
     fn lease(&self) -> u64 {
         self.granted - self.returned
+    }
+
+    fn owes(&self) -> u64 {
+        self.recalled
+            .saturating_sub(self.returned)
+            .min(self.lease())
+    }
+
+    fn adopt(&mut self, terms: Terms) {
+        self.number = terms.number;
+        self.granted = terms.granted.max(self.granted);
+        self.recalled = terms.recalled;
+        self.is_binding = terms.is_binding;
+        self.is_dirty = true;
     }
 }
 
@@ -167,7 +134,7 @@ struct Shared {
     news: Condvar,
 }
 
-/// A lease of a broker; see the [module](self).
+/// A lease of a broker; see the module's documentation in the source.
 pub struct Client {
     shared: Arc<Shared>,
 }
@@ -181,18 +148,13 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Joins the broker, and waits until it admits the client. [`start`](Self::start) it once there is a tenant.
+    /// Joins the broker, and waits until it admits the client. [Start](Reader::start) it once there is a tenant.
     ///
     /// # Errors
     /// If no broker listens, or it refuses.
     pub fn join(config: ClientConfig) -> Result<(Self, Reader), ClientError> {
         let key = RandomState::new().hash_one(std::process::id());
-        let joining = joining(&config, key, 0, 0);
-        let (channel, capacity, terms) = admitted(&config.socket, joining)?;
-        let stream = channel
-            .stream
-            .try_clone()
-            .map_err(|error| unreachable(&config.socket, &error))?;
+        let (connection, capacity, terms) = admitted(&config, key, 0, 0)?;
         let shared = Arc::new(Shared {
             key,
             capacity,
@@ -205,7 +167,7 @@ impl Client {
                 needs: 0,
                 turn: 0,
                 applied: 0,
-                stream: Some(stream),
+                connection: Some(connection.clone()),
                 is_dirty: true,
                 refused: None,
                 is_closed: false,
@@ -216,7 +178,7 @@ impl Client {
         });
         let reader = Reader {
             shared: shared.clone(),
-            channel,
+            connection,
         };
         Ok((Self { shared }, reader))
     }
@@ -226,14 +188,24 @@ impl Client {
         self.shared.config.share.limit.min(self.shared.capacity)
     }
 
+    /// Returns the share that the client asked for.
+    pub fn share(&self) -> Share {
+        self.shared.config.share
+    }
+
     /// Returns the present lease in bytes.
     pub fn lease(&self) -> u64 {
         self.shared.lock().lease()
     }
 
+    /// Returns the bytes that the broker has asked for and the tenant has not returned.
+    pub fn owes(&self) -> u64 {
+        self.shared.lock().owes()
+    }
+
     /// Returns whether the broker is there.
     pub fn is_connected(&self) -> bool {
-        self.shared.lock().stream.is_some()
+        self.shared.lock().connection.is_some()
     }
 
     /// Returns why the broker does not take the client back after a restart, if it said so.
@@ -247,8 +219,8 @@ impl Client {
         state.needs > state.granted
     }
 
-    /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces what was asked for before in
-    /// another turn; of several calls in one turn, the largest counts.
+    /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces what was asked
+    /// for in another turn; of several calls in one turn, the largest counts.
     pub fn ask(&self, turn: u64, bytes: u64) {
         let mut state = self.shared.lock();
         let is_same_turn = std::mem::replace(&mut state.turn, turn) == turn;
@@ -264,8 +236,8 @@ impl Client {
         }
     }
 
-    /// Asks for `bytes` more, and waits up to `patience` until they are granted. Otherwise takes the need back. Returns whether they
-    /// were granted.
+    /// Asks for `bytes` more, and waits up to `patience` until the tenant has them. Otherwise takes the need back.
+    /// Returns whether the tenant has them.
     pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();
@@ -275,28 +247,18 @@ impl Client {
             shared.wake(&mut state);
         }
         let until = Instant::now() + patience;
-        while state.granted < wanted {
+        while state.applied < wanted {
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || state.stream.is_none() || state.is_closed {
+            let is_hopeless = state.connection.is_none() && state.granted < wanted;
+            if left.is_zero() || is_hopeless || state.is_closed {
                 if state.needs == wanted && wanted > before {
                     state.needs = before;
                     shared.wake(&mut state);
                 }
                 return false;
             }
-            state = shared
-                .news
-                .wait_timeout(state, left)
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
-                .0;
-        }
-        // The worker applies what was granted.
-        let granted = state.granted;
-        while state.applied < granted && !state.is_closed {
-            state = shared
-                .news
-                .wait(state)
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            let waited = shared.news.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
@@ -310,10 +272,10 @@ impl Client {
         }
     }
 
-    /// Has the tenant asked again what it holds: memory came back to it.
+    /// Has the terms applied again, if the broker has asked for more than was returned: memory came back to the tenant.
     pub fn look_again(&self) {
         let mut state = self.shared.lock();
-        if state.recalled > state.returned {
+        if state.owes() > 0 {
             self.shared.wake(&mut state);
         }
     }
@@ -330,9 +292,10 @@ impl Client {
 }
 
 /// The receiving end of a client that has not started.
+#[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
-    channel: Channel,
+    connection: Arc<Connection>,
 }
 
 impl Reader {
@@ -341,31 +304,19 @@ impl Reader {
     /// # Errors
     /// If no thread can be started.
     pub fn start(self, tenant: Arc<dyn Tenant>) -> io::Result<()> {
-        let Self { shared, channel } = self;
+        let Self { shared, connection } = self;
         let working = shared.clone();
         let worker = thread::Builder::new().name("weirpool-lease".into());
         worker.spawn(move || working.work(&*tenant))?;
         let reader = thread::Builder::new().name("weirpool-broker-client".into());
-        reader.spawn(move || shared.read(channel))?;
+        reader.spawn(move || shared.read(connection))?;
         Ok(())
-    }
-}
-
-impl State {
-    fn adopt(&mut self, terms: Terms) {
-        self.number = terms.number;
-        self.granted = terms.granted.max(self.granted);
-        self.recalled = terms.recalled;
-        self.is_binding = terms.is_binding;
-        self.is_dirty = true;
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake(&self, state: &mut State) {
@@ -382,19 +333,17 @@ impl Shared {
                 state = self
                     .work
                     .wait(state)
-                    .unwrap_or_else(|poisoned| poisoned.into_inner());
+                    .unwrap_or_else(PoisonError::into_inner);
             }
             if state.is_closed {
                 return self.say_goodbye(state);
             }
             state.is_dirty = false;
             let (granted, number) = (state.granted, state.number);
-            let owed = state
-                .recalled
-                .saturating_sub(state.returned)
-                .min(state.lease());
-            let bound = state.lease() - owed;
-            let is_binding = state.is_binding && owed > 0;
+            // A new connection has other numbers.
+            let connection = state.connection.clone();
+            let bound = state.lease() - state.owes();
+            let is_binding = state.is_binding && state.owes() > 0;
             drop(state);
             let Some(held) = tenant.apply(bound, is_binding) else {
                 // The lease ends when the memory is back.
@@ -405,16 +354,13 @@ impl Shared {
             if state.is_closed {
                 continue;
             }
-            // What was granted meanwhile is applied at the next turn, and the tenant does not hold it.
+            // What was granted meanwhile is applied at the next turn: the tenant does not hold it.
             let returned = granted.saturating_sub(held.held.max(bound));
             state.returned = state.returned.max(returned);
             state.applied = granted;
             self.news.notify_all();
-            let headroom = if state.needs > state.granted {
-                self.config.headroom
-            } else {
-                0
-            };
+            let is_needy = state.needs > state.granted;
+            let headroom = if is_needy { self.config.headroom } else { 0 };
             let statement = Statement {
                 returned: state.returned,
                 needs: state.needs,
@@ -424,86 +370,72 @@ impl Shared {
                 reserved: held.held,
                 waiting: held.waiting,
             };
-            self.send(state, &encode(&Request::State(statement)));
+            drop(state);
+            send(connection, &Request::State(statement));
         }
     }
 
     fn say_goodbye(&self, state: MutexGuard<'_, State>) {
         let statement = Statement {
             returned: state.returned,
+            needs: state.needs,
             answered: state.number,
             ..Statement::default()
         };
-        let mut frames = encode(&Request::State(statement));
-        frames.extend(encode(&Request::Leave));
-        self.send(state, &frames);
-        if let Some(stream) = self.lock().stream.take() {
-            // The reader ends. The broker reads what was sent first.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// Sends with no lock held: a broker that is stopped reads nothing. Only the worker sends.
-    fn send(&self, state: MutexGuard<'_, State>, frames: &[u8]) {
-        let stream = state
-            .stream
-            .as_ref()
-            .and_then(|stream| stream.try_clone().ok());
+        let connection = state.connection.clone();
         drop(state);
-        if let Some(mut stream) = stream
-            && stream.write_all(frames).is_err()
-        {
-            // The reader sees the end.
-            let _ = stream.shutdown(Shutdown::Both);
+        send(connection.clone(), &Request::State(statement));
+        send(connection.clone(), &Request::Leave);
+        if let Some(connection) = connection {
+            // The reader ends. The broker reads what was sent first.
+            connection.shutdown();
         }
     }
 
     /// Takes terms, and reconnects, until the client is closed.
-    fn read(&self, mut channel: Channel) {
+    fn read(&self, mut connection: Arc<Connection>) {
         loop {
-            while let Ok(Some(Reply::Terms(terms))) = channel.receive() {
+            while let Ok((Reply::Terms(terms), _)) = connection.receive() {
                 let mut state = self.lock();
                 state.adopt(terms);
                 self.work.notify_one();
-                self.news.notify_all();
             }
+            connection.shutdown();
             let mut pause = BACK_OFF.0;
-            channel = loop {
-                {
-                    let mut state = self.lock();
-                    state.stream = None;
-                    self.news.notify_all();
-                    if !state.is_closed {
-                        let waited = self.news.wait_timeout(state, pause);
-                        state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-                    }
-                    if state.is_closed {
-                        return;
-                    }
+            connection = loop {
+                let mut state = self.lock();
+                state.connection = None;
+                self.news.notify_all();
+                if !state.is_closed {
+                    let waited = self.news.wait_timeout(state, pause);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
+                if state.is_closed {
+                    return;
+                }
+                drop(state);
                 pause = (pause * 2).min(BACK_OFF.1);
-                if let Some(channel) = self.reconnect() {
-                    break channel;
+                if let Some(connection) = self.reconnect() {
+                    break connection;
                 }
             };
         }
     }
 
-    fn reconnect(&self) -> Option<Channel> {
-        let joining = {
+    fn reconnect(&self) -> Option<Arc<Connection>> {
+        let (granted, returned) = {
             let state = self.lock();
-            joining(&self.config, self.key, state.granted, state.returned)
+            (state.granted, state.returned)
         };
-        let admitted = admitted(&self.config.socket, joining);
+        let admitted = admitted(&self.config, self.key, granted, returned);
         let mut state = self.lock();
         match admitted {
-            Ok((channel, _, terms)) => {
-                let stream = channel.stream.try_clone().ok()?;
+            Ok((connection, _, terms)) => {
                 state.refused = None;
                 state.adopt(terms);
-                state.stream = Some(stream);
+                state.connection = Some(connection.clone());
                 self.work.notify_one();
-                Some(channel)
+                Some(connection)
             }
             Err(ClientError::Refused(refused)) => {
                 state.refused = Some(refused);
@@ -514,47 +446,70 @@ impl Shared {
     }
 }
 
-fn joining(config: &ClientConfig, key: u64, granted: u64, returned: u64) -> Joining {
-    Joining {
+/// Sends with no lock held: a broker that is stopped reads nothing. Only the worker sends.
+fn send(connection: Option<Arc<Connection>>, request: &Request) {
+    if let Some(connection) = connection
+        && connection.send(request, &[]).is_err()
+    {
+        // The reader sees the end.
+        connection.shutdown();
+    }
+}
+
+fn connect(socket: &Path) -> Result<Connection, ClientError> {
+    let connection = Connection::connect(socket, &Allowed::own());
+    connection.map_err(|error| unreachable(socket, &error))
+}
+
+fn unreachable(socket: &Path, error: &weirpool_wire::Error) -> ClientError {
+    ClientError::Unreachable {
+        socket: socket.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+/// Connects and joins, with what was granted and returned so far. Returns the broker's capacity and terms.
+fn admitted(
+    config: &ClientConfig,
+    key: u64,
+    granted: u64,
+    returned: u64,
+) -> Result<(Arc<Connection>, u64, Terms), ClientError> {
+    let connection = connect(&config.socket)?;
+    let failed = |error: weirpool_wire::Error| unreachable(&config.socket, &error);
+    let client = Joining {
         key,
         name: config.name.clone(),
         share: config.share,
         granted,
         returned,
-    }
-}
-
-fn admitted(socket: &Path, client: Joining) -> Result<(Channel, u64, Terms), ClientError> {
-    let mut channel = Channel::connect(socket)?;
+    };
     let version = VERSION;
-    let join = encode(&Request::Join { version, client });
-    let sent = channel.stream.write_all(&join);
-    sent.map_err(|error| unreachable(socket, &error))?;
-    channel
-        .stream
-        .set_read_timeout(Some(ADMISSION))
-        .map_err(|error| unreachable(socket, &error))?;
-    match channel.receive()? {
-        Some(Reply::Welcome {
+    connection
+        .send(&Request::Join { version, client }, &[])
+        .map_err(failed)?;
+    connection
+        .set_timeouts(None, Some(ADMISSION))
+        .map_err(failed)?;
+    let (answer, _) = connection.receive::<Reply>().map_err(failed)?;
+    match answer {
+        Reply::Welcome {
             capacity, terms, ..
-        }) => {
-            channel
-                .stream
-                .set_read_timeout(None)
-                .map_err(|error| unreachable(socket, &error))?;
-            Ok((channel, capacity, terms))
+        } => {
+            connection.set_timeouts(None, None).map_err(failed)?;
+            Ok((Arc::new(connection), capacity, terms))
         }
-        Some(Reply::Refused(refused)) => Err(refused.into()),
-        Some(other) => Err(ClientError::Protocol(format!(
+        Reply::Refused(refused) => Err(refused.into()),
+        other => Err(ClientError::Protocol(format!(
             "{other:?} in place of a welcome"
         ))),
-        None => Err(ClientError::Protocol("the connection ended".into())),
     }
 }
 
 /// Receives the broker's figures, each time that they change.
+#[derive(Debug)]
 pub struct Watch {
-    channel: Channel,
+    connection: Connection,
     seen: Option<u64>,
 }
 
@@ -564,9 +519,9 @@ impl Watch {
     /// # Errors
     /// If no broker listens.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let channel = Channel::connect(socket)?;
+        let connection = connect(socket)?;
         Ok(Self {
-            channel,
+            connection,
             seen: None,
         })
     }
@@ -575,25 +530,26 @@ impl Watch {
     ///
     /// # Errors
     /// If the broker refuses, or its answer is not valid.
-    pub fn next(&mut self) -> Result<Option<Figures>, ClientError> {
+    pub fn next_figures(&mut self) -> Result<Option<Figures>, ClientError> {
         let seen = self.seen;
-        let watch = encode(&Request::Watch {
+        let watch = Request::Watch {
             version: VERSION,
             seen,
-        });
-        if self.channel.stream.write_all(&watch).is_err() {
+        };
+        if self.connection.send(&watch, &[]).is_err() {
             return Ok(None);
         }
-        match self.channel.receive()? {
-            Some(Reply::Figures { version, figures }) => {
+        match self.connection.receive::<Reply>() {
+            Ok((Reply::Figures { version, figures }, _)) => {
                 self.seen = Some(version);
                 Ok(Some(figures))
             }
-            Some(Reply::Refused(refused)) => Err(refused.into()),
-            Some(other) => Err(ClientError::Protocol(format!(
+            Ok((Reply::Refused(refused), _)) => Err(refused.into()),
+            Ok((other, _)) => Err(ClientError::Protocol(format!(
                 "{other:?} in place of figures"
             ))),
-            None => Ok(None),
+            Err(weirpool_wire::Error::Closed) => Ok(None),
+            Err(error) => Err(ClientError::Protocol(error.to_string())),
         }
     }
 }

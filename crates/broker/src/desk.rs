@@ -1,15 +1,15 @@
 //! The desk: what the broker answers to which message. It does no I/O: connections are numbers, and answers are values.
 
 use crate::ledger::{ClientId, Ledger, Process, Refused};
-use crate::message::{Decoder, LONGEST_REQUEST, Reply, Request, VERSION};
+use crate::message::{Reply, Request, VERSION};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The most connections that are served at once.
-pub const MOST_CONNECTIONS: usize = 256;
+pub const MOST_CONNECTIONS: usize = 128;
 
 /// The longest name of a client, in bytes.
-const LONGEST_NAME: usize = 256;
+const LONGEST_NAME: usize = 64;
 
 /// What to do with a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,6 @@ pub enum Action {
 #[derive(Debug)]
 struct Connection {
     process: Process,
-    decoder: Decoder,
     role: Role,
 }
 
@@ -67,24 +66,22 @@ impl Desk {
         }
         let connection = Connection {
             process,
-            decoder: Decoder::new(LONGEST_REQUEST),
             role: Role::New,
         };
         self.connections.insert(number, connection);
     }
 
-    /// Takes bytes that a connection received.
-    pub fn receive(&mut self, number: u64, bytes: &[u8], now: Duration) {
-        if let Some(connection) = self.connections.get_mut(&number) {
-            connection.decoder.add(bytes);
+    /// Takes a message of a connection.
+    pub fn receive(&mut self, number: u64, request: Request, now: Duration) {
+        if self.connections.contains_key(&number) {
+            self.handle(number, request, now);
         }
-        // A connection that was refused is read no further.
-        while let Some(connection) = self.connections.get_mut(&number) {
-            match connection.decoder.next::<Request>() {
-                Ok(None) => return,
-                Ok(Some(request)) => self.handle(number, request, now),
-                Err(error) => self.fault(number, error.to_string(), now),
-            }
+    }
+
+    /// Refuses a connection that sent what is no message.
+    pub fn refuse_malformed(&mut self, number: u64, reason: String, now: Duration) {
+        if self.connections.contains_key(&number) {
+            self.fault(number, reason, now);
         }
     }
 
@@ -178,14 +175,10 @@ impl Desk {
         }
     }
 
-    /// Notes that a connection ended. Returns the client that keeps a lease all the same.
-    pub fn disconnect(&mut self, number: u64, now: Duration) -> Option<ClientId> {
-        let connection = self.connections.remove(&number)?;
-        let Role::Client(id) = connection.role else {
-            return None;
-        };
-        self.ledger.part(id, now);
-        self.ledger.terms(id).map(|_| id)
+    /// Notes that a connection ended.
+    pub fn disconnect(&mut self, number: u64, now: Duration) {
+        self.part(number, now);
+        self.connections.remove(&number);
     }
 
     /// Takes the actions since the last call, in order.

@@ -13,8 +13,9 @@
 //!   until it is: other clients use their guarantees, or a client does not answer.
 //! - **Recall**: for the need that is next, free memory is asked of the clients above their guarantee. Clients give until the
 //!   rest of each, over its weight, is equal. A client that answered with less than it was asked for has no more free memory.
-//!   If the need is still not met, the recall becomes *binding*: such clients begin to use no more than they are
-//!   to keep, and return memory as their requests end.
+//!   If the need is still not met, the recall becomes *binding*: each client above its guarantee begins to use no more than
+//!   it is to keep, and returns memory as its requests end, until the need is met. Each is asked for all that lacks,
+//!   because the memory of any of them may be in use for ever.
 //! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it until it
 //!   speaks; it costs others what it holds.
 //! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease: its
@@ -254,6 +255,8 @@ pub struct Ledger {
     clients: BTreeMap<ClientId, Client>,
     next: u64,
     arrivals: u64,
+    /// The arrival of the need that memory is recalled for.
+    head: Option<u64>,
     /// Rises with each change that the figures show.
     version: u64,
 }
@@ -267,6 +270,7 @@ impl Ledger {
             clients: BTreeMap::new(),
             next: 0,
             arrivals: 0,
+            head: None,
             version: 0,
         }
     }
@@ -446,7 +450,6 @@ impl Ledger {
         statement.needs = statement
             .needs
             .min(returned.saturating_add(client.share.limit));
-        let needed_before = client.need.is_some().then_some(client.statement.needs);
         client.statement = statement;
         client.is_silent = false;
         let is_answer = statement.answered == latest;
@@ -459,14 +462,6 @@ impl Ledger {
         } else if client.need.is_none() {
             client.need = Some(self.arrivals);
             self.arrivals += 1;
-        }
-        let has_more =
-            client.need.is_some() && needed_before.is_none_or(|before| statement.needs > before);
-        if has_more {
-            // Others may have freed memory since they were asked.
-            self.clients
-                .values_mut()
-                .for_each(|client| client.is_spent = false);
         }
         self.settle(now);
         Ok(())
@@ -482,6 +477,7 @@ impl Ledger {
         client.need = None;
         client.asked_since = None;
         client.terms.recalled = client.statement.returned;
+        client.terms.is_binding = false;
         if client.lease() == 0 {
             self.clients.remove(&id);
         }
@@ -614,6 +610,13 @@ impl Ledger {
             client.note_terms();
         }
         let next = self.next_need();
+        let head = next.and_then(|id| self.clients[&id].need);
+        if std::mem::replace(&mut self.head, head) != head {
+            // Clients may have freed memory since they were asked for another need.
+            self.clients
+                .values_mut()
+                .for_each(|client| client.is_spent = false);
+        }
         if next.is_none() {
             self.grant_wishes();
         }
@@ -701,7 +704,14 @@ impl Ledger {
         };
         let soft = split(lacking, &weighted(false));
         let rest = lacking - soft.values().sum::<u64>();
-        let binding = split(rest, &weighted(true));
+        // Whichever client is the first to end what it runs: memory of another one may be in use for ever.
+        let binding: BTreeMap<_, _> = match rest {
+            0 => BTreeMap::new(),
+            _ => weighted(true)
+                .into_iter()
+                .map(|(id, excess, _)| (id, excess.min(rest)))
+                .collect(),
+        };
         for (id, client) in &mut self.clients {
             let asked = soft.get(id).or(binding.get(id)).copied().unwrap_or(0);
             let recalled = client.statement.returned + asked;

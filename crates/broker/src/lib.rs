@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 mod client;
 pub mod desk;
 pub mod ledger;
@@ -10,8 +10,8 @@ pub mod message;
 mod server;
 mod share;
 
-#[cfg(unix)]
-pub use client::{Client, ClientConfig, ClientError, Held, Tenant, Watch};
+#[cfg(target_os = "linux")]
+pub use client::{Client, ClientConfig, ClientError, Held, Reader, Tenant, Watch};
 #[cfg(target_os = "linux")]
 pub use server::{Broker, BrokerConfig, BrokerError, Running, Stop};
 pub use share::{Share, Statement, Terms};

@@ -4,40 +4,38 @@
 //!
 //! The driver frees the memory of a process when the kernel closes its device files, on the way out of the process. The
 //! kernel closes the files first and reports the exit afterwards. So a pidfd that is readable says that the memory is
-//! back, unless another process holds the same files: a child that inherited them, or an importer of exported memory, which
-//! counts for the importer. The end of a connection says nothing of that kind.
+//! back, unless another process holds the same files: a child that inherited them, or an importer of exported memory,
+//! which counts for the importer. The end of a connection says nothing of that kind.
 //!
 //! # Restart
 //!
-//! Before a change is sent, the leases are written to a file beside the socket. A broker that starts reads it, and counts the
-//! leases of processes that live, so that it can grant at once without waiting for them. Clients reconnect, and
-//! state what they hold, which cannot be more.
+//! Before a change is sent, the leases are written to a file beside the socket. A broker that starts reads it, and
+//! counts the leases of processes that live, so that it can grant at once without waiting for them. Clients reconnect,
+//! and state what they hold, which cannot be more.
 
 use crate::desk::{Action, Desk};
-use crate::ledger::{ClientId, Ledger, Process};
-use crate::message::encode;
+use crate::ledger::{Ledger, Process, Refused};
+use crate::message::{Reply, Request};
 use crate::share::Share;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{FlockOperation, flock};
-use rustix::net::SendFlags;
-use rustix::process::{Pid, PidfdFlags, getuid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind, Read};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use weirpool_wire::{Allowed, Connection, Listener};
 
 /// What a broker leases, and where it listens.
 #[derive(Clone, Debug)]
 pub struct BrokerConfig {
-    /// The socket, private to the user. Files with the endings `.leases` and `.lock` are beside it.
+    /// The socket, private to the user. The record of the leases is beside it, with the ending `.leases`.
     pub socket: PathBuf,
     /// What is leased, in bytes.
     pub capacity: u64,
@@ -61,10 +59,10 @@ impl BrokerConfig {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BrokerError {
-    /// Another broker has the socket.
-    #[error("another broker listens at {}; stop it, or choose another socket", .0.display())]
-    InUse(PathBuf),
-    /// A file or the socket cannot be used.
+    /// The socket cannot be used: another broker has it, or its directory is not private.
+    #[error(transparent)]
+    Socket(#[from] weirpool_wire::Error),
+    /// A file cannot be used.
     #[error("{}: {error}", .path.display())]
     Io {
         /// The file.
@@ -92,28 +90,24 @@ struct Recorded {
     lease: u64,
 }
 
+#[derive(Debug)]
 struct Peer {
-    stream: UnixStream,
+    connection: Connection,
     process: Process,
 }
 
-/// A process with a client or a connection.
-struct Watched {
-    /// Readable once the process has ended.
-    pidfd: OwnedFd,
-}
-
 /// A broker that listens. [`run`](Self::run) it on a thread, or [`spawn`](Self::spawn) it.
+#[derive(Debug)]
 pub struct Broker {
     desk: Desk,
-    listener: UnixListener,
-    config: BrokerConfig,
+    listener: Listener,
+    socket: PathBuf,
     record: PathBuf,
     recorded: Vec<u8>,
-    _lock: File,
     stop: Arc<OwnedFd>,
     peers: BTreeMap<u64, Peer>,
-    processes: BTreeMap<Process, Watched>,
+    /// Processes with a lease or a connection. The descriptor is readable once the process has ended.
+    processes: BTreeMap<Process, OwnedFd>,
     next: u64,
     since: Instant,
 }
@@ -130,10 +124,15 @@ impl Stop {
 }
 
 /// A broker on a thread of its own, which ends when this is dropped.
-#[derive(Debug)]
 pub struct Running {
     stop: Stop,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Result<(), BrokerError>>>,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").finish_non_exhaustive()
+    }
 }
 
 impl Drop for Running {
@@ -145,8 +144,8 @@ impl Drop for Running {
     }
 }
 
-fn beside(socket: &Path, ending: &str) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
+fn beside(file: &Path, ending: &str) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
     path.push(ending);
     path.into()
 }
@@ -157,53 +156,46 @@ impl Broker {
     /// # Errors
     /// If another broker has the socket, or a file cannot be used.
     pub fn bind(config: BrokerConfig) -> Result<Self, BrokerError> {
-        let socket = &config.socket;
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |error: io::Error| BrokerError::Io { path, error }
-        };
-        let lock = beside(socket, ".lock");
-        let lock = File::create(&lock).map_err(failed(&lock))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(BrokerError::InUse(socket.clone()));
-        }
-        let record = beside(socket, ".leases");
-        let mut ledger = Ledger::new(config.capacity, config.grace);
+        let BrokerConfig {
+            socket,
+            capacity,
+            grace,
+        } = config;
+        // First: another broker may run, and write the record.
+        let listener = Listener::bind(&socket, Allowed::own())?;
+        let record = beside(&socket, ".leases");
+        let mut ledger = Ledger::new(capacity, grace);
         let mut processes = BTreeMap::new();
-        for Recorded {
-            key,
-            name,
-            process,
-            share,
-            lease,
-        } in read_record(&record)?
-        {
+        for recorded in read_record(&record)? {
+            let process = recorded.process;
             if let Some(pidfd) = open_process(process) {
+                let Recorded {
+                    key,
+                    name,
+                    share,
+                    lease,
+                    ..
+                } = recorded;
                 ledger.restore(key, name, process, share, lease);
-                processes.insert(process, Watched { pidfd });
+                processes.insert(process, pidfd);
             }
         }
-        match fs::remove_file(socket) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(socket)(error)),
-            _ => {}
-        }
-        let listener = UnixListener::bind(socket).map_err(failed(socket))?;
-        fs::set_permissions(socket, Permissions::from_mode(0o600)).map_err(failed(socket))?;
-        listener.set_nonblocking(true).map_err(failed(socket))?;
-        let stop =
-            eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(socket)(error.into()))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC);
+        let stop = stop.map_err(|error| BrokerError::Io {
+            path: socket.clone(),
+            error: error.into(),
+        })?;
         Ok(Self {
             desk: Desk::new(ledger),
             listener,
+            socket,
             record,
             recorded: Vec::new(),
-            _lock: lock,
             stop: Arc::new(stop),
             peers: BTreeMap::new(),
             processes,
             next: 0,
             since: Instant::now(),
-            config,
         })
     }
 
@@ -219,9 +211,7 @@ impl Broker {
     pub fn spawn(self) -> io::Result<Running> {
         let stop = self.stopper();
         let thread = std::thread::Builder::new().name("weirpool-broker".into());
-        let thread = thread.spawn(move || {
-            let _ = self.run();
-        })?;
+        let thread = thread.spawn(move || self.run())?;
         Ok(Running {
             stop,
             thread: Some(thread),
@@ -239,13 +229,12 @@ impl Broker {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    let path = self.config.socket;
+                    let path = self.socket.clone();
                     return Err(BrokerError::Io { path, error });
                 }
             }
         }
         // The record stays for the next broker, as long as a lease is in it.
-        let _ = fs::remove_file(&self.config.socket);
         if self.desk.ledger.leases().next().is_none() {
             let _ = fs::remove_file(&self.record);
         }
@@ -262,40 +251,37 @@ impl Broker {
             let left = at.saturating_sub(self.now());
             Timespec {
                 tv_sec: left.as_secs() as i64,
-                // At least a nanosecond: the time is passed once it is there.
-                tv_nsec: i64::from(left.subsec_nanos()) + 1,
+                tv_nsec: i64::from(left.subsec_nanos()),
             }
         });
         let numbers: Vec<u64> = self.peers.keys().copied().collect();
         let processes: Vec<Process> = self.processes.keys().copied().collect();
+        let peers = self
+            .peers
+            .values()
+            .map(|peer| PollFd::new(&peer.connection, PollFlags::IN));
+        let pidfds = self
+            .processes
+            .values()
+            .map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
         let mut fds = vec![
             PollFd::new(&*self.stop, PollFlags::IN),
             PollFd::new(&self.listener, PollFlags::IN),
         ];
-        fds.extend(
-            self.peers
-                .values()
-                .map(|peer| PollFd::new(&peer.stream, PollFlags::IN)),
-        );
-        fds.extend(
-            self.processes
-                .values()
-                .map(|watched| PollFd::new(&watched.pidfd, PollFlags::IN)),
-        );
+        fds.extend(peers.chain(pidfds));
         match poll(&mut fds, timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok(true),
             polled => polled?,
         };
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
         if ready[0] {
             return Ok(false);
         }
-        let (peers, ended) = ready[2..].split_at(numbers.len());
-        let ready_peers = numbers.iter().zip(peers).filter(|(_, ready)| **ready);
-        for (number, _) in ready_peers {
+        let (ready_peers, ended) = ready[2..].split_at(numbers.len());
+        for (number, _) in numbers.iter().zip(ready_peers).filter(|(_, ready)| **ready) {
             self.read(*number);
         }
-        // After what was read: a client may have returned memory before it ended.
         for (process, _) in processes.iter().zip(ended).filter(|(_, ended)| **ended) {
             let now = self.now();
             self.desk.ledger.exit(*process, now);
@@ -311,39 +297,51 @@ impl Broker {
         Ok(true)
     }
 
+    /// Takes one connection: the next one is ready at the next turn.
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            let Some(process) = peer(&stream) else {
-                continue;
-            };
-            if stream.set_nonblocking(true).is_err() {
-                continue;
-            }
-            if !self.processes.contains_key(&process) {
-                let Some(pidfd) = open_process(process) else {
-                    continue;
-                };
-                self.processes.insert(process, Watched { pidfd });
-            }
-            let number = self.next;
-            self.next += 1;
-            self.desk.connect(number, process);
-            self.peers.insert(number, Peer { stream, process });
-        }
-    }
-
-    fn read(&mut self, number: u64) {
-        let now = self.now();
-        let Some(peer) = self.peers.get_mut(&number) else {
+        let Ok(connection) = self.listener.accept() else {
             return;
         };
-        let mut bytes = [0; 4096];
-        match peer.stream.read(&mut bytes) {
-            Ok(0) => self.end(number),
-            // The rest comes at the next turn, so that a client that sends without end holds up no other.
-            Ok(length) => self.desk.receive(number, &bytes[..length], now),
-            Err(error)
-                if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => {}
+        let id = connection.peer().pid;
+        let started = started(id).unwrap_or(0);
+        let process = Process { id, started };
+        if !self.processes.contains_key(&process) {
+            let Some(pidfd) = open_process(process) else {
+                let reason =
+                    format!("process {id} cannot be watched; run the broker where its id is known");
+                let refused = Reply::Refused(Refused::Protocol(reason));
+                let _ = connection.try_send(&refused, &[]);
+                return;
+            };
+            self.processes.insert(process, pidfd);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.peers.insert(
+            number,
+            Peer {
+                connection,
+                process,
+            },
+        );
+        self.desk.connect(number, process);
+    }
+
+    /// Takes one message: a client that sends without end holds up no other.
+    fn read(&mut self, number: u64) {
+        use weirpool_wire::Error;
+        let now = self.now();
+        let Some(peer) = self.peers.get(&number) else {
+            return;
+        };
+        match peer.connection.try_receive::<Request>() {
+            Ok((request, _)) => self.desk.receive(number, request, now),
+            Err(Error::Empty) => {}
+            Err(
+                error @ (Error::Malformed(_) | Error::TooLong { .. } | Error::TooManyDescriptors),
+            ) => {
+                self.desk.refuse_malformed(number, error.to_string(), now);
+            }
             Err(_) => self.end(number),
         }
     }
@@ -351,65 +349,52 @@ impl Broker {
     fn end(&mut self, number: u64) {
         let now = self.now();
         self.peers.remove(&number);
-        let _: Option<ClientId> = self.desk.disconnect(number, now);
+        self.desk.disconnect(number, now);
     }
 
     /// Records the leases, and then does what the desk says.
     fn act(&mut self) -> Result<(), BrokerError> {
         loop {
             let actions = self.desk.actions();
+            self.write_record()?;
             if actions.is_empty() {
                 break;
             }
-            self.write_record()?;
             for action in actions {
                 match action {
-                    Action::Send(number, reply) => self.send(number, &encode(&reply)),
+                    Action::Send(number, reply) => self.send(number, &reply),
                     Action::Close(number) => {
                         self.peers.remove(&number);
                     }
                 }
             }
         }
-        self.write_record()?;
-        let held: std::collections::BTreeSet<Process> = self
-            .desk
-            .ledger
-            .leases()
-            .map(|(_, _, process, ..)| process)
-            .collect();
-        let is_connected =
-            |process: &Process| self.peers.values().any(|peer| peer.process == *process);
-        self.processes
-            .retain(|process, _| held.contains(process) || is_connected(process));
+        let leases = self.desk.ledger.leases().map(|(_, _, process, ..)| process);
+        let connected = self.peers.values().map(|peer| peer.process);
+        let known: BTreeSet<Process> = leases.chain(connected).collect();
+        self.processes.retain(|process, _| known.contains(process));
         Ok(())
     }
 
     /// Sends without waiting. A peer that does not read what it was sent is disconnected: a client of this protocol
     /// never has more than a few messages on the way.
-    fn send(&mut self, number: u64, frame: &[u8]) {
-        let Some(peer) = self.peers.get(&number) else {
-            return;
-        };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let sent = rustix::net::send(&peer.stream, frame, flags);
-        if sent != Ok(frame.len()) {
+    fn send(&mut self, number: u64, reply: &Reply) {
+        let peer = self.peers.get(&number);
+        let sent = peer.map(|peer| peer.connection.try_send(reply, &[]));
+        if let Some(Err(_)) = sent {
             self.end(number);
         }
     }
 
     fn write_record(&mut self) -> Result<(), BrokerError> {
-        let leases = self
-            .desk
-            .ledger
-            .leases()
-            .map(|(key, name, process, share, lease)| Recorded {
-                key,
-                name: name.to_owned(),
-                process,
-                share,
-                lease,
-            });
+        let leases = self.desk.ledger.leases();
+        let leases = leases.map(|(key, name, process, share, lease)| Recorded {
+            key,
+            name: name.to_owned(),
+            process,
+            share,
+            lease,
+        });
         let record =
             serde_json::to_vec(&leases.collect::<Vec<_>>()).expect("a record has string keys");
         if record == self.recorded {
@@ -442,21 +427,10 @@ fn read_record(path: &Path) -> Result<Vec<Recorded>, BrokerError> {
     }
 }
 
-/// Returns the process at the other end, if it belongs to this user or to root.
-fn peer(stream: &UnixStream) -> Option<Process> {
-    let credentials = rustix::net::sockopt::socket_peercred(stream).ok()?;
-    let is_allowed = credentials.uid == getuid() || credentials.uid.is_root();
-    let id = u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()?;
-    is_allowed.then(|| Process {
-        id,
-        started: started(id).unwrap_or(0),
-    })
-}
-
 /// Returns when a process started, in ticks since boot.
 fn started(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may hold anything. The start is field 22, and field 3 comes first after the name.
+    // The name in parentheses may hold anything. The start is field 22, and field 3 is the first after the name.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }

@@ -59,7 +59,8 @@ impl World {
                 .unwrap();
             let terms = Terms::default();
             world.clients.push(Honest {
-                key: at as u64, id,
+                key: at as u64,
+                id,
                 terms,
                 returned: 0,
                 needs: 0,
@@ -261,7 +262,11 @@ fn silent_client_costs_what_it_holds() {
     assert_eq!(world.lease(1), 15);
     world.answer(0);
     world.settle(&[]);
-    assert_eq!(world.lease(2), 75, "client 0 speaks again; 5 of 30 went to client 1");
+    assert_eq!(
+        world.lease(2),
+        75,
+        "client 0 speaks again; 5 of 30 went to client 1"
+    );
     assert_eq!(world.ledger.next_time(), None);
 }
 
