@@ -89,6 +89,7 @@
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
+//! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
 //! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
@@ -144,13 +145,13 @@ pub use capture::{Capture, CapturedGraph, GraphMemory, JoinedCapture};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
-    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder,
-    DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy, ReservationInfo,
-    ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
+    BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
+    DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
+    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
-    TagShortfall, TaskError,
+    AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass, Shortfall,
+    StreamError, TagShortfall, TaskError,
 };
 pub use heap::GrowBy;
 pub use id::StreamId;
@@ -161,6 +162,8 @@ pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 pub use policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
+#[cfg(all(feature = "broker", target_os = "linux"))]
+pub use pool::BrokerOptions;
 pub use pool::{
     Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation, Health,
     Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,

@@ -3,8 +3,8 @@
 use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
 use super::soft_cap::SoftCap;
 use super::{
-    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, MaintenanceSettings, Publish,
-    Upstream,
+    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lease, Lender, MaintenanceSettings,
+    Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::{self, Geometry, Heap, Totals};
@@ -26,6 +26,8 @@ pub(crate) mod gate {
     pub(crate) const BROKEN: u8 = 4;
     /// A drain waits until all memory is back: caches are bypassed, and requests are still granted.
     pub(crate) const DRAINING: u8 = 8;
+    /// A broker takes back memory that is in use: caches are bypassed, and requests are granted within a bound.
+    pub(crate) const RECALLED: u8 = 16;
 }
 
 /// The validated settings of a pool.
@@ -50,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) remapping: Remapping,
     pub(crate) maintenance: MaintenanceSettings,
     pub(crate) fills: Fills,
+    /// What leases the capacity, if anything does.
+    pub(crate) lender: Option<plain::Arc<dyn Lender>>,
     /// The most entries of the event log; 0 for no log.
     pub(crate) history: usize,
 }
@@ -71,6 +75,7 @@ pub(crate) struct Core {
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
     pub(crate) soft_cap: SoftCap,
+    pub(crate) lease: Lease,
     /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
     reuse: SharedState,
     /// The recent events, if the pool keeps a history.
@@ -86,16 +91,21 @@ impl Core {
         waits: plain::Arc<Waits>,
     ) -> Self {
         let capacity = settings.geometry.capacity;
+        let mut heap = Heap::new(settings.geometry);
+        if settings.lender.is_some() {
+            heap.set_lease(0);
+        }
         Self {
             capabilities: device.capabilities(),
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
             publisher,
             counters: Counters::new(),
             waits,
-            heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
+            heap: Busy::new(Guards::Heap, heap),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),
             soft_cap: SoftCap::new(),
+            lease: Lease::new(settings.lender.clone()),
             reuse: SharedState::new(settings.reuse.to_bits()),
             event_log: EventLog::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),
@@ -115,7 +125,7 @@ impl Core {
 
     /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
     pub(crate) fn is_granting(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & !gate::DRAINING == 0
+        self.gate.load(Ordering::Relaxed) & !(gate::DRAINING | gate::RECALLED) == 0
     }
 
     pub(crate) fn is_draining(&self) -> bool {

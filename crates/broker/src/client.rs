@@ -314,6 +314,16 @@ impl Reader {
     }
 }
 
+impl Reader {
+    /// Ends the lease of a client that has not started.
+    pub fn abandon(self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        state.returned = state.granted;
+        self.shared.say_goodbye(state);
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
