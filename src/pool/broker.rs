@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use weirpool_broker::{Client, ClientConfig, ClientError, Held, Reader, Share};
 
-/// How long a request that does not wait in the queue waits for the broker's answer. Long against the exchange of two
-/// messages, and against the time in which another process releases some chunks.
+/// How long a request that does not wait in the queue waits for memory that the broker takes back from others. Long
+/// against the exchange of two messages, and against the time in which another process releases some chunks.
 const PATIENCE: Duration = Duration::from_millis(2);
 
 /// The bytes asked for beyond a need by default: so that a pool that grows in small steps rarely asks.
@@ -197,8 +197,8 @@ impl Joined {
 struct PoolTenant(Tenant);
 
 impl weirpool_broker::Tenant for PoolTenant {
-    fn apply(&self, bound: u64, is_binding: bool) -> Option<Held> {
-        let holding = self.0.apply(bound, is_binding)?;
+    fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held> {
+        let holding = self.0.apply(first, bound, is_binding)?;
         Some(Held {
             held: holding.held,
             used: holding.used,

@@ -25,21 +25,15 @@ pub(crate) struct Holding {
 /// What the service knows of its broker.
 #[derive(Debug)]
 pub(super) struct Tenancy {
-    applied: Mutex<Applied>,
+    /// Looks again when memory comes back, while a recall is binding.
+    member: Mutex<Option<Member>>,
     link: Mutex<Option<Link>>,
-}
-
-#[derive(Debug, Default)]
-struct Applied {
-    bound: u64,
-    /// While a recall is binding.
-    member: Option<Member>,
 }
 
 impl Tenancy {
     pub(super) fn new() -> Self {
         Self {
-            applied: Mutex::new(Guards::Queue, Applied::default()),
+            member: Mutex::new(Guards::Queue, None),
             link: Mutex::new(Guards::Queue, None),
         }
     }
@@ -65,12 +59,22 @@ impl Tenant {
         Self { link, waker }
     }
 
-    /// Bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`, bounds
+    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the requests that
+    /// it was asked for, before it is recalled for others. Then bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`, bounds
     /// what it uses as well. Returns what it holds then; `None` after the last handle of the pool is gone.
     ///
     /// One thread calls at a time.
-    pub(crate) fn apply(&self, bound: u64, is_binding: bool) -> Option<Holding> {
+    pub(crate) fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Holding> {
         let service = self.link.service()?;
+        if first > bound {
+            service.bind(first, false, &self.waker);
+            service.driver.set_lease(first);
+            service.funnel.note_change();
+            // Another thread that serves may have looked before.
+            while !service.queue.is_empty() && !Service::try_serve_fully(&service) {
+                plain::thread::yield_now();
+            }
+        }
         Some(Service::apply_lease(
             &service,
             bound,
@@ -96,7 +100,6 @@ impl Wake for LookAgain {
 impl Service {
     fn apply_lease(this: &Arc<Self>, bound: u64, is_binding: bool, waker: &Waker) -> Holding {
         let driver = &this.driver;
-        let before = std::mem::replace(&mut this.tenancy.applied.lock().bound, bound);
         driver.set_lease(bound);
         this.bind(bound, is_binding, waker);
         // A failure is noted. What stays is told to the lender.
@@ -106,7 +109,8 @@ impl Service {
         if driver.held() > bound {
             let _ = driver.reclaim_above(bound);
         }
-        if bound > before || is_binding || driver.is_recalled() {
+        // Also after a recall: what was asked for may have been granted with it, and has to be asked for again.
+        if !this.queue.is_empty() || driver.is_recalled() {
             this.funnel.note_change();
             // A thread that serves already looks again, and leaves what it may not do to a thread of its own.
             Self::try_serve_fully(this);
@@ -121,17 +125,17 @@ impl Service {
 
     /// Begins, moves or ends the bound on what is in use.
     fn bind(&self, bound: u64, is_binding: bool, waker: &Waker) {
-        let member = self.tenancy.applied.lock().member;
+        let member = *self.tenancy.member.lock();
         match (is_binding, member) {
             (true, member) => {
                 let member = member.unwrap_or_else(|| self.funnel.name_drain());
-                self.tenancy.applied.lock().member = Some(member);
+                *self.tenancy.member.lock() = Some(member);
                 self.driver.bound_use(Some(bound));
                 // Before the memory is looked at: what comes back in between wakes the lender.
                 self.funnel.enlist(member, waker);
             }
             (false, Some(member)) => {
-                self.tenancy.applied.lock().member = None;
+                *self.tenancy.member.lock() = None;
                 self.driver.bound_use(None);
                 drop(self.funnel.resign(member));
                 self.funnel.notify();

@@ -25,6 +25,9 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from
 /// How long the broker may take to admit a client.
 const ADMISSION: Duration = Duration::from_secs(5);
 
+/// How long the broker may take to answer a caller that waits.
+const ANSWER: Duration = Duration::from_millis(100);
+
 /// What a tenant holds after it applied terms; in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
@@ -38,12 +41,15 @@ pub struct Held {
 
 /// An allocator within a lease.
 pub trait Tenant: Send + Sync {
-    /// Bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use
+    /// First lets up to `first` bytes be held, and serves the requests that wait, if that is more than `bound`: it was
+    /// granted for them, and then recalled for others.
+    ///
+    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use
     /// is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None` once
     /// the tenant has ended. It holds no more than the larger of `bound` and that from then on.
     ///
     /// Called by one thread at a time.
-    fn apply(&self, bound: u64, is_binding: bool) -> Option<Held>;
+    fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held>;
 }
 
 /// How a client takes part.
@@ -90,8 +96,13 @@ struct State {
     number: u64,
     /// Bytes that must have been granted.
     needs: u64,
+    /// Questions asked so far, and those that the broker has answered.
+    asks: u64,
+    heard: u64,
     /// The turn in which the need was stated.
     turn: u64,
+    /// Of what was granted, what the tenant is being told of: its needs are counted from there.
+    known: u64,
     /// Of what was granted, what the tenant has been told of.
     applied: u64,
     connection: Option<Arc<Connection>>,
@@ -115,6 +126,7 @@ impl State {
 
     fn adopt(&mut self, terms: Terms) {
         self.number = terms.number;
+        self.heard = terms.heard;
         self.granted = terms.granted.max(self.granted);
         self.recalled = terms.recalled;
         self.is_binding = terms.is_binding;
@@ -165,7 +177,10 @@ impl Client {
                 is_binding: terms.is_binding,
                 number: terms.number,
                 needs: 0,
+                asks: 0,
+                heard: 0,
                 turn: 0,
+                known: 0,
                 applied: 0,
                 connection: Some(connection.clone()),
                 is_dirty: true,
@@ -224,7 +239,7 @@ impl Client {
     pub fn ask(&self, turn: u64, bytes: u64) {
         let mut state = self.shared.lock();
         let is_same_turn = std::mem::replace(&mut state.turn, turn) == turn;
-        let needs = state.granted.saturating_add(bytes);
+        let needs = state.known.saturating_add(bytes);
         let needs = if is_same_turn {
             needs.max(state.needs)
         } else {
@@ -236,18 +251,26 @@ impl Client {
         }
     }
 
-    /// Asks for `bytes` more, and waits up to `patience` until the tenant has them. Otherwise takes the need back.
-    /// Returns whether the tenant has them.
+    /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to `patience`, and
+    /// then takes the need back. Returns whether the tenant has the bytes. A broker that does not answer within 100 ms is
+    /// not waited for.
     pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();
-        let (before, wanted) = (state.needs, state.granted.saturating_add(bytes));
+        let (before, wanted) = (state.needs, state.known.saturating_add(bytes));
         if wanted > before {
             state.needs = wanted;
-            shared.wake(&mut state);
         }
-        let until = Instant::now() + patience;
+        state.asks += 1;
+        let asked = state.asks;
+        shared.wake(&mut state);
+        let mut until = Instant::now() + ANSWER;
+        let mut has_heard = false;
         while state.applied < wanted {
+            if state.granted < wanted && state.heard >= asked && !has_heard {
+                has_heard = true;
+                until = Instant::now() + patience;
+            }
             let left = until.saturating_duration_since(Instant::now());
             let is_hopeless = state.connection.is_none() && state.granted < wanted;
             if left.is_zero() || is_hopeless || state.is_closed {
@@ -349,13 +372,15 @@ impl Shared {
                 return self.say_goodbye(state);
             }
             state.is_dirty = false;
-            let (granted, number) = (state.granted, state.number);
+            let (granted, number, asks) = (state.granted, state.number, state.asks);
             // A new connection has other numbers.
             let connection = state.connection.clone();
+            let is_more = std::mem::replace(&mut state.known, granted) < granted;
             let bound = state.lease() - state.owes();
+            let first = if is_more { state.lease() } else { bound };
             let is_binding = state.is_binding && state.owes() > 0;
             drop(state);
-            let Some(held) = tenant.apply(bound, is_binding) else {
+            let Some(held) = tenant.apply(first, bound, is_binding) else {
                 // The lease ends when the memory is back.
                 has_ended = true;
                 continue;
@@ -376,6 +401,7 @@ impl Shared {
                 needs: state.needs,
                 wishes: state.needs.saturating_add(headroom),
                 answered: number,
+                asks,
                 used: held.used,
                 reserved: held.held,
                 waiting: held.waiting,
@@ -409,6 +435,7 @@ impl Shared {
                 let mut state = self.lock();
                 state.adopt(terms);
                 self.work.notify_one();
+                self.news.notify_all();
             }
             connection.shutdown();
             let mut pause = BACK_OFF.0;

@@ -145,6 +145,7 @@ impl Desk {
             terms: self.ledger.terms(id).unwrap_or_default(),
         };
         self.actions.push(Action::Send(number, welcome));
+        self.ledger.note_sent(id);
     }
 
     fn fault(&mut self, number: u64, reason: String, now: Duration) {

@@ -399,6 +399,7 @@ impl Ledger {
             },
             terms: Terms {
                 number: number + 1,
+                heard: 0,
                 granted: *granted,
                 recalled: *returned,
                 is_binding: false,
@@ -464,7 +465,20 @@ impl Ledger {
             self.arrivals += 1;
         }
         self.settle(now);
+        if let Some(client) = self.clients.get_mut(&id)
+            && statement.asks > client.terms.heard
+        {
+            client.terms.heard = statement.asks;
+            client.note_terms();
+        }
         Ok(())
+    }
+
+    /// Notes that the present terms of a client were sent.
+    pub fn note_sent(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.is_news = false;
+        }
     }
 
     /// Notes that a client's connection ended. Its lease stays until it returns or its process ends; a client that holds

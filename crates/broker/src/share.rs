@@ -39,6 +39,9 @@ pub struct Statement {
     pub wishes: u64,
     /// The [number](Terms::number) of the latest terms that the client has acted on.
     pub answered: u64,
+    /// A number that rises when a caller waits for an answer: the broker answers with terms that have [heard](Terms::heard)
+    /// it, whether or not they changed.
+    pub asks: u64,
     /// Bytes in use, for display.
     pub used: u64,
     /// Bytes held from the device, for display.
@@ -53,6 +56,8 @@ pub struct Statement {
 pub struct Terms {
     /// The number of the terms, which rises by one with each change.
     pub number: u64,
+    /// The latest [question](Statement::asks) that these terms answer.
+    pub heard: u64,
     /// Bytes granted so far.
     pub granted: u64,
     /// Bytes that the client is asked to have returned.
