@@ -141,3 +141,53 @@ fn return_to_a_reservation_wakes_a_request_that_joins_in_its_scope() {
         assert!(tasks[0].output.is_some());
     });
 }
+
+/// Memory becomes evictable while a request joins that needs it.
+#[test]
+fn unpinned_memory_wakes_a_request_that_joins() {
+    model("unpinned memory wakes a request that joins", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, stream) = stream(&device, &pool);
+        let cached = pool
+            .try_allocate(&stream, 2 * MIB)
+            .unwrap()
+            .into_evictable();
+        let pin = cached.pin().unwrap();
+        let unpinning = thread::spawn(move || drop(pin));
+        let request = Task::new(pool.allocate(&stream, MIB));
+        unpinning.join().unwrap();
+        let mut tasks = [request];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some() && !cached.is_present());
+    });
+}
+
+/// The last pin, its owner and an eviction let go of the same memory: it is freed once, and a pin is never of memory that
+/// is free.
+#[test]
+fn memory_is_evicted_or_pinned() {
+    model("memory is evicted or pinned", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, stream) = stream(&device, &pool);
+        let cached = pool
+            .try_allocate(&stream, 2 * MIB)
+            .unwrap()
+            .into_evictable();
+        let evicting = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.evict(1))
+        };
+        let pin = cached.pin();
+        let is_pinned = pin.is_some();
+        assert!(!is_pinned || pool.statistics().live_blocks == 1);
+        drop(cached);
+        drop(pin);
+        let evicted = evicting.join().unwrap();
+        assert!(evicted == 0 || !is_pinned || evicted == 2 * MIB);
+        let figures = pool.statistics();
+        assert_eq!((figures.live_blocks, figures.evictable), (0, 0));
+        pool.check_conserved().unwrap();
+    });
+}

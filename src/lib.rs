@@ -62,7 +62,7 @@
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
 //! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
-//! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
+//! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
@@ -115,6 +115,7 @@ mod current;
 pub mod device;
 mod driver;
 mod error;
+mod evictable;
 mod fault;
 pub mod guide;
 mod handles;
@@ -153,6 +154,7 @@ pub use error::{
     AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass, Shortfall,
     StreamError, TagShortfall, TaskError,
 };
+pub use evictable::{Evictable, Pinned};
 pub use heap::GrowBy;
 pub use id::StreamId;
 pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};

@@ -179,6 +179,10 @@ pub(crate) fn remapped(bytes: u64, chunks: u64) {
     tell!(DEBUG, bytes, chunks, "remapped");
 }
 
+pub(crate) fn evicted(bytes: u64) {
+    tell!(DEBUG, bytes, "evicted");
+}
+
 pub(crate) fn trimmed(bytes: u64) {
     tell!(DEBUG, bytes, "trimmed");
 }

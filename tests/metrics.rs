@@ -154,6 +154,7 @@ fn figures_are_published_when_asked_for() {
         ("releasable_bytes", figures.releasable_bytes),
         ("set_aside_bytes", 2 * MIB),
         ("in_graphs_bytes", 0),
+        ("evictable_bytes", 0),
         ("reservations", 1),
         ("live_blocks", 1),
         ("waiting_requests", 0),
@@ -167,6 +168,8 @@ fn figures_are_published_when_asked_for() {
         ("device_waits_total", 0),
         ("released_bytes_total", 0),
         ("events_created_total", figures.events_created),
+        ("evictions_total", 0),
+        ("evicted_bytes_total", 0),
     ];
     for (name, value) in values {
         assert_eq!(book.of(name, "pool=serving"), [value as f64], "{name}");

@@ -5,10 +5,37 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 29] = [
-    "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "heap", "policy", "lane",
-    "driver", "queue", "handles", "registry", "observe", "stream", "copy", "block", "pool",
-    "buffer", "shared", "task", "capture", "interop", "testing", "current", "compat", "tower",
+const LAYERS: [&str; 30] = [
+    "sync",
+    "fault",
+    "rare",
+    "id",
+    "measure",
+    "device",
+    "error",
+    "trace",
+    "heap",
+    "policy",
+    "lane",
+    "driver",
+    "queue",
+    "handles",
+    "registry",
+    "observe",
+    "stream",
+    "copy",
+    "block",
+    "pool",
+    "buffer",
+    "shared",
+    "evictable",
+    "task",
+    "capture",
+    "interop",
+    "testing",
+    "current",
+    "compat",
+    "tower",
 ];
 
 /// The one import from above: the lane keeps references to registrations under its lock, but uses only itself in them.

@@ -229,7 +229,6 @@ impl<T> Buffer<T> {
         self.block.deallocate_on(stream)
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn block(&self) -> &Block {
         &self.block
     }

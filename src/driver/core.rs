@@ -1,6 +1,7 @@
 //! The ground layer of the driver: the device, the heap behind its lock, and whether the pool is open.
 
 use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
+use super::evictable::Evictables;
 use super::soft_cap::SoftCap;
 use super::{
     Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lease, Lender, MaintenanceSettings,
@@ -69,13 +70,15 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     /// How the pool's requests waited: counted by the queue.
     pub(crate) waits: plain::Arc<Waits>,
-    pub(super) heap: Busy<Heap>,
+    /// Boxed, so that a pool under construction is small enough to be moved on a small stack.
+    pub(super) heap: Busy<Box<Heap>>,
     /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
     capacity: CachePadded<SharedNumber>,
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
     pub(crate) soft_cap: SoftCap,
     pub(crate) lease: Lease,
+    pub(crate) evictables: Evictables,
     /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
     reuse: SharedState,
     /// The recent events, if the pool keeps a history.
@@ -101,11 +104,12 @@ impl Core {
             publisher,
             counters: Counters::new(),
             waits,
-            heap: Busy::new(Guards::Heap, heap),
+            heap: Busy::new(Guards::Heap, Box::new(heap)),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),
             soft_cap: SoftCap::new(),
             lease: Lease::new(settings.lender.clone()),
+            evictables: Evictables::new(),
             reuse: SharedState::new(settings.reuse.to_bits()),
             event_log: EventLog::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),

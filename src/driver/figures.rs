@@ -101,6 +101,7 @@ impl Maintenance {
         let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
         // What reservations hold is in no lane's counts.
         let bound = lanes.bound.saturating_add(totals.set_aside.high);
+        let (evictions, evicted) = self.evictables.evicted();
         Statistics {
             capacity: self.capacity(),
             leased: self.leased(),
@@ -118,6 +119,7 @@ impl Maintenance {
             moving: totals.claimed,
             set_aside: totals.set_aside.current,
             in_graphs: self.counters.in_graphs(),
+            evictable: self.evictables.bytes(),
             reservations: figures.reservations,
             largest_free: figures.largest_free,
             free_blocks: figures.free_blocks,
@@ -141,6 +143,8 @@ impl Maintenance {
             device_waits: self.counters.device_waits.get(),
             released: self.counters.released.get(),
             events_created: self.events.created(),
+            evictions,
+            evicted,
         }
     }
 

@@ -29,6 +29,7 @@
 //! | `fill` | filling memory that is granted or freed |
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
 //! | `pass_through` | frees that are passed on to a pool of the driver |
+//! | `evictable` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a broker leases |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
@@ -40,6 +41,7 @@ mod captured;
 mod core;
 mod driver_pool;
 mod event_log;
+mod evictable;
 mod figures;
 mod fill;
 mod heuristic;
@@ -72,6 +74,7 @@ pub(crate) use core::{Settings, gate};
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
+pub(crate) use evictable::{Candidate, Evict, Place};
 pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;

@@ -188,6 +188,7 @@ impl<'a> Search<'a> {
                 let lacking = driver.heap.lock().lacking(self.request, &self.to.view());
                 self.borrow(lacking)
             }
+            Prepare::Evict => self.evict()?,
         })
     }
 
@@ -292,6 +293,31 @@ impl<'a> Search<'a> {
         })
     }
 
+    /// Evicts what the request lacks, and at least a quarter of its bytes at a time: what is free may be scattered. If all
+    /// that is evictable would not be enough, nothing is evicted.
+    #[cold]
+    #[inline(never)]
+    fn evict(&mut self) -> Result<bool, DeviceError> {
+        let driver = self.to.driver;
+        let evictable = driver.evictables.bytes();
+        let bytes = self.request.bytes;
+        let (at_hand, pending) = {
+            let heap = driver.heap.lock();
+            let (left, free) = inspect::left_and_free(&heap);
+            let left = if self.state.facts.is_refused { 0 } else { left };
+            (left + free, heap.totals().pending.current)
+        };
+        let is_enough = at_hand.saturating_add(pending).saturating_add(evictable) >= bytes;
+        let lacking = bytes.saturating_sub(at_hand).max(bytes / 4);
+        if !is_enough || driver.evictables.evict(lacking, None) == 0 {
+            return Ok(false);
+        }
+        // What was evicted may be in the heap already, and covered by no event.
+        driver.flush(Flush::All);
+        self.seal_and_poll()?;
+        Ok(true)
+    }
+
     /// Seals and asks after blocks that were taken back from caches: no event covers some of them. Says whether any
     /// were since this search last looked, by whichever search: another that took them may have left some.
     fn finish_flush(&mut self) -> Result<bool, DeviceError> {
@@ -300,11 +326,16 @@ impl<'a> Search<'a> {
             return Ok(false);
         }
         self.taken_back = taken_back;
+        self.seal_and_poll()?;
+        Ok(true)
+    }
+
+    fn seal_and_poll(&mut self) -> Result<(), DeviceError> {
         if self.state.may_poll() {
             self.to.driver.seal_lanes()?;
             self.poll()?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Takes memory behind a wait on the device, in one block or in several that are joined.

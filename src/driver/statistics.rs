@@ -65,6 +65,8 @@ pub struct Statistics {
     pub set_aside: u64,
     /// The part of `used` that is set aside for [graphs](crate::GraphMemory), allocated or not.
     pub in_graphs: u64,
+    /// The part of `used` that can be [evicted](crate::Evictable) now: what is pinned does not count.
+    pub evictable: u64,
     /// Number of live reservations, those for graphs included.
     pub reservations: usize,
     /// The largest free block: the largest request that is granted without remapping or growth.
@@ -120,9 +122,13 @@ pub struct Statistics {
     pub released: u64,
     /// Number of events created so far; constant in a steady state.
     pub events_created: u64,
+    /// Number of blocks [evicted](crate::Evictable) so far.
+    pub evictions: u64,
+    /// Bytes of those; wraps around.
+    pub evicted: u64,
 }
 
-debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created });
+debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
 
 impl Statistics {
     /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is

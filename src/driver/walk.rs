@@ -125,7 +125,7 @@ type Cached = (StreamId, Ticket, bool);
 /// takes in or gives to its own stream meanwhile are seen as used or not, and nothing else changes.
 pub(super) struct Walk<'a> {
     core: &'a Core,
-    heap: Guard<'a, Heap>,
+    heap: Guard<'a, Box<Heap>>,
     lanes: Lanes,
     origins: Origins,
 }

@@ -84,6 +84,8 @@ const POOL: &[Family<Figures>] = families! {
         |f| bytes(f.statistics.set_aside);
     Gauge "in_graphs_bytes" Bytes "granted to captured graphs, for as long as they live"
         |f| bytes(f.statistics.in_graphs);
+    Gauge "evictable_bytes" Bytes "in blocks that can be evicted now"
+        |f| bytes(f.statistics.evictable);
     Gauge "reservations" Count "live reservations"
         |f| count(f.statistics.reservations as u64);
     Gauge "live_blocks" Count "blocks that are allocated and not freed"
@@ -120,6 +122,10 @@ const POOL: &[Family<Figures>] = families! {
         |f| f.statistics.released;
     Counter "events_created_total" Count "device events created; constant in a steady state"
         |f| f.statistics.events_created;
+    Counter "evictions_total" Count "blocks that were evicted"
+        |f| f.statistics.evictions;
+    Counter "evicted_bytes_total" Bytes "bytes of the blocks that were evicted"
+        |f| f.statistics.evicted;
     Histogram "wait_seconds" Seconds "how long requests waited that were served"
         |f| &f.statistics.waits.times;
     Histogram "pending_age_seconds" Seconds "from the recording of a free's event until it was seen complete"

@@ -35,6 +35,9 @@ pub(crate) enum Prepare {
     /// Asks the broker for a larger lease, where the lease and not the capacity is in the way. A queued request does not wait
     /// for the answer: the grant is published.
     Borrow,
+    /// Takes memory back that its users can do without, the least recently used first. Comes again while it brings
+    /// something.
+    Evict,
 }
 
 /// Takes memory from a source.
@@ -66,8 +69,23 @@ pub(crate) enum Action {
 /// A preparation, and the sources that are tried if it brought something.
 struct Row(Option<Prepare>, &'static [Try]);
 
+/// A step of a table, with all rows laid end to end.
+enum Step {
+    Prepare(Prepare),
+    /// A bound source is tried only if the preparation of its row brought something.
+    Try {
+        source: Try,
+        is_bound: bool,
+    },
+    /// Goes that many steps back, if the preparation of the row brought something.
+    Repeat {
+        steps: usize,
+    },
+}
+
 use Prepare::{
-    AskAgain, Borrow, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill, Trim,
+    AskAgain, Borrow, Evict, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill,
+    Trim,
 };
 use Try::{Grow, Take, TakeGoodFit, Wait, WaitAnyTime, WaitForExact};
 
@@ -87,6 +105,7 @@ const GROW_FIRST: &[Row] = &[
     Row(Some(Trim), &[Grow]),
     Row(Some(Spill), &[Grow]),
     Row(Some(AskAgain), &[Grow]),
+    Row(Some(Evict), &[Take, Grow, Wait]),
     Row(None, &[WaitAnyTime]),
 ];
 
@@ -101,6 +120,7 @@ const WAIT_FIRST: &[Row] = &[
     Row(Some(Trim), &[Grow]),
     Row(Some(Spill), &[Grow]),
     Row(Some(AskAgain), &[Grow]),
+    Row(Some(Evict), &[Take, Grow, Wait]),
     Row(None, &[WaitAnyTime]),
 ];
 
@@ -144,7 +164,7 @@ pub(crate) struct Facts {
 pub(crate) struct State {
     rules: Rules,
     pub(crate) facts: Facts,
-    /// The step to look at next, with all rows laid end to end.
+    /// The step to look at next.
     step: usize,
     /// The row's preparation brought something.
     has_news: bool,
@@ -162,15 +182,23 @@ impl State {
 
     /// Returns the next action. The one before found no memory.
     pub(crate) fn next(&mut self) -> Action {
-        while let Some((is_bound, action)) = self.steps().nth(self.step) {
+        while let Some(step) = self.steps().nth(self.step) {
             self.step += 1;
-            let is_next = match action {
-                Action::Prepare(prepare) => {
+            let (is_next, action) = match step {
+                Step::Prepare(prepare) => {
                     self.has_news = false;
-                    self.prepares(prepare)
+                    (self.prepares(prepare), Action::Prepare(prepare))
                 }
-                Action::Try(source) => (self.has_news || !is_bound) && self.tries(source),
-                Action::GiveUp => true,
+                Step::Try { source, is_bound } => {
+                    let is_next = (self.has_news || !is_bound) && self.tries(source);
+                    (is_next, Action::Try(source))
+                }
+                Step::Repeat { steps } => {
+                    if self.has_news {
+                        self.step -= steps + 1;
+                    }
+                    continue;
+                }
             };
             if is_next {
                 return action;
@@ -189,19 +217,22 @@ impl State {
         self.has_news = true;
     }
 
-    /// Returns the table's steps, and whether each depends on the preparation of its row.
-    fn steps(&self) -> impl Iterator<Item = (bool, Action)> + use<> {
+    fn steps(&self) -> impl Iterator<Item = Step> + use<> {
         let rows = match self.rules.order {
             Order::GrowFirst => GROW_FIRST,
             Order::WaitFirst => WAIT_FIRST,
         };
         rows.iter().flat_map(|Row(prepare, tries)| {
-            let first = prepare.map(Action::Prepare);
-            let then = tries.iter().copied().map(Action::Try);
-            first
-                .into_iter()
-                .chain(then)
-                .map(|action| (prepare.is_some(), action))
+            let is_bound = prepare.is_some();
+            let tried = tries.iter().map(move |source| Step::Try {
+                source: *source,
+                is_bound,
+            });
+            let repeated = (*prepare == Some(Evict)).then_some(Step::Repeat {
+                steps: 1 + tries.len(),
+            });
+            let first = prepare.map(Step::Prepare);
+            first.into_iter().chain(tried).chain(repeated)
         })
     }
 
@@ -211,7 +242,7 @@ impl State {
             Poll | PollLate => rules.may_poll,
             PollLikely => self.exact() == Exact::Polled,
             FlushLarge => self.exact() == Exact::Awaited,
-            FlushAged | FlushAll => true,
+            FlushAged | FlushAll | Evict => true,
             Trim => rules.may_call && !rules.can_remap,
             Spill => rules.may_call && self.facts.is_refused,
             AskAgain => rules.may_call && self.facts.is_refused && rules.is_queued,
@@ -297,11 +328,36 @@ mod tests {
         }
     }
 
+    #[test]
+    fn eviction_goes_on_while_it_brings_something() {
+        for order in [Order::GrowFirst, Order::WaitFirst] {
+            let mut state = State::new(Rules { order, ..RULES });
+            let mut words = Vec::new();
+            let mut left = 2;
+            loop {
+                let action = state.next();
+                words.push(format!("{action:?}"));
+                match action {
+                    Action::Prepare(Evict) if left > 0 => {
+                        left -= 1;
+                        state.note_news();
+                    }
+                    Action::GiveUp => break,
+                    _ => {}
+                }
+            }
+            let at = words.iter().position(|word| word == "Prepare(Evict)");
+            let row = ["Prepare(Evict)", "Try(Take)", "Try(Grow)", "Try(Wait)"];
+            let expected = row.iter().chain(&row).chain([&row[0], &"GiveUp"]);
+            assert!(words[at.unwrap()..].iter().eq(expected), "{words:?}");
+        }
+    }
+
     const FLUSHES: [Prepare; 2] = [FlushAged, FlushAll];
 
     #[test]
     fn grow_first_takes_new_memory_before_it_waits() {
-        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate,";
+        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, PLENTY, &FLUSHES), expected);
     }
 
@@ -328,7 +384,7 @@ mod tests {
     #[test]
     fn wait_first_waits_before_it_takes_new_memory() {
         let order = Order::WaitFirst;
-        let expected = "TakeGoodFit, Poll, Wait, FlushAll: Take, Wait, Grow,";
+        let expected = "TakeGoodFit, Poll, Wait, FlushAll: Take, Wait, Grow, Evict,";
         assert_eq!(
             actions(Rules { order, ..RULES }, PLENTY, &FLUSHES),
             expected
@@ -337,10 +393,11 @@ mod tests {
 
     #[test]
     fn preparation_without_news_skips_its_row() {
-        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged, Grow, FlushAll, Wait, PollLate,";
+        let expected =
+            "TakeGoodFit, PollLikely, Poll, FlushAged, Grow, FlushAll, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, PLENTY, &[]), expected);
         let expected = "TakeGoodFit, PollLikely: Take, Poll: Take, FlushAged, Grow, FlushAll, Wait, \
-                        PollLate: Take, Grow, Wait,";
+                        PollLate: Take, Grow, Wait, Evict,";
         let news = [PollLikely, Poll, PollLate];
         assert_eq!(actions(RULES, PLENTY, &news), expected);
     }
@@ -348,14 +405,14 @@ mod tests {
     #[test]
     fn exact_block_is_awaited_unasked_where_no_memory_is_left() {
         let expected = "TakeGoodFit, WaitForExact, FlushLarge: WaitForExact, Poll, FlushAged, Grow, FlushAll, Wait, \
-                        PollLate,";
+                        PollLate, Evict,";
         let none_left = Facts::default();
         assert_eq!(actions(RULES, none_left, &[FlushLarge]), expected);
         let cannot_wait = Rules {
             may_wait: false,
             ..RULES
         };
-        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, PollLate,";
+        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, PollLate, Evict,";
         assert_eq!(actions(cannot_wait, none_left, &[]), expected);
     }
 
@@ -365,7 +422,7 @@ mod tests {
             is_loose_fit: true,
             ..Facts::default()
         };
-        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, Wait, PollLate,";
+        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, facts, &[]), expected);
     }
 
@@ -375,7 +432,7 @@ mod tests {
             may_poll: false,
             ..RULES
         };
-        let expected = "TakeGoodFit, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait,";
+        let expected = "TakeGoodFit, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, Evict,";
         assert_eq!(actions(rules, PLENTY, &FLUSHES), expected);
     }
 
@@ -389,14 +446,14 @@ mod tests {
             let all = actions(rules, facts, news);
             all.split_once("Wait, ").expect("waits").1.to_owned()
         };
-        assert_eq!(tail(RULES, &[Spill]), "PollLate, Spill: Grow,");
+        assert_eq!(tail(RULES, &[Spill]), "PollLate, Spill: Grow, Evict,");
         let queued = Rules {
             is_queued: true,
             ..RULES
         };
         assert_eq!(
             tail(queued, &[AskAgain]),
-            "PollLate, Spill, AskAgain: Grow,"
+            "PollLate, Spill, AskAgain: Grow, Evict,"
         );
         let plain = Rules {
             can_remap: false,
@@ -404,13 +461,13 @@ mod tests {
         };
         assert_eq!(
             tail(plain, &[Trim, Spill]),
-            "PollLate, Trim: Grow, Spill: Grow,"
+            "PollLate, Trim: Grow, Spill: Grow, Evict,"
         );
         let inside_a_poll = Rules {
             may_call: false,
             ..queued
         };
-        assert_eq!(tail(inside_a_poll, &[]), "PollLate,");
+        assert_eq!(tail(inside_a_poll, &[]), "PollLate, Evict,");
     }
 
     #[test]
@@ -421,7 +478,7 @@ mod tests {
                 is_immediate: true,
                 ..RULES
             };
-            assert!(actions(rules, PLENTY, &[]).ends_with(" WaitAnyTime,"));
+            assert!(actions(rules, PLENTY, &[]).ends_with(" Evict, WaitAnyTime,"));
             let may_wait = false;
             assert!(!actions(Rules { may_wait, ..rules }, PLENTY, &[]).contains("Wait"));
         }

@@ -96,6 +96,12 @@ impl Pool {
         Ok(resized?)
     }
 
+    /// Evicts the least recently used [evictable](crate::Evictable) memory, until that many bytes are evicted or no more is
+    /// evictable. Returns the bytes that were. For a service that shrinks its caches before they are in the way.
+    pub fn evict(&self, bytes: u64) -> u64 {
+        self.service().driver.evictables.evict(bytes, None)
+    }
+
     /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
     /// first. Used and pending memory stays. Returns how far it got.
     ///
@@ -454,7 +460,7 @@ impl Pool {
     /// pending. All memory that the pool holds is free then, and no work of the device touches it.
     ///
     /// A drain ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all
-    /// of them have come back. To end a service, [`close`](Self::close) the pool first:
+    /// of them have come back. [Evictable](crate::Evictable) memory is evicted. To end a service, [`close`](Self::close) the pool first:
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};

@@ -282,6 +282,8 @@ impl Membership {
         }
         match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
             Some(tag) => {
+                // Memory may have become evictable before this request was throttled.
+                service.relieve(tag);
                 let standstill = &mut self.standstill;
                 if let Some(error) = throttled::look(service, waiter, tag, standstill, waker) {
                     return Poll::Ready(Err(error));
@@ -440,7 +442,11 @@ fn charge_or_deny<'a>(
     demand: &Demand,
     tag: Tag,
 ) -> Result<Charge<'a>, Denial<'a>> {
-    let charged = Charge::of(asker.service, demand, tag);
+    let service = asker.service;
+    let mut charged = Charge::of(service, demand, tag);
+    while charged.is_err() && service.evict_for(tag, demand.request.bytes) {
+        charged = Charge::of(service, demand, tag);
+    }
     charged.map_err(|LimitReached| {
         let never = asker.service.refusal_of(demand);
         never.map_or(Denial::OverLimit(tag), Denial::Failed)

@@ -97,6 +97,7 @@ impl Drain {
         };
         // Enlists before it looks: a change in between wakes it.
         service.funnel.enlist(*member, context.waker());
+        service.driver.evictables.evict(u64::MAX, None);
         let settled = service.driver.settle();
         // Serves waiting requests, and starts the watches on streams.
         Service::serve_change(service);

@@ -2,7 +2,7 @@
 //!
 //! | change | published by | can profit |
 //! |---|---|---|
-//! | [`Memory`](Change::Memory) | a free; a completed event; a seal; memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
+//! | [`Memory`](Change::Memory) | a free; a completed event; a seal; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
 //! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream |
 //! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
 //! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |
@@ -39,11 +39,13 @@
 //!
 //! # Why it ends
 //!
-//! Take the measure *(requests that wait, NEWS)*, ordered lexicographically, where NEWS is 1 or 0.
+//! Take the measure *(requests that wait, blocks that can be evicted, NEWS)*, ordered lexicographically, where NEWS is 1
+//! or 0.
 //! - A search publishes nothing of what it does on its way (see [`publish`](crate::driver::Publish)), and does not
 //!   raise the measure. What it finds is used, and then a request leaves the queue; or it is left where it was.
 //! - Serving either removes a request from the queue, or ends with NEWS cleared. Each lowers the measure.
 //! - A waiter is woken when it was granted or failed, which lowered the measure, or when NEWS went from 0 to 1.
+//! - A search may evict a block. That publishes a free, and lowers the measure: it is the user who makes a block evictable.
 //!
 //! So only changes from outside raise the measure: calls of users, progress of the device, and the clock. Between two
 //! of them there are at most as many passes over the queue as there are requests in it, and then the pool is quiet.

@@ -22,13 +22,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Frees memory of the pool when a request must wait: by moving data to the host, by evicting cached blocks, or by
-/// rejecting work. For [`PoolBuilder::pressure_hook`](crate::PoolBuilder::pressure_hook).
+/// Frees memory of the pool when a request must wait: by moving data to the host, or by rejecting work. Blocks that can
+/// be dropped at any time are better made [evictable](crate::Evictable). For
+/// [`PoolBuilder::pressure_hook`](crate::PoolBuilder::pressure_hook).
 ///
 /// # When it is asked
 ///
 /// The pool asks when a request has reached the head of the queue and there is not enough memory for it, after polling
-/// events, flushing caches and growing. It also asks for the first request that waits for the limit of its
+/// events, flushing caches, growing and evicting. It also asks for the first request that waits for the limit of its
 /// [tag](crate::Tag). It asks once for each such request, and for one request at a time.
 /// [`try_allocate`](crate::Pool::try_allocate) never asks. [Pending](Shortfall::pending) memory may be enough without
 /// help.

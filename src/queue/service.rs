@@ -287,6 +287,31 @@ impl Service {
         }
     }
 
+    /// Evicts memory of a tag until its throttled requests are let in, as far as that can be.
+    pub(crate) fn relieve(&self, tag: Tag) {
+        while let Some(first) = self.queue.first_throttled(tag) {
+            if !self.evict_for(tag, first.demand.request.bytes) {
+                return;
+            }
+        }
+    }
+
+    /// Evicts memory of a tag for a request that its limit does not allow, unless all of it would not be enough. Returns
+    /// whether any was.
+    pub(super) fn evict_for(&self, tag: Tag, bytes: u64) -> bool {
+        let account = self.queue.accounts.of(tag);
+        let evictables = &self.driver.evictables;
+        let lacking = match account.limit() {
+            Some(limit) => account
+                .charged()
+                .saturating_add(bytes)
+                .saturating_sub(limit),
+            None => return false,
+        };
+        (1..=evictables.bytes_of(tag)).contains(&lacking)
+            && evictables.evict(lacking, Some(tag)) > 0
+    }
+
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
     pub(crate) fn close(this: &Arc<Self>) -> bool {
         let before = this.driver.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);

@@ -1,0 +1,132 @@
+//! Evictable memory: blocks that their user can do without, in the order of their last use.
+//!
+//! The list knows no blocks. What it lists evicts itself: it ends a block, which is an ordinary free. Memory in use is not
+//! listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
+
+use crate::measure::Tag;
+use crate::sync::{Guards, Mutex, plain};
+use crate::trace;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Memory that can be evicted.
+pub(crate) trait Evict: fmt::Debug + Send + Sync {
+    /// Frees the memory, unless it is gone. Returns whether it did.
+    fn evict(&self) -> bool;
+}
+
+/// Memory on the list.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub(crate) memory: plain::Weak<dyn Evict>,
+    pub(crate) bytes: u64,
+    pub(crate) tag: Option<Tag>,
+}
+
+/// A place on the list: a later one was used later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place(u64);
+
+#[derive(Debug, Default)]
+struct List {
+    candidates: BTreeMap<Place, Candidate>,
+    bytes: u64,
+    last: Place,
+    evictions: u64,
+    evicted: u64,
+}
+
+impl List {
+    fn remove(&mut self, place: Place) -> Option<Candidate> {
+        let candidate = self.candidates.remove(&place)?;
+        self.bytes -= candidate.bytes;
+        Some(candidate)
+    }
+}
+
+/// The evictable memory of a pool, the least recently used first; see the [module](self).
+#[derive(Debug)]
+pub(crate) struct Evictables {
+    list: Mutex<List>,
+}
+
+impl Evictables {
+    pub(super) fn new() -> Self {
+        Self {
+            list: Mutex::new(Guards::Registry, List::default()),
+        }
+    }
+
+    /// Lists memory as the most recently used.
+    pub(crate) fn list(&self, candidate: Candidate) -> Place {
+        let mut list = self.list.lock();
+        list.last.0 += 1;
+        list.bytes += candidate.bytes;
+        let place = list.last;
+        list.candidates.insert(place, candidate);
+        place
+    }
+
+    /// Takes memory off the list. Returns false if it is being evicted.
+    #[must_use = "memory that is being evicted must not be used"]
+    pub(crate) fn remove(&self, place: Place) -> bool {
+        self.list.lock().remove(place).is_some()
+    }
+
+    /// Returns the bytes on the list.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.list.lock().bytes
+    }
+
+    /// Returns the bytes on the list that are charged to a tag. Takes time in proportion to the list.
+    pub(crate) fn bytes_of(&self, tag: Tag) -> u64 {
+        let list = self.list.lock();
+        let candidates = list.candidates.values();
+        let of_tag = candidates.filter(|candidate| candidate.tag == Some(tag));
+        of_tag.map(|candidate| candidate.bytes).sum()
+    }
+
+    /// Returns the blocks that were evicted so far: their number and their bytes, which wrap around.
+    pub(super) fn evicted(&self) -> (u64, u64) {
+        let list = self.list.lock();
+        (list.evictions, list.evicted)
+    }
+
+    /// Counts an eviction.
+    fn note_evicted(&self, bytes: u64) {
+        {
+            let mut list = self.list.lock();
+            list.evictions += 1;
+            list.evicted = list.evicted.wrapping_add(bytes);
+        }
+        trace::evicted(bytes);
+    }
+
+    /// Evicts the least recently used memory, of one tag or of all, until that many bytes are free or the list is empty.
+    /// Returns the bytes evicted. No lock is held while memory is freed.
+    pub(crate) fn evict(&self, bytes: u64, of: Option<Tag>) -> u64 {
+        let mut evicted = 0;
+        while evicted < bytes {
+            let Some(candidate) = self.pop(of) else {
+                break;
+            };
+            if candidate
+                .memory
+                .upgrade()
+                .is_some_and(|memory| memory.evict())
+            {
+                evicted += candidate.bytes;
+                self.note_evicted(candidate.bytes);
+            }
+        }
+        evicted
+    }
+
+    fn pop(&self, of: Option<Tag>) -> Option<Candidate> {
+        let mut list = self.list.lock();
+        let mut candidates = list.candidates.iter();
+        let found = candidates.find(|(_, candidate)| of.is_none() || candidate.tag == of);
+        let place = *found?.0;
+        list.remove(place)
+    }
+}

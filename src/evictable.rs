@@ -1,0 +1,276 @@
+//! Memory that the pool may take back before a request waits.
+
+use crate::block::Block;
+use crate::buffer::Buffer;
+use crate::driver::{Candidate, Change, Evict, Place};
+use crate::measure::Tag;
+use crate::queue::Service;
+use crate::sync::{Arc, Guards, Mutex, plain};
+use std::fmt;
+use std::ops::Deref;
+
+mod sealed {
+    use super::{Block, Buffer};
+
+    pub trait Memory: Send + Sync + 'static {
+        fn the_block(&self) -> &Block;
+    }
+
+    impl Memory for Block {
+        fn the_block(&self) -> &Block {
+            self
+        }
+    }
+
+    impl<T: 'static> Memory for Buffer<T> {
+        fn the_block(&self) -> &Block {
+            self.block()
+        }
+    }
+}
+
+use sealed::Memory;
+
+/// Memory that its user can do without: a [`Block`] or a [`Buffer`] that the pool takes back before a request waits or
+/// fails, such as an entry of a prefix cache. It stays readable until then.
+///
+/// The memory that was used least recently is evicted first. To use it, [pin](Self::pin) it: what is pinned is not
+/// evicted. Evicting memory is an ordinary free: it is ordered after every use on every stream, and the pool neither
+/// copies it nor tells anybody.
+///
+/// The pool evicts when a request finds no memory in any other place: after growing, flushing caches and
+/// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or asks a
+/// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
+/// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
+/// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a request first waits for the memory that is about to be
+/// free. Memory of a living [reservation](crate::Reservation) returns to it when evicted.
+///
+/// ```
+/// use weirpool::{Pool, device::sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
+/// let stream = pool.create_stream()?;
+/// let cached = [1, 2, 3].map(|_| pool.try_allocate(&stream, 16 << 20).map(|block| block.into_evictable()));
+/// let [first, second, third] = cached.map(Result::unwrap);
+/// assert_eq!(pool.statistics().evictable, 48 << 20);
+///
+/// let in_use = first.pin().expect("nothing was evicted"); // reads the block, on any stream
+/// let block = pool.try_allocate(&stream, 32 << 20)?; // 16 MiB are free: evicts the second
+/// assert!(second.pin().is_none() && third.pin().is_some());
+/// drop(in_use);
+/// # drop(block);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Dropping it frees the memory, or, while it is pinned, lets the last pin do so. The figures are in
+/// [`Statistics::evictable`](crate::Statistics::evictable), which counts what can be evicted now, and
+/// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
+/// while nobody else needs it.
+#[must_use = "the memory is freed when this is dropped"]
+pub struct Evictable<T: Memory = Block>(plain::Arc<Shared<T>>);
+
+/// Evictable memory in use: it is not evicted before this is dropped. Then it counts as the most recently used.
+///
+/// It dereferences to the block or buffer, which can be read on any stream.
+#[must_use = "the memory may be evicted once this is dropped"]
+pub struct Pinned<T: Memory = Block> {
+    shared: plain::Arc<Shared<T>>,
+    /// Present until this is dropped.
+    memory: Option<plain::Arc<T>>,
+}
+
+struct Shared<T: Memory> {
+    slot: Mutex<Slot<T>>,
+}
+
+struct Slot<T> {
+    /// `None` once it is evicted, or its owner is gone.
+    memory: Option<plain::Arc<T>>,
+    pins: usize,
+    /// Its place on the pool's list while nothing pins it.
+    place: Place,
+}
+
+impl Block {
+    /// Lets the pool take the block back before a request waits or fails; see [`Evictable`].
+    pub fn into_evictable(self) -> Evictable {
+        Evictable::new(self)
+    }
+}
+
+impl<T: Send + Sync + 'static> Buffer<T> {
+    /// Lets the pool take the buffer back before a request waits or fails; see [`Evictable`].
+    pub fn into_evictable(self) -> Evictable<Self> {
+        Evictable::new(self)
+    }
+}
+
+impl<T: Memory> Evictable<T> {
+    fn new(memory: T) -> Self {
+        let shared = plain::Arc::new(Shared {
+            slot: Mutex::new(
+                Guards::Block,
+                Slot {
+                    memory: Some(plain::Arc::new(memory)),
+                    pins: 0,
+                    place: Place::default(),
+                },
+            ),
+        });
+        let mut slot = shared.slot.lock();
+        let listed = shared.list(&mut slot);
+        drop(slot);
+        listed.into_iter().for_each(Listed::publish);
+        Self(shared)
+    }
+
+    /// Pins the memory for a use. Returns `None` if it was evicted.
+    #[must_use = "the memory may be evicted while it is not pinned"]
+    pub fn pin(&self) -> Option<Pinned<T>> {
+        let mut slot = self.0.slot.lock();
+        let memory = slot.memory.clone()?;
+        if slot.pins == 0 && !unlist(memory.the_block(), slot.place) {
+            return None;
+        }
+        slot.pins += 1;
+        Some(Pinned {
+            shared: self.0.clone(),
+            memory: Some(memory),
+        })
+    }
+
+    /// Returns whether the memory is there: it may be evicted at any time unless it is [pinned](Self::pin).
+    pub fn is_present(&self) -> bool {
+        self.0.slot.lock().memory.is_some()
+    }
+
+    /// Takes the memory out, which then is not evictable any more: to write it, or to keep it. Returns `None` if it was
+    /// evicted, or is pinned; then it stays as it is.
+    pub fn take(&mut self) -> Option<T> {
+        let memory = {
+            let mut slot = self.0.slot.lock();
+            let block = slot.memory.as_ref()?.the_block();
+            if slot.pins > 0 || !unlist(block, slot.place) {
+                return None;
+            }
+            slot.memory.take()
+        };
+        // A pin lets go of the memory before it ends.
+        memory.and_then(plain::Arc::into_inner)
+    }
+}
+
+impl<T: Memory> Drop for Evictable<T> {
+    fn drop(&mut self) {
+        let memory = {
+            let mut slot = self.0.slot.lock();
+            if let Some(memory) = slot.memory.as_ref().filter(|_| slot.pins == 0) {
+                // If it is being evicted, that ends here.
+                let _ = unlist(memory.the_block(), slot.place);
+            }
+            slot.memory.take()
+        };
+        // Outside the lock: it may be the last reference.
+        drop(memory);
+    }
+}
+
+impl<T: Memory> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // First: a thread that finds no pin under the lock has the only reference.
+        drop(self.memory.take());
+        let listed = {
+            let mut slot = self.shared.slot.lock();
+            slot.pins -= 1;
+            match slot.pins {
+                0 => self.shared.list(&mut slot),
+                _ => None,
+            }
+        };
+        listed.into_iter().for_each(Listed::publish);
+    }
+}
+
+impl<T: Memory> Deref for Pinned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.memory
+            .as_deref()
+            .expect("present until this is dropped")
+    }
+}
+
+impl<T: Memory> Shared<T> {
+    /// Lists memory that nothing pins, if its owner still has it.
+    fn list(self: &plain::Arc<Self>, slot: &mut Slot<T>) -> Option<Listed> {
+        let block = slot.memory.as_ref()?.the_block();
+        let service = block.registration().service.clone();
+        let (bytes, tag) = (block.size(), block.tag());
+        let memory: plain::Weak<Self> = plain::Arc::downgrade(self);
+        let evictables = &service.driver.evictables;
+        slot.place = evictables.list(Candidate { memory, bytes, tag });
+        Some(Listed { service, tag })
+    }
+}
+
+impl<T: Memory> Evict for Shared<T> {
+    fn evict(&self) -> bool {
+        let memory = {
+            let mut slot = self.slot.lock();
+            debug_assert_eq!(slot.pins, 0, "memory in use is not listed");
+            slot.memory.take()
+        };
+        memory.is_some()
+    }
+}
+
+/// Takes the memory of a block off the pool's list. Returns false if it is being evicted.
+fn unlist(block: &Block, place: Place) -> bool {
+    block.registration().service.driver.evictables.remove(place)
+}
+
+/// Memory was listed, and no lock is held yet.
+#[must_use = "requests that wait can profit"]
+struct Listed {
+    service: Arc<Service>,
+    tag: Option<Tag>,
+}
+
+impl Listed {
+    /// Tells the requests that wait: from now on, they have it evicted.
+    fn publish(self) {
+        self.service.driver.publish(Change::Memory);
+        if let Some(tag) = self.tag {
+            self.service.relieve(tag);
+        }
+    }
+}
+
+impl<T: Memory> fmt::Debug for Evictable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<T: Memory> fmt::Debug for Pinned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+/// Shows the block, and how often it is pinned.
+impl<T: Memory> fmt::Debug for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (memory, pins) = {
+            let slot = self.slot.lock();
+            (slot.memory.clone(), slot.pins)
+        };
+        let block = memory.as_ref().map(|memory| memory.the_block());
+        f.debug_struct("Evictable")
+            .field("block", &block)
+            .field("pins", &pins)
+            .finish()
+    }
+}
