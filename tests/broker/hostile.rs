@@ -72,7 +72,7 @@ fn assert_unharmed(folder: &Folder) {
 }
 
 #[test]
-fn what_is_no_message_is_refused() {
+fn malformed_messages_are_refused() {
     let folder = Folder::new("frames");
     let _broker = broker(&folder.socket(), 64 * MIB);
     let frames: [&[u8]; 8] = [

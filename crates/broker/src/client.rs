@@ -101,9 +101,9 @@ struct State {
     heard: u64,
     /// The turn in which the need was stated.
     turn: u64,
-    /// Of what was granted, what the tenant is being told of: its needs are counted from there.
+    /// The part of the grants that the tenant is being told of: its needs are counted from there.
     known: u64,
-    /// Of what was granted, what the tenant has been told of.
+    /// The part of the grants that the tenant has been told of.
     applied: u64,
     connection: Option<Arc<Connection>>,
     /// The worker has something to apply or to state.
