@@ -60,6 +60,7 @@
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
+//! | `ipc` | memory between processes | |
 //! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
 //! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
@@ -92,6 +93,7 @@
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
 //! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
+//! - `ipc`: memory between processes, in the module `ipc`. Linux only.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
 //!
@@ -123,6 +125,9 @@ mod heap;
 mod id;
 #[cfg(feature = "cuda")]
 mod interop;
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+#[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
+pub mod ipc;
 mod lane;
 mod measure;
 mod observe;

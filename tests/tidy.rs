@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 30] = [
+const LAYERS: [&str; 31] = [
     "sync",
     "fault",
     "rare",
@@ -31,6 +31,7 @@ const LAYERS: [&str; 30] = [
     "evictable",
     "task",
     "capture",
+    "ipc",
     "interop",
     "testing",
     "current",

@@ -121,7 +121,7 @@ impl Block {
 
 /// Traces a grant, with as many bytes as the trace of the free.
 #[inline(always)]
-fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Option<Tag>) {
+pub(super) fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Option<Tag>) {
     let asked = trace::Asked {
         stream: registration.lane.id,
         bytes: allocation.bytes,
@@ -331,6 +331,9 @@ impl Block {
             service.driver.free_captured(lane, &lanes, &block);
             return Fences::one(lane.id, lane.cache.open_ticket());
         }
+        if let Some(outside) = self.take_outside() {
+            return self.free_outside(outside, block);
+        }
         let extra = self.extra.get_mut();
         let is_plain = extra.is_none();
         let is_of_one_stream = extra.as_ref().is_none_or(|extra| extra.is_of_one_stream());
@@ -373,6 +376,9 @@ impl Block {
             return;
         };
         let (lanes, left_at) = (self.uses().lanes(), self.uses().left_at());
+        if self.is_outside() {
+            return observers.outside_freed(allocation, &lanes, location);
+        }
         let block = allocation.as_used(self.charge.rounding());
         let is_captured = self.is_in(self.extra(|extra| extra.capture));
         let is_first_after_all =

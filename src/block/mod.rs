@@ -6,16 +6,20 @@
 //! | `life` | its beginning, its growth in place and its end, on the side of the pool; the tag to which it is charged |
 //! | `uses` | the streams on which it is used, and the order of its uses |
 //! | `further` | the same as a state machine, which knows no device |
+//! | `outside` | blocks whose memory is not in the heap |
 //! | `host` | the host's own access to memory that it sees |
 
 mod further;
 mod host;
 mod life;
+mod outside;
 mod uses;
 
 pub(crate) use further::Access;
 pub use host::HostGuard;
 pub use life::{DeallocateError, Deallocation};
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+pub(crate) use outside::Outside;
 #[cfg(feature = "cuda")]
 pub(crate) use uses::Point;
 pub(crate) use uses::Uses;
@@ -68,6 +72,8 @@ struct Extra {
     /// The block is freed in the order of the further streams alone: its own stream may be gone. This is the point of
     /// its own stream that the memory's earlier life ends at.
     left_at: Option<Ticket>,
+    /// The owner of the memory, if it is not in the heap.
+    outside: Option<Box<dyn outside::Outside>>,
 }
 
 impl Extra {

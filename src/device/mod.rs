@@ -25,6 +25,10 @@ pub use weirpool_device::{
     WatchId,
 };
 
+#[cfg(unix)]
+#[doc(inline)]
+pub use weirpool_device::Sharing;
+
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 #[doc(inline)]

@@ -110,6 +110,8 @@ pub(crate) struct Counters {
     pub(crate) released: Count,
     /// Bytes that are set aside for graphs.
     graphs: SharedNumber,
+    /// Bytes of other processes that are mapped.
+    imported: SharedNumber,
 }
 
 impl Counters {
@@ -122,6 +124,7 @@ impl Counters {
             device_waits: Count::default(),
             released: Count::default(),
             graphs: SharedNumber::new(0),
+            imported: SharedNumber::new(0),
         }
     }
 
@@ -142,6 +145,23 @@ impl Counters {
     /// Bytes that are set aside for graphs.
     pub(crate) fn in_graphs(&self) -> u64 {
         self.graphs.load(Ordering::Relaxed)
+    }
+
+    /// Notes that this many bytes more of other processes are mapped.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn note_imported(&self, bytes: u64) {
+        self.imported.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that this many bytes less of other processes are mapped.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn note_imported_less(&self, bytes: u64) {
+        self.imported.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of other processes that are mapped.
+    pub(crate) fn imported(&self) -> u64 {
+        self.imported.load(Ordering::Relaxed)
     }
 
     pub(crate) fn hits(&self, source: Source) -> u64 {

@@ -152,8 +152,7 @@ impl Core {
         heap.set_capacity(capacity);
         // Under the lock: if two threads resize, both figures are those of the later one.
         self.capacity.store(capacity, Ordering::Relaxed);
-        let totals = heap.totals();
-        totals.reserved.current + totals.planned
+        heap.totals().held()
     }
 
     /// Returns which memory may be reused.

@@ -119,6 +119,8 @@ impl Maintenance {
             moving: totals.claimed,
             set_aside: totals.set_aside.current,
             in_graphs: self.counters.in_graphs(),
+            exportable: totals.outside,
+            imported: self.counters.imported(),
             evictable: self.evictables.bytes(),
             reservations: figures.reservations,
             largest_free: figures.largest_free,

@@ -407,6 +407,36 @@ impl Maintenance {
         done
     }
 
+    /// Charges the capacity for memory outside of the heap. Releases free memory, cached blocks included, if it lacks the
+    /// room.
+    ///
+    /// # Errors
+    /// Returns the bytes that the capacity has left.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn charge_outside(&self, bytes: u64) -> Result<(), u64> {
+        let charge = || self.heap.lock().charge_outside(bytes);
+        charge().or_else(|left| {
+            self.make_room_outside(bytes - left);
+            charge()
+        })
+    }
+
+    /// Releases free memory, cached blocks included: at least this many bytes, if there are as many.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn make_room_outside(&self, bytes: u64) {
+        // What fails is noted, and the room is missed by the caller.
+        if self.reclaim().is_ok() {
+            let _ = self.release_and_publish(Target::Bytes(bytes));
+        }
+    }
+
+    /// Ends a charge for memory outside of the heap.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn uncharge_outside(&self, bytes: u64) {
+        self.heap.lock().uncharge_outside(bytes);
+        self.publish(Change::Memory);
+    }
+
     /// Releases free memory, cached blocks included, until `keep` bytes are reserved.
     ///
     /// # Errors

@@ -67,18 +67,17 @@ impl Driver {
         self.free_uncounted(lanes, earlier, block)
     }
 
-    /// Frees memory that was used on several streams, and counts nothing: it is pending for each of them, and for
-    /// `earlier`, the point behind which every earlier use of the memory lies, if none of them comes after that. The
-    /// order of each stream is kept. Returns the tickets that the memory waits for.
-    pub(crate) fn free_uncounted(
+    /// Ends the uses of memory on streams. Returns the tickets that the memory waits for: those of the streams, and
+    /// `earlier`.
+    pub(crate) fn end_uses(
         &self,
         lanes: &[Arc<Lane>],
         earlier: Option<Fence>,
-        block: &Use,
+        bytes: u64,
     ) -> Fences {
         let noted: SmallVec<[_; 2]> = lanes
             .iter()
-            .map(|lane| (lane, lane.cache.note_use(block.bytes)))
+            .map(|lane| (lane, lane.cache.note_use(bytes)))
             .collect();
         let fences: Fences = noted
             .iter()
@@ -90,6 +89,19 @@ impl Driver {
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
+        fences
+    }
+
+    /// Frees memory that was used on several streams, and counts nothing: it is pending for each of them, and for
+    /// `earlier`, the point behind which every earlier use of the memory lies, if none of them comes after that. The
+    /// order of each stream is kept. Returns the tickets that the memory waits for.
+    pub(crate) fn free_uncounted(
+        &self,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Fence>,
+        block: &Use,
+    ) -> Fences {
+        let fences = self.end_uses(lanes, earlier, block.bytes);
         if !self.pass_on(lanes.iter().map(|lane| &**lane), &fences, block) {
             let recipient = self.heap.lock().free(block.id, fences.clone());
             self.note_free(recipient);

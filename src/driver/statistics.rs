@@ -65,6 +65,11 @@ pub struct Statistics {
     pub set_aside: u64,
     /// The part of `used` that is set aside for [graphs](crate::GraphMemory), allocated or not.
     pub in_graphs: u64,
+    /// In chunks that other processes can import, which count against the capacity and are not part of `reserved`. They
+    /// count until every importer has released them.
+    pub exportable: u64,
+    /// In chunks of other processes that this one has mapped. They are not part of any other figure.
+    pub imported: u64,
     /// The part of `used` that can be [evicted](crate::Evictable) now: what is pinned does not count.
     pub evictable: u64,
     /// Number of live reservations, those for graphs included.
@@ -128,7 +133,7 @@ pub struct Statistics {
     pub evicted: u64,
 }
 
-debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
+debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, exportable as bytes, imported as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
 
 impl Statistics {
     /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is

@@ -107,6 +107,32 @@ impl Observers {
         }
     }
 
+    /// Tells the checker of a block whose memory is not in the heap. The history is one of the heap.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn outside_granted(
+        &self,
+        allocation: &Allocation,
+        lane: &Lane,
+        location: &'static Location<'static>,
+    ) {
+        if let Some(checker) = &self.checker {
+            checker.block_allocated(allocation.address, allocation.bytes, lane.raw, location);
+        }
+    }
+
+    /// Tells the checker of the end of a block whose memory is not in the heap.
+    pub(crate) fn outside_freed(
+        &self,
+        allocation: &Allocation,
+        lanes: &[Arc<Lane>],
+        location: Option<&'static Location<'static>>,
+    ) {
+        if let Some(checker) = &self.checker {
+            let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
+            checker.block_freed(allocation.address, &streams, location);
+        }
+    }
+
     /// Tells that a block is about to grow by this many bytes.
     pub(crate) fn grown(
         &self,

@@ -187,6 +187,24 @@ impl Heap {
         new.unwrap_or(0).saturating_sub(self.capacity.left(totals))
     }
 
+    /// Charges the capacity for memory outside of the heap. Returns whether the capacity has room for it; else how many
+    /// bytes it has left.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn charge_outside(&mut self, bytes: u64) -> Result<(), u64> {
+        let left = self.capacity.left(self.map.totals());
+        if bytes > left {
+            return Err(left);
+        }
+        self.map.totals_mut().outside += bytes;
+        Ok(())
+    }
+
+    /// Ends a charge for memory outside of the heap.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn uncharge_outside(&mut self, bytes: u64) {
+        self.map.totals_mut().outside -= bytes;
+    }
+
     /// Adds a range of addresses with no memory mapped in it.
     pub(crate) fn add_range(&mut self, address: u64, bytes: u64) {
         let id = self.map.add_segment(address, bytes, State::Hole);

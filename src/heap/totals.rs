@@ -13,6 +13,8 @@ pub(crate) struct Totals {
     pub(crate) reserved: Level,
     /// Charged for growth that is under way, so that two threads that grow never exceed the capacity together.
     pub(crate) planned: u64,
+    /// Charged for memory of the pool that is not in the heap: chunks that are shared with other processes.
+    pub(crate) outside: u64,
     pub(crate) free: Level,
     pub(crate) pending: Level,
     /// Granted (used, or cached by lanes), or set aside for reservations.
@@ -93,9 +95,9 @@ impl Totals {
         self.releasable_blocks -= u64::from(chunks > 0);
     }
 
-    /// Returns the bytes that are held from the device or charged for growth under way.
+    /// Returns the bytes that are held from the device, in the heap and outside of it, or charged for growth under way.
     pub(crate) fn held(&self) -> u64 {
-        self.reserved.current + self.planned
+        self.reserved.current + self.planned + self.outside
     }
 
     /// Starts watching how low the free bytes get.

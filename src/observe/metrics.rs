@@ -84,6 +84,10 @@ const POOL: &[Family<Figures>] = families! {
         |f| bytes(f.statistics.set_aside);
     Gauge "in_graphs_bytes" Bytes "granted to captured graphs, for as long as they live"
         |f| bytes(f.statistics.in_graphs);
+    Gauge "exportable_bytes" Bytes "in chunks that other processes can import"
+        |f| bytes(f.statistics.exportable);
+    Gauge "imported_bytes" Bytes "in chunks of other processes"
+        |f| bytes(f.statistics.imported);
     Gauge "evictable_bytes" Bytes "in blocks that can be evicted now"
         |f| bytes(f.statistics.evictable);
     Gauge "reservations" Count "live reservations"

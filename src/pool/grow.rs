@@ -91,7 +91,7 @@ impl ForGrowth<'_> {
             true => chunk_of(registration)?,
             false => settings.alignment,
         };
-        if block.is_reserved() || !settings.is_pooled {
+        if block.is_reserved() || block.is_outside() || !settings.is_pooled {
             return Err(AllocError::NoRoom { room: 0 });
         }
         let demand = rounded(registration, self.bytes, step, block.tag())?;

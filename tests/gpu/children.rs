@@ -17,7 +17,7 @@ pub(crate) const DONE: &str = "all as it should be";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The tasks of children, by name.
-const ACTS: [(&str, fn()); 9] = [
+const ACTS: &[(&str, fn())] = &[
     (ends::FAULT, ends::fault),
     (ends::FAULT_MAPPED, ends::fault_before_all_on_mapped),
     (ends::FAULT_PLAIN, ends::fault_before_all_on_plain),
@@ -27,6 +27,8 @@ const ACTS: [(&str, fn()); 9] = [
     (shutdown::DROP_MAPPED, shutdown::drop_mapped),
     (shutdown::DROP_PLAIN, shutdown::drop_plain),
     (processes::RESERVATION, processes::reservation),
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    (crate::ipc::READER, crate::ipc::reader),
 ];
 
 /// Runs the task of this process, if it is a child. Returns its exit code.

@@ -24,6 +24,7 @@
 //! | `ends` | kernels that fault, processes that end |
 //! | `shutdown` | ends in the wrong order |
 //! | `processes` | another process that holds the device's memory |
+//! | `ipc` | blocks that two processes share; with the feature `ipc` |
 //! | `soak` | many tasks for a few seconds |
 
 use std::process::ExitCode;
@@ -110,6 +111,8 @@ mod hand_shakes;
 mod handles;
 mod harness;
 mod interop;
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+mod ipc;
 mod ordering;
 mod pressure;
 mod processes;
@@ -282,6 +285,13 @@ fn entries() -> Vec<Entry> {
             refused_waiter_asks_again;
         processes:
             memory_of_another_process_is_waited_for;
+    });
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    list.extend(once! {
+        ipc:
+            kernels_of_two_processes_share_a_block,
+            memory_of_a_killed_importer_comes_back,
+            costs_of_sharing_are_measured;
     });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));

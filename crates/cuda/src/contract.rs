@@ -85,6 +85,16 @@ unsafe impl Device for CudaDevice {
         self.inner.facts.ordinal() as u32
     }
 
+    fn uuid(&self) -> Option<[u8; 16]> {
+        self.inner.facts.uuid
+    }
+
+    #[cfg(target_os = "linux")]
+    fn sharing(&self) -> Option<&dyn weirpool_device::Sharing> {
+        let has_sharing = self.uses_virtual_memory() && self.inner.facts.shares_chunks;
+        has_sharing.then_some(self)
+    }
+
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
         self.inner.facts.has_memory_pools().then_some(self)
     }

@@ -33,6 +33,10 @@ pub(super) struct Facts {
     handle_types: HandleTypes,
     /// Single allocations can be shared with other processes.
     pub(super) has_ipc: bool,
+    /// Chunks can be shared with other processes by file descriptors.
+    pub(super) shares_chunks: bool,
+    /// The id of the physical device; `None` if the driver does not tell it.
+    pub(super) uuid: Option<[u8; 16]>,
     pub(super) peers: Peers,
 }
 
@@ -64,6 +68,9 @@ impl Facts {
             handle_types: handle_types(ask(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?),
             // CUDA restricts it to Linux, and to devices with unified addressing.
             has_ipc: cfg!(target_os = "linux") && ask(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? != 0,
+            shares_chunks: virtual_memory.is_some()
+                && ask(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0,
+            uuid: (context.uuid().ok()).map(|uuid| uuid.bytes.map(|byte| byte as u8)),
             peers: {
                 let count = CudaContext::device_count().map_err(|error| failure(CALL, error))?;
                 peers_of(context.cu_device(), count)?

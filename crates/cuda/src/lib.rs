@@ -51,6 +51,8 @@ mod mapping;
 mod memory;
 mod plain;
 mod pools;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod stage;
 mod staging;
 mod stream;

@@ -65,6 +65,17 @@ pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> 
     properties
 }
 
+/// Describes memory at a location that other processes can open by a file descriptor.
+#[cfg(target_os = "linux")]
+pub(super) fn shareable_properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
+    let mut properties = properties(place);
+    let fields = properties.as_mut_ptr();
+    let descriptor = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    // SAFETY: the pointer is a field of `properties`.
+    unsafe { (&raw mut (*fields).requestedHandleTypes).write(descriptor) };
+    properties
+}
+
 /// Describes the right to read and write, from a location.
 pub(super) fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
     let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();

@@ -27,7 +27,7 @@ impl CudaDevice {
         self.visit(call)
     }
 
-    fn virtual_call(&self, call: &'static str) -> Result<Visit, DeviceError> {
+    pub(super) fn virtual_call(&self, call: &'static str) -> Result<Visit, DeviceError> {
         if !self.uses_virtual_memory() {
             let reason = "this device was opened without virtual memory; allocate plain memory";
             return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));

@@ -71,6 +71,19 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns the id of the physical device, by which processes know that they have the same one. The default is `None`:
+    /// it has none.
+    fn uuid(&self) -> Option<[u8; 16]> {
+        None
+    }
+
+    /// Returns the calls with which chunks are shared with other processes, if the device can share them. The default is
+    /// `None`.
+    #[cfg(unix)]
+    fn sharing(&self) -> Option<&dyn crate::Sharing> {
+        None
+    }
+
     /// Returns an observer of all blocks if the device checks the order of its work. A pool calls this once, when it is
     /// built. The default is `None`, which costs nothing.
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {

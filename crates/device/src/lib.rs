@@ -27,6 +27,9 @@ mod peers;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
+#[cfg(unix)]
+#[allow(unsafe_code)]
+mod sharing;
 mod transfer;
 
 pub use address::DeviceAddress;
@@ -45,4 +48,6 @@ pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
 pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
 pub use peers::Peers;
 pub use pooling::Pooling;
+#[cfg(unix)]
+pub use sharing::Sharing;
 pub use transfer::Transfer;

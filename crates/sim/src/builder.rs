@@ -91,6 +91,7 @@ pub(super) struct Settings {
     pub(super) memory_pools: bool,
     pub(super) seed: u64,
     pub(super) checker: Checker,
+    pub(super) uuid: [u8; 16],
 }
 
 /// Chooses the defaults; each line gives its reason.
@@ -116,6 +117,8 @@ impl Default for Settings {
             seed: 0,
             // An unordered use is a mistake in any program. Only a benchmark needs to avoid the cost.
             checker: Checker::Panic,
+            // One and the same device in every process.
+            uuid: *b"simulated GPU 0\0",
         }
     }
 }
@@ -213,6 +216,13 @@ impl SimBuilder {
     /// declares nothing costs next to nothing.
     pub fn checker(mut self, checker: Checker) -> Self {
         self.settings.checker = checker;
+        self
+    }
+
+    /// Sets the id by which processes know that they have the same device. Default: one id for all simulated devices of all
+    /// processes.
+    pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
+        self.settings.uuid = uuid;
         self
     }
 

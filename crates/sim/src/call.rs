@@ -12,7 +12,7 @@ pub enum Call {
     Reserve,
     /// `Device::unreserve`
     Unreserve,
-    /// `Device::create`
+    /// `Device::create`, `Sharing::create_shareable`
     Create,
     /// `Device::destroy`
     Destroy,
@@ -24,6 +24,10 @@ pub enum Call {
     Allocate,
     /// `Device::free`
     Free,
+    /// `Sharing::export`
+    Export,
+    /// `Sharing::import`
+    Import,
     /// `DriverPools::create_pool`
     CreatePool,
     /// `DriverPools::destroy_pool`
@@ -72,7 +76,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -82,6 +86,8 @@ impl Call {
         Self::Unmap,
         Self::Allocate,
         Self::Free,
+        Self::Export,
+        Self::Import,
         Self::CreatePool,
         Self::DestroyPool,
         Self::AllocateFrom,
@@ -106,7 +112,7 @@ impl Call {
         Self::Launch,
     ];
 
-    /// Returns the name of the call in [`Device`](weirpool_device::Device),
+    /// Returns the name of the call in [`Device`](weirpool_device::Device), `Sharing`,
     /// [`DriverPools`](weirpool_device::DriverPools), [`Captures`](weirpool_device::Captures) or
     /// [`Graph`](weirpool_device::Graph).
     pub const fn name(self) -> &'static str {
@@ -120,6 +126,8 @@ impl Call {
             Self::Unmap => "unmap",
             Self::Allocate => "allocate",
             Self::Free => "free",
+            Self::Export => "export",
+            Self::Import => "import",
             Self::CreatePool => "create_pool",
             Self::DestroyPool => "destroy_pool",
             Self::AllocateFrom => "allocate_from",
@@ -164,6 +172,8 @@ impl Call {
                 | Self::Destroy
                 | Self::Map
                 | Self::Unmap
+                | Self::Export
+                | Self::Import
         )
     }
 }

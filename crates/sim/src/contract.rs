@@ -44,6 +44,15 @@ unsafe impl Device for SimDevice {
         self.ordinal_number()
     }
 
+    fn uuid(&self) -> Option<[u8; 16]> {
+        Some(self.engine.settings.uuid)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn sharing(&self) -> Option<&dyn weirpool_device::Sharing> {
+        self.engine.settings.virtual_memory.then_some(self)
+    }
+
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
         self.engine.settings.memory_pools.then_some(self)
     }

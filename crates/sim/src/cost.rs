@@ -71,6 +71,10 @@ const DESTROY_STREAM: u64 = 5_012;
 const CREATE_EVENT: u64 = 88;
 const DESTROY_EVENT: u64 = 87;
 
+/// Estimates for sharing a chunk, not measured: those of a call that creates one.
+const EXPORT: u64 = 10_000;
+const IMPORT: u64 = 20_000;
+
 /// Estimates for the calls on the driver's memory pools, without the memory that is taken for them. `cargo bench
 /// --features cuda --bench hot_path` measures an allocation and a free together.
 const POOL_CALL: u64 = 350;
@@ -115,6 +119,8 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Upload => COPY + per_byte(bytes, HOST_COPY),
         Call::Download => COPY,
         Call::Fill => FILL,
+        Call::Export => EXPORT,
+        Call::Import => IMPORT,
         Call::CreatePool | Call::DestroyPool => CREATE_POOL,
         Call::AllocateFrom | Call::FreeTo => POOL_CALL,
         Call::TrimPool | Call::PoolAttribute => POOL_CALL,

@@ -34,18 +34,48 @@ pub struct Counters {
     pub physical_in_use: u64,
     /// The most physical memory that was taken at any time, in bytes.
     pub physical_peak: u64,
-    by_call: [u64; Call::ALL.len()],
+    by_call: ByCall,
+}
+
+/// A number for each call, in the order of [`Call::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "Vec<u64>", into = "Vec<u64>"))]
+struct ByCall([u64; Call::ALL.len()]);
+
+impl Default for ByCall {
+    fn default() -> Self {
+        Self([0; Call::ALL.len()])
+    }
+}
+
+/// Numbers of calls that are missing, from an earlier version, are 0.
+impl From<Vec<u64>> for ByCall {
+    fn from(numbers: Vec<u64>) -> Self {
+        let mut all = Self::default();
+        all.0
+            .iter_mut()
+            .zip(numbers)
+            .for_each(|(all, number)| *all = number);
+        all
+    }
+}
+
+impl From<ByCall> for Vec<u64> {
+    fn from(all: ByCall) -> Self {
+        all.0.to_vec()
+    }
 }
 
 impl Counters {
     /// Returns how often `call` was made, including failures.
     pub fn calls(&self, call: Call) -> u64 {
-        self.by_call[call as usize]
+        self.by_call.0[call as usize]
     }
 
     pub(super) fn charge(&mut self, call: Call, bytes: u64) {
         let cost = cost::of(call, bytes);
-        self.by_call[call as usize] += 1;
+        self.by_call.0[call as usize] += 1;
         self.device_calls += 1;
         self.device_time += cost;
         if call.is_memory_call() {

@@ -83,6 +83,8 @@ mod operation;
 mod outer_clock;
 mod recording;
 mod schedule;
+#[cfg(target_os = "linux")]
+mod sharing;
 mod state;
 mod stream;
 mod ticker;

@@ -120,7 +120,7 @@ impl SimDevice {
         })
     }
 
-    fn memory_call<R>(
+    pub(super) fn memory_call<R>(
         &self,
         call: Call,
         bytes: impl FnOnce(&Space) -> u64,

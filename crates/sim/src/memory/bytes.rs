@@ -1,4 +1,5 @@
-//! The bytes of one physical chunk, taken from the host when they are first written.
+//! The bytes of one physical chunk, taken from the host when they are first written. The bytes of a chunk that can be
+//! shared are a file without a name, which other processes read and write too.
 //!
 //! They belong to the chunk, so they move with it when it is mapped elsewhere. This module does not know addresses.
 
@@ -9,12 +10,18 @@ const CHUNK: u64 = 64 << 10;
 
 /// Bytes by offset. Bytes that were never written are zero.
 #[derive(Debug, Default)]
-pub(super) struct Bytes {
+pub(crate) struct Bytes {
     chunks: BTreeMap<u64, Box<[u8]>>,
+    #[cfg(target_os = "linux")]
+    pub(super) shared: Option<super::shared::SharedBytes>,
 }
 
 impl Bytes {
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) {
+        #[cfg(target_os = "linux")]
+        if let Some(shared) = &self.shared {
+            return shared.read(offset, into);
+        }
         for_each_chunk(offset, into.len(), |chunk, within, span| {
             match self.chunks.get(&chunk) {
                 Some(bytes) => into[span].copy_from_slice(&bytes[within]),
@@ -24,12 +31,20 @@ impl Bytes {
     }
 
     pub(super) fn write(&mut self, offset: u64, from: &[u8]) {
+        #[cfg(target_os = "linux")]
+        if let Some(shared) = &self.shared {
+            return shared.write(offset, from);
+        }
         for_each_chunk(offset, from.len(), |chunk, within, span| {
             self.chunk(chunk)[within].copy_from_slice(&from[span]);
         });
     }
 
     pub(super) fn fill(&mut self, offset: u64, bytes: usize, value: u8) {
+        #[cfg(target_os = "linux")]
+        if let Some(shared) = &self.shared {
+            return shared.fill(offset, bytes as u64, value);
+        }
         for_each_chunk(offset, bytes, |chunk, within, _| {
             self.chunk(chunk)[within].fill(value);
         });

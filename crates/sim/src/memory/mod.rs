@@ -3,6 +3,8 @@
 mod access;
 mod budget;
 mod bytes;
+#[cfg(target_os = "linux")]
+mod shared;
 mod space;
 
 pub(super) use access::{Illegal, Viewer};

@@ -28,7 +28,7 @@ pub(super) fn invalid<T>(reason: String) -> Refusable<T> {
     Err(Refusal { kind, reason })
 }
 
-fn exhausted<T>(reason: String) -> Refusable<T> {
+pub(super) fn exhausted<T>(reason: String) -> Refusable<T> {
     let kind = DeviceErrorKind::OutOfMemory;
     Err(Refusal { kind, reason })
 }
@@ -53,6 +53,8 @@ pub(super) struct Physical {
     pub(super) kind: MemoryKind,
     pub(super) mapped_at: Option<u64>,
     pub(super) store: Bytes,
+    /// Another process took the memory: it counts there.
+    pub(super) is_imported: bool,
 }
 
 #[derive(Debug)]
@@ -157,15 +159,26 @@ impl Space {
             ));
         }
         budget.take(bytes);
+        Ok(self.add_physical(kind, bytes, Bytes::default(), false))
+    }
+
+    pub(super) fn add_physical(
+        &mut self,
+        kind: MemoryKind,
+        bytes: u64,
+        store: Bytes,
+        is_imported: bool,
+    ) -> u64 {
         self.handles += 1;
         let physical = Physical {
             bytes,
             kind,
             mapped_at: None,
-            store: Bytes::default(),
+            store,
+            is_imported,
         };
         self.physical.insert(self.handles, physical);
-        Ok(self.handles)
+        self.handles
     }
 
     pub(crate) fn destroy(&mut self, handle: u64) -> Refusable<()> {
@@ -175,9 +188,11 @@ impl Space {
                 "chunk {handle} is still mapped at {address:#x}; unmap it first"
             ));
         }
-        let (kind, bytes) = (physical.kind, physical.bytes);
+        let (kind, bytes, is_imported) = (physical.kind, physical.bytes, physical.is_imported);
         self.physical.remove(&handle);
-        self.budget(kind).give_back(bytes);
+        if !is_imported {
+            self.budget(kind).give_back(bytes);
+        }
         Ok(())
     }
 
@@ -316,7 +331,7 @@ impl Space {
     }
 }
 
-fn check_size(bytes: u64) -> Refusable<()> {
+pub(super) fn check_size(bytes: u64) -> Refusable<()> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
         return invalid(format!(
             "{bytes} bytes are not a multiple of the granularity of {GRANULARITY} bytes"

@@ -1,0 +1,122 @@
+//! The bytes of a chunk that several processes share: a part of a file without a name.
+//!
+//! They are read and written by calls rather than mapped. So a process that shortens the file, or writes at the same
+//! time, can change what is read here and nothing else.
+
+use super::bytes::Bytes;
+use super::space::{Refusable, Space, check_size, exhausted, invalid};
+use rustix::fs::{FileType, MemfdFlags, SealFlags};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use weirpool_device::MemoryKind;
+use weirpool_device::plain::Arc;
+
+/// Bytes that are written at once by a fill.
+const STEP: u64 = 1 << 20;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(crate) struct SharedBytes {
+    file: Arc<File>,
+    begin: u64,
+}
+
+impl SharedBytes {
+    /// Bytes that the file lacks are zero.
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) {
+        into.fill(0);
+        let mut at = 0;
+        while at < into.len() {
+            match self
+                .file
+                .read_at(&mut into[at..], self.begin + offset + at as u64)
+            {
+                Ok(0) | Err(_) => return,
+                Ok(bytes) => at += bytes,
+            }
+        }
+    }
+
+    /// Writes that the file refuses have no effect.
+    pub(super) fn write(&self, offset: u64, from: &[u8]) {
+        let _ = self.file.write_all_at(from, self.begin + offset);
+    }
+
+    pub(super) fn fill(&self, offset: u64, bytes: u64, value: u8) {
+        let piece = vec![value; bytes.min(STEP) as usize];
+        let mut at = 0;
+        while at < bytes {
+            let now = (bytes - at).min(STEP);
+            self.write(offset + at, &piece[..now as usize]);
+            at += now;
+        }
+    }
+}
+
+/// Creates a file without a name, whose size can never change.
+fn create_file(bytes: u64) -> Result<File, rustix::io::Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("weirpool", flags)?;
+    rustix::fs::ftruncate(&file, bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file.into())
+}
+
+fn with_file(file: File) -> Bytes {
+    let shared = SharedBytes {
+        file: Arc::new(file),
+        begin: 0,
+    };
+    let mut bytes = Bytes::default();
+    bytes.shared = Some(shared);
+    bytes
+}
+
+impl Space {
+    /// Takes a chunk of the device's memory that can be exported.
+    pub(crate) fn create_shareable(&mut self, bytes: u64) -> Refusable<u64> {
+        let handle = self.create(MemoryKind::Device, bytes)?;
+        match create_file(bytes) {
+            Ok(file) => {
+                self.known(handle)?.store = with_file(file);
+                Ok(handle)
+            }
+            Err(error) => {
+                self.destroy(handle)?;
+                exhausted(format!("the host has no file for shared memory: {error}"))
+            }
+        }
+    }
+
+    pub(crate) fn export(&mut self, handle: u64) -> Refusable<OwnedFd> {
+        match &self.known(handle)?.store.shared {
+            Some(SharedBytes { file, .. }) => match file.as_fd().try_clone_to_owned() {
+                Ok(descriptor) => Ok(descriptor),
+                Err(error) => exhausted(format!("the process has no free descriptor: {error}")),
+            },
+            None => invalid(format!(
+                "chunk {handle} was not created to be shared; create it with `create_shareable`"
+            )),
+        }
+    }
+
+    pub(crate) fn import(&mut self, descriptor: OwnedFd, bytes: u64) -> Refusable<u64> {
+        check_size(bytes)?;
+        let size = match rustix::fs::fstat(&descriptor) {
+            Ok(state) if FileType::from_raw_mode(state.st_mode) == FileType::RegularFile => {
+                state.st_size as u64
+            }
+            _ => return invalid("the descriptor is no chunk of a simulated device".to_owned()),
+        };
+        let seals = rustix::fs::fcntl_get_seals(&descriptor);
+        if !seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+            return invalid("the descriptor is no chunk of a simulated device".to_owned());
+        }
+        if size != bytes {
+            return invalid(format!("the chunk has {size} bytes, not {bytes}"));
+        }
+        let store = with_file(descriptor.into());
+        Ok(self.add_physical(MemoryKind::Device, bytes, store, true))
+    }
+}

@@ -1,0 +1,84 @@
+//! Blocks whose memory is not in the heap: it has chunks and addresses of its own, and an owner outside of the pool's
+//! layers. Their uses are ordered like those of any block. When the block ends, its owner gets the memory, with the points
+//! of the streams that it waits for.
+
+use super::Block;
+use crate::driver::Use;
+use crate::heap::Fences;
+use crate::queue::Passages;
+use std::fmt;
+
+/// The owner of a block's memory.
+pub(crate) trait Outside: fmt::Debug + Send + Sync {
+    /// Takes the memory of a block that has ended. Work of the device may touch it until the passages are over. Never
+    /// blocks, because drops call it.
+    fn ended(self: Box<Self>, passages: Passages);
+}
+
+impl Block {
+    pub(crate) fn is_outside(&self) -> bool {
+        self.extra(|extra| extra.outside.as_ref().map(drop))
+            .is_some()
+    }
+
+    pub(super) fn take_outside(&mut self) -> Option<Box<dyn Outside>> {
+        self.extra.get_mut().as_mut()?.outside.take()
+    }
+
+    pub(super) fn free_outside(&self, outside: Box<dyn Outside>, block: Use) -> Fences {
+        let service = &self.registration().service;
+        let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
+        let fences = service.driver.end_uses(&lanes, earlier, block.bytes);
+        outside.ended(Passages::new(service, &lanes, &fences));
+        fences
+    }
+}
+
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+mod begin {
+    use super::{Block, Outside};
+    use crate::block::Extra;
+    use crate::block::life::{Charge, tell_granted};
+    use crate::driver::{Allocation, Source};
+    use crate::handles::Registration;
+    use crate::heap::BlockId;
+    use crate::id::Ticket;
+    use crate::rare::Rare;
+    use crate::sync::{Arc, Guards, Mutex};
+    use std::panic::Location;
+
+    impl Block {
+        /// Makes a block of memory outside of the heap, which no work has used yet.
+        pub(crate) fn of_outside(
+            registration: &Arc<Registration>,
+            (address, bytes): (u64, u64),
+            requested: u64,
+            outside: Box<dyn Outside>,
+            location: &'static Location<'static>,
+        ) -> Self {
+            let allocation = Allocation {
+                // The heap is never asked for it.
+                id: BlockId::FIRST,
+                address,
+                bytes,
+                after: Ticket::ZERO,
+                source: Source::Grown,
+            };
+            if let Some(observers) = registration.observers.as_deref() {
+                observers.outside_granted(&allocation, &registration.lane, location);
+            }
+            tell_granted(registration, &allocation, None);
+            let extra = Extra {
+                outside: Some(outside),
+                ..Extra::default()
+            };
+            let rounding = u32::try_from(bytes - requested).unwrap_or(u32::MAX);
+            Self {
+                registration: Some(registration.clone()),
+                allocation: Some(allocation),
+                charge: Charge::new(rounding, None),
+                extra: Mutex::new(Guards::Block, Rare::new(extra)),
+            }
+        }
+    }
+}

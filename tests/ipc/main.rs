@@ -1,0 +1,102 @@
+//! Memory between processes, on the simulated device.
+//!
+//! | file | about |
+//! |---|---|
+//! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
+//! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
+//! | `processes` | real processes: this program again, which may be killed or stopped |
+
+#![cfg(target_os = "linux")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod blocks;
+mod hostile;
+mod processes;
+
+use common::{MIB, eventually, manual, stream, us, use_block};
+use futures::executor::block_on;
+use weirpool::device::sim::{Call, SimDevice, SimStream};
+use weirpool::ipc::{Connection, Exportable, Imported, IpcError, wire};
+use weirpool::testing::Invariants;
+use weirpool::{Pool, Stream};
+
+/// The size of an exportable block in these tests: the device's granularity.
+const CHUNK: u64 = 2 * MIB;
+
+/// A device with a pool and a stream, as one process has them.
+struct Side {
+    device: SimDevice,
+    pool: Pool,
+    work: SimStream,
+    stream: Stream,
+}
+
+impl Side {
+    fn new(device: SimDevice) -> Self {
+        let pool = common::pool(&device, 16 * MIB);
+        let (work, stream) = stream(&device, &pool);
+        Self {
+            device,
+            pool,
+            work,
+            stream,
+        }
+    }
+
+    fn exportable(&self, bytes: u64) -> Exportable {
+        let block = self.pool.try_allocate_exportable(&self.stream, bytes);
+        // The device fills it with zeros.
+        self.device.advance_to_end();
+        block.unwrap()
+    }
+
+    fn open(&self, socket: wire::Connection) -> Connection {
+        Connection::open(&self.pool, socket).unwrap()
+    }
+
+    fn receive(&self, connection: &Connection) -> Result<Imported, IpcError> {
+        block_on(connection.receive(&self.stream))
+    }
+
+    /// Bytes that are exportable, and imported.
+    fn shared(&self) -> (u64, u64) {
+        let figures = self.pool.statistics();
+        (figures.exportable, figures.imported)
+    }
+
+    /// Waits until no chunk of its own or of others is left.
+    fn settle(&self) {
+        eventually(|| self.shared() == (0, 0));
+        let reserved = self.pool.statistics().reserved.current;
+        eventually(|| self.device.counters().physical_in_use == reserved);
+        self.pool.check_conserved().unwrap();
+    }
+}
+
+/// Two sides in this process, with devices of their own on a clock that tests move, and a connection between them.
+struct Pair {
+    exporter: Side,
+    importer: Side,
+    out: Connection,
+    into: Connection,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (exporter, importer) = (Side::new(manual()), Side::new(manual()));
+        let (out, into) = wire::Connection::pair().unwrap();
+        let (out, into) = (exporter.open(out), importer.open(into));
+        Self {
+            exporter,
+            importer,
+            out,
+            into,
+        }
+    }
+}
+
+fn calls(device: &SimDevice, call: Call) -> u64 {
+    device.counters().calls(call)
+}
