@@ -17,8 +17,11 @@ struct Copy {
 
 impl Copy {
     fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        let device = registration
+            .lane
+            .device(&registration.service.driver.device);
         Self {
-            transfer: WatchedTransfer::new(&registration.service.driver.device, transfer),
+            transfer: WatchedTransfer::new(device, transfer),
             registration,
         }
     }
@@ -38,8 +41,8 @@ impl Copy {
     }
 }
 
-/// The future of a copy to the device: ready when the copy is complete, or captured. Made by
-/// [`Block::upload`](crate::Block::upload).
+/// The future of a copy to the device, or between blocks: ready when the copy is complete, or captured. Made by
+/// [`Block::upload`](crate::Block::upload) and [`Block::copy_to`](crate::Block::copy_to).
 ///
 /// # Errors
 /// Returns the device's error.

@@ -32,14 +32,14 @@ impl Guest {
         let default = default_of(stream);
         let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
         let driver = &home.service.driver;
-        if device != driver.device.id() {
+        if !driver.is_accessible_from(device) {
             return Err(StreamError::ForeignDevice);
         }
         driver.expect_seen_by(raw)?;
-        if home.lane.raw == raw && !home.lane.is_external {
+        if home.is_of(device, raw) {
             return Ok(Self::Registered(home.clone()));
         }
-        if let Some(registration) = home.presence.roll.find(raw) {
+        if let Some(registration) = home.presence.roll.find(device, raw) {
             return Ok(Self::Registered(registration));
         }
         match default {
@@ -47,7 +47,9 @@ impl Guest {
                 let registration = Registration::enter(&home.presence, &default)?;
                 Ok(Self::Registered(registration))
             }
-            None => Ok(Self::Stranger(raw)),
+            None if device == driver.device.id() => Ok(Self::Stranger(raw)),
+            // The host cannot be made to wait for work of another device's stream: the pool does not keep that device.
+            None => Err(StreamError::ForeignPool),
         }
     }
 
@@ -91,7 +93,7 @@ impl Point {
         let driver = &self.registration.service.driver;
         // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
         #[allow(unsafe_code)]
-        let waits = unsafe { self.marker.event().delay(stranger) };
+        let waits = unsafe { self.marker.event().delay(&*driver.device, stranger) };
         driver.noted(waits)
     }
 }

@@ -156,8 +156,8 @@ pub use driver::{
     ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass, Shortfall,
-    StreamError, TagShortfall, TaskError,
+    AccessError, AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass,
+    Shortfall, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use heap::GrowBy;
@@ -172,8 +172,8 @@ pub use policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 #[cfg(all(feature = "broker", target_os = "linux"))]
 pub use pool::BrokerOptions;
 pub use pool::{
-    Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation, Health,
-    Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
+    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation,
+    Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
     TagAccount, TagConfig,
 };
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};

@@ -101,13 +101,24 @@ impl Stream {
     /// Returns whether only the pool holds the device's stream.
     pub(crate) fn is_abandoned(&self) -> bool {
         let Registration { lane, service, .. } = &*self.registration;
-        lane.is_abandoned(&*service.driver.device)
+        lane.is_abandoned(&**lane.device(&service.driver.device))
     }
 
     /// Returns whether the stream is unused: it has no block, request or other handle.
     pub(crate) fn is_idle(&self) -> bool {
         self.registration.drop_references();
         Arc::strong_count(&self.registration) == 1
+    }
+
+    /// # Errors
+    /// Returns an error if this stream cannot wait for events of the other's device.
+    pub(crate) fn expect_beside(&self, other: &Registration) -> Result<(), StreamError> {
+        let Registration { service, lane, .. } = &*self.registration;
+        let device = lane.device(&service.driver.device);
+        let other = other.lane.device(&other.service.driver.device).id();
+        let peers = device.peer_access();
+        let is_beside = device.id() == other || peers.is_some_and(|peers| peers.is_beside(other));
+        is_beside.then_some(()).ok_or(StreamError::ForeignDevice)
     }
 
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {
@@ -130,14 +141,21 @@ impl Stream {
     /// Makes later work of this stream start after `event`, by a wait on the device that does not block the host. From
     /// then on the pool may reuse memory that was freed before the event on this stream.
     ///
+    /// The event may be of another pool's stream, also on another device of the same host. It orders work; no memory moves
+    /// between pools.
+    ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the event is of another pool's stream, or the device's error; the
-    /// streams are not ordered then.
+    /// Returns [`StreamError::ForeignDevice`] if the event is of a device that shares no events with this stream's, or the
+    /// device's error; the streams are not ordered then.
     pub fn wait(&self, event: &Event) -> Result<(), StreamError> {
-        if !self.is_of_pool(&event.registration) {
-            return Err(StreamError::ForeignPool);
-        }
         let Registration { service, lane, .. } = &*self.registration;
+        if !self.is_of_pool(&event.registration) {
+            self.expect_beside(&event.registration)?;
+            service
+                .driver
+                .order_behind_other_pool(lane, &event.marker)?;
+            return Ok(());
+        }
         service.driver.order_behind(lane, &event.marker)?;
         service.publish(Change::Order(lane.id));
         Ok(())

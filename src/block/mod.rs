@@ -8,7 +8,9 @@
 //! | `further` | the same as a state machine, which knows no device |
 //! | `outside` | blocks whose memory is not in the heap |
 //! | `host` | the host's own access to memory that it sees |
+//! | `between` | copies from one block to another |
 
+mod between;
 mod further;
 mod host;
 mod life;
@@ -158,8 +160,9 @@ impl Block {
     /// for that, [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, or the device's error. The stream
-    /// must not use the block then.
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, [`StreamError::ForeignDevice`] if it is
+    /// also of another device that has no [access](crate::Pool::enable_access), or the device's error. The stream must not
+    /// use the block then.
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.uses().note(self.own(stream)?, Access::Always)?;
         Ok(())
@@ -269,7 +272,22 @@ impl Block {
         let is_own = stream.is_of_pool(self.registration());
         is_own
             .then(|| stream.registration())
-            .ok_or(StreamError::ForeignPool)
+            .ok_or_else(|| self.why_not(stream))
+    }
+
+    /// Returns why the block cannot be used on a stream of another pool.
+    #[cold]
+    fn why_not(&self, stream: &Stream) -> StreamError {
+        let device = stream.registration().stream_device().id();
+        match self
+            .registration()
+            .service
+            .driver
+            .is_accessible_from(device)
+        {
+            true => StreamError::ForeignPool,
+            false => StreamError::ForeignDevice,
+        }
     }
 }
 
@@ -321,7 +339,7 @@ impl Block {
         let registration = self.own(stream)?;
         self.uses().order(registration, access)?;
         let Registration { service, lane, .. } = &**registration;
-        let device = &service.driver.device;
+        let device = lane.device(&service.driver.device);
         if lane.cache.is_captured() {
             let captures = captures_of(&**device, "upload")?;
             // SAFETY: as below, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
@@ -351,7 +369,7 @@ impl Block {
         let registration = self.own(stream)?;
         self.uses().order(registration, Access::Read)?;
         let Registration { service, lane, .. } = &**registration;
-        let (device, location) = (&service.driver.device, Location::caller());
+        let (device, location) = (lane.device(&service.driver.device), Location::caller());
         // SAFETY: as for `upload`; the copy is ordered after every use that may have written the block.
         #[allow(unsafe_code)]
         let transfer =

@@ -10,6 +10,36 @@ use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::ops::Range;
 use std::panic::Location;
 
+impl<T> Buffer<T> {
+    /// Copies all elements to the beginning of another buffer, of any pool and of any device of the same host, in the order
+    /// of `stream`; see [`Block::copy_to`](crate::Block::copy_to).
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let [first, second] = SimDevice::builder().build_host();
+    /// # let pools = [Pool::builder(first.clone()).build()?, Pool::builder(second).build()?];
+    /// # let streams = [pools[0].create_stream()?, pools[1].create_stream()?];
+    /// # first.block_on(async {
+    /// let mut here = Buffer::<f32>::allocate(&pools[0], &streams[0], 3).await?;
+    /// let mut there = Buffer::<f32>::allocate(&pools[1], &streams[1], 3).await?;
+    /// here.write(&streams[0], &[0.5, 1.5, 2.5]).await?;
+    /// here.copy_to(&mut there, &streams[0])?.await?;
+    /// assert_eq!(there.read(&streams[1]).await?, [0.5, 1.5, 2.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`Block::copy_to`](crate::Block::copy_to), with the range in bytes.
+    #[track_caller]
+    pub fn copy_to(&self, to: &mut Self, stream: &Stream) -> Result<Upload, CopyError> {
+        let range = self.bytes_of(0..self.len)?;
+        to.bytes_of(0..self.len)?;
+        self.block.copy_to(range, &mut to.block, 0, stream)
+    }
+}
+
 impl<T: NoUninit> Buffer<T> {
     /// Copies elements into the buffer, starting at element `at`; see [`Block::upload`](crate::Block::upload).
     ///

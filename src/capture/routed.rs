@@ -76,7 +76,8 @@ impl Routed {
     ) -> Result<R, DeviceError> {
         assert_unlocked(name);
         let driver = self.driver();
-        let captures = captures_of(&*driver.device, name)?;
+        let lane = &self.stream.registration().lane;
+        let captures = captures_of(&**lane.device(&driver.device), name)?;
         driver.noted(call(captures, self.stream.raw()))
     }
 }

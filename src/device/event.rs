@@ -47,17 +47,21 @@ impl Event {
         unsafe { self.device.query(self.raw) }
     }
 
-    /// Makes later work of `stream` start only after the last record.
+    /// Makes later work of a stream of `device` start only after the last record.
     ///
     /// # Errors
     /// Returns an error if the device call fails; the stream does not wait then.
     ///
     /// # Safety
-    /// The stream is one of the event's device, and usable during the call.
-    pub(crate) unsafe fn delay(&self, stream: RawStream) -> Result<(), DeviceError> {
+    /// The stream is one of `device`, which is the event's or beside it, and usable during the call.
+    pub(crate) unsafe fn delay(
+        &self,
+        device: &dyn Device,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
         assert_unlocked("wait");
         // SAFETY: the event is destroyed only when `self` is dropped; the caller guarantees the stream.
-        unsafe { self.device.wait(stream, self.raw) }
+        unsafe { device.wait(stream, self.raw) }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::device::{
     Access, AsDevice, Device, DeviceError, DriverPoolProperties, DriverPools, HandleTypes,
-    MemoryKind, PoolAttribute, RawPool, RawStream,
+    MemoryKind, Peer, PoolAttribute, RawPool, RawStream,
 };
 use crate::error::BuildError;
 use crate::measure::Level;
@@ -311,6 +311,18 @@ impl DriverPool {
         let ordinal = device.to_shared().ordinal();
         // SAFETY: the handle keeps the pool.
         unsafe { self.pools().pool_access(self.0.raw, ordinal) }
+    }
+
+    /// Sets the access of a peer.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub(super) fn set_access(&self, peer: Peer, access: Access) -> Result<(), DeviceError> {
+        // SAFETY: the handle keeps the pool. No stream of the peer is registered when its access is taken back.
+        unsafe {
+            self.pools()
+                .set_pool_access(self.0.raw, peer.ordinal, access)
+        }
     }
 
     /// Allows a device to read and write the pool's memory, that of live blocks included.

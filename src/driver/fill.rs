@@ -140,7 +140,7 @@ impl Filling<'_> {
         assert_unlocked("fill");
         let Self { address, bytes, .. } = *self;
         let (byte, location) = (self.fill.byte(), self.location);
-        let device = &self.streams.device;
+        let device = lane.device(&self.streams.device);
         if self.is_captured {
             let captures = captures_of(&**device, "fill")?;
             // SAFETY: the lane keeps the stream's owner. The memory belongs to the graph, or its user keeps it for the

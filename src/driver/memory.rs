@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Settings;
+use super::accessors::Accessors;
 use super::segments::SegmentSource;
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::heap::{Mapping, Outcome, Step};
@@ -25,10 +26,10 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Memory {
-    device: plain::Arc<dyn Device>,
-    chunk_bytes: u64,
+    pub(super) device: plain::Arc<dyn Device>,
+    pub(super) chunk_bytes: u64,
     segments: SegmentSource,
-    held: Mutex<Held>,
+    pub(super) held: Mutex<Held>,
 }
 
 /// See [`Memory`].
@@ -43,6 +44,8 @@ pub(super) struct Held {
     /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
     /// destroyed with the next release.
     pub(super) unmapped: Vec<Chunk>,
+    /// The peers that may use the memory.
+    pub(super) accessors: Accessors,
 }
 
 impl Memory {
@@ -88,7 +91,13 @@ impl Memory {
             let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
-        self.held.lock().chunks.insert(step.to, chunk);
+        if let Err(error) = self.note_mapped(step.to, chunk) {
+            // SAFETY: it was just mapped, and no other code knows of it.
+            if unsafe { self.device.unmap(step.to, self.chunk_bytes) }.is_ok() {
+                let _ = self.destroy(chunk);
+            }
+            return Err((is_moved, error));
+        }
         Ok(())
     }
 
@@ -117,10 +126,17 @@ impl Memory {
     }
 
     fn unmap(&self, address: u64) -> Result<Chunk, DeviceError> {
+        // Before the device has it: from then on no thread sets the access to it.
+        let (chunk, accessors) = {
+            let mut held = self.held.lock();
+            let chunk = held.chunks.remove(&address);
+            (chunk, held.accessors.clone())
+        };
+        let chunk = chunk.expect("memory that the heap calls backed is mapped");
         // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
-        unsafe { self.device.unmap(address, self.chunk_bytes) }?;
-        let chunk = self.held.lock().chunks.remove(&address);
-        Ok(chunk.expect("memory that the heap calls backed is mapped"))
+        let unmapped = unsafe { self.device.unmap(address, self.chunk_bytes) };
+        unmapped.inspect_err(|_| self.note_still_mapped(address, chunk, &accessors))?;
+        Ok(chunk)
     }
 
     /// Reserves a range of addresses for this capacity, unless one is large enough. Returns the whole chunks of a new

@@ -24,6 +24,7 @@
 //! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
 //! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
+//! | `neighbours`, `accessors` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the driver reports what makes memory reachable |
 //! | `fill` | filling memory that is granted or freed |
@@ -36,6 +37,7 @@
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
+mod accessors;
 mod allocation;
 mod captured;
 mod core;
@@ -49,6 +51,7 @@ mod lease;
 mod maintenance;
 mod memory;
 mod mode;
+mod neighbours;
 mod ordering;
 mod parts;
 mod pass_through;

@@ -181,7 +181,7 @@ impl Streams {
             let _submission = lane.cache.submit("wait")?;
             // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
             #[allow(unsafe_code)]
-            let waits = unsafe { marker.event().delay(lane.raw) };
+            let waits = unsafe { marker.event().delay(&**lane.device(&self.device), lane.raw) };
             return self.noted(waits);
         }
         if self.noted(marker.event().is_complete())? {
@@ -190,6 +190,21 @@ impl Streams {
         let reason = "the host is not made to wait for the device: await the event first";
         let kind = DeviceErrorKind::Unsupported;
         Err(DeviceError::new("wait", kind, reason))
+    }
+
+    /// Makes a stream wait for a point of another pool's stream. This pool's clocks know nothing of that stream.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails.
+    pub(crate) fn order_behind_other_pool(
+        &self,
+        lane: &Lane,
+        marker: &Marker,
+    ) -> Result<(), DeviceError> {
+        assert_unlocked("wait");
+        self.submit_wait(lane, marker)?;
+        lane.timeline.delay(marker.expected_at);
+        Ok(())
     }
 
     /// Makes a stream come after a point at a user's request, unless it does already.

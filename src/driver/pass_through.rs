@@ -23,7 +23,9 @@ impl Driver {
         if !self.settings.passes_through() || !self.heap.lock().is_whole_segment(block.id) {
             return false;
         }
-        let takes_waits = |lane: &&Lane| lane.takes_waits || lane.is_alone(fences);
+        // The driver's pool is called with streams of its own device.
+        let takes_waits =
+            |lane: &&Lane| !lane.is_foreign() && (lane.takes_waits || lane.is_alone(fences));
         let Some(lane) = lanes.find(takes_waits) else {
             return false;
         };

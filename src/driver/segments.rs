@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use super::accessors::Accessibility;
 use super::{DriverPool, DriverPoolUse, Settings};
 use crate::device::{Device, DeviceError, MemoryKind, RawStream};
 use crate::sync::plain;
@@ -12,6 +13,8 @@ pub(super) struct SegmentSource {
     device: plain::Arc<dyn Device>,
     kind: MemoryKind,
     driver_pool: Option<DriverPool>,
+    /// The pool's memory is mapped chunk by chunk.
+    is_virtual: bool,
     /// The alignment of segments that all streams may use.
     step: u64,
 }
@@ -20,10 +23,16 @@ impl SegmentSource {
     pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
             kind: settings.kind,
+            is_virtual: settings.geometry.virtual_memory,
             driver_pool: settings.driver_pool.as_ref().map(|(pool, _)| pool.clone()),
             step: settings.geometry.granularity,
             device,
         }
+    }
+
+    /// Returns how a peer is given access to the memory.
+    pub(super) fn accessibility(&self) -> Accessibility<'_> {
+        Accessibility::of(self.kind, self.is_virtual, self.driver_pool.as_ref())
     }
 
     pub(super) fn driver_pool(&self) -> Option<&DriverPool> {

@@ -1,16 +1,17 @@
 //! The streams layer: registers streams, asks them how far they have come, and takes back what their caches hold.
 
 use super::core::Core;
+use super::neighbours::Neighbours;
 use super::registry::{Lanes, Registry};
 use super::{Change, HistoryEvent};
-use crate::device::{DeviceError, DeviceStream, Host, RawStream, Watch};
+use crate::device::{Device, DeviceError, DeviceStream, Host, RawStream, Watch};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::heap::{self, Fences};
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker};
+use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker, Neighbour};
 use crate::policy::Order;
-use crate::sync::{Arc, Busy, Guards};
+use crate::sync::{Arc, Busy, Guards, plain};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -28,6 +29,7 @@ pub(crate) struct Streams {
     pub(super) lanes: Busy<Registry>,
     active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
+    pub(super) neighbours: Neighbours,
 }
 
 impl Deref for Streams {
@@ -50,6 +52,7 @@ impl Streams {
             lanes: Busy::new(Guards::Registry, Registry::new()),
             active,
             events: Arc::new(Events::new(core.device.clone())),
+            neighbours: Neighbours::new(),
             core,
         }
     }
@@ -66,18 +69,38 @@ impl Streams {
     /// Registers a stream, with an id of its own (invariant `stable-ids`).
     ///
     /// # Errors
-    /// Returns an error if it is a stream of another device, or if the device cannot keep its order.
+    /// Returns an error if it is a stream of another device without access, or if the device cannot keep its order.
     pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
-        if stream.device_id() != self.device.id() {
-            return Err(StreamError::ForeignDevice);
-        }
+        let neighbour = self.neighbour_with_access(stream.device_id())?;
         self.expect_seen_by(stream.raw())?;
+        self.register_at(stream, neighbour)
+    }
+
+    /// Registers a stream on which only copies that the device makes are noted.
+    ///
+    /// # Errors
+    /// Returns an error if it is a stream of a device that is not beside the pool's.
+    pub(crate) fn register_for_copies(
+        &self,
+        stream: &dyn DeviceStream,
+        device: &plain::Arc<dyn Device>,
+    ) -> Result<Arc<Lane>, StreamError> {
+        let neighbour = self.neighbour_of_copies(device)?;
+        self.register_at(stream, neighbour)
+    }
+
+    fn register_at(
+        &self,
+        stream: &dyn DeviceStream,
+        neighbour: Option<Arc<Neighbour>>,
+    ) -> Result<Arc<Lane>, StreamError> {
         stream.admit()?;
         // A new stream removes those that are gone, so that their number stays bounded.
         self.reap_retired();
         let id = self.lanes.lock().next_id();
         let (bounds, gate) = (self.settings.lane, self.gate.clone());
-        let lane = Arc::new(Lane::new(id, stream, bounds, gate, &self.active));
+        let lane = Lane::new(id, stream, bounds, gate, &self.active);
+        let lane = Arc::new(lane.on(neighbour));
         // The heap knows the stream, and what is complete from the start, before anything is freed on it.
         self.heap.lock().register(id, lane.timeline.completed());
         self.lanes.lock().insert(lane.clone());

@@ -197,6 +197,7 @@ impl Supply {
         let (bytes, alignment) = (segment.bytes, segment.alignment());
         if let For::Stream { lane, is_ordered } = whom
             && *is_ordered
+            && !lane.is_foreign()
         {
             // SAFETY: the lane keeps the stream's owner; an external stream is named only in calls made with it.
             let address = unsafe { self.memory.allocate(bytes, alignment, lane.raw) };

@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+use super::accessors::Accessibility;
 use super::memory::Held;
 use super::segments::SegmentSource;
 use super::{Driver, Lender};
@@ -192,6 +193,13 @@ impl DeferredRelease {
             }
             for (address, bytes) in &held.segments {
                 is_all &= self.segments.free(*address, *bytes).is_ok();
+            }
+            if let (Accessibility::Plain, Some(peers)) =
+                (self.segments.accessibility(), self.device.peer_access())
+            {
+                for peer in held.accessors.peers() {
+                    let _ = peers.forbid_plain(*peer);
+                }
             }
         }
         if let Some(lender) = self.lender.as_ref().filter(|_| is_all) {

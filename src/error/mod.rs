@@ -1,9 +1,11 @@
 //! Errors, by the call that returns them. Every message states the problem, the figures, and the remedy.
 
+mod access;
 mod alloc;
 mod shortfall;
 mod task;
 
+pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
 pub use shortfall::{Shortfall, TagShortfall};
 pub use task::TaskError;
@@ -191,11 +193,17 @@ debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granular
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The stream belongs to another device than the pool.
+    /// The stream belongs to another device, which has no access to the pool's memory.
     #[error(
-        "the stream belongs to another device than the pool; use a stream of the pool's device"
+        "the stream belongs to another device, which has no access to the pool's memory; enable it with \
+         `Pool::enable_access`, copy with `copy_to`, or use a stream of the pool's device"
     )]
     ForeignDevice,
+    /// Another thread gives or takes back the access of the stream's device.
+    #[error(
+        "the access of the stream's device to the pool's memory is being changed; call again when that has ended"
+    )]
+    AccessChanging,
     /// The stream, or the event, was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool; register it with this one")]
     ForeignPool,
@@ -234,6 +242,13 @@ pub enum CopyError {
     /// The stream may not use the block.
     #[error(transparent)]
     Stream(#[from] StreamError),
+    /// The copy is made in a capture, and the stream's device has no access to both blocks: a copy that is staged through
+    /// the host cannot be part of a graph.
+    #[error(
+        "a copy between devices without access cannot be captured; enable access before the capture begins \
+         (`Pool::enable_access`), or copy outside of the capture"
+    )]
+    NoAccessInCapture,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

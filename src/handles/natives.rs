@@ -1,15 +1,15 @@
 //! Streams by the names and objects that the backend has for them.
 //!
-//! The roll is for callers that have a stream of cudarc's and no registration. Without that backend it keeps nothing.
+//! The roll is for callers that have a stream of the backend's, or of another pool, and no registration.
 
-#[cfg(feature = "cuda")]
-pub(crate) use kept::Roll;
-#[cfg(not(feature = "cuda"))]
-pub(crate) use nothing::Roll;
-
-use crate::device::{Device, DeviceStream};
-use crate::sync::plain;
+use super::Registration;
+use crate::device::{Device, DeviceId, DeviceStream, RawStream};
+#[cfg(not(weirpool_loom))]
+use crate::id::StreamId;
+use crate::sync::{Arc, plain};
 use std::any::Any;
+#[cfg(not(weirpool_loom))]
+use std::collections::BTreeMap;
 
 /// The backend's own object of a stream, in which a [`NativeStream`](crate::device::NativeStream) is found.
 #[derive(Debug)]
@@ -23,77 +23,78 @@ impl Native {
         Self(stream.native().or_else(|| (!is_external).then(of_device)?))
     }
 
+    pub(crate) fn shared(&self) -> Option<plain::Arc<dyn Any + Send + Sync>> {
+        self.0.clone()
+    }
+
     pub(crate) fn get(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.0.as_deref()
     }
 }
 
-#[cfg(feature = "cuda")]
-mod kept {
-    use crate::device::RawStream;
-    use crate::handles::Registration;
-    use crate::id::StreamId;
-    use crate::sync::Arc;
-    use crate::sync::plain::{Mutex, Weak};
-    use std::collections::BTreeMap;
+/// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has the
+/// name meanwhile. External streams are not kept, and are not entered.
+///
+/// The models have no weak references, and no streams that are found again.
+#[derive(Debug, Default)]
+pub(crate) struct Roll(
+    #[cfg(not(weirpool_loom))] plain::Mutex<BTreeMap<Key, plain::Weak<Registration>>>,
+    #[cfg(weirpool_loom)] (),
+);
 
-    /// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has the
-    /// name meanwhile. External streams are not kept, and are not entered.
-    #[derive(Debug, Default)]
-    pub(crate) struct Roll(Mutex<BTreeMap<(RawStream, StreamId), Weak<Registration>>>);
+#[cfg(weirpool_loom)]
+impl Roll {
+    pub(super) fn enter(&self, _: &Arc<Registration>) {}
 
-    impl Roll {
-        pub(in crate::handles) fn enter(&self, registration: &Arc<Registration>) {
-            if let Some(key) = key(registration) {
-                self.0.lock().insert(key, Arc::downgrade(registration));
-            }
-        }
+    pub(super) fn leave(&self, _: &Registration) {}
 
-        /// Removes a registration that ends.
-        pub(in crate::handles) fn leave(&self, registration: &Registration) {
-            if let Some(key) = key(registration) {
-                let left = self.0.lock().remove(&key);
-                drop(left);
-            }
-        }
-
-        #[cfg(test)]
-        pub(in crate::handles) fn len(&self) -> usize {
-            self.0.lock().len()
-        }
-
-        pub(crate) fn find(&self, raw: RawStream) -> Option<Arc<Registration>> {
-            let roll = self.0.lock();
-            let named = roll.range((raw, StreamId::NONE)..);
-            let mut named = named.take_while(|((name, _), _)| *name == raw);
-            named.find_map(|(_, registration)| registration.upgrade())
-        }
-    }
-
-    fn key(registration: &Registration) -> Option<(RawStream, StreamId)> {
-        let lane = &registration.lane;
-        (!lane.is_external).then_some((lane.raw, lane.id))
+    pub(crate) fn find(&self, _: DeviceId, _: RawStream) -> Option<Arc<Registration>> {
+        None
     }
 }
 
-#[cfg(not(feature = "cuda"))]
-mod nothing {
-    use crate::handles::Registration;
-    use crate::sync::Arc;
+#[cfg(not(weirpool_loom))]
+type Key = (DeviceId, RawStream, StreamId);
 
-    #[derive(Debug, Default)]
-    pub(crate) struct Roll(());
+#[cfg(not(weirpool_loom))]
+impl Roll {
+    pub(super) fn enter(&self, registration: &Arc<Registration>) {
+        if let Some(key) = key(registration) {
+            self.0.lock().insert(key, Arc::downgrade(registration));
+        }
+    }
 
-    impl Roll {
-        pub(in crate::handles) fn enter(&self, _: &Arc<Registration>) {}
+    /// Removes a registration that ends.
+    pub(super) fn leave(&self, registration: &Registration) {
+        if let Some(key) = key(registration) {
+            let left = self.0.lock().remove(&key);
+            drop(left);
+        }
+    }
 
-        pub(in crate::handles) fn leave(&self, _: &Registration) {}
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    pub(crate) fn find(&self, device: DeviceId, raw: RawStream) -> Option<Arc<Registration>> {
+        let roll = self.0.lock();
+        let named = roll.range((device, raw, StreamId::NONE)..);
+        let mut named = named.take_while(|((on, name, _), _)| (*on, *name) == (device, raw));
+        named.find_map(|(_, registration)| registration.upgrade())
     }
 }
 
-#[cfg(all(test, feature = "cuda", feature = "sim"))]
+#[cfg(not(weirpool_loom))]
+fn key(registration: &Registration) -> Option<Key> {
+    let lane = &registration.lane;
+    (!lane.is_external).then(|| (registration.stream_device().id(), lane.raw, lane.id))
+}
+
+#[cfg(all(test, feature = "sim", not(weirpool_loom)))]
 mod tests {
     use crate::Pool;
+    use crate::device::Device;
     use crate::device::sim::SimDevice;
     use crate::sync::Arc;
 
@@ -105,21 +106,22 @@ mod tests {
         let [first, second] = [(); 2].map(|()| pool.register(&work).unwrap());
         let raw = first.registration().lane.raw;
         let roll = || &first.registration().presence.roll;
+        let id = device.id();
         for _ in 0..100 {
             drop(pool.register(&device.create_stream()).unwrap());
         }
         assert_eq!(roll().len(), 2);
         assert!(Arc::ptr_eq(
-            &roll().find(raw).unwrap(),
+            &roll().find(id, raw).unwrap(),
             first.registration()
         ));
         let presence = first.registration().presence.clone();
         drop(first);
         assert!(Arc::ptr_eq(
-            &presence.roll.find(raw).unwrap(),
+            &presence.roll.find(id, raw).unwrap(),
             second.registration()
         ));
         drop(second);
-        assert!(presence.roll.find(raw).is_none());
+        assert!(presence.roll.find(id, raw).is_none());
     }
 }

@@ -2,13 +2,14 @@
 
 use super::natives::Native;
 use super::{Observers, Presence, Route};
-use crate::device::DeviceStream;
+use crate::device::{Device, DeviceId, DeviceStream, RawStream};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Service};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, plain};
+use std::any::Any;
 
 /// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes no
 /// cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next one.
@@ -39,11 +40,40 @@ impl Registration {
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
+        let lane = presence.service.driver.register(stream)?;
+        Ok(Self::of_lane(presence, stream, lane))
+    }
+
+    /// Returns a registration of another pool's stream with this one, on which copies are noted: one that exists, or a new
+    /// one.
+    ///
+    /// # Errors
+    /// Returns an error if the stream is of a device that is not beside the pool's.
+    pub(crate) fn for_copies(
+        presence: &plain::Arc<Presence>,
+        stream: &Arc<Self>,
+    ) -> Result<Arc<Self>, StreamError> {
+        if plain::Arc::ptr_eq(presence, &stream.presence) {
+            return Ok(stream.clone());
+        }
+        let device = stream.stream_device();
+        if let Some(known) = presence.roll.find(device.id(), stream.lane.raw) {
+            return Ok(known);
+        }
+        let other = OtherPools(stream);
+        let lane = (presence.service.driver).register_for_copies(&other, device)?;
+        Ok(Self::of_lane(presence, &other, lane))
+    }
+
+    fn of_lane(
+        presence: &plain::Arc<Presence>,
+        stream: &dyn DeviceStream,
+        lane: Arc<Lane>,
+    ) -> Arc<Self> {
         let service = presence.service.clone();
-        let lane = service.driver.register(stream)?;
         let registration = Arc::new(Self {
             observers: presence.observers.clone(),
-            native: Native::of(stream, &*service.driver.device),
+            native: Native::of(stream, &**lane.device(&service.driver.device)),
             service,
             lane,
             handles: SharedNumber::new(0),
@@ -51,7 +81,18 @@ impl Registration {
             presence: presence.clone(),
         });
         presence.roll.enter(&registration);
-        Ok(registration)
+        registration
+    }
+
+    /// Returns the device of the stream, which may not be that of the pool.
+    pub(crate) fn stream_device(&self) -> &plain::Arc<dyn Device> {
+        self.lane.device(&self.service.driver.device)
+    }
+
+    /// Returns whether this is a stream of that name, and not an external one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_of(&self, device: DeviceId, raw: RawStream) -> bool {
+        !self.lane.is_external && self.lane.raw == raw && self.stream_device().id() == device
     }
 
     /// Counts a new handle of the stream.
@@ -127,6 +168,42 @@ impl Registration {
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
         self.service.queue.accounts.of(tag).note_freed();
         self.service.uncharge(tag, bytes);
+    }
+}
+
+/// A stream that is registered with another pool.
+struct OtherPools<'a>(&'a Registration);
+
+// SAFETY: the lane is of that stream, and holds its owner.
+#[allow(unsafe_code)]
+unsafe impl DeviceStream for OtherPools<'_> {
+    fn device_id(&self) -> DeviceId {
+        self.0.stream_device().id()
+    }
+
+    fn raw(&self) -> RawStream {
+        self.0.lane.raw
+    }
+
+    fn keep_alive(&self) -> plain::Arc<dyn Any + Send + Sync> {
+        self.0.lane.owner().clone()
+    }
+
+    fn native(&self) -> Option<plain::Arc<dyn Any + Send + Sync>> {
+        self.0.native.shared()
+    }
+
+    fn takes_waits(&self) -> bool {
+        self.0.lane.takes_waits
+    }
+
+    fn name(&self) -> Option<plain::Arc<str>> {
+        self.0.lane.name().map(Into::into)
+    }
+
+    fn external_id(&self) -> Option<u64> {
+        // The number matters only to registrations that are found again, which those of external streams are not.
+        self.0.lane.is_external.then_some(0)
     }
 }
 

@@ -28,6 +28,7 @@
 //! | `count` | counters of blocks and bytes |
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
+//! | `neighbour` | another device of the host, if the stream is one of it |
 //! | `timeline` | the completed points of the stream, and the queries to the device |
 //! | `host_tasks` | the host tasks that hold the stream |
 //! | `pace` | when a point is expected to be complete |
@@ -42,6 +43,7 @@ mod count;
 mod host_tasks;
 mod large_cache;
 mod marker;
+mod neighbour;
 mod pace;
 mod shards;
 mod spacing;
@@ -56,6 +58,7 @@ pub(crate) use capture::refused;
 pub(crate) use count::{Event, LaneFigures};
 pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};
+pub(crate) use neighbour::Neighbour;
 pub(crate) use state::RefCache;
 pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
@@ -90,6 +93,8 @@ pub(crate) struct Lane {
     /// The waiting times of requests for the stream.
     pub(crate) waits: Waits,
     pub(crate) host_tasks: HostTasks,
+    /// The stream's device, if that is not the pool's.
+    neighbour: Option<Arc<Neighbour>>,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
@@ -127,8 +132,34 @@ impl Lane {
             name: stream.name().map_or_else(Default::default, Into::into),
             waits: Waits::default(),
             host_tasks: HostTasks::new(),
+            neighbour: None,
             keep_alive: stream.keep_alive(),
         }
+    }
+
+    /// Makes this the lane of a stream of another device.
+    pub(crate) fn on(mut self, neighbour: Option<Arc<Neighbour>>) -> Self {
+        self.neighbour = neighbour;
+        self
+    }
+
+    /// Returns whether the stream is one of another device than the pool's.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.neighbour.is_some()
+    }
+
+    /// Returns the stream's device, given that of the pool.
+    pub(crate) fn device<'a>(
+        &'a self,
+        own: &'a plain::Arc<dyn Device>,
+    ) -> &'a plain::Arc<dyn Device> {
+        let neighbour = self.neighbour.as_ref();
+        neighbour.map_or(own, |neighbour| &neighbour.device)
+    }
+
+    /// Returns an owner that keeps the device's stream usable.
+    pub(crate) fn owner(&self) -> &plain::Arc<dyn Any + Send + Sync> {
+        &self.keep_alive
     }
 
     /// Returns the stream's name, if it has one.
@@ -278,6 +309,8 @@ impl Lane {
     /// Records an event behind all work submitted to the stream so far.
     fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
         let _submission = self.cache.submit("record")?;
+        let neighbour = self.neighbour.as_ref();
+        let events = neighbour.map_or(events, |neighbour| &neighbour.events);
         // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
         #[allow(unsafe_code)]
         unsafe {

@@ -17,6 +17,7 @@
 //! | `tags` | limits and weights of tags |
 //! | `streams` | streams that the pool makes or registers itself |
 //! | `info` | the description and the health of a pool |
+//! | `peers` | access of other devices |
 #![allow(
     private_interfaces,
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
@@ -33,6 +34,7 @@ mod grow;
 mod hot_path;
 mod info;
 mod manage;
+mod peers;
 mod request;
 mod reservation;
 mod scope;
@@ -47,6 +49,7 @@ pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
+pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use scope::Drawing;
@@ -126,7 +129,7 @@ impl Pool {
         &self.presence.service
     }
 
-    /// Registers one of the device's streams with the pool, so that memory can be allocated and freed in its order.
+    /// Registers one of the device's streams, or one of another device with [access](Self::enable_access), with the pool, so that memory can be allocated and freed in its order.
     /// The pool keeps the stream usable as long as it may record an event on it.
     ///
     /// A stream that is registered twice has two lanes and two orders, each of them safe. A stream that the pool cannot
@@ -134,8 +137,8 @@ impl Pool {
     /// every free on it records its event immediately: see the [guide](crate::guide::interoperability).
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignDevice`] if the stream is of another device, and the device's error if it cannot
-    /// keep the stream's order.
+    /// Returns [`StreamError::ForeignDevice`] if the stream is of another device that has no
+    /// [access](Self::enable_access), and the device's error if it cannot keep the stream's order.
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let registration = Registration::enter(&self.presence, stream)?;
         Ok(Stream::from_registration(registration))

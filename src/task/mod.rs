@@ -23,7 +23,9 @@ pub use host_task::HostTask;
 pub use submission::Submission;
 
 use crate::device::NativeStream;
-use crate::error::{StreamError, TaskError};
+#[cfg(doc)]
+use crate::error::StreamError;
+use crate::error::TaskError;
 use crate::stream::Stream;
 use point::Point;
 use std::borrow::Cow;
@@ -202,17 +204,18 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignDevice`] or [`StreamError::ForeignPool`] if the task is of another device's or pool's
-    /// stream, or the device's error; the streams are not ordered then.
+    /// Returns [`StreamError::ForeignDevice`] if the task is of a device that shares no events with this stream's, or the
+    /// device's error; the streams are not ordered then. The task may be of another pool's stream.
     pub fn after(&self, task: &impl Submitted) -> Result<(), TaskError> {
         let (own, point) = (self.registration(), task.point());
         let earlier = &point.registration;
         let driver = &own.service.driver;
-        if earlier.service.driver.device.id() != driver.device.id() {
-            return Err(StreamError::ForeignDevice.into());
-        }
         if !self.is_of_pool(earlier) {
-            return Err(StreamError::ForeignPool.into());
+            self.expect_beside(earlier)?;
+            if let Some(marker) = point.marker()? {
+                driver.order_behind_other_pool(&own.lane, &marker)?;
+            }
+            return Ok(());
         }
         if own.lane.id == earlier.lane.id {
             return Ok(());

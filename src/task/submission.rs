@@ -132,7 +132,7 @@ impl<'s> Submission<'s> {
         let Registration { service, lane, .. } = &**registration;
         // SAFETY: the lane keeps the stream's owner; an external stream is used only in calls made with it.
         #[allow(unsafe_code)]
-        let run = unsafe { service.driver.device.run(lane.raw, function) };
+        let run = unsafe { lane.device(&service.driver.device).run(lane.raw, function) };
         service.driver.noted(run)?;
         Ok(self.submitted(registration, Value::Coming(outcome)))
     }
@@ -150,7 +150,10 @@ impl<'s> Submission<'s> {
         reached.marker()?;
         // SAFETY: the lane keeps the stream's owner; an external stream is used only in calls made with it.
         #[allow(unsafe_code)]
-        let hold = unsafe { service.driver.device.hold(lane.raw, self.name.clone()) };
+        let hold = unsafe {
+            let device = lane.device(&service.driver.device);
+            device.hold(lane.raw, self.name.clone())
+        };
         let holder = Holder {
             name: self.name.clone(),
             location: Location::caller(),
@@ -200,6 +203,9 @@ impl<'s> Submission<'s> {
 fn other_backend<W>(registration: &Registration) -> TaskError {
     TaskError::OtherBackend {
         expected: type_name::<W>(),
-        device: registration.service.driver.device.describe(),
+        device: {
+            let Registration { service, lane, .. } = registration;
+            lane.device(&service.driver.device).describe()
+        },
     }
 }

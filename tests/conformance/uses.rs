@@ -150,7 +150,7 @@ pub(crate) fn ordered_use_on_a_foreign_stream_is_refused<B: Bench>() {
     let read = block.read_on(&stranger.stream).map(drop);
     let written = block.write_on(&stranger.stream).map(drop);
     for refused in [read, written] {
-        assert_eq!(refused.unwrap_err(), StreamError::ForeignPool);
+        assert_eq!(refused.unwrap_err(), StreamError::ForeignDevice);
     }
     home.free_and_settle(block);
     site.assert_conserved();

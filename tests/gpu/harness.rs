@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
+use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{MemoryKind, MemoryKinds};
 
 /// A test.
@@ -26,6 +27,8 @@ pub(crate) struct Entry {
     pub(crate) test: fn(),
     /// The kind of memory that it tests.
     pub(crate) kind: MemoryKind,
+    /// How many GPUs it needs.
+    pub(crate) devices: usize,
 }
 
 /// The time after which a test counts as stuck.
@@ -85,6 +88,12 @@ pub(crate) fn run(entries: Vec<Entry>) -> ExitCode {
             }
             if !has(entry.kind) {
                 let reason = format!("this device has no {}", entry.kind);
+                return Ok(Completion::ignored_with(reason));
+            }
+            let there = CudaDevice::all().map_or(0, |all| all.len());
+            if there < entry.devices {
+                let needed = entry.devices;
+                let reason = format!("this needs {needed} GPUs, and there is {there}");
                 return Ok(Completion::ignored_with(reason));
             }
             guarded(&entry.name, entry.test).map(|()| Completion::Completed)

@@ -23,6 +23,7 @@
 //! | `children` | child processes for the following files |
 //! | `ends` | kernels that fault, processes that end |
 //! | `shutdown` | ends in the wrong order |
+//! | `peers` | two GPUs |
 //! | `processes` | another process that holds the device's memory |
 //! | `ipc` | blocks that two processes share; with the feature `ipc` |
 //! | `soak` | many tasks for a few seconds |
@@ -114,6 +115,7 @@ mod interop;
 #[cfg(all(feature = "ipc", target_os = "linux"))]
 mod ipc;
 mod ordering;
+mod peers;
 mod pressure;
 mod processes;
 mod shutdown;
@@ -201,6 +203,8 @@ fn entry(path: &[&str], test: fn(), upstream: Upstream) -> Entry {
         name: path.join("::"),
         test,
         kind: upstream.kind(),
+        // The tests of peers need two.
+        devices: if path[0] == "peers" { 2 } else { 1 },
     }
 }
 
@@ -249,6 +253,13 @@ fn entries() -> Vec<Entry> {
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,
             dropped_device_leaves_the_context_alone;
+        peers:
+            capabilities_list_the_peers,
+            kernel_writes_memory_of_the_other_device,
+            access_stays_while_work_of_the_other_device_runs,
+            copies_keep_bytes_and_order,
+            event_orders_streams_of_two_devices,
+            captured_copy_needs_access;
         ends:
             faulting_kernel_fails_the_awaiting_task,
             faulting_kernel_fails_all_waiters,

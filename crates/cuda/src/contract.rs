@@ -14,8 +14,8 @@ use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
     AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId,
-    DriverPools, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer,
-    WatchId,
+    DriverPools, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, RawEvent, RawStream,
+    Transfer, WatchId,
 };
 
 fn event_handle(event: RawEvent) -> CUevent {
@@ -97,6 +97,10 @@ unsafe impl Device for CudaDevice {
 
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
         self.inner.facts.has_memory_pools().then_some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        Some(self)
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {

@@ -231,7 +231,11 @@ pub(super) struct Visit {
 
 impl Visit {
     pub(super) fn new(call: &'static str, device: &CudaContext) -> Result<Self, DeviceError> {
-        let mine = device.cu_ctx();
+        Self::of(call, device.cu_ctx())
+    }
+
+    /// Begins a visit to a context, which lives until it is over.
+    pub(super) fn of(call: &'static str, mine: sys::CUcontext) -> Result<Self, DeviceError> {
         let mut current = std::ptr::null_mut();
         // SAFETY: writes the current context, or null, to the place given.
         check(call, unsafe { sys::cuCtxGetCurrent(&mut current) })?;

@@ -28,6 +28,7 @@
 //! | `mapping` | the mapping of physical memory at an address, and access to it |
 //! | `plain` | plain memory: of the device, page-locked, managed |
 //! | `pools` | the driver's own memory pools |
+//! | `peers` | access of other devices, and copies between devices |
 //! | `listing` | all devices of the driver, one line each |
 //! | `host`, `host_memory` | the host's own access to memory that it sees; the amount of host memory |
 //! | `host_work` | functions of the host in the order of a stream, and holds |
@@ -49,6 +50,7 @@ mod host_work;
 mod listing;
 mod mapping;
 mod memory;
+mod peers;
 mod plain;
 mod pools;
 #[cfg(target_os = "linux")]
@@ -75,6 +77,7 @@ pub use external::ExternalStream;
 use facts::Facts;
 use host_work::Words;
 pub use listing::Listed;
+use peers::PlainUsers;
 use plain::Segments;
 use pools::PoolState;
 use staging::Stages;
@@ -123,6 +126,7 @@ struct Inner {
     words: Words,
     segments: Mutex<Segments>,
     pools: PoolState,
+    plain_users: PlainUsers,
     captured: CapturedStreams,
 }
 
@@ -178,6 +182,7 @@ impl CudaBuilder {
                 words: Words::default(),
                 segments: Mutex::default(),
                 pools: PoolState::default(),
+                plain_users: PlainUsers::default(),
                 captured: CapturedStreams::default(),
                 context,
             }))),

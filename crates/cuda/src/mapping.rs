@@ -5,7 +5,7 @@ use super::driver::check;
 use cudarc::driver::{CudaContext, sys};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use weirpool_device::{Chunk, DeviceError};
+use weirpool_device::{Access, Chunk, DeviceError};
 
 /// A location of memory, in the driver's terms.
 #[derive(Clone, Copy, Debug)]
@@ -77,13 +77,22 @@ pub(super) fn shareable_properties(place: Place) -> MaybeUninit<sys::CUmemAlloca
 }
 
 /// Describes the right to read and write, from a location.
-pub(super) fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
+fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
+    access_with(place, Access::ReadWrite)
+}
+
+/// Describes rights, from a location.
+pub(super) fn access_with(place: Place, rights: Access) -> MaybeUninit<sys::CUmemAccessDesc> {
     let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
     let fields = access.as_mut_ptr();
-    let both = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    // SAFETY: both pointers are fields of `access`.
+    let number: u32 = match rights {
+        Access::None => 0,
+        Access::Read => 1,
+        Access::ReadWrite => 3,
+    };
+    // SAFETY: both pointers are fields of `access`, and the number is one of the driver's.
     unsafe {
-        (&raw mut (*fields).flags).write(both);
+        (&raw mut (*fields).flags).cast::<u32>().write(number);
         place.write(&raw mut (*fields).location);
     }
     access

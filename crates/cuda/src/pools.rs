@@ -2,12 +2,11 @@
 
 use super::CudaDevice;
 use super::driver::check;
-use super::mapping::{Place, access};
+use super::mapping::{Place, access_with};
 use super::stream::handle;
 use cudarc::driver::sys::{self, CUevent, CUmemPool_attribute, CUmemoryPool, CUresult, CUstream};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use weirpool_device::plain::{AtomicBool, Mutex, Ordering};
 use weirpool_device::{
     Access, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools, HandleType,
@@ -425,18 +424,7 @@ unsafe impl DriverPools for CudaDevice {
         rights: Access,
     ) -> Result<(), DeviceError> {
         let _visit = self.memory_call("set_pool_access")?;
-        let mut description: MaybeUninit<sys::CUmemAccessDesc> =
-            access(Place::Device(device as c_int));
-        let number: u32 = match rights {
-            Access::None => 0,
-            Access::Read => 1,
-            Access::ReadWrite => 3,
-        };
-        // SAFETY: the pointer is a field of `description`, and the number one of the driver's.
-        unsafe {
-            let flags = &raw mut (*description.as_mut_ptr()).flags;
-            flags.cast::<u32>().write(number);
-        }
+        let description = access_with(Place::Device(device as c_int), rights);
         // SAFETY: the caller's guarantee; the call reads one description.
         check("set_pool_access", unsafe {
             sys::cuMemPoolSetAccess(pool_handle(pool), description.as_ptr(), 1)

@@ -21,6 +21,11 @@ pub(super) fn context_id(context: CUcontext) -> DeviceId {
     DeviceId(context as u64 | 1 << 63)
 }
 
+/// Returns the context of a device.
+pub(super) fn context_of(id: DeviceId) -> CUcontext {
+    (id.0 & !(1 << 63)) as CUcontext
+}
+
 pub(super) fn raw(stream: CUstream) -> RawStream {
     RawStream(stream as u64)
 }

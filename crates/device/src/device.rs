@@ -2,8 +2,8 @@
 
 use crate::{
     AlarmId, BlockObserver, Capabilities, Captures, Chunk, DeviceError, DeviceErrorKind, DeviceId,
-    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream,
-    Transfer, WatchId,
+    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, RawEvent,
+    RawStream, Transfer, WatchId,
 };
 use std::any::Any;
 use std::borrow::Cow;
@@ -68,6 +68,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the calls on the driver's own memory pools. The default is `None`: it has none.
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
+        None
+    }
+
+    /// Returns the calls between this device and others of its host, and on its own memory as one of them. The default is
+    /// `None`: it is alone.
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
         None
     }
 
@@ -266,15 +272,16 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError>;
 
     /// Makes later work of `stream` start only after the event's last record so far: a wait on the
-    /// device, which does not block the host. Cannot wait.
+    /// device, which does not block the host. Cannot wait. The event may be one of a device that is
+    /// [beside](PeerAccess::is_beside) this one.
     ///
     /// # Errors
     /// The stream does not wait then. [`Unsupported`](crate::DeviceErrorKind::Unsupported) when the event is not
     /// complete and the stream accepts no waits, either never or while it is being captured.
     ///
     /// # Safety
-    /// The event is one of this device that was not destroyed. The stream is one of this device and usable during
-    /// the call.
+    /// The event is one of this device, or of one beside it, that was not destroyed. The stream is one of this device and
+    /// usable during the call.
     unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Calls `waker` once when the event's last record so far completes or fails, and not before; immediately if

@@ -23,6 +23,8 @@ mod host_work;
 mod kind;
 mod lock_check;
 mod names;
+#[allow(unsafe_code)]
+mod peer_access;
 mod peers;
 #[doc(hidden)]
 pub mod plain;
@@ -46,6 +48,7 @@ pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
 pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
+pub use peer_access::{CopyBetween, CopyEnd, Peer, PeerAccess};
 pub use peers::Peers;
 pub use pooling::Pooling;
 #[cfg(unix)]

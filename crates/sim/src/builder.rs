@@ -91,6 +91,7 @@ pub(super) struct Settings {
     pub(super) memory_pools: bool,
     pub(super) seed: u64,
     pub(super) checker: Checker,
+    pub(super) peer_access: bool,
     pub(super) uuid: [u8; 16],
 }
 
@@ -117,6 +118,8 @@ impl Default for Settings {
             seed: 0,
             // An unordered use is a mistake in any program. Only a benchmark needs to avoid the cost.
             checker: Checker::Panic,
+            // As on a host whose devices are linked.
+            peer_access: true,
             // One and the same device in every process.
             uuid: *b"simulated GPU 0\0",
         }
@@ -219,6 +222,48 @@ impl SimBuilder {
         self
     }
 
+    /// Sets whether the devices of a [host](Self::build_host) can be given access to each other's memory. Without it,
+    /// copies between them are staged through the host. Default: yes.
+    pub fn peer_access(mut self, yes: bool) -> Self {
+        self.settings.peer_access = yes;
+        self
+    }
+
+    /// Builds several devices of one host, all with these settings: the first has the number 0.
+    ///
+    /// They share the clock and the host's memory; streams of one wait for events of another, and the ordering checker
+    /// knows the order across them. Each has memory and concurrent operations of its own. An operation that uses another
+    /// device's memory without access is a violation, and an access of its body an illegal address. Counters and scripted
+    /// faults are those of the host, and the devices break together, as those of a process do.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use weirpool::{Pool, device::sim::{Operation, SimDevice}};
+    ///
+    /// let [first, second] = SimDevice::builder().build_host();
+    /// let pool = Pool::builder(first.clone()).build()?;
+    /// let home = pool.create_stream()?;
+    /// let block = pool.try_allocate(&home, 1 << 20)?;
+    ///
+    /// let work = second.create_stream();
+    /// pool.enable_access(&second)?;
+    /// let stream = pool.register(&work)?; // a stream of the other device
+    /// work.submit(Operation::new(Duration::from_micros(5)).reads(block.read_on(&stream)?.address(), 1 << 20));
+    /// second.advance_to_end();
+    /// second.assert_ordered();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Panics
+    /// Panics for no device, and as [`build`](Self::build) does.
+    pub fn build_host<const DEVICES: usize>(self) -> [SimDevice; DEVICES] {
+        let devices = SimDevice::host(self.checked(), DEVICES);
+        match <[SimDevice; DEVICES]>::try_from(devices) {
+            Ok(devices) => devices,
+            Err(_) => unreachable!("a host has as many devices as it was asked for"),
+        }
+    }
+
     /// Sets the id by which processes know that they have the same device. Default: one id for all simulated devices of all
     /// processes.
     pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
@@ -231,6 +276,11 @@ impl SimBuilder {
     /// # Panics
     /// Panics if the number of concurrent operations is 0, or if the device has no memory of its own.
     pub fn build(self) -> SimDevice {
+        let [device] = self.build_host();
+        device
+    }
+
+    fn checked(self) -> Settings {
         let settings = self.settings;
         assert!(
             settings.concurrent_operations > 0,
@@ -238,6 +288,6 @@ impl SimBuilder {
         );
         let has_memory = settings.memory > 0 && settings.memory_kinds.contains(MemoryKind::Device);
         assert!(has_memory, "a device needs memory");
-        SimDevice::with(settings)
+        settings
     }
 }

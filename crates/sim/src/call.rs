@@ -60,6 +60,10 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `PeerAccess::copy` and `capture_copy`
+    Copy,
+    /// `PeerAccess`: the access of a peer, given or taken back
+    SetAccess,
     /// `Device::run`
     Run,
     /// `Device::hold`
@@ -76,7 +80,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -104,6 +108,8 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::Copy,
+        Self::SetAccess,
         Self::Run,
         Self::Hold,
         Self::BeginCapture,
@@ -144,6 +150,8 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::Copy => "copy",
+            Self::SetAccess => "set_access",
             Self::Run => "run",
             Self::Hold => "hold",
             Self::BeginCapture => "begin_capture",

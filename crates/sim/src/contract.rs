@@ -13,8 +13,8 @@ use std::time::Duration;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
     AlarmId, BlockObserver, Capabilities, Captures, Chunk, Device, DeviceError, DeviceId,
-    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream,
-    Transfer, WatchId,
+    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, RawEvent,
+    RawStream, Transfer, WatchId,
 };
 
 // SAFETY: the ranges that `Space` hands out are disjoint (it tracks reserved and plain ranges together), and a mapping
@@ -23,7 +23,7 @@ use weirpool_device::{
 // no memory of the host, so that nothing here can make host memory unsound.
 unsafe impl Device for SimDevice {
     fn id(&self) -> DeviceId {
-        self.engine.id
+        self.own_id()
     }
 
     fn describe(&self) -> String {
@@ -38,10 +38,11 @@ unsafe impl Device for SimDevice {
             .with_device_side_waits(settings.device_side_waits)
             .with_memory_kinds(settings.memory_kinds)
             .with_memory_pools(settings.memory_pools, settings.handle_types())
+            .with_peers(self.reachable_peers())
     }
 
     fn ordinal(&self) -> u32 {
-        self.ordinal_number()
+        self.number
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
@@ -55,6 +56,10 @@ unsafe impl Device for SimDevice {
 
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
         self.engine.settings.memory_pools.then_some(self)
+    }
+
+    fn peer_access(&self) -> Option<&dyn PeerAccess> {
+        Some(self)
     }
 
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {

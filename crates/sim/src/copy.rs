@@ -3,13 +3,12 @@
 use super::SimDevice;
 use super::call::Call;
 use super::cost;
-use super::event_calls::check_stream;
 use super::graph::refuse_captured;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::panic::Location;
 use weirpool_device::plain::{Arc, Mutex};
-use weirpool_device::{DeviceError, RawEvent, RawStream, Transfer};
+use weirpool_device::{CopyBetween, DeviceError, RawEvent, RawStream, Transfer};
 
 struct SimTransfer {
     device: SimDevice,
@@ -79,11 +78,20 @@ impl SimDevice {
         let fill = fill_operation(address, bytes, value, place);
         self.engine.call(|state| {
             state.enter(call, bytes)?;
-            check_stream(state, call, stream)?;
+            self.check_stream(state, call, stream)?;
             refuse_captured(state, call, stream)?;
             state.submit(stream, Item::Operation(fill));
             Ok(())
         })
+    }
+
+    pub(super) fn start_between(
+        &self,
+        stream: RawStream,
+        copy: &CopyBetween,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let operation = between_operation(copy);
+        self.start(Call::Copy, stream, copy.bytes, operation, Arc::default())
     }
 
     /// Returns a transfer that the host has already made. Its event was never recorded and therefore counts as
@@ -111,7 +119,7 @@ impl SimDevice {
         };
         self.engine.call(|state| {
             state.enter(call, bytes)?;
-            check_stream(state, call, stream)?;
+            self.check_stream(state, call, stream)?;
             refuse_captured(state, call, stream)?;
             state.submit(stream, Item::Operation(copy));
             Ok(())
@@ -134,6 +142,32 @@ pub(super) fn upload_operation(
         .at(place)
         .writes(address, count)
         .run_each(move |memory| memory.write(address, &bytes))
+}
+
+/// Returns a copy between devices, or within one.
+pub(super) fn between_operation(copy: &CopyBetween) -> Operation {
+    let CopyBetween {
+        from,
+        to,
+        bytes,
+        is_direct,
+        location,
+    } = *copy;
+    let (from, to) = (from.address, to.address);
+    let mut operation = Operation::new(cost::of_copy_between(bytes, is_direct))
+        .named("copy")
+        .at(location)
+        .reads(from, bytes)
+        .writes(to, bytes)
+        .run_each(move |memory| {
+            if is_direct {
+                memory.copy(from, to, bytes);
+            } else {
+                memory.copy_between(from, to, bytes);
+            }
+        });
+    operation.is_copier = !is_direct;
+    operation
 }
 
 /// Returns a fill of memory.

@@ -86,6 +86,12 @@ const COPY: u64 = 5_416;
 const HOST_COPY: u64 = 7_600;
 const BUS: u64 = 50_000;
 
+/// A copy between devices, in bytes per microsecond: of the link where there is access (NVLink's 450 GB/s in one direction
+/// according to the data sheet, not measured). Where there is none, the bytes cross the bus twice.
+const LINK: u64 = 450_000;
+/// The access of a peer to one chunk (not measured: the share of access in the cost of a mapping).
+const SET_ACCESS: u64 = 20_252;
+
 /// The submission of a fill: the cost of an empty kernel's launch (a fill's own was not measured).
 const FILL: u64 = 3_026;
 /// The calls around a capture, and the submission of a graph (not measured: the costs of a stream's creation and of an
@@ -119,6 +125,8 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Upload => COPY + per_byte(bytes, HOST_COPY),
         Call::Download => COPY,
         Call::Fill => FILL,
+        Call::Copy => COPY,
+        Call::SetAccess => SET_ACCESS,
         Call::Export => EXPORT,
         Call::Import => IMPORT,
         Call::CreatePool | Call::DestroyPool => CREATE_POOL,
@@ -150,6 +158,14 @@ pub(super) fn of_locking(kind: MemoryKind, bytes: u64) -> Duration {
 /// Returns how long the device is busy with a copy between itself and the host.
 pub(super) fn of_copy(bytes: u64) -> Duration {
     Duration::from_nanos(per_byte(bytes, BUS))
+}
+
+/// Returns how long a copy between devices, or within one, takes.
+pub(super) fn of_copy_between(bytes: u64, is_direct: bool) -> Duration {
+    Duration::from_nanos(match is_direct {
+        true => per_byte(bytes, LINK),
+        false => 2 * per_byte(bytes, BUS),
+    })
 }
 
 /// Returns how long the device is busy with a fill of its memory.

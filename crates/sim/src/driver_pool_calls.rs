@@ -8,7 +8,7 @@
 use super::SimDevice;
 use super::call::Call;
 use super::driver_pools::{Extent, Freed, SimPool};
-use super::event_calls::{check_stream, unsupported};
+use super::event_calls::unsupported;
 use super::events::Recorded;
 use super::schedule::Item;
 use super::state::State;
@@ -144,6 +144,7 @@ impl State {
         let call = Call::AllocateFrom;
         let found = self.pool(call, pool)?;
         let (kind, left) = (found.properties.kind, found.left());
+        let (device, peers) = (found.device, found.peers());
         if bytes > left {
             let reason = format!("{bytes} bytes requested, but the pool may reserve {left} more");
             return Err(DeviceError::new(
@@ -152,10 +153,11 @@ impl State {
                 reason,
             ));
         }
-        let taken = self.space.allocate(kind, bytes);
+        let taken = self.space.allocate(device, kind, bytes);
         let address =
             taken.map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))?;
         self.counters.charge_for_growth(bytes);
+        self.space.share_extent(address, peers);
         self.pool(call, pool)?.grow(address, bytes);
         Ok(address)
     }
@@ -207,7 +209,8 @@ impl State {
         let extent = match stream {
             RawStream::HOST => Extent::Free,
             _ => {
-                let event = self.events.create();
+                let device = self.schedule.device_of(stream).unwrap_or_default();
+                let event = self.events.create(device);
                 let point = self.submit(stream, Item::Record);
                 self.events.record(event, Recorded { point, fails: None });
                 if let Some(judge) = self.judge() {
@@ -237,16 +240,15 @@ impl SimDevice {
     /// # Errors
     /// Returns an error if the device is broken.
     fn default_driver_pool(&self) -> Result<RawPool, DeviceError> {
-        let ordinal = self.ordinal_number();
         self.engine.call(|state| {
             state.enter(Call::PoolAttribute, 0)?;
-            if let Some(pool) = state.pools.default {
-                return Ok(pool);
+            if let Some(pool) = state.pools.default.get(&self.number) {
+                return Ok(*pool);
             }
             let properties = DriverPoolProperties::new(weirpool_device::MemoryKind::Device);
-            let pool = SimPool::new(properties, true, ordinal);
+            let pool = SimPool::new(properties, true, self.number);
             let pool = RawPool(state.pools.names.insert(pool));
-            state.pools.default = Some(pool);
+            state.pools.default.insert(self.number, pool);
             Ok(pool)
         })
     }
@@ -258,7 +260,6 @@ impl SimDevice {
         weirpool_device::assert_unlocked("create_pool");
         let settings = &self.engine.settings;
         let call = Call::CreatePool;
-        let ordinal = self.ordinal_number();
         self.engine.call(|state| {
             state.enter(call, 0)?;
             let DriverPoolProperties {
@@ -274,14 +275,9 @@ impl SimDevice {
                 let reason = "the driver shares no pools by these handles";
                 return Err(unsupported(call, reason));
             }
-            let pool = SimPool::new(*properties, false, ordinal);
+            let pool = SimPool::new(*properties, false, self.number);
             Ok(RawPool(state.pools.names.insert(pool)))
         })
-    }
-
-    /// The number by which pools name this device.
-    pub(super) fn ordinal_number(&self) -> u32 {
-        u32::try_from(self.engine.id.0).unwrap_or(u32::MAX)
     }
 
     /// Makes a call on a pool.
@@ -294,7 +290,10 @@ impl SimDevice {
         weirpool_device::assert_unlocked(call.name());
         self.engine.call(|state| {
             state.enter(call, 0)?;
-            state.pool(call, pool)?;
+            if state.pool(call, pool)?.device != self.number {
+                let reason = "the memory pool is of another device: call that device".to_owned();
+                return Err(invalid(call, reason));
+            }
             make(state)
         })
     }
@@ -342,7 +341,7 @@ unsafe impl DriverPools for SimDevice {
                 ));
             };
             if stream != RawStream::HOST {
-                check_stream(state, Call::AllocateFrom, stream)?;
+                self.check_stream(state, Call::AllocateFrom, stream)?;
             }
             state.allocate_from(pool, rounded, stream)
         })
@@ -356,7 +355,7 @@ unsafe impl DriverPools for SimDevice {
     ) -> Result<(), DeviceError> {
         self.pool_call(Call::FreeTo, pool, |state| {
             if stream != RawStream::HOST {
-                check_stream(state, Call::FreeTo, stream)?;
+                self.check_stream(state, Call::FreeTo, stream)?;
             }
             state.free_to(pool, address, stream)
         })
@@ -412,15 +411,23 @@ unsafe impl DriverPools for SimDevice {
         access: Access,
     ) -> Result<(), DeviceError> {
         let call = Call::PoolAttribute;
-        let is_own = device == self.ordinal_number();
+        let is_own = device == self.number;
+        let can_reach = is_own || self.reachable_peers().contains(device);
         self.pool_call(call, pool, |state| {
             let reason = match (is_own, access) {
-                (true, Access::ReadWrite) => {
-                    state.pool(call, pool)?.set_access(device, access);
+                (true, Access::None | Access::Read) => {
+                    "a device keeps the access to its own memory".to_owned()
+                }
+                _ if can_reach => {
+                    let found = state.pool(call, pool)?;
+                    found.set_access(device, access);
+                    let peers = found.peers();
+                    let extents: Vec<_> = found.extents.keys().copied().collect();
+                    let share = |address| state.space.share_extent(address, peers);
+                    extents.into_iter().for_each(share);
                     return Ok(());
                 }
-                (true, _) => "a device keeps the access to its own memory".to_owned(),
-                (false, _) => format!("device {device} cannot reach the memory of this one"),
+                _ => format!("device {device} cannot reach the memory of this one"),
             };
             Err(invalid(call, reason))
         })

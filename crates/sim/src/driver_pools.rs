@@ -6,7 +6,9 @@
 use super::names::Names;
 use super::schedule::Point;
 use std::collections::BTreeMap;
-use weirpool_device::{Access, DriverPoolProperties, PoolAttribute, RawEvent, RawPool, RawStream};
+use weirpool_device::{
+    Access, DriverPoolProperties, Peers, PoolAttribute, RawEvent, RawPool, RawStream,
+};
 
 /// The point at which an extent was freed, and an event recorded there.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +44,8 @@ impl Level {
 
 #[derive(Debug)]
 pub(super) struct SimPool {
+    /// The number of its device.
+    pub(super) device: u32,
     pub(super) properties: DriverPoolProperties,
     pub(super) is_default: bool,
     /// It goes with its last block.
@@ -60,6 +64,7 @@ pub(super) struct SimPool {
 impl SimPool {
     pub(super) fn new(properties: DriverPoolProperties, is_default: bool, device: u32) -> Self {
         Self {
+            device,
             properties,
             is_default,
             is_destroyed: false,
@@ -190,24 +195,33 @@ impl SimPool {
         self.access.get(&device).copied().unwrap_or_default()
     }
 
+    /// Returns the devices that may use the memory, besides the pool's own.
+    pub(super) fn peers(&self) -> Peers {
+        let allowed = self
+            .access
+            .iter()
+            .filter(|(_, access)| **access != Access::None);
+        allowed.fold(Peers::NONE, |peers, (device, _)| peers.with(*device))
+    }
+
     pub(super) fn set_access(&mut self, device: u32, access: Access) {
         self.access.insert(device, access);
     }
 }
 
-/// The pools of a device.
+/// The pools of all devices of a host.
 #[derive(Debug)]
 pub(super) struct SimPools {
     pub(super) names: Names<SimPool>,
-    /// Created when it is first requested.
-    pub(super) default: Option<RawPool>,
+    /// The default pool of each device, created when it is first requested.
+    pub(super) default: BTreeMap<u32, RawPool>,
 }
 
 impl SimPools {
     pub(super) fn new(device: weirpool_device::DeviceId) -> Self {
         Self {
             names: Names::new(device),
-            default: None,
+            default: BTreeMap::new(),
         }
     }
 }

@@ -39,11 +39,14 @@ impl Explainers {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The devices of the process, and some that are gone.
+/// The hosts of the process, and some that are gone.
 static ALL: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
 
 pub(super) struct Engine {
-    pub(super) id: DeviceId,
+    /// The id of the first device.
+    first: DeviceId,
+    /// How many devices the host has.
+    devices: u32,
     pub(super) settings: Settings,
     /// The clock that the device follows, unless it has one of its own.
     outer: Option<OuterClock>,
@@ -56,14 +59,15 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(settings: Settings) -> Arc<Self> {
-        let id = DeviceId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+    pub(super) fn new(settings: Settings, devices: u32) -> Arc<Self> {
+        let first = DeviceId(NEXT_ID.fetch_add(devices.into(), Ordering::Relaxed));
         let engine = Arc::new_cyclic(|this| Self {
-            id,
+            first,
+            devices,
             settings,
             outer: OuterClock::of(settings.clock),
             this: this.clone(),
-            state: Mutex::new(State::new(id, &settings)),
+            state: Mutex::new(State::new(first, devices, &settings)),
             ended: Condvar::new(),
             notifier: Arc::default(),
             explainers: Explainers::default(),
@@ -75,10 +79,25 @@ impl Engine {
         engine
     }
 
-    /// Returns all living devices, in the order of their creation.
+    /// Returns all living hosts, in the order of their creation.
     pub(super) fn all() -> Vec<Arc<Self>> {
         let all = ALL.lock().clone();
         all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn devices(&self) -> u32 {
+        self.devices
+    }
+
+    /// Returns the id of the device with that number.
+    pub(super) fn id_of(&self, number: u32) -> DeviceId {
+        DeviceId(self.first.0 + u64::from(number))
+    }
+
+    /// Returns the number of the device with that id, if it is one of this host.
+    pub(super) fn number_of(&self, id: DeviceId) -> Option<u32> {
+        let number = u32::try_from(id.0.checked_sub(self.first.0)?).ok()?;
+        (number < self.devices).then_some(number)
     }
 
     fn shared(&self) -> Arc<Self> {
@@ -196,9 +215,10 @@ impl Engine {
 
     fn run_body<'a>(&'a self, mut state: MutexGuard<'a, State>, job: Job) -> MutexGuard<'a, State> {
         state.running = Some(thread::current().id());
-        drop(state);
         let Job { stream, body } = job;
-        let mut memory = Memory::new(self.shared());
+        let number = state.schedule.device_of(stream).unwrap_or_default();
+        drop(state);
+        let mut memory = Memory::new(self.shared(), number);
         let outcome = catch_unwind(AssertUnwindSafe(|| body.run(&mut memory)));
         let mut state = self.locked();
         state.running = None;

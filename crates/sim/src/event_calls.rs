@@ -27,7 +27,7 @@ impl SimDevice {
     pub fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::DestroyStream, 0)?;
-            check_stream(state, Call::DestroyStream, stream)?;
+            self.check_stream(state, Call::DestroyStream, stream)?;
             if state.schedule.destroy_stream(stream) {
                 return Ok(());
             }
@@ -45,7 +45,7 @@ impl SimDevice {
     pub fn create_event(&self) -> Result<RawEvent, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::CreateEvent, 0)?;
-            Ok(state.events.create())
+            Ok(state.events.create(self.number))
         })
     }
 
@@ -86,8 +86,13 @@ impl SimDevice {
     ) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             let fault = state.enter_with_fault(Call::Record, 0)?;
-            check_stream(state, Call::Record, stream)?;
+            self.check_stream(state, Call::Record, stream)?;
             last_record(state, Call::Record, event)?;
+            if state.events.device_of(event) != Some(self.number) {
+                let reason =
+                    "the event is one of another device: record one of this device".to_owned();
+                return Err(invalid(Call::Record, reason));
+            }
             refuse(state)?;
             if state.recordings.of(stream).is_some() {
                 state.recordings.record(event, stream);
@@ -154,7 +159,7 @@ impl SimDevice {
                     "this device has no device-side waits; await the event instead",
                 ));
             }
-            check_stream(state, Call::Wait, stream)?;
+            self.check_stream(state, Call::Wait, stream)?;
             if state.recordings.has_captured(event) {
                 let joined = state.recordings.wait(stream, event);
                 return joined.map_err(|reason| unsupported(Call::Wait, reason));
@@ -212,19 +217,24 @@ impl SimDevice {
     }
 }
 
-pub(super) fn check_stream(
-    state: &State,
-    call: Call,
-    stream: RawStream,
-) -> Result<(), DeviceError> {
-    if state.schedule.is_open(stream) {
-        return Ok(());
+impl SimDevice {
+    /// Fails if the stream is not one of this device.
+    pub(super) fn check_stream(
+        &self,
+        state: &State,
+        call: Call,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        let is_own = state.schedule.device_of(stream) == Some(self.number);
+        if is_own && state.schedule.is_open(stream) {
+            return Ok(());
+        }
+        let name = stream.0;
+        Err(invalid(
+            call,
+            format!("there is no stream {name:#x}; it was destroyed, or belongs to another device"),
+        ))
     }
-    let name = stream.0;
-    Err(invalid(
-        call,
-        format!("there is no stream {name:#x}; it was destroyed, or belongs to another device"),
-    ))
 }
 
 /// Returns the last record of an event, if there is any.
@@ -257,7 +267,7 @@ fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
         Some(Fault::Never) => Item::WaitUntil(state.schedule.flags.create(None), u64::MAX),
         _ => return Recorded { point, fails },
     };
-    let aside = state.schedule.create_stream(None);
+    let aside = state.schedule.create_stream(0, None);
     state.schedule.submit(aside, behind);
     state.schedule.submit(aside, Item::Wait(point));
     let point = state.schedule.submit(aside, Item::Record);

@@ -17,7 +17,8 @@ pub(super) struct Recorded {
 
 #[derive(Debug)]
 pub(super) struct Events {
-    names: Names<Option<Recorded>>,
+    /// The number of the device, and the last record.
+    names: Names<(u32, Option<Recorded>)>,
 }
 
 impl Events {
@@ -27,8 +28,8 @@ impl Events {
         }
     }
 
-    pub(super) fn create(&mut self) -> RawEvent {
-        RawEvent(self.names.insert(None))
+    pub(super) fn create(&mut self, device: u32) -> RawEvent {
+        RawEvent(self.names.insert((device, None)))
     }
 
     /// Returns whether there was such an event.
@@ -38,12 +39,17 @@ impl Events {
 
     /// Returns the last record, if there is any; `None` if there is no such event.
     pub(super) fn last(&self, event: RawEvent) -> Option<Option<Recorded>> {
-        self.names.get(event.0).copied()
+        self.names.get(event.0).map(|(_, last)| *last)
+    }
+
+    /// Returns the number of the device that created an event.
+    pub(super) fn device_of(&self, event: RawEvent) -> Option<u32> {
+        self.names.get(event.0).map(|(device, _)| *device)
     }
 
     /// Replaces the last record. An unknown event is ignored.
     pub(super) fn record(&mut self, event: RawEvent, recorded: Recorded) {
-        if let Some(last) = self.names.get_mut(event.0) {
+        if let Some((_, last)) = self.names.get_mut(event.0) {
             *last = Some(recorded);
         }
     }

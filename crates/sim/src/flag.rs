@@ -59,7 +59,7 @@ impl Flag {
     /// # Panics
     /// Panics if the flag belongs to another device.
     pub(super) fn id_on(&self, device: &SimDevice) -> FlagId {
-        let (own, other) = (self.device.engine.id, device.engine.id);
+        let (own, other) = (self.device.own_id(), device.own_id());
         assert_eq!(own, other, "the flag belongs to another device");
         self.id
     }

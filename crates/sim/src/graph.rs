@@ -5,7 +5,7 @@ use super::call::Call;
 use super::checker::{GraphId, Stamp};
 use super::copy::{fill_operation, upload_operation};
 use super::engine::Engine;
-use super::event_calls::{check_stream, unsupported};
+use super::event_calls::unsupported;
 use super::recording::{Ended, Plan};
 use super::schedule::{Item, Point, Released};
 use super::state::State;
@@ -110,7 +110,7 @@ impl SimGraph {
     fn submit(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.device.engine.call(|state| {
             state.enter(Call::Launch, 0)?;
-            check_stream(state, Call::Launch, stream)?;
+            self.device.check_stream(state, Call::Launch, stream)?;
             if state.recordings.of(stream).is_some() {
                 state.recordings.add_graph(stream, &self.inner.plan);
                 let kept: Kept = Box::new(self.inner.clone());
@@ -213,7 +213,7 @@ impl<'a> Launch<'a> {
         if let Some(aside) = self.asides.get(&branch) {
             return *aside;
         }
-        let aside = self.state.open_aside();
+        let aside = self.state.open_aside(self.main);
         self.state.come_after(aside, &self.start);
         self.asides.insert(branch, aside);
         aside
@@ -222,10 +222,10 @@ impl<'a> Launch<'a> {
 
 impl State {
     /// Creates a stream that belongs to the device.
-    fn open_aside(&mut self) -> RawStream {
-        let aside = self
-            .schedule
-            .create_stream(Some("branch of a graph".into()));
+    fn open_aside(&mut self, main: RawStream) -> RawStream {
+        let device = self.schedule.device_of(main).unwrap_or_default();
+        let name = Some("branch of a graph".into());
+        let aside = self.schedule.create_stream(device, name);
         let label = self.schedule.label(aside).cloned();
         if let (Some(judge), Some(label)) = (self.judge(), label) {
             judge.order.open(aside, label);
@@ -256,7 +256,7 @@ impl SimDevice {
     fn start_capture(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::BeginCapture, 0)?;
-            check_stream(state, Call::BeginCapture, stream)?;
+            self.check_stream(state, Call::BeginCapture, stream)?;
             if state.recordings.begin(stream) {
                 return Ok(());
             }
@@ -302,7 +302,7 @@ impl SimDevice {
         }
     }
 
-    fn capture(
+    pub(super) fn capture(
         &self,
         call: Call,
         stream: RawStream,
@@ -310,7 +310,7 @@ impl SimDevice {
     ) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(call, 0)?;
-            check_stream(state, call, stream)?;
+            self.check_stream(state, call, stream)?;
             if state.recordings.of(stream).is_none() {
                 return Err(unsupported(call, "the stream is not being captured"));
             }

@@ -4,7 +4,6 @@
 
 use super::SimDevice;
 use super::call::Call;
-use super::event_calls::check_stream;
 use super::flag::Flag;
 use super::graph::refuse_captured;
 use super::operation::Operation;
@@ -55,7 +54,7 @@ impl SimDevice {
         let mut item = Some(item);
         self.engine.call(|state| {
             state.enter(call, 0)?;
-            check_stream(state, call, stream)?;
+            self.check_stream(state, call, stream)?;
             refuse_captured(state, call, stream)?;
             state.submit(stream, item.take().expect("submitted once"));
             Ok(())

@@ -52,6 +52,7 @@
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
 //! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
+//! | `peers` | access to the memory of other devices of the host, and copies between devices |
 //! | `driver_pools`, `driver_pool_calls` | the memory pools of the driver, as `cudaMallocAsync` uses them |
 //! | `events`, `alarms`, `names` | small tables |
 
@@ -81,6 +82,7 @@ mod names;
 mod observer;
 mod operation;
 mod outer_clock;
+mod peers;
 mod recording;
 mod schedule;
 #[cfg(target_os = "linux")]
@@ -95,11 +97,11 @@ use engine::Engine;
 use memory::Viewer;
 use std::fmt;
 use weirpool_device::plain::Arc;
-use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceErrorKind, Pooling};
+use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, Pooling};
 
 pub use builder::{Backing, Checker, Clock, SimBuilder};
 pub use call::Call;
-pub use checker::{Allocation, Usage, Violation, ViolationKind};
+pub use checker::{Allocation, Strangers, Usage, Violation, ViolationKind};
 pub use counters::Counters;
 pub use fault::Fault;
 pub use flag::Flag;
@@ -111,10 +113,14 @@ pub use operation::{Access, AccessKind, Operation};
 pub use stream::SimStream;
 pub use time::Sleep;
 
-/// A simulated device. Clones are the same device. It lives as long as any of them, or any of its streams and flags.
+/// A simulated device. Clones are the same device. It lives as long as any of them, or any of its streams and flags, and as
+/// long as any other device of its [host](SimBuilder::build_host).
 #[derive(Clone)]
 pub struct SimDevice {
+    /// What the devices of one host share.
     engine: Arc<Engine>,
+    /// The number of the device on its host.
+    number: u32,
 }
 
 impl SimDevice {
@@ -142,12 +148,28 @@ impl SimDevice {
     /// ```
     pub fn all() -> Vec<Self> {
         let engines = Engine::all().into_iter();
-        engines.map(|engine| Self { engine }).collect()
+        engines.flat_map(Self::all_of).collect()
     }
 
-    fn with(settings: Settings) -> Self {
-        let engine = Engine::new(settings);
-        Self { engine }
+    fn host(settings: Settings, devices: usize) -> Vec<Self> {
+        let devices = u32::try_from(devices).ok().filter(|devices| *devices > 0);
+        Self::all_of(Engine::new(
+            settings,
+            devices.expect("a host needs devices"),
+        ))
+    }
+
+    fn all_of(engine: Arc<Engine>) -> Vec<Self> {
+        let numbers = 0..engine.devices();
+        let device = |number| Self {
+            engine: engine.clone(),
+            number,
+        };
+        numbers.map(device).collect()
+    }
+
+    fn own_id(&self) -> DeviceId {
+        self.engine.id_of(self.number)
     }
 
     // ---- what happened ---------------------------------------------------------------------
@@ -164,11 +186,12 @@ impl SimDevice {
             clock,
             ..
         } = self.engine.settings;
+        let number = self.number;
         let (now, (in_use, _), streams) = self.engine.peek(|state| {
-            let streams = state.schedule.open_streams();
-            (state.schedule.now(), state.space.device.usage(), streams)
+            let streams = state.schedule.open_streams(number);
+            (state.schedule.now(), state.space.usage(number), streams)
         });
-        let id = self.engine.id;
+        let id = self.own_id();
         let (gib, mib) = (memory as f64 / (1u64 << 30) as f64, in_use >> 20);
         format!(
             "sim:{} \"simulated device\" ({gib:.1} GiB, {backing:?}, {clock:?} clock at {now:?}), supports {}; \
@@ -262,7 +285,7 @@ impl SimDevice {
 
     /// Takes up to `bytes` of the device's free memory, as another process would, until the returned value is dropped.
     pub fn occupy(&self, bytes: u64) -> Occupied {
-        Occupied::new(self.engine.clone(), bytes)
+        Occupied::new(self.clone(), bytes)
     }
 
     /// Breaks the device permanently. Nothing that was submitted runs any more, every watch is woken, and every call

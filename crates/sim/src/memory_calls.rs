@@ -7,11 +7,9 @@
 use super::SimDevice;
 use super::call::Call;
 use super::checker::Judge;
-use super::engine::Engine;
 use super::event_calls::unsupported;
 use super::memory::{Refusal, Space};
 use std::fmt;
-use weirpool_device::plain::Arc;
 use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, MemoryInfo, MemoryKind};
 
 /// The memory calls of [`Device`](weirpool_device::Device).
@@ -27,7 +25,7 @@ impl SimDevice {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
             self.check_kind(Call::MemoryInfo, kind)?;
-            let budget = state.space.budget(kind);
+            let budget = state.space.budget(self.number, kind);
             let (free, total) = (budget.available(), budget.total());
             Ok(MemoryInfo { free, total })
         })
@@ -38,7 +36,11 @@ impl SimDevice {
     /// # Errors
     /// Returns an error if the address space is exhausted, or if the device has no virtual memory.
     pub fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.memory_call(Call::Reserve, |_| bytes, |space| space.reserve(bytes))
+        self.memory_call(
+            Call::Reserve,
+            |_| bytes,
+            |space| space.reserve(self.number, bytes),
+        )
     }
 
     /// Releases a whole reserved range.
@@ -60,7 +62,7 @@ impl SimDevice {
     /// # Errors
     /// Returns [`OutOfMemory`](DeviceErrorKind::OutOfMemory) if the device does not have enough.
     pub fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
-        let create = |space: &mut Space| space.create(MemoryKind::Device, bytes);
+        let create = |space: &mut Space| space.create(self.number, MemoryKind::Device, bytes);
         let chunk = self.memory_call(Call::Create, |_| bytes, create)?;
         Ok(Chunk(chunk))
     }
@@ -104,7 +106,7 @@ impl SimDevice {
     /// Returns [`OutOfMemory`](DeviceErrorKind::OutOfMemory) if there is not enough.
     pub fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         self.plain_call(Call::Allocate, kind, bytes, |space| {
-            space.allocate(kind, bytes)
+            space.allocate(self.number, kind, bytes)
         })
     }
 
@@ -182,14 +184,16 @@ impl SimDevice {
 /// Device memory that is taken by another program, as far as the pool can tell. Dropping this releases it.
 #[must_use = "dropping this releases the memory at once"]
 pub struct Occupied {
-    engine: Arc<Engine>,
+    device: SimDevice,
     bytes: u64,
 }
 
 impl Occupied {
-    pub(super) fn new(engine: Arc<Engine>, bytes: u64) -> Self {
-        let bytes = engine.call(|state| state.space.device.occupy(bytes));
-        Self { engine, bytes }
+    pub(super) fn new(device: SimDevice, bytes: u64) -> Self {
+        let of = device.number;
+        let occupy = |space: &mut Space| space.budget(of, MemoryKind::Device).occupy(bytes);
+        let bytes = device.engine.call(|state| occupy(&mut state.space));
+        Self { device, bytes }
     }
 
     /// Returns how many bytes were taken: the requested ones, or all that were left.
@@ -200,8 +204,9 @@ impl Occupied {
 
 impl Drop for Occupied {
     fn drop(&mut self) {
-        self.engine
-            .call(|state| state.space.device.vacate(self.bytes));
+        let (of, bytes) = (self.device.number, self.bytes);
+        let vacate = |space: &mut Space| space.budget(of, MemoryKind::Device).vacate(bytes);
+        self.device.engine.call(|state| vacate(&mut state.space));
     }
 }
 

@@ -49,6 +49,7 @@ impl Repeatable {
             accesses,
             name,
             place,
+            is_copier: false,
         }
     }
 }
@@ -91,6 +92,8 @@ pub struct Operation {
     accesses: Vec<Access>,
     pub(super) name: Option<Cow<'static, str>>,
     place: &'static Location<'static>,
+    /// It is a copy of the driver's, which needs no access: it is staged through the host.
+    pub(super) is_copier: bool,
 }
 
 impl Operation {
@@ -105,6 +108,7 @@ impl Operation {
             accesses: Vec::new(),
             name: None,
             place: Location::caller(),
+            is_copier: false,
         }
     }
 

@@ -11,7 +11,7 @@ unsafe impl Sharing for SimDevice {
         let chunk = self.memory_call(
             Call::Create,
             |_| bytes,
-            |space| space.create_shareable(bytes),
+            |space| space.create_shareable(self.number, bytes),
         )?;
         Ok(Chunk(chunk))
     }
@@ -28,7 +28,7 @@ unsafe impl Sharing for SimDevice {
         let chunk = self.memory_call(
             Call::Import,
             |_| bytes,
-            |space| space.import(descriptor, bytes),
+            |space| space.import(self.number, descriptor, bytes),
         )?;
         Ok(Chunk(chunk))
     }

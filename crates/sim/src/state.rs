@@ -6,7 +6,7 @@
 use super::alarms::Alarms;
 use super::builder::{Checker, Clock, Settings};
 use super::call::Call;
-use super::checker::Judge;
+use super::checker::{Judge, Strangers};
 use super::counters::Counters;
 use super::driver_pools::SimPools;
 use super::events::Events;
@@ -61,11 +61,11 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(device: DeviceId, settings: &Settings) -> Self {
+    pub(super) fn new(device: DeviceId, devices: u32, settings: &Settings) -> Self {
         let places = settings.concurrent_operations;
         Self {
-            schedule: Schedule::new(device, places, settings.seed),
-            space: Space::new(device.0, settings),
+            schedule: Schedule::new((device, devices), places, settings.seed),
+            space: Space::new(device.0, devices, settings),
             events: Events::new(device),
             pools: SimPools::new(device),
             alarms: Alarms::default(),
@@ -139,10 +139,32 @@ impl State {
     }
 
     pub(super) fn submit(&mut self, stream: RawStream, item: Item) -> Point {
+        self.judge_access(stream, &item);
         if let Some(judge) = self.judge() {
             judge.submitted(stream, &item);
         }
         self.schedule.submit(stream, item)
+    }
+
+    /// Reports uses of another device's memory without access.
+    fn judge_access(&mut self, stream: RawStream, item: &Item) {
+        let Item::Operation(operation) = item else {
+            return;
+        };
+        let device = self.schedule.device_of(stream);
+        let Some(device) = device.filter(|_| !operation.is_copier && self.broken.is_none()) else {
+            return;
+        };
+        let Some(judge) = &mut self.judge else {
+            return;
+        };
+        for access in operation.accesses() {
+            let start = access.address.to_bits();
+            let end = start.saturating_add(access.bytes);
+            if let Some(owner) = self.space.owner_without_access(device, start, end) {
+                judge.used_without_access(stream, operation, access, Strangers { owner, device });
+            }
+        }
     }
 
     /// Passes on what the schedule did by itself.
@@ -230,7 +252,7 @@ impl State {
         let mut counters = self.counters;
         counters.operations = self.schedule.operations;
         counters.stall = self.schedule.stall;
-        (counters.physical_in_use, counters.physical_peak) = self.space.device.usage();
+        (counters.physical_in_use, counters.physical_peak) = self.space.usage_of_all();
         counters
     }
 

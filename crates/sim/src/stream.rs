@@ -120,7 +120,7 @@ impl SimDevice {
     ) -> Result<RawStream, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::CreateStream, 0)?;
-            let raw = state.schedule.create_stream(name);
+            let raw = state.schedule.create_stream(self.number, name);
             let label = state.schedule.label(raw).cloned();
             if let (Some(judge), Some(label)) = (state.judge(), label) {
                 judge.order.open(raw, label);
@@ -162,7 +162,7 @@ impl SimStream {
 
     /// Returns the id of the device that the stream belongs to.
     pub fn device_id(&self) -> DeviceId {
-        self.device().engine.id
+        self.device().own_id()
     }
 
     /// Returns the device's name of the stream, which [`Device`](weirpool_device::Device)'s calls take.

@@ -17,7 +17,7 @@ use super::order::Order;
 use super::report;
 use super::scene::Scene;
 use super::shadow::{Life, Shadow, Touch, Work};
-use super::violation::{Usage, Violation};
+use super::violation::{Strangers, Usage, Violation};
 use crate::label::StreamLabel;
 use crate::operation::{Access, Operation};
 use crate::schedule::{Item, News};
@@ -113,6 +113,31 @@ impl Judge {
                 self.findings.reconsider(self.order.known());
             }
         }
+    }
+
+    /// Reports an access of an operation that is about to be submitted, to memory that its device may not use.
+    pub(crate) fn used_without_access(
+        &mut self,
+        stream: RawStream,
+        operation: &Operation,
+        access: &Access,
+        strangers: Strangers,
+    ) {
+        let work = Work {
+            stream: self.order.label(stream),
+            name: operation.name.clone(),
+            place: operation.place(),
+            behind: None,
+        };
+        let start = access.address.to_bits();
+        let end = start.saturating_add(access.bytes);
+        let mut cells = self.shadow.all(start, end);
+        let owner = cells.find_map(|(_, cell)| cell.owner.clone());
+        drop(cells);
+        self.shadow.mend(start, end);
+        let usage = Usage::new(&work, access.kind);
+        let report = report::without_access((start, end), usage, owner.as_ref(), strangers);
+        self.findings.report(report);
     }
 
     fn used(&mut self, stream: RawStream, operation: &Operation) {

@@ -29,4 +29,4 @@ mod violation;
 pub(super) use clock::Stamp;
 pub(super) use graphs::GraphId;
 pub(super) use judge::Judge;
-pub use violation::{Allocation, Usage, Violation, ViolationKind};
+pub use violation::{Allocation, Strangers, Usage, Violation, ViolationKind};

@@ -3,7 +3,7 @@
 //! This module does not know the rules.
 
 use super::shadow::{Cell, Life, Touch};
-use super::violation::{Allocation, Usage, Violation, ViolationKind};
+use super::violation::{Allocation, Strangers, Usage, Violation, ViolationKind};
 use weirpool_device::plain::Arc;
 
 /// Returns a violation in something that comes after an access.
@@ -16,6 +16,7 @@ fn after(kind: ViolationKind, start: u64, end: u64, earlier: &Touch) -> Violatio
         later: None,
         memory: earlier.life.as_ref().map(Allocation::new),
         next: None,
+        strangers: None,
     }
 }
 
@@ -56,6 +57,7 @@ pub(super) fn granted_twice(start: u64, cell: &Cell, next: &Arc<Life>) -> Violat
         later: None,
         memory: cell.owner.as_ref().map(Allocation::new),
         next: Some(Allocation::new(next)),
+        strangers: None,
     }
 }
 
@@ -73,6 +75,26 @@ pub(super) fn outside(start: u64, cell: &Cell, owner: &Arc<Life>, usage: Usage) 
         later: Some(usage),
         memory: Some(Allocation::new(memory)),
         next: None,
+        strangers: None,
+    }
+}
+
+/// Returns the violation of an access without access rights.
+pub(super) fn without_access(
+    (start, end): (u64, u64),
+    usage: Usage,
+    owner: Option<&Arc<Life>>,
+    strangers: Strangers,
+) -> Violation {
+    Violation {
+        kind: ViolationKind::NoAccess,
+        address: start.into(),
+        bytes: end - start,
+        earlier: None,
+        later: Some(usage),
+        memory: owner.map(Allocation::new),
+        next: None,
+        strangers: Some(strangers),
     }
 }
 

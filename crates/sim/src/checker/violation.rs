@@ -29,6 +29,18 @@ pub enum ViolationKind {
     GrantedTwice,
     /// Memory was unmapped or returned to the device while work may use it.
     UnmappedWhileUsed,
+    /// An operation uses memory of another device, to which its own device has no access.
+    NoAccess,
+}
+
+/// A device, by its number on its host, that uses memory of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Strangers {
+    /// The device of the memory.
+    pub owner: u32,
+    /// The device of the stream.
+    pub device: u32,
 }
 
 /// One operation's use of memory.
@@ -85,6 +97,8 @@ pub struct Violation {
     pub memory: Option<Allocation>,
     /// The block that has the bytes now, if it is another one.
     pub next: Option<Allocation>,
+    /// For [`NoAccess`](ViolationKind::NoAccess): the two devices.
+    pub strangers: Option<Strangers>,
 }
 
 impl Usage {
@@ -127,6 +141,7 @@ impl ViolationKind {
             Self::GrantedWhileUsed => "memory was granted, and its earlier use may not be complete",
             Self::GrantedTwice => "memory was granted that is part of another block",
             Self::UnmappedWhileUsed => "memory was unmapped, and a use of it may not be complete",
+            Self::NoAccess => "memory of another device is used without access",
         }
     }
 
@@ -155,6 +170,9 @@ impl ViolationKind {
                 "this is a bug of the pool: please report it"
             }
             Self::UnmappedWhileUsed => "await the use before the memory is unmapped",
+            Self::NoAccess => {
+                "enable it with `pool.enable_access(&device)` of the memory's pool, or copy with `copy_to`"
+            }
         }
     }
 }
@@ -177,6 +195,13 @@ impl fmt::Display for Violation {
             if let Some(memory) = memory {
                 writeln!(f, "  {role:<13} {memory}")?;
             }
+        }
+        if let Some(Strangers { owner, device }) = self.strangers {
+            let role = "devices:";
+            writeln!(
+                f,
+                "  {role:<13} device {device} uses memory of device {owner}"
+            )?;
         }
         write!(f, "  {:<13} {}", "what to do:", self.kind.advice())
     }

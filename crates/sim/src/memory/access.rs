@@ -12,8 +12,10 @@ use weirpool_device::MemoryKind;
 /// The source of an access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Viewer {
-    /// Work of the device.
-    Device,
+    /// Work of the device with that number.
+    Device(u32),
+    /// A copy between devices, staged through the host where the device has no access.
+    Copier,
     /// The host, by loads and stores of its own.
     Host,
     /// A test, which sees everything.
@@ -23,7 +25,7 @@ pub(crate) enum Viewer {
 impl Viewer {
     fn sees(self, kind: MemoryKind) -> bool {
         match self {
-            Self::Device => kind.is_seen_by_device(),
+            Self::Device(_) | Self::Copier => kind.is_seen_by_device(),
             Self::Host => kind.is_seen_by_host(),
             Self::Debugger => true,
         }
@@ -34,19 +36,33 @@ impl Viewer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Illegal {
     address: u64,
-    /// The kind of the memory that the viewer does not see; `None` if nothing is mapped there.
-    unseen: Option<MemoryKind>,
+    why: Why,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    /// Nothing is mapped there.
+    Unmapped,
+    /// The viewer does not see the kind.
+    Unseen(MemoryKind),
+    /// The memory is of the device `owner`, and `device` has no access.
+    NoAccess { owner: u32, device: u32 },
 }
 
 impl fmt::Display for Illegal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = self.address;
-        match self.unseen {
-            Some(kind) => write!(
+        match self.why {
+            Why::Unseen(kind) => write!(
                 f,
                 "{address:#x}, in {kind}, which this processor cannot access"
             ),
-            None => write!(f, "{address:#x}, where nothing is mapped"),
+            Why::Unmapped => write!(f, "{address:#x}, where nothing is mapped"),
+            Why::NoAccess { owner, device } => write!(
+                f,
+                "{address:#x}, in memory of device {owner}, which device {device} has no access to: enable it with \
+                 `Pool::enable_access` of the memory's pool"
+            ),
         }
     }
 }
@@ -126,22 +142,28 @@ impl Space {
 
     /// Returns the parts of chunks behind a range, or the first address that is illegal.
     fn pieces(&self, viewer: Viewer, address: u64, bytes: u64) -> Legal<SmallVec<[Piece; 4]>> {
-        let illegal = |address, unseen| Illegal { address, unseen };
+        let illegal = |address, why| Illegal { address, why };
         let end = address
             .checked_add(bytes)
-            .ok_or_else(|| illegal(address, None))?;
+            .ok_or_else(|| illegal(address, Why::Unmapped))?;
         let mut pieces = SmallVec::new();
         let mut at = address;
         while at < end {
             let below = self.mappings.range(..=at).next_back();
-            let (start, mapping) = below.ok_or_else(|| illegal(at, None))?;
+            let (start, mapping) = below.ok_or_else(|| illegal(at, Why::Unmapped))?;
             let stop = start + mapping.bytes;
             if stop <= at {
-                return Err(illegal(at, None));
+                return Err(illegal(at, Why::Unmapped));
             }
             let kind = self.physical[&mapping.handle].kind;
             if !viewer.sees(kind) {
-                return Err(illegal(at, Some(kind)));
+                return Err(illegal(at, Why::Unseen(kind)));
+            }
+            if let Viewer::Device(device) = viewer
+                && !self.may_use(device, mapping)
+            {
+                let owner = self.physical[&mapping.handle].device;
+                return Err(illegal(at, Why::NoAccess { owner, device }));
             }
             pieces.push(Piece {
                 handle: mapping.handle,

@@ -21,38 +21,49 @@ pub(super) trait MemoryAccess: Send + Sync {
 
 /// The bytes of the device, for the body of an operation.
 ///
-/// An access to an address with nothing mapped, or to memory that only the host sees, has no effect, reads zeros, and
-/// breaks the device. On CUDA, too, an illegal address is a sticky error, which every later call reports.
+/// An access to an address with nothing mapped, to memory that only the host sees, or to memory of another device without
+/// access has no effect, reads zeros, and breaks the device. On CUDA, too, an illegal address is a sticky error, which every later call reports.
 pub struct Memory {
     device: Arc<dyn MemoryAccess>,
+    viewer: Viewer,
 }
 
 impl Memory {
-    pub(super) fn new(device: Arc<dyn MemoryAccess>) -> Self {
-        Self { device }
+    /// The bytes as the device with that number sees them.
+    pub(super) fn new(device: Arc<dyn MemoryAccess>, number: u32) -> Self {
+        let viewer = Viewer::Device(number);
+        Self { device, viewer }
+    }
+
+    /// Copies bytes between two devices. The ranges do not overlap.
+    pub(super) fn copy_between(&mut self, from: u64, to: u64, bytes: u64) {
+        let own = std::mem::replace(&mut self.viewer, Viewer::Copier);
+        self.copy(from, to, bytes);
+        self.viewer = own;
     }
 
     /// Fills `into` with the bytes that begin at `address`.
     pub fn read(&mut self, address: impl Into<DeviceAddress>, into: &mut [u8]) {
         let address = address.into().to_bits();
-        self.device.access("read", &mut |space| {
-            space.read(Viewer::Device, address, into)
-        });
+        let viewer = self.viewer;
+        self.device
+            .access("read", &mut |space| space.read(viewer, address, into));
     }
 
     /// Writes `from` to the bytes that begin at `address`.
     pub fn write(&mut self, address: impl Into<DeviceAddress>, from: &[u8]) {
         let address = address.into().to_bits();
-        self.device.access("write", &mut |space| {
-            space.write(Viewer::Device, address, from)
-        });
+        let viewer = self.viewer;
+        self.device
+            .access("write", &mut |space| space.write(viewer, address, from));
     }
 
     /// Writes `value` to `bytes` bytes that begin at `address`.
     pub fn fill(&mut self, address: impl Into<DeviceAddress>, bytes: u64, value: u8) {
         let address = address.into().to_bits();
+        let viewer = self.viewer;
         self.device.access("fill", &mut |space| {
-            space.fill(Viewer::Device, address, bytes, value)
+            space.fill(viewer, address, bytes, value)
         });
     }
 

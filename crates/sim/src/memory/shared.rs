@@ -75,8 +75,8 @@ fn with_file(file: File) -> Bytes {
 
 impl Space {
     /// Takes a chunk of the device's memory that can be exported.
-    pub(crate) fn create_shareable(&mut self, bytes: u64) -> Refusable<u64> {
-        let handle = self.create(MemoryKind::Device, bytes)?;
+    pub(crate) fn create_shareable(&mut self, device: u32, bytes: u64) -> Refusable<u64> {
+        let handle = self.create(device, MemoryKind::Device, bytes)?;
         match create_file(bytes) {
             Ok(file) => {
                 self.known(handle)?.store = with_file(file);
@@ -101,7 +101,12 @@ impl Space {
         }
     }
 
-    pub(crate) fn import(&mut self, descriptor: OwnedFd, bytes: u64) -> Refusable<u64> {
+    pub(crate) fn import(
+        &mut self,
+        device: u32,
+        descriptor: OwnedFd,
+        bytes: u64,
+    ) -> Refusable<u64> {
         check_size(bytes)?;
         let size = match rustix::fs::fstat(&descriptor) {
             Ok(state) if FileType::from_raw_mode(state.st_mode) == FileType::RegularFile => {
@@ -117,6 +122,6 @@ impl Space {
             return invalid(format!("the chunk has {size} bytes, not {bytes}"));
         }
         let store = with_file(descriptor.into());
-        Ok(self.add_physical(MemoryKind::Device, bytes, store, true))
+        Ok(self.add_physical(device, MemoryKind::Device, bytes, store, true))
     }
 }

@@ -6,7 +6,7 @@ use super::budget::Budget;
 use super::bytes::Bytes;
 use crate::builder::{Backing, GRANULARITY, Settings};
 use std::collections::{BTreeMap, HashMap};
-use weirpool_device::{DeviceErrorKind, MemoryKind};
+use weirpool_device::{DeviceAddress, DeviceErrorKind, MemoryKind, Peers};
 
 /// The size of a device's address space. It is far larger than its memory, so that released ranges are not reused soon
 /// and the use of an old address is detected.
@@ -41,15 +41,27 @@ pub(super) struct Reservation {
     pub(super) plain: Option<u64>,
 }
 
+/// The devices that may use memory, besides its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Accessors {
+    /// Those of this set.
+    Only(Peers),
+    /// Those that may use all plain memory of its device.
+    OfPlain,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping {
     pub(super) bytes: u64,
     pub(super) handle: u64,
+    pub(super) accessors: Accessors,
 }
 
 #[derive(Debug)]
 pub(super) struct Physical {
     bytes: u64,
+    /// The device that it was taken from, by its number.
+    pub(super) device: u32,
     pub(super) kind: MemoryKind,
     pub(super) mapped_at: Option<u64>,
     pub(super) store: Bytes,
@@ -57,14 +69,23 @@ pub(super) struct Physical {
     pub(super) is_imported: bool,
 }
 
+/// What each device has of its own.
 #[derive(Debug)]
-pub(crate) struct Space {
-    pub(crate) device: Budget,
-    pub(crate) host: Budget,
-    pub(super) backing: Backing,
+struct Part {
+    budget: Budget,
     base: u64,
     /// The address at which the search for free addresses continues.
     cursor: u64,
+    /// The peers that may use its plain memory, as often as they were allowed to.
+    plain_users: BTreeMap<u32, u64>,
+}
+
+/// The memory of all devices of a host, in one address space.
+#[derive(Debug)]
+pub(crate) struct Space {
+    parts: Vec<Part>,
+    pub(crate) host: Budget,
+    pub(super) backing: Backing,
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
     pub(super) physical: HashMap<u64, Physical>,
@@ -72,14 +93,21 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    pub(crate) fn new(device: u64, settings: &Settings) -> Self {
-        let base = (device % DEVICES + 1) * ADDRESSES;
+    /// Creates the memory of `devices` devices, of which the first has the id `first`.
+    pub(crate) fn new(first: u64, devices: u32, settings: &Settings) -> Self {
+        let part = |number: u32| {
+            let base = ((first + u64::from(number)) % DEVICES + 1) * ADDRESSES;
+            Part {
+                budget: Budget::new(settings.memory),
+                base,
+                cursor: base,
+                plain_users: BTreeMap::new(),
+            }
+        };
         Self {
-            device: Budget::new(settings.memory),
+            parts: (0..devices).map(part).collect(),
             host: Budget::new(settings.host_memory),
             backing: settings.backing,
-            base,
-            cursor: base,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
             physical: HashMap::new(),
@@ -87,20 +115,117 @@ impl Space {
         }
     }
 
-    /// Returns the budget from which memory of a kind is taken.
-    pub(crate) fn budget(&mut self, kind: MemoryKind) -> &mut Budget {
+    fn part(&mut self, device: u32) -> &mut Part {
+        &mut self.parts[device as usize]
+    }
+
+    /// Returns the budget from which memory of a kind is taken for a device.
+    pub(crate) fn budget(&mut self, device: u32, kind: MemoryKind) -> &mut Budget {
         if kind.is_of_host() {
             &mut self.host
         } else {
-            &mut self.device
+            &mut self.part(device).budget
+        }
+    }
+
+    /// Returns the device memory that is taken, now and at the peak.
+    pub(crate) fn usage(&self, device: u32) -> (u64, u64) {
+        self.parts[device as usize].budget.usage()
+    }
+
+    /// Returns the device memory that is taken of all devices, now and at the peaks.
+    pub(crate) fn usage_of_all(&self) -> (u64, u64) {
+        let all = self.parts.iter().map(|part| part.budget.usage());
+        all.fold((0, 0), |sum, (now, peak)| (sum.0 + now, sum.1 + peak))
+    }
+
+    // ---- access of peers -------------------------------------------------------------------
+
+    /// Returns whether a device may use memory behind a mapping, as far as that depends on whose it is.
+    pub(super) fn may_use(&self, device: u32, mapping: &Mapping) -> bool {
+        let physical = &self.physical[&mapping.handle];
+        if physical.device == device || physical.kind != MemoryKind::Device {
+            return true;
+        }
+        match mapping.accessors {
+            Accessors::Only(peers) => peers.contains(device),
+            Accessors::OfPlain => self.parts[physical.device as usize]
+                .plain_users
+                .contains_key(&device),
+        }
+    }
+
+    /// Returns the device whose memory lies in a range and that another device may not use, if there is any.
+    pub(crate) fn owner_without_access(&self, device: u32, start: u64, end: u64) -> Option<u32> {
+        let below = self.mappings.range(..start).next_back();
+        let below = below.filter(|(address, mapping)| *address + mapping.bytes > start);
+        let inside = self.mappings.range(start..end.max(start));
+        let mut all = below.into_iter().chain(inside);
+        let foreign = all.find(|(_, mapping)| !self.may_use(device, mapping));
+        foreign.map(|(_, mapping)| self.physical[&mapping.handle].device)
+    }
+
+    /// Returns each mapping of a device's memory, and whether a peer may use it.
+    pub(crate) fn mapped_for(&self, device: u32, peer: u32) -> Vec<(DeviceAddress, bool)> {
+        let mappings = self.mappings.iter();
+        let own = mappings.filter(|(_, mapping)| self.physical[&mapping.handle].device == device);
+        own.map(|(address, mapping)| ((*address).into(), self.may_use(peer, mapping)))
+            .collect()
+    }
+
+    /// Sets whether a peer may use what is mapped at exactly this range.
+    pub(crate) fn set_access(
+        &mut self,
+        (address, bytes): (u64, u64),
+        peer: u32,
+        is_allowed: bool,
+    ) -> Refusable<()> {
+        match self.mappings.get_mut(&address) {
+            Some(mapping) if mapping.bytes == bytes => {
+                let others = match mapping.accessors {
+                    Accessors::Only(peers) => peers.iter().filter(|other| *other != peer),
+                    Accessors::OfPlain => {
+                        return invalid(format!("{} is plain memory", span(address, bytes)));
+                    }
+                };
+                let others = others.fold(Peers::NONE, Peers::with);
+                mapping.accessors = Accessors::Only(if is_allowed {
+                    others.with(peer)
+                } else {
+                    others
+                });
+                Ok(())
+            }
+            _ => invalid(format!("{} is not mapped", span(address, bytes))),
+        }
+    }
+
+    /// Gives a block of one of the driver's pools the access that the pool's memory has.
+    pub(crate) fn share_extent(&mut self, address: u64, peers: Peers) {
+        if let Some(mapping) = self.mappings.get_mut(&address) {
+            mapping.accessors = Accessors::Only(peers);
+        }
+    }
+
+    pub(crate) fn allow_plain(&mut self, device: u32, peer: u32) {
+        *self.part(device).plain_users.entry(peer).or_default() += 1;
+    }
+
+    pub(crate) fn forbid_plain(&mut self, device: u32, peer: u32) {
+        let users = &mut self.part(device).plain_users;
+        if let Some(times) = users.get_mut(&peer) {
+            *times -= 1;
+            if *times == 0 {
+                users.remove(&peer);
+            }
         }
     }
 
     // ---- address ranges --------------------------------------------------------------------
 
-    pub(crate) fn reserve(&mut self, bytes: u64) -> Refusable<u64> {
+    pub(crate) fn reserve(&mut self, device: u32, bytes: u64) -> Refusable<u64> {
         check_size(bytes)?;
-        let address = self.find_addresses(bytes)?;
+        let address = self.find_addresses(device, bytes)?;
         let plain = None;
         self.reservations
             .insert(address, Reservation { bytes, plain });
@@ -122,36 +247,38 @@ impl Space {
     /// Searches behind the last range that was handed out, and wraps around at the end, so that released addresses stay
     /// unused as long as possible. Leaves a granule between ranges, so that an access beyond the end of one is
     /// detected.
-    pub(super) fn find_addresses(&mut self, bytes: u64) -> Refusable<u64> {
+    fn find_addresses(&mut self, device: u32, bytes: u64) -> Refusable<u64> {
+        let Part { base, cursor, .. } = self.parts[device as usize];
+        let end = base + ADDRESSES;
         let found = self
-            .gap_from(self.cursor, bytes)
-            .or_else(|| self.gap_from(self.base, bytes));
+            .gap_from(cursor, end, bytes)
+            .or_else(|| self.gap_from(base, end, bytes));
         let Some(address) = found else {
             return exhausted(format!(
                 "no free address range of {bytes} bytes; free addresses, or reserve fewer"
             ));
         };
-        self.cursor = address + bytes + GRANULARITY;
+        self.part(device).cursor = address + bytes + GRANULARITY;
         Ok(address)
     }
 
-    fn gap_from(&self, from: u64, bytes: u64) -> Option<u64> {
+    fn gap_from(&self, from: u64, end: u64, bytes: u64) -> Option<u64> {
         let mut candidate = from;
         // The range that `from` lies in may begin before it; the cursor never lies in one.
-        for (&start, range) in self.reservations.range(from..) {
+        for (&start, range) in self.reservations.range(from..end) {
             if candidate.checked_add(bytes)? < start {
                 break;
             }
             candidate = start + range.bytes.next_multiple_of(GRANULARITY) + GRANULARITY;
         }
-        (candidate.checked_add(bytes)? <= self.base + ADDRESSES).then_some(candidate)
+        (candidate.checked_add(bytes)? <= end).then_some(candidate)
     }
 
     // ---- physical memory -------------------------------------------------------------------
 
-    pub(crate) fn create(&mut self, kind: MemoryKind, bytes: u64) -> Refusable<u64> {
+    pub(crate) fn create(&mut self, device: u32, kind: MemoryKind, bytes: u64) -> Refusable<u64> {
         check_size(bytes)?;
-        let budget = self.budget(kind);
+        let budget = self.budget(device, kind);
         let (free, total) = (budget.available(), budget.total());
         if bytes > free {
             return exhausted(format!(
@@ -159,11 +286,12 @@ impl Space {
             ));
         }
         budget.take(bytes);
-        Ok(self.add_physical(kind, bytes, Bytes::default(), false))
+        Ok(self.add_physical(device, kind, bytes, Bytes::default(), false))
     }
 
     pub(super) fn add_physical(
         &mut self,
+        device: u32,
         kind: MemoryKind,
         bytes: u64,
         store: Bytes,
@@ -172,6 +300,7 @@ impl Space {
         self.handles += 1;
         let physical = Physical {
             bytes,
+            device,
             kind,
             mapped_at: None,
             store,
@@ -188,10 +317,16 @@ impl Space {
                 "chunk {handle} is still mapped at {address:#x}; unmap it first"
             ));
         }
-        let (kind, bytes, is_imported) = (physical.kind, physical.bytes, physical.is_imported);
+        let Physical {
+            device,
+            kind,
+            bytes,
+            is_imported,
+            ..
+        } = *physical;
         self.physical.remove(&handle);
         if !is_imported {
-            self.budget(kind).give_back(bytes);
+            self.budget(device, kind).give_back(bytes);
         }
         Ok(())
     }
@@ -226,7 +361,13 @@ impl Space {
             ));
         }
         physical.mapped_at = Some(address);
-        self.mappings.insert(address, Mapping { bytes, handle });
+        let accessors = Accessors::Only(Peers::NONE);
+        let mapping = Mapping {
+            bytes,
+            handle,
+            accessors,
+        };
+        self.mappings.insert(address, mapping);
         Ok(())
     }
 
@@ -285,15 +426,15 @@ impl Space {
 
     // ---- plain memory: with its addresses, in one piece, of any kind ---------------------------
 
-    pub(crate) fn allocate(&mut self, kind: MemoryKind, bytes: u64) -> Refusable<u64> {
+    pub(crate) fn allocate(&mut self, device: u32, kind: MemoryKind, bytes: u64) -> Refusable<u64> {
         let Some(rounded) = bytes
             .checked_next_multiple_of(GRANULARITY)
             .filter(|&all| all > 0)
         else {
             return invalid(format!("invalid size of {bytes} bytes"));
         };
-        let handle = self.create(kind, rounded)?;
-        let address = match self.find_addresses(rounded) {
+        let handle = self.create(device, kind, rounded)?;
+        let address = match self.find_addresses(device, rounded) {
             Ok(address) => address,
             Err(refusal) => {
                 self.destroy(handle)?;
@@ -306,6 +447,7 @@ impl Space {
         let mapping = Mapping {
             bytes: rounded,
             handle,
+            accessors: Accessors::OfPlain,
         };
         self.mappings.insert(address, mapping);
         self.known(handle)?.mapped_at = Some(address);

@@ -74,11 +74,12 @@ impl Schedule {
         } else {
             Phase::Ready
         };
+        let device = stream.device;
         self.stall += stall;
         if start > now {
             self.timeline.push(start, name);
         } else {
-            self.places.ask(now, name);
+            self.places[device as usize].ask(now, name);
         }
     }
 
@@ -89,7 +90,8 @@ impl Schedule {
         match stream.phase {
             Phase::Behind => {
                 stream.phase = Phase::Ready;
-                self.places.ask(now, name);
+                let device = stream.device;
+                self.places[device as usize].ask(now, name);
                 None
             }
             Phase::Running => self.complete(name),
@@ -126,8 +128,9 @@ impl Schedule {
             return;
         };
         stream.free_at = now;
+        let device = stream.device;
         self.operations += 1;
-        self.places.take_back();
+        self.places[device as usize].take_back();
         self.pass(name);
         self.agenda.push_back(name);
     }

@@ -50,7 +50,8 @@ pub(super) struct Schedule {
     pub(super) flags: Flags,
     agenda: VecDeque<RawStream>,
     timeline: Timeline,
-    places: Places,
+    /// Those of each device.
+    places: Vec<Places>,
     watches: HashMap<WatchId, Watched>,
     /// The wakers to be called outside the lock.
     pub(super) woken: Vec<Waker>,
@@ -66,14 +67,16 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(device: DeviceId, places: usize, seed: u64) -> Self {
+    /// Creates the schedule of so many devices, of which the first has that id.
+    pub(super) fn new((first, devices): (DeviceId, u32), places: usize, seed: u64) -> Self {
+        let place = |number| Places::new(places, seed.wrapping_add(u64::from(number)));
         Self {
             now: Duration::ZERO,
-            streams: Names::new(device),
+            streams: Names::new(first),
             flags: Flags::default(),
             agenda: VecDeque::new(),
             timeline: Timeline::default(),
-            places: Places::new(places, seed),
+            places: (0..devices).map(place).collect(),
             watches: HashMap::new(),
             woken: Vec::new(),
             released: Vec::new(),
@@ -113,7 +116,7 @@ impl Schedule {
                 if let Some(job) = self.meet(name) {
                     return Some(job);
                 }
-            } else if let Some(name) = self.places.give() {
+            } else if let Some(name) = self.places.iter_mut().find_map(Places::give) {
                 self.start(name);
             } else {
                 return None;
@@ -123,16 +126,21 @@ impl Schedule {
 
     // ---- streams ---------------------------------------------------------------------------
 
-    pub(super) fn create_stream(&mut self, name: Option<Arc<str>>) -> RawStream {
+    pub(super) fn create_stream(&mut self, device: u32, name: Option<Arc<str>>) -> RawStream {
         self.generations += 1;
         let number = self.generations;
-        let insert = |raw| Stream::new(StreamLabel::new(RawStream(raw), number, name));
+        let insert = |raw| Stream::new(device, StreamLabel::new(RawStream(raw), number, name));
         RawStream(self.streams.insert_with(insert))
     }
 
     /// Returns the label by which reports name a stream, if it exists.
     pub(super) fn label(&self, name: RawStream) -> Option<&StreamLabel> {
         self.streams.get(name.0).map(|stream| &stream.label)
+    }
+
+    /// Returns the number of the device that a stream is of.
+    pub(super) fn device_of(&self, name: RawStream) -> Option<u32> {
+        self.streams.get(name.0).map(|stream| stream.device)
     }
 
     /// Returns whether there is such a stream that is not destroyed.
@@ -251,12 +259,11 @@ impl Schedule {
 
     // ---- totals ----------------------------------------------------------------------------
 
-    /// Returns the number of streams that are not destroyed.
-    pub(super) fn open_streams(&self) -> usize {
-        self.streams
-            .iter()
-            .filter(|(_, stream)| stream.is_open())
-            .count()
+    /// Returns the number of streams of a device that are not destroyed.
+    pub(super) fn open_streams(&self, device: u32) -> usize {
+        let is_open = |stream: &Stream| stream.device == device && stream.is_open();
+        let streams = self.streams.iter();
+        streams.filter(|(_, stream)| is_open(stream)).count()
     }
 
     // ---- the end of everything -------------------------------------------------------------
@@ -274,7 +281,7 @@ impl Schedule {
         }
         self.agenda.clear();
         self.timeline.clear();
-        self.places.clear();
+        self.places.iter_mut().for_each(Places::clear);
         self.flags.forget_waiters();
         let mut watches: Vec<_> = self.watches.drain().collect();
         watches.sort_by_key(|(id, _)| *id);

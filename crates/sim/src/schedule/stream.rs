@@ -91,6 +91,8 @@ pub(super) enum Waiter {
 
 #[derive(Debug)]
 pub(super) struct Stream {
+    /// The number of its device.
+    pub(super) device: u32,
     pub(super) label: StreamLabel,
     pub(super) generation: u64,
     pub(super) items: VecDeque<Submitted>,
@@ -111,8 +113,9 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(label: StreamLabel) -> Self {
+    pub(super) fn new(device: u32, label: StreamLabel) -> Self {
         Self {
+            device,
             generation: label.number(),
             label,
             items: VecDeque::new(),

@@ -1,0 +1,120 @@
+//! Copies from one block to another: of one pool, of two, or of two devices.
+
+use super::{Access, Block};
+use crate::copy::Upload;
+use crate::device::{CopyBetween, CopyEnd, DeviceError, DeviceErrorKind, PeerAccess};
+use crate::error::CopyError;
+use crate::handles::Registration;
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::ops::Range;
+use std::panic::Location;
+
+const CALL: &str = "copy";
+
+impl Block {
+    /// Copies the bytes of `range`, counted from this block's beginning, to another block, starting `offset` bytes from its
+    /// beginning. The blocks may be of different pools, and of different devices of one host.
+    ///
+    /// The copy runs on `stream`, which is registered with the pool of either block. It comes after every use that may have
+    /// written this block, as for [`read_on`](Self::read_on), and after every earlier use of the other one, as for
+    /// [`write_on`](Self::write_on), on every stream of both pools; later uses of both are ordered after it. Its uses are
+    /// counted: both blocks may be dropped as soon as this returns. The future is ready when the copy is complete; on a
+    /// stream that is being [captured](crate::Pool::capture) at once, and each launch of the graph copies.
+    ///
+    /// The copy is direct within a device, and between devices where the stream's device has [access](crate::Pool::enable_access)
+    /// to the other's memory. Otherwise it is staged through memory of the host, in stream order as well, and without a wait
+    /// of the host for the device. (CUDA: `cuMemcpyAsync`, `cuMemcpyPeerAsync`.)
+    ///
+    /// ```
+    /// use weirpool::{Pool, device::sim::SimDevice};
+    ///
+    /// let [first, second] = SimDevice::builder().build_host();
+    /// let pools = [Pool::builder(first.clone()).build()?, Pool::builder(second).build()?];
+    /// let streams = [pools[0].create_stream()?, pools[1].create_stream()?];
+    /// first.block_on(async {
+    ///     let mut here = pools[0].allocate(&streams[0], 4096).await?;
+    ///     let mut there = pools[1].allocate(&streams[1], 4096).await?;
+    ///     let _sent = here.upload(&streams[0], 0, b"weir")?;
+    ///     let _copied = here.copy_to(0..4, &mut there, 0, &streams[0])?; // dropped: it takes place
+    ///     assert_eq!(there.download(&streams[1], 0..4)?.await?, b"weir"); // after the copy
+    ///     Ok::<(), Box<dyn std::error::Error>>(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`CopyError::OutOfBounds`] if the range is not within this block, or does not fit into the other;
+    /// [`StreamError::ForeignPool`](crate::StreamError) if the stream is registered with neither pool;
+    /// [`StreamError::ForeignDevice`](crate::StreamError) if the devices are not of one host;
+    /// [`CopyError::NoAccessInCapture`]; and the errors of `read_on` and `write_on`. Nothing is copied then, unless the error
+    /// is that the device could not record the event behind the copy.
+    #[track_caller]
+    pub fn copy_to(
+        &self,
+        range: Range<u64>,
+        to: &mut Block,
+        offset: u64,
+        stream: &Stream,
+    ) -> Result<Upload, CopyError> {
+        let from = self.address_of(range.clone())?;
+        let bytes = range.end - range.start;
+        let address = to.address_of(offset..offset.saturating_add(bytes))?;
+        let ends = [self, &*to].map(|block| block.registration());
+        if !ends.iter().any(|end| stream.is_of_pool(end)) {
+            return Err(crate::error::StreamError::ForeignPool.into());
+        }
+        let on = stream.registration();
+        let reader = Registration::for_copies(&ends[0].presence, on)?;
+        let writer = Registration::for_copies(&ends[1].presence, on)?;
+        let device = on.stream_device();
+        let device_of = |end: &Registration| end.service.driver.device.id();
+        let copy = CopyBetween {
+            from: CopyEnd {
+                device: device_of(ends[0]),
+                address: from,
+            },
+            to: CopyEnd {
+                device: device_of(ends[1]),
+                address,
+            },
+            bytes,
+            // The lanes of both pools keep the access that there is now.
+            is_direct: ends
+                .iter()
+                .all(|end| end.service.driver.is_accessible_from(device.id())),
+            location: Location::caller(),
+        };
+        let is_captured = on.lane.cache.is_captured();
+        if is_captured && !copy.is_direct {
+            return Err(CopyError::NoAccessInCapture);
+        }
+        let peers = device.peer_access().ok_or_else(|| {
+            let reason = "this device makes no copies between blocks: copy through the host";
+            DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason)
+        })?;
+        self.uses().order(&reader, Access::Read)?;
+        to.uses().order(&writer, Access::Write)?;
+        if is_captured {
+            capture(peers, on, &copy)?;
+            return Ok(Upload::captured());
+        }
+        // SAFETY: the lane keeps the stream's owner. Both blocks stay mapped until the stream has passed their frees, since
+        // the uses are noted; the copy is ordered after all other uses. Access stays while the lanes live.
+        #[allow(unsafe_code)]
+        let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
+        let transfer = on.service.driver.noted(transfer)?;
+        Ok(Upload::new(on.clone(), transfer))
+    }
+}
+
+fn capture(
+    peers: &dyn PeerAccess,
+    on: &Arc<Registration>,
+    copy: &CopyBetween,
+) -> Result<(), DeviceError> {
+    // SAFETY: as for `copy`, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
+    #[allow(unsafe_code)]
+    let captured = unsafe { peers.capture_copy(on.lane.raw, copy) };
+    on.service.driver.noted(captured)
+}

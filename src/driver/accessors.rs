@@ -1,0 +1,214 @@
+//! The other devices that may use the memory which the device gave to the pool.
+//!
+//! Virtual memory is made accessible chunk by chunk: what is mapped when the access is given, and each chunk that is mapped
+//! from then on, also when it is mapped anew. Chunks are mapped and unmapped by other threads meanwhile, because no lock is
+//! held across device calls. So each change of the list has a number, and a thread that maps a chunk looks at the list
+//! again before others can find the chunk.
+
+#![allow(unsafe_code)]
+
+use super::memory::Memory;
+use crate::device::{Access, Chunk, DeviceError, DeviceErrorKind, MemoryKind, Peer, PeerAccess};
+use smallvec::SmallVec;
+
+/// See the [module](self).
+#[derive(Clone, Debug, Default)]
+pub(super) struct Accessors {
+    peers: SmallVec<[Peer; 2]>,
+    /// How often the list was changed.
+    changes: u64,
+}
+
+impl Accessors {
+    fn add(&mut self, peer: Peer) {
+        self.peers.push(peer);
+        self.changes += 1;
+    }
+
+    fn remove(&mut self, peer: Peer) {
+        self.peers.retain(|other| *other != peer);
+        self.changes += 1;
+    }
+
+    pub(super) fn peers(&self) -> &[Peer] {
+        &self.peers
+    }
+}
+
+impl Memory {
+    fn peer_access(&self) -> Result<&dyn PeerAccess, DeviceError> {
+        self.device.peer_access().ok_or_else(|| {
+            let reason = "the device is alone: copy through the host";
+            DeviceError::new("set_access", DeviceErrorKind::Unsupported, reason)
+        })
+    }
+
+    /// Lets a peer use the memory, now and from now on.
+    ///
+    /// # Errors
+    /// Returns an error if a device call fails. Nothing has changed then.
+    pub(super) fn allow(&self, peer: Peer) -> Result<(), DeviceError> {
+        match self.segments().accessibility() {
+            Accessibility::Everywhere => Ok(()),
+            Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
+            Accessibility::Plain => {
+                self.peer_access()?.allow_plain(peer)?;
+                self.held.lock().accessors.add(peer);
+                Ok(())
+            }
+            Accessibility::Chunks => {
+                let chunks = {
+                    let mut held = self.held.lock();
+                    held.accessors.add(peer);
+                    held.chunks.clone()
+                };
+                let allowed = self.set_all(&chunks, peer, Access::ReadWrite);
+                if allowed.is_err() {
+                    // As far as the device can: what stays accessible is memory that no stream of the peer may use.
+                    let _ = self.forbid_chunks(peer);
+                }
+                allowed
+            }
+        }
+    }
+
+    /// Takes the access of a peer back.
+    ///
+    /// # Errors
+    /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
+    pub(super) fn forbid(&self, peer: Peer) -> Result<(), DeviceError> {
+        match self.segments().accessibility() {
+            Accessibility::Everywhere => Ok(()),
+            Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
+            Accessibility::Plain => {
+                // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
+                unsafe { self.peer_access()?.forbid_plain(peer) }?;
+                self.held.lock().accessors.remove(peer);
+                Ok(())
+            }
+            Accessibility::Chunks => {
+                let forbidden = self.forbid_chunks(peer);
+                if forbidden.is_err() {
+                    // The peer had all of it before.
+                    let _ = self.allow(peer);
+                }
+                forbidden
+            }
+        }
+    }
+
+    fn forbid_chunks(&self, peer: Peer) -> Result<(), DeviceError> {
+        let chunks = {
+            let mut held = self.held.lock();
+            held.accessors.remove(peer);
+            held.chunks.clone()
+        };
+        self.set_all(&chunks, peer, Access::None)
+    }
+
+    /// Sets the access to chunks that were mapped a moment ago. Those that are not any more are left out.
+    fn set_all(
+        &self,
+        chunks: &std::collections::BTreeMap<u64, Chunk>,
+        peer: Peer,
+        access: Access,
+    ) -> Result<(), DeviceError> {
+        let mut outcome = Ok(());
+        for (address, chunk) in chunks {
+            let set = self.set_access(*address, peer, access);
+            let is_there = || self.held.lock().chunks.get(address) == Some(chunk);
+            match set {
+                Err(error) if error.is_sticky() => return Err(error),
+                // An access that is taken back is taken back wherever it can be.
+                Err(error) if is_there() => outcome = outcome.and(Err(error)),
+                _ => {}
+            }
+            if outcome.is_err() && access != Access::None {
+                break;
+            }
+        }
+        outcome
+    }
+
+    fn set_access(&self, address: u64, peer: Peer, access: Access) -> Result<(), DeviceError> {
+        let peers = self.peer_access()?;
+        // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access: no
+        // stream of the peer is registered when the access is taken back.
+        unsafe { peers.set_mapped_access(address, self.chunk_bytes, peer, access) }
+    }
+
+    /// Gives the accessors access to a chunk that was just mapped, and notes the chunk.
+    ///
+    /// # Errors
+    /// Returns an error if a device call fails. The chunk is not noted then.
+    pub(super) fn note_mapped(&self, address: u64, chunk: Chunk) -> Result<(), DeviceError> {
+        self.give_and_note(address, chunk, SmallVec::new())
+    }
+
+    /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
+    pub(super) fn note_still_mapped(&self, address: u64, chunk: Chunk, then: &Accessors) {
+        if self
+            .give_and_note(address, chunk, then.peers.clone())
+            .is_err()
+        {
+            // The device failed twice: a peer that was given access in between lacks it here.
+            self.held.lock().chunks.insert(address, chunk);
+        }
+    }
+
+    /// Gives the accessors access, of whom those in `given` have it, and notes the chunk.
+    fn give_and_note(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        mut given: SmallVec<[Peer; 2]>,
+    ) -> Result<(), DeviceError> {
+        let mut seen = self.held.lock().accessors.clone();
+        loop {
+            for peer in given.iter().filter(|peer| !seen.peers.contains(peer)) {
+                // What stays accessible is memory that no stream of the peer may use.
+                let _ = self.set_access(address, *peer, Access::None);
+            }
+            given.retain(|peer| seen.peers.contains(peer));
+            for peer in &seen.peers {
+                if !given.contains(peer) {
+                    self.set_access(address, *peer, Access::ReadWrite)?;
+                    given.push(*peer);
+                }
+            }
+            let mut held = self.held.lock();
+            if held.accessors.changes == seen.changes {
+                held.chunks.insert(address, chunk);
+                return Ok(());
+            }
+            seen = held.accessors.clone();
+        }
+    }
+}
+
+/// How a peer is given access to memory of a source.
+pub(super) enum Accessibility<'a> {
+    /// Every device has access.
+    Everywhere,
+    /// Chunk by chunk.
+    Chunks,
+    /// To all plain memory of the device at once.
+    Plain,
+    /// To the pool of the driver.
+    DriverPool(&'a super::DriverPool),
+}
+
+impl<'a> Accessibility<'a> {
+    pub(super) fn of(
+        kind: MemoryKind,
+        is_virtual: bool,
+        driver_pool: Option<&'a super::DriverPool>,
+    ) -> Self {
+        match driver_pool {
+            _ if kind != MemoryKind::Device => Self::Everywhere,
+            Some(pool) => Self::DriverPool(pool),
+            None if is_virtual => Self::Chunks,
+            None => Self::Plain,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Access of other devices to the memory of a pool.
+
+use super::Pool;
+use crate::device::{AsDevice, Device};
+use crate::error::AccessError;
+use crate::sync::plain;
+use std::fmt;
+
+/// Access of other devices of the host.
+///
+/// Access belongs to the memory of a pool, and is directional: it lets another device use the memory of this pool, and not
+/// this pool's device the memory of the other. It covers what the pool maps later. It is not enabled by itself, since each
+/// chunk then costs a further device call when it is mapped.
+///
+/// With access, streams of the other device can be [registered](Pool::register) with the pool, so that its kernels read and
+/// write blocks in place, and [`Block::copy_to`](crate::Block::copy_to) copies directly. Without it, copies are staged
+/// through the host, and a stream of the other device is refused.
+///
+/// ```
+/// use weirpool::{Pool, StreamError, device::sim::SimDevice};
+///
+/// let [first, second] = SimDevice::builder().build_host();
+/// let pool = Pool::builder(first.clone()).build()?;
+/// let guest = second.create_stream();
+/// assert_eq!(pool.register(&guest).unwrap_err(), StreamError::ForeignDevice);
+///
+/// assert!(pool.is_access_supported(&second) && !pool.is_access_enabled(&second));
+/// pool.enable_access(&second)?;
+/// let stream = pool.register(&guest)?;
+/// let block = pool.try_allocate(&pool.create_stream()?, 1 << 20)?;
+/// let argument = block.read_on(&stream)?; // a kernel of the second device reads it
+/// # let _ = argument;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// (Warp: `is_mempool_access_supported` and its siblings, and `is_peer_access_supported` and its siblings for plain memory;
+/// CUDA: `cuMemSetAccess`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`, whichever suits the pool's memory; HIP: the query
+/// of the access path.)
+impl Pool {
+    /// Returns whether the device could be given access to the pool's memory. It is true of the pool's own device.
+    #[doc(alias = "is_mempool_access_supported")]
+    #[doc(alias = "is_peer_access_supported")]
+    pub fn is_access_supported(&self, device: &impl AsDevice) -> bool {
+        let device = device.to_shared();
+        self.service().driver.is_access_supported(&*device)
+    }
+
+    /// Returns whether the device may use the pool's memory. It is true of the pool's own device.
+    #[doc(alias = "is_mempool_access_enabled")]
+    #[doc(alias = "is_peer_access_enabled")]
+    pub fn is_access_enabled(&self, device: &impl AsDevice) -> bool {
+        self.service().driver.is_accessible_from(device.device_id())
+    }
+
+    /// Lets the device use the pool's memory, live blocks and memory that is mapped later included. Returns whether it could
+    /// not before.
+    ///
+    /// This is a device call for each chunk of virtual memory that is mapped (some 20 µs), and one call for other memory. It
+    /// may block the thread for that time.
+    ///
+    /// # Errors
+    /// Returns [`AccessError::Unsupported`] if the device cannot reach the memory, [`AccessError::Changing`] while another
+    /// thread changes the access of the same device, or the device's error. Nothing has changed then: what was made
+    /// accessible is taken back.
+    #[doc(alias = "set_mempool_access_enabled")]
+    #[doc(alias = "set_peer_access_enabled")]
+    pub fn enable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
+        self.service().driver.enable_access(&device.to_shared())
+    }
+
+    /// Takes the access of the device back. Returns whether it had any.
+    ///
+    /// It is refused while the memory may be in use there: while streams of the device are registered with the pool, and
+    /// until the work of those that were is complete. It does not wait; await that work, and drop the handles.
+    ///
+    /// # Errors
+    /// Returns [`AccessError::InUse`] in that case, [`AccessError::OwnDevice`] for the pool's own device,
+    /// [`AccessError::Changing`] while another thread changes the access of the same device, or the device's error. The
+    /// access stays enabled then.
+    pub fn disable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
+        self.service().driver.disable_access(&device.to_shared())
+    }
+
+    /// Enables the access of the device until the guard is dropped. If it is enabled already, the guard changes nothing.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let [first, second] = SimDevice::builder().build_host();
+    /// # let pool = Pool::builder(first.clone()).build()?;
+    /// {
+    ///     let _access = pool.scoped_access(&second)?;
+    ///     assert!(pool.is_access_enabled(&second));
+    /// }
+    /// assert!(!pool.is_access_enabled(&second));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`enable_access`](Self::enable_access).
+    #[doc(alias = "ScopedMempoolAccess")]
+    #[doc(alias = "ScopedPeerAccess")]
+    pub fn scoped_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
+        let shared = device.to_shared();
+        let is_own = self.service().driver.enable_access(&shared)?;
+        Ok(AccessGuard {
+            pool: self.clone(),
+            device: is_own.then_some(shared),
+        })
+    }
+}
+
+/// The access of a device to the memory of a pool, until this is dropped. Made by [`Pool::scoped_access`].
+///
+/// If the memory is in use on the device when it is dropped, the access stays enabled. [`end`](Self::end) returns that as an
+/// error.
+#[must_use = "the access ends when the guard is dropped"]
+pub struct AccessGuard {
+    pool: Pool,
+    /// `None` if there is nothing to take back.
+    device: Option<plain::Arc<dyn Device>>,
+}
+
+impl AccessGuard {
+    /// Takes the access back, if the guard enabled it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Pool::disable_access`]. The access stays enabled then.
+    pub fn end(mut self) -> Result<(), AccessError> {
+        self.take_back()
+    }
+
+    fn take_back(&mut self) -> Result<(), AccessError> {
+        match self.device.take() {
+            Some(device) => self.pool.disable_access(&device).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for AccessGuard {
+    fn drop(&mut self) {
+        // Documented: the access stays.
+        let _in_use = self.take_back();
+    }
+}
+
+impl fmt::Debug for AccessGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device.as_ref().map(|device| device.id());
+        f.debug_struct("AccessGuard")
+            .field("ends", &device)
+            .finish()
+    }
+}

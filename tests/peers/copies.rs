@@ -1,0 +1,274 @@
+//! Copies from block to block.
+
+use super::*;
+
+const BYTES: u64 = 3 * MIB;
+
+/// Two pools, a stream of each, and a block of each.
+struct Place {
+    devices: [SimDevice; 2],
+    pools: [Pool; 2],
+    streams: [Stream; 2],
+    blocks: [Block; 2],
+}
+
+fn place(devices: [SimDevice; 2], has_access: bool) -> Place {
+    let pools = devices.each_ref().map(|device| pool(device, 4 * MIB));
+    if has_access {
+        pools[0].enable_access(&devices[1]).unwrap();
+        pools[1].enable_access(&devices[0]).unwrap();
+    }
+    let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
+    let blocks = [0, 1].map(|at| pools[at].try_allocate(&streams[at], BYTES).unwrap());
+    Place {
+        devices,
+        pools,
+        streams,
+        blocks,
+    }
+}
+
+fn pattern(seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+/// The time that bytes take, at so many in a microsecond.
+fn time(rate: u64) -> std::time::Duration {
+    std::time::Duration::from_nanos(BYTES * 1000 / rate)
+}
+
+#[test]
+fn copy_moves_bytes_directly_with_access_and_staged_without() {
+    for has_access in [true, false] {
+        for by in [0, 1] {
+            let Place {
+                devices,
+                pools,
+                streams,
+                blocks,
+            } = place(two(), has_access);
+            let [mut here, mut there] = blocks;
+            let bytes = pattern(by as u64);
+            drop(here.upload(&streams[0], 0, &bytes).unwrap());
+            devices[0].advance_to_end();
+            let before = devices[0].now();
+            let copied = here
+                .copy_to(100..BYTES, &mut there, 50, &streams[by])
+                .unwrap();
+            drop(here);
+            devices[0].advance_to_end();
+            now(copied).unwrap();
+            let took = devices[0].now() - before;
+            let direct = time(450_000);
+            assert_eq!(took <= direct, has_access, "{took:?}");
+            let seen = there.download(&streams[1], 50..BYTES - 50).unwrap();
+            drop(there);
+            devices[0].advance_to_end();
+            assert!(now(seen).unwrap() == bytes[100..]);
+            for pool in &pools {
+                pool.reap().unwrap();
+                pool.check_conserved().unwrap();
+            }
+            devices[0].assert_ordered();
+        }
+    }
+}
+
+/// Work of other streams of both pools comes before and after the copy, without a word of the user's.
+#[test]
+fn copy_comes_after_earlier_uses_and_before_later_ones() {
+    for has_access in [true, false] {
+        for by in [0, 1] {
+            let Place {
+                devices,
+                pools,
+                streams,
+                blocks,
+            } = place(two(), has_access);
+            let [mut here, mut there] = blocks;
+            let others = pools.each_ref().map(|pool| pool.create_stream().unwrap());
+            let write = |stream: &Stream, block: &mut Block, value: u8| {
+                let submit = |work: &SimStream, block: device::Argument<'_>| {
+                    let (address, bytes) = (block.address(), block.size());
+                    let write = Operation::new(us(500)).writes(address, bytes);
+                    work.submit(write.run(move |memory| memory.fill(address, bytes, value)));
+                };
+                drop(stream.submit(block, submit).unwrap());
+            };
+            write(&others[0], &mut here, 7);
+            write(&others[1], &mut there, 8);
+            drop(here.copy_to(0..BYTES, &mut there, 0, &streams[by]).unwrap());
+            write(&others[0], &mut here, 9);
+            let seen = there.download(&others[1], 0..BYTES).unwrap();
+            drop((here, there));
+            // The memory of both goes to others, while the copy has not begun.
+            let again = [0, 1].map(|at| pools[at].try_allocate(&others[at], BYTES).unwrap());
+            for (at, block) in again.iter().enumerate() {
+                let work = devices[at].stream(others[at].raw()).unwrap();
+                use_block(&work, block, us(1));
+            }
+            drop(again);
+            devices[0].advance_to_end();
+            assert!(
+                now(seen).unwrap().iter().all(|byte| *byte == 7),
+                "{has_access} {by}"
+            );
+            devices[0].assert_ordered();
+        }
+    }
+}
+
+#[test]
+fn copy_within_a_device_joins_two_pools_or_blocks_of_one() {
+    let [first, second] = two();
+    let one = pool(&first, 16 * MIB);
+    let pinned = builder(&first, 16 * MIB)
+        .upstream(Upstream::Pinned)
+        .build()
+        .unwrap();
+    for target in [one.clone(), pinned] {
+        let streams = [
+            one.create_stream().unwrap(),
+            target.create_stream().unwrap(),
+        ];
+        let mut here = Buffer::<u32>::try_allocate(&one, &streams[0], 1000).unwrap();
+        let mut there = Buffer::<u32>::try_allocate(&target, &streams[1], 1001).unwrap();
+        let numbers: Vec<u32> = (0..1000).collect();
+        let written = here.write(&streams[0], &numbers);
+        let copied = here.copy_to(&mut there, &streams[0]).unwrap();
+        let seen = there.download(&streams[1], 0..1000).unwrap();
+        let refused = there.copy_to(&mut here, &streams[1]).unwrap_err();
+        let bytes = CopyError::OutOfBounds {
+            start: 0,
+            end: 4004,
+            size: 4000,
+        };
+        assert_eq!(refused, bytes);
+        drop((here, there));
+        first.advance_to_end();
+        now(written).unwrap();
+        now(copied).unwrap();
+        assert_eq!(now(seen).unwrap(), numbers);
+    }
+    second.assert_ordered();
+}
+
+#[test]
+fn copy_is_refused_by_the_reason_and_changes_nothing() {
+    let Place {
+        devices,
+        pools,
+        streams,
+        blocks,
+    } = place(two(), false);
+    let [here, mut there] = blocks;
+    let third = pool(&devices[0], 8 * MIB);
+    let stranger = third.create_stream().unwrap();
+    let refused = here.copy_to(0..64, &mut there, 0, &stranger).unwrap_err();
+    assert_eq!(refused, CopyError::Stream(StreamError::ForeignPool));
+    for (range, offset) in [(0..BYTES + 512, 0), (0..64, BYTES - 63), (0..64, u64::MAX)] {
+        let refused = here
+            .copy_to(range, &mut there, offset, &streams[0])
+            .unwrap_err();
+        assert!(
+            matches!(refused, CopyError::OutOfBounds { .. }),
+            "{refused}"
+        );
+    }
+    let elsewhere = settings().build();
+    let away = pool(&elsewhere, 8 * MIB);
+    let mut beyond = away
+        .try_allocate(&away.create_stream().unwrap(), 64)
+        .unwrap();
+    let refused = here
+        .copy_to(0..64, &mut beyond, 0, &streams[0])
+        .unwrap_err();
+    assert_eq!(refused, CopyError::Stream(StreamError::ForeignDevice));
+    for kind in [DeviceErrorKind::Other, DeviceErrorKind::OutOfMemory] {
+        devices[0].fail_next(Call::Copy, kind);
+        let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
+        assert!(matches!(refused, CopyError::Device(_)));
+    }
+    assert_eq!(devices[0].counters().operations, 0);
+    drop((here, there));
+    devices[0].advance_to_end();
+    for pool in &pools {
+        pool.reap().unwrap();
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// The lanes of copies are lanes of the other pool: it grants their memory only once they are complete, and they hold the
+/// access.
+#[test]
+fn copy_keeps_memory_and_access_until_it_is_complete() {
+    let Place {
+        devices,
+        pools,
+        streams,
+        blocks,
+    } = place(two(), true);
+    let [here, mut there] = blocks;
+    drop(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
+    drop((here, there));
+    let in_use = Err(AccessError::InUse { streams: 1 });
+    assert_eq!(pools[1].disable_access(&devices[0]), in_use);
+    assert_eq!(pools[1].statistics().pending.current, BYTES);
+    devices[0].advance_to_end();
+    assert_eq!(pools[1].disable_access(&devices[0]), Ok(true));
+    assert_eq!(pools[1].statistics().pending.current, 0);
+    devices[0].assert_ordered();
+}
+
+#[test]
+fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
+    let Place {
+        devices,
+        pools,
+        streams,
+        blocks,
+    } = place(two(), false);
+    let [mut here, mut there] = blocks;
+    let capture = pools[0].capture(&streams[0]).unwrap();
+    let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
+    assert_eq!(refused, CopyError::NoAccessInCapture);
+    for way in ["enable_access", "outside of the capture"] {
+        assert!(refused.to_string().contains(way), "{refused}");
+    }
+    capture.abort();
+    devices[0].violations();
+    devices[0].advance_to_end();
+    for pool in &pools {
+        pool.reap().unwrap();
+    }
+    pools[1].enable_access(&devices[0]).unwrap();
+    let capture = pools[0].capture(&streams[0]).unwrap();
+    now(here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap()).unwrap();
+    let graph = capture.end().unwrap();
+    for value in [3, 4] {
+        here.fill(&streams[0], value).unwrap();
+        graph.launch(&streams[0]).unwrap();
+        devices[0].advance_to_end();
+        let mut seen = [0; 64];
+        devices[1].read(there.address(), &mut seen).unwrap();
+        assert_eq!(seen, [value; 64]);
+    }
+}
+
+#[test]
+fn dropped_copy_takes_place_and_a_broken_device_fails_it() {
+    let Place {
+        devices,
+        streams,
+        blocks,
+        ..
+    } = place(two(), false);
+    let [here, mut there] = blocks;
+    let mut copied = here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap();
+    assert!(poll(&mut copied).is_pending());
+    devices[1].break_device("a test");
+    assert!(now(copied).unwrap_err().is_sticky());
+    assert!(here.copy_to(0..64, &mut there, 0, &streams[0]).is_err());
+}
