@@ -25,6 +25,9 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
     /// Creates a bench over a device with free memory, on which no work runs.
     fn new() -> Self;
 
+    /// Whether the other device is of the same host, so that its events can be waited for.
+    const IS_OF_ONE_HOST: bool;
+
     /// Creates a bench over another device.
     fn another(&self) -> Self;
 

@@ -109,6 +109,7 @@ impl<S: Setting> Bench for Sim<S> {
     type External = External;
 
     const RECYCLES_STREAM_HANDLES: Option<bool> = Some(true);
+    const IS_OF_ONE_HOST: bool = false;
     const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {

@@ -44,7 +44,7 @@ macro_rules! suite {
                     further_stream_comes_after_the_earlier_life,
                     streams_of_another_device_are_refused,
                     streams_of_another_pool_are_refused,
-                    event_of_another_device_is_refused,
+                    event_of_another_host_is_refused,
                     refused_free_leaves_the_block_allocated;
                 uses:
                     reader_comes_after_the_writer,
@@ -65,7 +65,7 @@ macro_rules! suite {
                     task_is_ready_once_the_device_has_passed_its_work,
                     submitted_work_needs_no_device_call,
                     stream_comes_after_a_task,
-                    task_of_another_device_is_refused_and_of_another_pool_is_awaited,
+                    task_of_another_host_is_refused_and_of_another_pool_is_awaited,
                     closed_pool_takes_no_work,
                     host_function_runs_in_stream_order,
                     panic_of_a_host_function_is_its_tasks_error,

@@ -155,6 +155,7 @@ impl<S: Setting> Bench for Cuda<S> {
 
     // A stream's handle is an address in the driver, which may or may not be reused.
     const RECYCLES_STREAM_HANDLES: Option<bool> = None;
+    const IS_OF_ONE_HOST: bool = true;
     const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {
