@@ -90,6 +90,7 @@
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
+//! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
 //! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
@@ -150,13 +151,13 @@ pub use capture::{Capture, CapturedGraph, GraphMemory, JoinedCapture};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
-    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder,
-    DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy, ReservationInfo,
-    ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
+    BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
+    DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
+    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
-    TagShortfall, TaskError,
+    AccessError, AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass,
+    Shortfall, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use heap::GrowBy;
@@ -168,6 +169,8 @@ pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 pub use policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
+#[cfg(all(feature = "broker", target_os = "linux"))]
+pub use pool::BrokerOptions;
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation,
     Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,

@@ -4,8 +4,8 @@ use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
 use super::evictable::Evictables;
 use super::soft_cap::SoftCap;
 use super::{
-    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, MaintenanceSettings, Publish,
-    Upstream,
+    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lease, Lender, MaintenanceSettings,
+    Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::{self, Geometry, Heap, Totals};
@@ -27,6 +27,8 @@ pub(crate) mod gate {
     pub(crate) const BROKEN: u8 = 4;
     /// A drain waits until all memory is back: caches are bypassed, and requests are still granted.
     pub(crate) const DRAINING: u8 = 8;
+    /// A broker takes back memory that is in use: caches are bypassed, and requests are granted within a bound.
+    pub(crate) const RECALLED: u8 = 16;
 }
 
 /// The validated settings of a pool.
@@ -51,6 +53,8 @@ pub(crate) struct Settings {
     pub(crate) remapping: Remapping,
     pub(crate) maintenance: MaintenanceSettings,
     pub(crate) fills: Fills,
+    /// What leases the capacity, if anything does.
+    pub(crate) lender: Option<plain::Arc<dyn Lender>>,
     /// The most entries of the event log; 0 for no log.
     pub(crate) history: usize,
 }
@@ -73,6 +77,7 @@ pub(crate) struct Core {
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
     pub(crate) soft_cap: SoftCap,
+    pub(crate) lease: Lease,
     pub(crate) evictables: Evictables,
     /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
     reuse: SharedState,
@@ -89,16 +94,21 @@ impl Core {
         waits: plain::Arc<Waits>,
     ) -> Self {
         let capacity = settings.geometry.capacity;
+        let mut heap = Heap::new(settings.geometry);
+        if settings.lender.is_some() {
+            heap.set_lease(0);
+        }
         Self {
             capabilities: device.capabilities(),
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
             publisher,
             counters: Counters::new(),
             waits,
-            heap: Busy::new(Guards::Heap, Box::new(Heap::new(settings.geometry))),
+            heap: Busy::new(Guards::Heap, Box::new(heap)),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),
             soft_cap: SoftCap::new(),
+            lease: Lease::new(settings.lender.clone()),
             evictables: Evictables::new(),
             reuse: SharedState::new(settings.reuse.to_bits()),
             event_log: EventLog::new(&device, settings.history),
@@ -119,7 +129,7 @@ impl Core {
 
     /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
     pub(crate) fn is_granting(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & !gate::DRAINING == 0
+        self.gate.load(Ordering::Relaxed) & !(gate::DRAINING | gate::RECALLED) == 0
     }
 
     pub(crate) fn is_draining(&self) -> bool {

@@ -104,6 +104,7 @@ impl Maintenance {
         let (evictions, evicted) = self.evictables.evicted();
         Statistics {
             capacity: self.capacity(),
+            leased: self.leased(),
             reserved: totals.reserved,
             used: Level {
                 current: used,
@@ -224,6 +225,7 @@ impl Maintenance {
             used: totals.used.current.saturating_sub(lanes.cached),
             reserved: totals.reserved.current,
             capacity: self.capacity(),
+            leased: self.leased(),
             waiting,
             expected_wait: None,
             tag: None,
@@ -234,7 +236,7 @@ impl Maintenance {
     /// Returns the device's own figures, if the device, and not the capacity, refused as many bytes when it was last
     /// asked.
     fn refused_by_device(&self, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
-        let is_allowed = reserved.saturating_add(bytes) <= self.capacity();
+        let is_allowed = reserved.saturating_add(bytes) <= self.leased();
         let is_refused = is_allowed && self.is_refused();
         let info = is_refused.then(|| self.device.memory_info(self.settings.kind));
         info?.ok()

@@ -288,6 +288,27 @@ impl Maintenance {
         Ok(may_follow)
     }
 
+    /// Releases free memory until no more than that many bytes are held.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what was released before counts.
+    pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
+        let most = u64::MAX;
+        self.release_and_publish(Target::DownTo {
+            reserved: bytes,
+            most,
+        })
+    }
+
+    /// Releases free memory as [`release_above`](Self::release_above) does, with what caches hold and work has passed.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what was released before counts.
+    pub(crate) fn reclaim_above(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.reclaim()?;
+        self.release_above(bytes)
+    }
+
     /// Returns whether the next maintenance may release more, though no free reports anything until then.
     fn has_more_to_release(&self) -> bool {
         let reserved = self.most_cached();

@@ -62,6 +62,11 @@ impl Memory {
         &self.segments
     }
 
+    /// Returns the bytes of chunks that are mapped nowhere.
+    pub(super) fn unmapped_bytes(&self) -> u64 {
+        self.held.lock().unmapped.len() as u64 * self.chunk_bytes
+    }
+
     /// Takes everything out, for the teardown.
     pub(super) fn take_held(&self) -> Held {
         std::mem::take(&mut self.held.lock())

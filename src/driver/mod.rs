@@ -32,6 +32,7 @@
 //! | `pass_through` | frees that are passed on to a pool of the driver |
 //! | `evictable` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
+//! | `lease` | the part of the capacity that a broker leases |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
@@ -46,6 +47,7 @@ mod evictable;
 mod figures;
 mod fill;
 mod heuristic;
+mod lease;
 mod maintenance;
 mod memory;
 mod mode;
@@ -79,6 +81,8 @@ pub(crate) use evictable::{Candidate, Evict, Place};
 pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;
+pub use lease::BrokerLease;
+pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};

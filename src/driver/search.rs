@@ -98,6 +98,7 @@ impl<'a> Search<'a> {
             may_poll: driver.reuse().opportunistic || mode.is_queued,
             may_wait: to.may_wait(),
             may_call: driver.may_call(mode.effort),
+            is_leased: driver.lease.lender.is_some(),
             can_remap: driver.settings.geometry.virtual_memory,
             takes_exact: to.placement == Placement::Anywhere && !to.is_for_all,
             is_immediate: mode.effort == Effort::Immediate,
@@ -116,6 +117,10 @@ impl<'a> Search<'a> {
 
     pub(super) fn run(mut self) -> Result<Found, Refusal> {
         self.look_for_room()?;
+        let beyond = self.to.driver.beyond_use(self.request.bytes);
+        if beyond > 0 && self.is_held_back(beyond) {
+            return Err(Refusal::Short(Expected::default()));
+        }
         let Recipient { driver, lane, .. } = self.to;
         if lane.cache.owes_seal() {
             // This request does not take the large blocks that the stream's cache holds. A failure is noted; the next
@@ -179,8 +184,29 @@ impl<'a> Search<'a> {
                 self.is_last = driver.refuses_for_no_reason(self.to.refused);
                 self.is_last
             }
+            Prepare::Borrow => {
+                let lacking = driver.heap.lock().lacking(self.request, &self.to.view());
+                self.borrow(lacking)
+            }
             Prepare::Evict => self.evict()?,
         })
+    }
+
+    /// Asks the broker for bytes that the lease lacks. Says whether they may be held now.
+    fn borrow(&self, lacking: u64) -> bool {
+        let lease = &self.to.driver.lease;
+        if self.mode.is_queued {
+            lease.ask(lacking);
+            return false;
+        }
+        lease.ask_and_wait(lacking)
+    }
+
+    /// Returns whether the request has to wait because the broker takes back memory that is in use: it would exceed what
+    /// is left by that many bytes.
+    fn is_held_back(&self, beyond: u64) -> bool {
+        let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
+        !(may_ask && self.borrow(beyond) && self.to.driver.beyond_use(self.request.bytes) == 0)
     }
 
     /// Takes memory from a source.

@@ -33,6 +33,8 @@ use std::fmt;
 pub struct Statistics {
     /// The most that may be reserved.
     pub capacity: u64,
+    /// The most that may be reserved now: the capacity, unless a broker leases less.
+    pub leased: u64,
     /// Reserved from the device.
     #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]
     #[doc(alias = "hipMemPoolAttrReservedMemCurrent")]
@@ -131,7 +133,7 @@ pub struct Statistics {
     pub evicted: u64,
 }
 
-debug_in_units!(struct Statistics { capacity as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, exportable as bytes, imported as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
+debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, exportable as bytes, imported as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
 
 impl Statistics {
     /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is

@@ -8,10 +8,10 @@
 
 #![allow(unsafe_code)]
 
-use super::Driver;
 use super::accessors::Accessibility;
 use super::memory::Held;
 use super::segments::SegmentSource;
+use super::{Driver, Lender};
 use crate::device::{Device, Watch};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
@@ -34,6 +34,8 @@ struct DeferredRelease {
     chunk_bytes: u64,
     calls_block: bool,
     segments: SegmentSource,
+    /// Told once the device has everything back.
+    lender: Option<plain::Arc<dyn Lender>>,
     /// At most one thread looks at a time. A watch may call back at once: then this thread looks again, instead of
     /// calling itself.
     turn: AtomicU64,
@@ -72,6 +74,7 @@ impl Drop for Driver {
             calls_block: self.capabilities.memory_calls_block,
             chunk_bytes: self.settings.geometry.chunk_bytes,
             segments: self.memory.segments().clone(),
+            lender: self.settings.lender.clone(),
             turn: AtomicU64::new(LOOKING),
             assets: plain::Mutex::new(Some(Assets {
                 held,
@@ -170,25 +173,26 @@ impl DeferredRelease {
         }
     }
 
-    /// Gives everything back. What the device refuses is leaked: no caller is left to be told.
+    /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then as
+    /// long as the process.
     fn release(&self, held: &Held) {
         assert_unlocked("release");
+        let mut is_all = true;
         // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all
         // work that was submitted before the frees is complete (invariant `safe-teardown`).
         unsafe {
             for (address, chunk) in &held.chunks {
-                if self.device.unmap(*address, self.chunk_bytes).is_ok() {
-                    let _ = self.device.destroy(*chunk);
-                }
+                let unmapped = self.device.unmap(*address, self.chunk_bytes);
+                is_all &= unmapped.is_ok() && self.device.destroy(*chunk).is_ok();
             }
             for chunk in &held.unmapped {
-                let _ = self.device.destroy(*chunk);
+                is_all &= self.device.destroy(*chunk).is_ok();
             }
             for (address, bytes) in &held.ranges {
                 let _ = self.device.unreserve(*address, *bytes);
             }
             for (address, bytes) in &held.segments {
-                let _ = self.segments.free(*address, *bytes);
+                is_all &= self.segments.free(*address, *bytes).is_ok();
             }
             if let (Accessibility::Plain, Some(peers)) =
                 (self.segments.accessibility(), self.device.peer_access())
@@ -197,6 +201,9 @@ impl DeferredRelease {
                     let _ = peers.forbid_plain(*peer);
                 }
             }
+        }
+        if let Some(lender) = self.lender.as_ref().filter(|_| is_all) {
+            lender.end();
         }
     }
 }

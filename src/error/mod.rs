@@ -161,12 +161,33 @@ pub enum BuildError {
     /// The name is empty. Leave it out, or choose one.
     #[error("the pool's name is empty; leave it out, or choose one")]
     EmptyName,
+    /// The broker leases no capacity to the pool. Start it, correct the share, or let the pool run without a broker.
+    #[error("the broker leases nothing to this pool: {0}")]
+    Broker(BrokerFailure),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignDriverPool { device }, NameTaken { name }, EmptyName, Device(inner) });
+/// Why a [broker](crate::BuildError::Broker) leases nothing to a pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BrokerFailure {
+    /// No broker listens at the socket.
+    #[error("{reason}")]
+    Unreachable {
+        /// The reason, with the socket and the remedy.
+        reason: String,
+    },
+    /// The broker refuses the pool: its guarantee does not fit, or its share contradicts itself.
+    #[error("{reason}")]
+    Refused {
+        /// The broker's reason, with its figures.
+        reason: String,
+    },
+}
+
+debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignDriverPool { device }, NameTaken { name }, EmptyName, Broker(inner), Device(inner) });
 
 /// The reason why a stream could not be registered, or used with a block or an event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -27,6 +27,8 @@ pub struct Shortfall {
     pub reserved: u64,
     /// The most bytes that the pool may reserve.
     pub capacity: u64,
+    /// The most bytes that the pool may reserve now: the capacity, unless a broker leases less.
+    pub leased: u64,
     /// The number of waiting requests.
     pub waiting: usize,
     /// The expected wait of such a request, as [`Pool::expected_wait`](crate::Pool::expected_wait) estimates it.
@@ -38,7 +40,7 @@ pub struct Shortfall {
     pub device: Option<MemoryInfo>,
 }
 
-debug_in_units!(struct Shortfall { requested as bytes, free as bytes, largest_free as bytes, pending as bytes, used as bytes, reserved as bytes, capacity as bytes, waiting, expected_wait, tag, device });
+debug_in_units!(struct Shortfall { requested as bytes, free as bytes, largest_free as bytes, pending as bytes, used as bytes, reserved as bytes, capacity as bytes, leased as bytes, waiting, expected_wait, tag, device });
 
 /// The state of a [tag](Tag) with a limit when a request for it could not be served. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,9 @@ impl fmt::Display for Shortfall {
             Bytes(self.capacity),
             self.waiting,
         )?;
+        if self.leased < self.capacity {
+            write!(f, "; {} of it leased", Bytes(self.leased))?;
+        }
         if let Some(TagShortfall { tag, used, limit }) = self.tag {
             let (used, limit) = (Bytes(used), Bytes(limit));
             write!(f, "; tag {tag} holds {used} of its limit of {limit}")?;

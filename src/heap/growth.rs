@@ -82,9 +82,11 @@ const MOST_SEGMENTS: u64 = 8;
 const MOST_TIMES: u64 = 2;
 
 /// What may be held from the device, given the totals of what is held.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Capacity {
     bytes: u64,
+    /// The part of it that may be held now; `u64::MAX` where no broker leases it.
+    lease: u64,
     growth: GrowBy,
     /// What was held when the capacity was last set: it may exceed the capacity until it is released.
     held_at_resize: u64,
@@ -97,6 +99,7 @@ impl Capacity {
     pub(super) fn new(bytes: u64, growth: GrowBy) -> Self {
         Self {
             bytes,
+            lease: u64::MAX,
             growth,
             held_at_resize: 0,
             most_in_use: 0,
@@ -108,19 +111,38 @@ impl Capacity {
         self.held_at_resize = totals.held();
     }
 
+    /// Sets the part of the capacity that may be held. What is held above it stays until it is released.
+    pub(super) fn set_lease(&mut self, bytes: u64, totals: &Totals) {
+        self.lease = bytes;
+        self.held_at_resize = totals.held();
+    }
+
+    /// Returns the part of the capacity that may be held now.
+    pub(super) fn lease(&self) -> u64 {
+        self.bytes.min(self.lease)
+    }
+
+    /// Returns the capacity as if all of it could be held.
+    pub(super) fn without_lease(&self) -> Self {
+        Self {
+            lease: u64::MAX,
+            ..self.clone()
+        }
+    }
+
     /// Returns whether what is held is within the capacity, or was held when the capacity was set.
     pub(super) fn allows(&self, totals: &Totals) -> bool {
-        totals.held() <= self.bytes.max(self.held_at_resize)
+        totals.held() <= self.lease().max(self.held_at_resize)
     }
 
     /// Returns how many bytes may still be taken from the device.
     pub(super) fn left(&self, totals: &Totals) -> u64 {
-        self.bytes.saturating_sub(totals.held())
+        self.lease().saturating_sub(totals.held())
     }
 
     /// Returns how many bytes may be taken once this many are released.
     pub(super) fn left_after(&self, totals: &Totals, released: u64) -> u64 {
-        self.bytes.saturating_sub(totals.held() - released)
+        self.lease().saturating_sub(totals.held() - released)
     }
 
     /// Returns how many new bytes the pool may take for a request in place of bytes that could be moved.

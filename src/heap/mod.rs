@@ -163,6 +163,30 @@ impl Heap {
         self.capacity.resize(bytes, self.map.totals());
     }
 
+    /// Sets the part of the capacity that may be held. Memory held above it stays until it is released.
+    pub(crate) fn set_lease(&mut self, bytes: u64) {
+        self.capacity.set_lease(bytes, self.map.totals());
+    }
+
+    /// Returns the part of the capacity that may be held.
+    pub(crate) fn lease(&self) -> u64 {
+        self.capacity.lease()
+    }
+
+    /// Returns how many bytes the lease lacks for the request to be served by growth; 0 if a larger lease would not help.
+    pub(crate) fn lacking(&self, request: Request, view: &View<'_>) -> u64 {
+        let whole = self.capacity.without_lease();
+        let (map, totals) = (&self.map, self.map.totals());
+        let new = if map.units().virtual_memory {
+            let offers = Offers::find(map, &whole, request, view, Growth::Allowed);
+            let chunks = offers.new_chunks(Growth::Allowed);
+            chunks.map(|chunks| chunks * map.units().chunk_bytes)
+        } else {
+            whole.segment_for(map.units(), totals, request.bytes)
+        };
+        new.unwrap_or(0).saturating_sub(self.capacity.left(totals))
+    }
+
     /// Charges the capacity for memory outside of the heap. Returns whether the capacity has room for it; else how many
     /// bytes it has left.
     #[cfg(all(feature = "ipc", target_os = "linux"))]

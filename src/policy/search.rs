@@ -32,6 +32,9 @@ pub(crate) enum Prepare {
     Spill,
     /// Asks the device once more, where it has enough memory and refused for no visible reason.
     AskAgain,
+    /// Asks the broker for a larger lease, where the lease and not the capacity is in the way. A queued request does not wait
+    /// for the answer: the grant is published.
+    Borrow,
     /// Takes memory back that its users can do without, the least recently used first. Comes again while it brings
     /// something.
     Evict,
@@ -81,7 +84,8 @@ enum Step {
 }
 
 use Prepare::{
-    AskAgain, Evict, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill, Trim,
+    AskAgain, Borrow, Evict, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill,
+    Trim,
 };
 use Try::{Grow, Take, TakeGoodFit, Wait, WaitAnyTime, WaitForExact};
 
@@ -94,6 +98,7 @@ const GROW_FIRST: &[Row] = &[
     Row(Some(Poll), &[Take]),
     Row(Some(FlushAged), &[Take]),
     Row(None, &[Grow]),
+    Row(Some(Borrow), &[Grow]),
     Row(Some(FlushAll), &[Take, Grow]),
     Row(None, &[Wait]),
     Row(Some(PollLate), &[Take, Grow, Wait]),
@@ -111,6 +116,7 @@ const WAIT_FIRST: &[Row] = &[
     Row(None, &[Wait]),
     Row(Some(FlushAll), &[Take, Wait]),
     Row(None, &[Grow]),
+    Row(Some(Borrow), &[Grow]),
     Row(Some(Trim), &[Grow]),
     Row(Some(Spill), &[Grow]),
     Row(Some(AskAgain), &[Grow]),
@@ -128,6 +134,8 @@ pub(crate) struct Rules {
     pub(crate) may_wait: bool,
     /// Memory calls may be made here.
     pub(crate) may_call: bool,
+    /// A broker leases the capacity.
+    pub(crate) is_leased: bool,
     /// Memory can be mapped elsewhere.
     pub(crate) can_remap: bool,
     /// A block of exactly the size is as good as any other.
@@ -238,6 +246,7 @@ impl State {
             Trim => rules.may_call && !rules.can_remap,
             Spill => rules.may_call && self.facts.is_refused,
             AskAgain => rules.may_call && self.facts.is_refused && rules.is_queued,
+            Borrow => rules.is_leased && (rules.is_queued || rules.is_immediate),
         }
     }
 
@@ -284,6 +293,7 @@ mod tests {
         may_poll: true,
         may_wait: true,
         may_call: true,
+        is_leased: false,
         can_remap: true,
         takes_exact: true,
         is_immediate: false,
@@ -349,6 +359,26 @@ mod tests {
     fn grow_first_takes_new_memory_before_it_waits() {
         let expected = "TakeGoodFit, PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, PLENTY, &FLUSHES), expected);
+    }
+
+    #[test]
+    fn broker_is_asked_where_a_request_waits_or_its_caller_does() {
+        let leased = Rules {
+            is_leased: true,
+            ..RULES
+        };
+        assert!(!actions(leased, PLENTY, &[]).contains("Borrow"));
+        for (is_queued, is_immediate) in [(true, false), (false, true)] {
+            for order in [Order::GrowFirst, Order::WaitFirst] {
+                let rules = Rules {
+                    order,
+                    is_queued,
+                    is_immediate,
+                    ..leased
+                };
+                assert!(actions(rules, PLENTY, &[Borrow]).contains("Grow, Borrow: Grow,"));
+            }
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct PoolBuilder {
     config: PoolConfig,
     hook: Option<Hook>,
     driver_pool: Option<DriverPool>,
+    #[cfg(all(feature = "broker", target_os = "linux"))]
+    broker: Option<super::BrokerOptions>,
 }
 
 impl PoolBuilder {
@@ -33,6 +35,8 @@ impl PoolBuilder {
             config: PoolConfig::default(),
             hook: None,
             driver_pool: None,
+            #[cfg(all(feature = "broker", target_os = "linux"))]
+            broker: None,
         }
     }
 
@@ -315,25 +319,64 @@ impl PoolBuilder {
         self
     }
 
+    /// Shares the device with pools of other processes: a broker leases the capacity. The option is the path of its socket,
+    /// or [`BrokerOptions`](crate::BrokerOptions). Default: no broker.
+    ///
+    /// A request that is short of the lease asks the broker, and waits in the queue as for any memory.
+    /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A request above the limit fails at once. When
+    /// the broker asks for memory, a thread of the pool's own gives back what is free; allocations from the caches of
+    /// streams know nothing of it, unless the broker needs memory that is in use. See
+    /// [the guide](crate::guide::services#several-processes).
+    ///
+    /// Excludes [`initial_size`](Self::initial_size), [`driver_pool`](Self::driver_pool), and memory that is not the
+    /// device's alone.
+    #[cfg(all(feature = "broker", target_os = "linux"))]
+    #[cfg_attr(docsrs, doc(cfg(feature = "broker")))]
+    pub fn broker(mut self, options: impl Into<super::BrokerOptions>) -> Self {
+        self.broker = Some(options.into());
+        self
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
     /// Returns a [`BuildError`] that names the setting that is out of range, the feature that the device lacks, or the
-    /// name that is taken; or it is the device's error.
+    /// name that is taken; or it is the device's or the broker's error.
     pub fn build(self) -> Result<Pool, BuildError> {
         let Self {
             device,
             config,
             hook,
             driver_pool,
+            #[cfg(all(feature = "broker", target_os = "linux"))]
+            broker,
         } = self;
         if let Some(name) = &config.name {
             // Before the device is asked for anything. The name is reserved later, when the pool exists.
             registry::check_name(name)?;
         }
-        let settings = config.settings(&device, driver_pool)?;
-        let service = Service::new(device, settings, registry::spill, config.rules(), hook)?;
-        let pool = Pool::new(service, config.name)?;
+        #[cfg_attr(not(all(feature = "broker", target_os = "linux")), allow(unused_mut))]
+        let mut settings = config.settings(&device, driver_pool)?;
+        #[cfg(all(feature = "broker", target_os = "linux"))]
+        let joined = match broker {
+            Some(options) => options.join(&mut settings, config.name.as_deref())?,
+            None => None,
+        };
+        let pool = Service::new(device, settings, registry::spill, config.rules(), hook)
+            .and_then(|service| Pool::new(service, config.name));
+        #[cfg(all(feature = "broker", target_os = "linux"))]
+        let pool = match (pool, joined) {
+            (Ok(pool), Some(joined)) => {
+                joined.start(pool.service())?;
+                Ok(pool)
+            }
+            (Err(error), Some(joined)) => {
+                joined.abandon();
+                Err(error)
+            }
+            (pool, None) => pool,
+        };
+        let pool = pool?;
         for (tag, config) in config.tags {
             let account = pool.tag(tag);
             if config.limit.is_some() {

@@ -1,7 +1,7 @@
 //! The description and the health of a pool.
 
 use crate::device::{DeviceError, MemoryKind};
-use crate::driver::{DriverPoolUse, Upstream};
+use crate::driver::{BrokerLease, DriverPoolUse, Upstream};
 use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
@@ -117,6 +117,8 @@ pub struct Health {
     pub is_closed: bool,
     /// A [drain](crate::Pool::drain) is in progress.
     pub is_draining: bool,
+    /// The lease of a [broker](crate::Pool::lease), if there is one.
+    pub lease: Option<BrokerLease>,
     /// Requests that wait, in the queue or for the limit of a tag.
     pub waiting: usize,
     /// The time that the oldest of them has waited so far, on the device's clock.
@@ -133,6 +135,7 @@ impl Health {
             fault: driver.fault(),
             is_closed: driver.is_closed(),
             is_draining: driver.is_draining(),
+            lease: driver.lease.lender.as_ref().map(|lender| lender.figures()),
             waiting: service.queue.waiting(),
             oldest_wait: oldest.map(|since| now.saturating_sub(since)),
         }
@@ -153,6 +156,9 @@ impl fmt::Display for Health {
         }
         if self.is_draining {
             f.write_str(", draining")?;
+        }
+        if self.lease.as_ref().is_some_and(|lease| !lease.is_connected) {
+            f.write_str(", without its broker")?;
         }
         match (self.waiting, self.oldest_wait) {
             (0, _) | (_, None) => f.write_str("; no requests waiting"),

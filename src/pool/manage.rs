@@ -3,7 +3,7 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{BlockInfo, Statistics, Trimmed};
+use crate::driver::{BlockInfo, BrokerLease, Statistics, Trimmed};
 use crate::error::BuildError;
 use crate::heap::High;
 use crate::measure::Tag;
@@ -48,6 +48,12 @@ impl Pool {
     /// Returns the most bytes that the pool may reserve from the device.
     pub fn capacity(&self) -> u64 {
         self.service().driver.capacity()
+    }
+
+    /// Returns how the pool's lease stands, if a broker leases its capacity.
+    pub fn lease(&self) -> Option<BrokerLease> {
+        let lender = self.service().driver.lease.lender.as_ref();
+        lender.map(|lender| lender.figures())
     }
 
     /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory

@@ -5,6 +5,7 @@
 //! | `mod` | construction, streams, and the requests that a pool takes |
 //! | `manage` | memory that a pool holds, its figures, its limits, its end |
 //! | `config` | the configuration: every setting and its default |
+//! | `broker` | a pool whose capacity a broker leases |
 //! | `builder` | sets a configuration field by field |
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
 //! | `request` | how a request waits, whatever it asks for |
@@ -23,6 +24,8 @@
 )]
 
 mod allocate;
+#[cfg(all(feature = "broker", target_os = "linux"))]
+mod broker;
 mod builder;
 mod captured;
 mod config;
@@ -40,6 +43,8 @@ mod streams;
 mod tags;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned, Layout};
+#[cfg(all(feature = "broker", target_os = "linux"))]
+pub use broker::BrokerOptions;
 pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;

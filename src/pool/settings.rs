@@ -131,6 +131,7 @@ impl PoolConfig {
                 on_allocate: self.fill_on_allocate,
                 on_free: self.fill_on_free,
             },
+            lender: None,
             history: self.history,
         })
     }

@@ -29,6 +29,7 @@
 //! | `blocking` | waiting on a thread, without an executor |
 //! | `drain` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
+//! | `tenancy` | applies what a broker grants and recalls |
 //! | `link` | what the device's alarms call |
 
 mod admission;
@@ -52,6 +53,7 @@ mod scopes;
 mod service;
 mod serving;
 mod spawn;
+mod tenancy;
 mod terms;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod tests;
@@ -76,5 +78,6 @@ pub(crate) use hook::hooks_entered;
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
+pub(crate) use tenancy::Tenant;
 pub use terms::Overtaking;
 pub(crate) use terms::{Rules, Terms};

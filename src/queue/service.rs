@@ -9,6 +9,7 @@ use super::link::{Keeper, Link, StandIn};
 use super::reclaimer::Spawned;
 use super::serving::Pass;
 use super::spawn;
+use super::tenancy::Tenancy;
 use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
 use super::waiters::{Moved, Queue};
@@ -47,6 +48,7 @@ pub(crate) struct Service {
     is_orphaned: SharedFlag,
     pub(super) drains: Drains,
     pub(super) hooked: Hooked,
+    pub(super) tenancy: Tenancy,
 }
 
 impl Service {
@@ -78,6 +80,7 @@ impl Service {
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
             hooked: Hooked::new(hook),
+            tenancy: Tenancy::new(),
         })
     }
 
@@ -161,7 +164,10 @@ impl Service {
         }
         // Out of the lock: a watch may call at once.
         let mut watches = std::mem::take(&mut *self.watches.lock());
-        if !is_awaited && !self.driver.is_draining() {
+        if !is_awaited {
+            self.driver.lease.withdraw();
+        }
+        if !is_awaited && !self.driver.is_draining() && !self.driver.is_recalled() {
             return drop(watches);
         }
         let waker = Waker::from(self.funnel.clone());
@@ -396,9 +402,11 @@ impl Service {
         })
     }
 
-    /// Returns whether nothing of the pool is in use: the device refuses memory that others hold, and may release.
+    /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses while
+    /// nothing of the pool is in use.
     pub(super) fn is_short_for_others(&self) -> bool {
-        self.driver.is_refused() && self.driver.totals().used.current == 0
+        self.driver.lease.is_asking()
+            || self.driver.is_refused() && self.driver.totals().used.current == 0
     }
 
     /// Ends lasting reclaimers and the maintenance, after the last handle is dropped.
@@ -411,7 +419,8 @@ impl Service {
         let keeper = self.keeper.lock().take();
         self.funnel.set_stand_in(None);
         let stand_in = self.stand_in.lock().take();
-        for link in keeper.into_iter().chain(stand_in) {
+        let tenant = self.tenancy.take_link();
+        for link in keeper.into_iter().chain(stand_in).chain(tenant) {
             drop(link.cut());
         }
     }

@@ -52,6 +52,7 @@ impl<'a> Pass<'a> {
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
     pub(super) fn run(mut self) -> Option<Duration> {
         let service = self.service;
+        service.driver.lease.begin_turn(self.generation);
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
                 Served::Short => self.serve_past(&head),

@@ -8,6 +8,8 @@
 //! weirpool replay --device cuda --kernels --lag 1ms            # built with --features cuda
 //! weirpool frontier --plot frontier.svg
 //! weirpool devices                                             # built with --features cuda
+//! weirpool broker --capacity 70GiB --socket /run/user/1000/gpu0.sock
+//! weirpool top --socket /run/user/1000/gpu0.sock
 //! ```
 //!
 //! At the root of the repository, `cargo run --release --` stands for `weirpool`, and
@@ -19,10 +21,13 @@
 //! | `options` | the command line |
 //! | `trace`, `read` | traces, their limits, and the files that they are read from |
 //! | `replay`, `device` | the replay, with one task for each stream, and the devices it runs on |
+//! | `broker` | the broker of one GPU, and a view of it |
 //! | `frontier` | memory against device time, by chunk size and policy |
 //! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
 //! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 
+#[cfg(target_os = "linux")]
+mod broker;
 mod device;
 mod frontier;
 pub mod fuzzing;
@@ -53,6 +58,10 @@ pub fn main() -> ExitCode {
         Command::Replay(options) => replay(*options),
         Command::Frontier(options) => frontier(&options),
         Command::Devices => devices(),
+        #[cfg(target_os = "linux")]
+        Command::Broker(options) => broker::serve(&options),
+        #[cfg(target_os = "linux")]
+        Command::Top(options) => broker::top(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -38,6 +38,10 @@ pub(crate) enum Command {
     Frontier(Box<Frontier>),
     /// Prints one line for each GPU: its model, memory, memory pools and peers
     Devices,
+    #[cfg(target_os = "linux")]
+    Broker(Broker),
+    #[cfg(target_os = "linux")]
+    Top(Top),
 }
 
 impl Cli {
@@ -49,9 +53,8 @@ impl Cli {
     fn checked(self) -> Result<Command, clap::Error> {
         match self.command {
             None => Ok(Command::Replay(Box::new(Replay::parse_from(["replay"])))),
-            Some(Command::Devices) => Ok(Command::Devices),
-            Some(Command::Frontier(frontier)) => Ok(Command::Frontier(frontier)),
             Some(Command::Replay(replay)) => replay.checked().map(Box::new).map(Command::Replay),
+            Some(command) => Ok(command),
         }
     }
 }
@@ -106,6 +109,47 @@ pub(crate) struct Frontier {
     /// Draws memory against device time
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+}
+
+/// Leases the memory of a GPU to pools of several processes, until SIGINT or SIGTERM. Pools go on within their leases
+/// afterwards, and find the next broker of the same socket.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Debug, Parser)]
+#[command(name = "broker")]
+pub(crate) struct Broker {
+    /// The GPU, for messages and to check the capacity; one broker for each GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) device: u32,
+
+    /// What is leased: less than the memory of the GPU, which contexts and other users need as well
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) capacity: bytesize::ByteSize,
+
+    /// The socket, in a directory that only this user can change
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+
+    /// How long a process may take to act on a recall before others are asked in its place
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub(crate) grace: humantime::Duration,
+}
+
+/// Shows the processes of a broker, their leases, what they use and what they wait for, each time that it changes.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Debug, Parser)]
+#[command(name = "top")]
+pub(crate) struct Top {
+    /// The socket of the broker
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+
+    /// Shows the present figures, and ends
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    /// Prints one JSON object for each change, each on one line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The traces to replay.

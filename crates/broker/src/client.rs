@@ -1,0 +1,592 @@
+//! The client: keeps a lease for a tenant, whatever becomes of the broker.
+//!
+//! Two threads sleep until something happens. The *reader* takes the broker's terms, and reconnects when the connection
+//! ends: after 5 ms, and then after twice as long each time, up to 500 ms. That is the only time it measures. The
+//! *worker* applies the terms to the tenant, which may take as long as unmapping does, and states the result. Calls of
+//! the tenant only note what they want and wake the worker, so that none of them waits for the broker.
+
+use crate::ledger::{Figures, Joining, Refused};
+use crate::message::{Reply, Request, VERSION};
+use crate::share::{Share, Statement, Terms};
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use weirpool_wire::{Allowed, Connection};
+
+/// The first and the longest time between two attempts to reconnect.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+
+/// How long the broker may take to admit a client.
+const ADMISSION: Duration = Duration::from_secs(5);
+
+/// How long the broker may take to answer a caller that waits.
+const ANSWER: Duration = Duration::from_millis(100);
+
+/// What a tenant holds after it applied terms; in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Held from the device, or about to be.
+    pub held: u64,
+    /// In use.
+    pub used: u64,
+    /// Requests that wait.
+    pub waiting: u64,
+}
+
+/// An allocator within a lease.
+pub trait Tenant: Send + Sync {
+    /// First lets up to `first` bytes be held, and serves the requests that wait, if that is more than `bound`: it was
+    /// granted for them, and then recalled for others.
+    ///
+    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use
+    /// is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None` once
+    /// the tenant has ended. It holds no more than the larger of `bound` and that from then on.
+    ///
+    /// Called by one thread at a time.
+    fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held>;
+}
+
+/// How a client takes part.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// The broker's socket.
+    pub socket: PathBuf,
+    /// A name for display.
+    pub name: String,
+    /// The share that it asks for.
+    pub share: Share,
+    /// Bytes that are asked for beyond a need, in case no other client waits.
+    pub headroom: u64,
+}
+
+/// Why there is no lease.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// No broker listens.
+    #[error("no broker at {}: {reason}; start one, or run without", .socket.display())]
+    Unreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The broker does not admit the client.
+    #[error("the broker refuses the client: {0}")]
+    Refused(#[from] Refused),
+    /// The peer does not speak the protocol.
+    #[error("the broker's answer is not valid: {0}")]
+    Protocol(String),
+}
+
+/// What both threads and the tenant's calls share.
+#[derive(Debug)]
+struct State {
+    granted: u64,
+    returned: u64,
+    recalled: u64,
+    is_binding: bool,
+    /// The number of the latest terms, by the present broker.
+    number: u64,
+    /// Bytes that must have been granted.
+    needs: u64,
+    /// Questions asked so far, and those that the broker has answered.
+    asks: u64,
+    heard: u64,
+    /// The turn in which the need was stated.
+    turn: u64,
+    /// The part of the grants that the tenant is being told of: its needs are counted from there.
+    known: u64,
+    /// The part of the grants that the tenant has been told of.
+    applied: u64,
+    connection: Option<Arc<Connection>>,
+    /// The worker has something to apply or to state.
+    is_dirty: bool,
+    /// Why the broker does not take the client back.
+    refused: Option<Refused>,
+    is_closed: bool,
+}
+
+impl State {
+    fn lease(&self) -> u64 {
+        self.granted - self.returned
+    }
+
+    fn owes(&self) -> u64 {
+        self.recalled
+            .saturating_sub(self.returned)
+            .min(self.lease())
+    }
+
+    fn adopt(&mut self, terms: Terms) {
+        self.number = terms.number;
+        self.heard = terms.heard;
+        self.granted = terms.granted.max(self.granted);
+        self.recalled = terms.recalled;
+        self.is_binding = terms.is_binding;
+        self.is_dirty = true;
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: ClientConfig,
+    key: u64,
+    capacity: u64,
+    state: Mutex<State>,
+    /// The worker sleeps here.
+    work: Condvar,
+    /// Calls that wait for a grant, and the reader between two attempts to connect, sleep here.
+    news: Condvar,
+}
+
+/// A lease of a broker; see the module's documentation in the source.
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("shared", &self.shared)
+            .finish()
+    }
+}
+
+impl Client {
+    /// Joins the broker, and waits until it admits the client. [Start](Reader::start) it once there is a tenant.
+    ///
+    /// # Errors
+    /// If no broker listens, or it refuses.
+    pub fn join(config: ClientConfig) -> Result<(Self, Reader), ClientError> {
+        let key = RandomState::new().hash_one(std::process::id());
+        let (connection, capacity, terms) = admitted(&config, key, 0, 0)?;
+        let shared = Arc::new(Shared {
+            key,
+            capacity,
+            state: Mutex::new(State {
+                granted: terms.granted,
+                returned: 0,
+                recalled: terms.recalled,
+                is_binding: terms.is_binding,
+                number: terms.number,
+                needs: 0,
+                asks: 0,
+                heard: 0,
+                turn: 0,
+                known: 0,
+                applied: 0,
+                connection: Some(connection.clone()),
+                is_dirty: true,
+                refused: None,
+                is_closed: false,
+            }),
+            work: Condvar::new(),
+            news: Condvar::new(),
+            config,
+        });
+        let reader = Reader {
+            shared: shared.clone(),
+            connection,
+        };
+        Ok((Self { shared }, reader))
+    }
+
+    /// Returns the most bytes that the client may hold: its limit, within what the broker leases.
+    pub fn limit(&self) -> u64 {
+        self.shared.config.share.limit.min(self.shared.capacity)
+    }
+
+    /// Returns the share that the client asked for.
+    pub fn share(&self) -> Share {
+        self.shared.config.share
+    }
+
+    /// Returns the present lease in bytes.
+    pub fn lease(&self) -> u64 {
+        self.shared.lock().lease()
+    }
+
+    /// Returns the bytes that the broker has asked for and the tenant has not returned.
+    pub fn owes(&self) -> u64 {
+        self.shared.lock().owes()
+    }
+
+    /// Returns whether the broker is there.
+    pub fn is_connected(&self) -> bool {
+        self.shared.lock().connection.is_some()
+    }
+
+    /// Returns why the broker does not take the client back after a restart, if it said so.
+    pub fn refused(&self) -> Option<Refused> {
+        self.shared.lock().refused.clone()
+    }
+
+    /// Returns whether a need waits.
+    pub fn is_waiting(&self) -> bool {
+        let state = self.shared.lock();
+        state.needs > state.granted
+    }
+
+    /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces what was asked
+    /// for in another turn; of several calls in one turn, the largest counts.
+    pub fn ask(&self, turn: u64, bytes: u64) {
+        let mut state = self.shared.lock();
+        let is_same_turn = std::mem::replace(&mut state.turn, turn) == turn;
+        let needs = state.known.saturating_add(bytes);
+        let needs = if is_same_turn {
+            needs.max(state.needs)
+        } else {
+            needs
+        };
+        if needs != state.needs {
+            state.needs = needs;
+            self.shared.wake(&mut state);
+        }
+    }
+
+    /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to `patience`, and
+    /// then takes the need back. Returns whether the tenant has the bytes. A broker that does not answer within 100 ms is
+    /// not waited for.
+    pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
+        let shared = &*self.shared;
+        let mut state = shared.lock();
+        let (before, wanted) = (state.needs, state.known.saturating_add(bytes));
+        if wanted > before {
+            state.needs = wanted;
+        }
+        state.asks += 1;
+        let asked = state.asks;
+        shared.wake(&mut state);
+        let mut until = Instant::now() + ANSWER;
+        let mut has_heard = false;
+        while state.applied < wanted {
+            if state.granted < wanted && state.heard >= asked && !has_heard {
+                has_heard = true;
+                until = Instant::now() + patience;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let is_hopeless = state.connection.is_none() && state.granted < wanted;
+            if left.is_zero() || is_hopeless || state.is_closed {
+                if state.needs == wanted && wanted > before {
+                    state.needs = before;
+                    shared.wake(&mut state);
+                }
+                return false;
+            }
+            let waited = shared.news.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Takes a need back: no request waits any more.
+    pub fn withdraw(&self) {
+        let mut state = self.shared.lock();
+        if state.needs > state.granted {
+            state.needs = state.granted;
+            self.shared.wake(&mut state);
+        }
+    }
+
+    /// Has the terms applied again, if the broker has asked for more than was returned: memory came back to the tenant.
+    pub fn look_again(&self) {
+        let mut state = self.shared.lock();
+        if state.owes() > 0 {
+            self.shared.wake(&mut state);
+        }
+    }
+
+    /// Ends the lease, after the tenant's memory is back with the device.
+    pub fn close(&self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        state.returned = state.granted;
+        state.needs = state.granted;
+        self.shared.work.notify_all();
+        self.shared.news.notify_all();
+    }
+}
+
+/// The receiving end of a client that has not started.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+}
+
+impl Reader {
+    /// Starts the client's threads, for this tenant.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn start(self, tenant: Arc<dyn Tenant>) -> io::Result<()> {
+        let Self { shared, connection } = self;
+        let working = shared.clone();
+        let worker = thread::Builder::new().name("weirpool-lease".into());
+        worker.spawn(move || working.work(&*tenant))?;
+        let reader = thread::Builder::new().name("weirpool-broker-client".into());
+        reader.spawn(move || shared.read(connection))?;
+        Ok(())
+    }
+}
+
+impl Reader {
+    /// Ends the lease of a client that has not started.
+    pub fn abandon(self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        state.returned = state.granted;
+        self.shared.say_goodbye(state);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self, state: &mut State) {
+        state.is_dirty = true;
+        self.work.notify_one();
+    }
+
+    /// Applies terms and states the result, until the client is closed.
+    fn work(&self, tenant: &dyn Tenant) {
+        let mut has_ended = false;
+        loop {
+            let mut state = self.lock();
+            while !state.is_closed && (!state.is_dirty || has_ended) {
+                state = self
+                    .work
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.is_closed {
+                return self.say_goodbye(state);
+            }
+            state.is_dirty = false;
+            let (granted, number, asks) = (state.granted, state.number, state.asks);
+            // A new connection has other numbers.
+            let connection = state.connection.clone();
+            let is_more = std::mem::replace(&mut state.known, granted) < granted;
+            let bound = state.lease() - state.owes();
+            let first = if is_more { state.lease() } else { bound };
+            let is_binding = state.is_binding && state.owes() > 0;
+            drop(state);
+            let Some(held) = tenant.apply(first, bound, is_binding) else {
+                // The lease ends when the memory is back.
+                has_ended = true;
+                continue;
+            };
+            let mut state = self.lock();
+            if state.is_closed {
+                continue;
+            }
+            // What was granted meanwhile is applied at the next turn: the tenant does not hold it.
+            let returned = granted.saturating_sub(held.held.max(bound));
+            state.returned = state.returned.max(returned);
+            state.applied = granted;
+            self.news.notify_all();
+            let is_needy = state.needs > state.granted;
+            let headroom = if is_needy { self.config.headroom } else { 0 };
+            let statement = Statement {
+                returned: state.returned,
+                needs: state.needs,
+                wishes: state.needs.saturating_add(headroom),
+                answered: number,
+                asks,
+                used: held.used,
+                reserved: held.held,
+                waiting: held.waiting,
+            };
+            drop(state);
+            send(connection, &Request::State(statement));
+        }
+    }
+
+    fn say_goodbye(&self, state: MutexGuard<'_, State>) {
+        let statement = Statement {
+            returned: state.returned,
+            needs: state.needs,
+            answered: state.number,
+            ..Statement::default()
+        };
+        let connection = state.connection.clone();
+        drop(state);
+        send(connection.clone(), &Request::State(statement));
+        send(connection.clone(), &Request::Leave);
+        if let Some(connection) = connection {
+            // The reader ends. The broker reads what was sent first.
+            connection.shutdown();
+        }
+    }
+
+    /// Takes terms, and reconnects, until the client is closed.
+    fn read(&self, mut connection: Arc<Connection>) {
+        loop {
+            while let Ok((Reply::Terms(terms), _)) = connection.receive() {
+                let mut state = self.lock();
+                state.adopt(terms);
+                self.work.notify_one();
+                self.news.notify_all();
+            }
+            connection.shutdown();
+            let mut pause = BACK_OFF.0;
+            connection = loop {
+                let mut state = self.lock();
+                state.connection = None;
+                self.news.notify_all();
+                if !state.is_closed {
+                    let waited = self.news.wait_timeout(state, pause);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                if state.is_closed {
+                    return;
+                }
+                drop(state);
+                pause = (pause * 2).min(BACK_OFF.1);
+                if let Some(connection) = self.reconnect() {
+                    break connection;
+                }
+            };
+        }
+    }
+
+    fn reconnect(&self) -> Option<Arc<Connection>> {
+        let (granted, returned) = {
+            let state = self.lock();
+            (state.granted, state.returned)
+        };
+        let admitted = admitted(&self.config, self.key, granted, returned);
+        let mut state = self.lock();
+        match admitted {
+            Ok((connection, _, terms)) => {
+                state.refused = None;
+                state.adopt(terms);
+                state.connection = Some(connection.clone());
+                self.work.notify_one();
+                Some(connection)
+            }
+            Err(ClientError::Refused(refused)) => {
+                state.refused = Some(refused);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// Sends with no lock held: a broker that is stopped reads nothing. Only the worker sends.
+fn send(connection: Option<Arc<Connection>>, request: &Request) {
+    if let Some(connection) = connection
+        && connection.send(request, &[]).is_err()
+    {
+        // The reader sees the end.
+        connection.shutdown();
+    }
+}
+
+fn connect(socket: &Path) -> Result<Connection, ClientError> {
+    let connection = Connection::connect(socket, &Allowed::own());
+    connection.map_err(|error| unreachable(socket, &error))
+}
+
+fn unreachable(socket: &Path, error: &weirpool_wire::Error) -> ClientError {
+    ClientError::Unreachable {
+        socket: socket.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+/// Connects and joins, with what was granted and returned so far. Returns the broker's capacity and terms.
+fn admitted(
+    config: &ClientConfig,
+    key: u64,
+    granted: u64,
+    returned: u64,
+) -> Result<(Arc<Connection>, u64, Terms), ClientError> {
+    let connection = connect(&config.socket)?;
+    let failed = |error: weirpool_wire::Error| unreachable(&config.socket, &error);
+    let client = Joining {
+        key,
+        name: config.name.clone(),
+        share: config.share,
+        granted,
+        returned,
+    };
+    let version = VERSION;
+    connection
+        .send(&Request::Join { version, client }, &[])
+        .map_err(failed)?;
+    connection
+        .set_timeouts(None, Some(ADMISSION))
+        .map_err(failed)?;
+    let (answer, _) = connection.receive::<Reply>().map_err(failed)?;
+    match answer {
+        Reply::Welcome {
+            capacity, terms, ..
+        } => {
+            connection.set_timeouts(None, None).map_err(failed)?;
+            Ok((Arc::new(connection), capacity, terms))
+        }
+        Reply::Refused(refused) => Err(refused.into()),
+        other => Err(ClientError::Protocol(format!(
+            "{other:?} in place of a welcome"
+        ))),
+    }
+}
+
+/// Receives the broker's figures, each time that they change.
+#[derive(Debug)]
+pub struct Watch {
+    connection: Connection,
+    seen: Option<u64>,
+}
+
+impl Watch {
+    /// Connects to the broker at a socket.
+    ///
+    /// # Errors
+    /// If no broker listens.
+    pub fn connect(socket: &Path) -> Result<Self, ClientError> {
+        let connection = connect(socket)?;
+        Ok(Self {
+            connection,
+            seen: None,
+        })
+    }
+
+    /// Waits until the figures change; returns at once the first time. `None` when the broker has ended.
+    ///
+    /// # Errors
+    /// If the broker refuses, or its answer is not valid.
+    pub fn next_figures(&mut self) -> Result<Option<Figures>, ClientError> {
+        let seen = self.seen;
+        let watch = Request::Watch {
+            version: VERSION,
+            seen,
+        };
+        if self.connection.send(&watch, &[]).is_err() {
+            return Ok(None);
+        }
+        match self.connection.receive::<Reply>() {
+            Ok((Reply::Figures { version, figures }, _)) => {
+                self.seen = Some(version);
+                Ok(Some(figures))
+            }
+            Ok((Reply::Refused(refused), _)) => Err(refused.into()),
+            Ok((other, _)) => Err(ClientError::Protocol(format!(
+                "{other:?} in place of figures"
+            ))),
+            Err(weirpool_wire::Error::Closed) => Ok(None),
+            Err(error) => Err(ClientError::Protocol(error.to_string())),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The desk: what the broker answers to which message. It does no I/O: connections are numbers, and answers are values.
+
+use crate::ledger::{ClientId, Ledger, Process, Refused};
+use crate::message::{Reply, Request, VERSION};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The most connections that are served at once.
+pub const MOST_CONNECTIONS: usize = 128;
+
+/// The longest name of a client, in bytes.
+const LONGEST_NAME: usize = 64;
+
+/// What to do with a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Sends a message.
+    Send(u64, Reply),
+    /// Ends the connection, after what was sent before.
+    Close(u64),
+}
+
+#[derive(Debug)]
+struct Connection {
+    process: Process,
+    role: Role,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It has sent nothing.
+    New,
+    Client(ClientId),
+    /// It waits for figures of another version.
+    Watcher {
+        seen: Option<u64>,
+        waits: bool,
+    },
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Desk {
+    /// The ledger. Call [`actions`](Self::actions) after a change.
+    pub ledger: Ledger,
+    connections: BTreeMap<u64, Connection>,
+    actions: Vec<Action>,
+}
+
+impl Desk {
+    /// Creates a desk over a ledger.
+    pub fn new(ledger: Ledger) -> Self {
+        Self {
+            ledger,
+            connections: BTreeMap::new(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Begins a connection of a process, under a number that no other connection has.
+    pub fn connect(&mut self, number: u64, process: Process) {
+        let clients = self.connections.len();
+        if clients >= MOST_CONNECTIONS {
+            self.refuse(number, Refused::Full { clients });
+            return;
+        }
+        let connection = Connection {
+            process,
+            role: Role::New,
+        };
+        self.connections.insert(number, connection);
+    }
+
+    /// Takes a message of a connection.
+    pub fn receive(&mut self, number: u64, request: Request, now: Duration) {
+        if self.connections.contains_key(&number) {
+            self.handle(number, request, now);
+        }
+    }
+
+    /// Refuses a connection that sent what is no message.
+    pub fn refuse_malformed(&mut self, number: u64, reason: String, now: Duration) {
+        if self.connections.contains_key(&number) {
+            self.fault(number, reason, now);
+        }
+    }
+
+    fn handle(&mut self, number: u64, request: Request, now: Duration) {
+        let Connection { process, role, .. } = &self.connections[&number];
+        let (process, role) = (*process, *role);
+        match (request, role) {
+            (Request::Join { version, .. } | Request::Watch { version, .. }, _)
+                if version != VERSION =>
+            {
+                let reason =
+                    format!("version {version} of the protocol; this broker has version {VERSION}");
+                self.fault(number, reason, now);
+            }
+            (Request::Join { client, .. }, Role::New) => {
+                if client.name.len() > LONGEST_NAME {
+                    return self.fault(
+                        number,
+                        format!("the name exceeds {LONGEST_NAME} bytes"),
+                        now,
+                    );
+                }
+                match self.ledger.join(process, &client, now) {
+                    Ok(id) => self.welcome(number, id),
+                    Err(refused) => self.refuse(number, refused),
+                }
+            }
+            (Request::State(statement), Role::Client(id)) => {
+                if let Err(lie) = self.ledger.state(id, statement, now) {
+                    self.fault(number, lie.to_string(), now);
+                }
+            }
+            (Request::Leave, Role::Client(_)) => {
+                self.close(number, now);
+            }
+            (Request::Watch { seen, .. }, Role::New | Role::Watcher { waits: false, .. }) => {
+                let watcher = Role::Watcher { seen, waits: true };
+                self.connections.get_mut(&number).expect("it is known").role = watcher;
+            }
+            (request, _) => self.fault(number, format!("{request:?} is out of turn"), now),
+        }
+    }
+
+    fn welcome(&mut self, number: u64, id: ClientId) {
+        // A client that came back may not be known to be gone.
+        let is_earlier = |connection: &Connection| connection.role == Role::Client(id);
+        let earlier: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| is_earlier(connection))
+            .collect();
+        let earlier: Vec<_> = earlier.into_iter().map(|(number, _)| *number).collect();
+        for number in earlier {
+            self.connections.remove(&number);
+            self.actions.push(Action::Close(number));
+        }
+        self.connections.get_mut(&number).expect("it is known").role = Role::Client(id);
+        let welcome = Reply::Welcome {
+            version: VERSION,
+            capacity: self.ledger.capacity(),
+            terms: self.ledger.terms(id).unwrap_or_default(),
+        };
+        self.actions.push(Action::Send(number, welcome));
+        self.ledger.note_sent(id);
+    }
+
+    fn fault(&mut self, number: u64, reason: String, now: Duration) {
+        self.part(number, now);
+        self.refuse(number, Refused::Protocol(reason));
+    }
+
+    fn refuse(&mut self, number: u64, refused: Refused) {
+        self.connections.remove(&number);
+        self.actions
+            .push(Action::Send(number, Reply::Refused(refused)));
+        self.actions.push(Action::Close(number));
+    }
+
+    fn close(&mut self, number: u64, now: Duration) {
+        self.part(number, now);
+        self.connections.remove(&number);
+        self.actions.push(Action::Close(number));
+    }
+
+    fn part(&mut self, number: u64, now: Duration) {
+        if let Some(Connection {
+            role: Role::Client(id),
+            ..
+        }) = self.connections.get(&number)
+        {
+            self.ledger.part(*id, now);
+        }
+    }
+
+    /// Notes that a connection ended.
+    pub fn disconnect(&mut self, number: u64, now: Duration) {
+        self.part(number, now);
+        self.connections.remove(&number);
+    }
+
+    /// Takes the actions since the last call, in order.
+    pub fn actions(&mut self) -> Vec<Action> {
+        for (id, terms) in self.ledger.take_news() {
+            let of = |(_, connection): &(&u64, &Connection)| connection.role == Role::Client(id);
+            if let Some((number, _)) = self.connections.iter().find(of) {
+                self.actions
+                    .push(Action::Send(*number, Reply::Terms(terms)));
+            }
+        }
+        let version = self.ledger.version();
+        for (number, connection) in &mut self.connections {
+            if let Role::Watcher { seen, waits } = &mut connection.role
+                && *waits
+                && *seen != Some(version)
+            {
+                *waits = false;
+                let figures = self.ledger.figures();
+                self.actions
+                    .push(Action::Send(*number, Reply::Figures { version, figures }));
+            }
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Returns the number of connections.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+}

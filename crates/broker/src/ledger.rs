@@ -1,0 +1,838 @@
+//! The ledger: which client holds how much of the capacity, and which need is met next. It does no I/O and has no clock.
+//!
+//! # Rules
+//!
+//! - The **lease** of a client is what it was granted, less what it returned. A client returns bytes after its device has
+//!   them back. So a lease counts while any of its memory may exist.
+//! - **Capacity**: a grant is made only from bytes that no lease covers. The sum of leases never exceeds the capacity; if the
+//!   capacity was lowered between two runs, nothing is granted until the sum is within it.
+//! - **Guarantee**: guarantees together are within the capacity. A lease is never recalled below its guarantee. A need
+//!   within the guarantee comes before all other needs.
+//! - **Order**: a need is *reachable* if the free bytes, and the bytes above the guarantees of clients that answer, are
+//!   enough. Reachable needs are met in the order of their arrival. A need that is not reachable is passed over
+//!   until it is: other clients use their guarantees, or a client does not answer.
+//! - **Recall**: for the need that is next, free memory is asked of the clients above their guarantee. Clients give until the
+//!   rest of each, over its weight, is equal. A client that answered with less than it was asked for has no more free memory.
+//!   If the need is still not met, the recall becomes *binding*: each client above its guarantee begins to use no more than
+//!   it is to keep, and returns memory as its requests end, until the need is met. Each is asked for all that lacks,
+//!   because the memory of any of them may be in use for ever.
+//! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it until it
+//!   speaks; it costs others what it holds.
+//! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease: its
+//!   process may go on to use the memory, and reconnect.
+//!
+//! # Progress
+//!
+//! Let the need of client `i` be such that lease and need are at most the capacity less the guarantees of the others. Then
+//! the free bytes and the excess of the others are always enough: it is reachable while all clients answer. It becomes the
+//! oldest reachable need after finitely many others, because younger needs do not pass it, but for those within guarantees.
+//! While it is the oldest, each client above its guarantee may only shrink, and does so as its requests end. Needs within guarantees
+//! take at most the guarantees, which the bound above leaves out. So the need is met once the clients have
+//! ended what they run: no request starves. A need beyond that bound is met when others leave enough of their guarantees unused.
+//!
+//! Two processes that each hold memory while they wait for more can deadlock, like two tasks of one pool. The broker
+//! does not resolve that: reserve what a task needs up front, or set a timeout.
+
+use crate::share::{Share, Statement, Terms};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use thiserror::Error;
+
+/// A client of a ledger, by number; numbers are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClientId(pub u64);
+
+/// A process, with the time of its start: the kernel uses the ids of ended processes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Process {
+    /// The process id.
+    pub id: u32,
+    /// When it started, in the kernel's ticks since boot; 0 where that is not known.
+    pub started: u64,
+}
+
+/// A client that joins, or comes back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Joining {
+    /// A number that the client chose at random, and keeps.
+    pub key: u64,
+    /// A name for display.
+    pub name: String,
+    /// The share that it asks for.
+    pub share: Share,
+    /// Bytes granted so far, by this broker or an earlier one.
+    pub granted: u64,
+    /// Bytes returned so far.
+    pub returned: u64,
+}
+
+/// Why a client is not admitted.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refused {
+    /// The guarantees together would exceed the capacity.
+    #[error(
+        "a guarantee of {guaranteed} bytes does not fit: {promised} of {capacity} bytes are guaranteed to others; \
+         lower the guarantee, or raise the capacity"
+    )]
+    Guarantees {
+        /// The guarantee that was asked for.
+        guaranteed: u64,
+        /// The guarantees of the others together.
+        promised: u64,
+        /// The capacity.
+        capacity: u64,
+    },
+    /// The share contradicts itself.
+    #[error("the share is invalid: {0}")]
+    Share(String),
+    /// The client claims more than it was granted.
+    #[error(
+        "the client claims a lease of {claimed} bytes, but at most {known} bytes can be its own"
+    )]
+    Claim {
+        /// The lease that it claims.
+        claimed: u64,
+        /// The lease that it can have.
+        known: u64,
+    },
+    /// The key belongs to a client of another process.
+    #[error("the key belongs to a client of process {process}")]
+    Key {
+        /// That process.
+        process: u32,
+    },
+    /// The message is not one of this protocol, or of another version.
+    #[error("the message is not valid: {0}")]
+    Protocol(String),
+    /// As many clients are connected as may be.
+    #[error("{clients} clients are connected, which is the limit")]
+    Full {
+        /// The number of clients.
+        clients: usize,
+    },
+}
+
+/// A statement that cannot be true. It changes nothing; the connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Lie {
+    /// More was returned than was granted, or less than before.
+    #[error("{returned} bytes returned, after {before}, of {granted} bytes granted")]
+    Returned {
+        /// As stated.
+        returned: u64,
+        /// As stated before.
+        before: u64,
+        /// By the broker.
+        granted: u64,
+    },
+    /// Terms were answered that were never sent.
+    #[error("terms {answered} were answered, and the latest are {latest}")]
+    Answered {
+        /// As stated.
+        answered: u64,
+        /// The latest terms.
+        latest: u64,
+    },
+    /// The client is not known.
+    #[error("the client is not known")]
+    Unknown,
+}
+
+/// How a client stands, for display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Standing {
+    /// It is connected.
+    Present,
+    /// It has not acted on a recall within the grace period.
+    Silent,
+    /// Its connection ended, and its process lives.
+    Absent,
+}
+
+/// The figures of one client; sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ClientFigures {
+    /// Its number.
+    pub id: ClientId,
+    /// Its name.
+    pub name: String,
+    /// Its process id.
+    pub process: u32,
+    /// Its share.
+    pub share: Share,
+    /// What it holds, or may take.
+    pub lease: u64,
+    /// The need that waits; 0 for none.
+    pub needs: u64,
+    /// What it is asked to give back and has not.
+    pub recalled: u64,
+    /// In use, as it said last.
+    pub used: u64,
+    /// Held from the device, as it said last.
+    pub reserved: u64,
+    /// Requests that wait, as it said last.
+    pub waiting: u64,
+    /// How it stands.
+    pub standing: Standing,
+}
+
+/// The figures of a ledger; sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Figures {
+    /// What may be leased.
+    pub capacity: u64,
+    /// What no lease covers.
+    pub free: u64,
+    /// Every client, in the order in which they came.
+    pub clients: Vec<ClientFigures>,
+}
+
+#[derive(Clone, Debug)]
+struct Client {
+    key: u64,
+    name: String,
+    process: Process,
+    share: Share,
+    statement: Statement,
+    terms: Terms,
+    /// When the need arrived, as a number; `None` if it has none.
+    need: Option<u64>,
+    /// It has answered a recall with less than was asked for since the last need arrived.
+    is_spent: bool,
+    /// Since when it has not acted on a recall.
+    asked_since: Option<Duration>,
+    is_silent: bool,
+    is_connected: bool,
+    /// The terms changed, and were not sent.
+    is_news: bool,
+}
+
+impl Client {
+    fn lease(&self) -> u64 {
+        self.terms.granted - self.statement.returned
+    }
+
+    /// Bytes above the guarantee.
+    fn excess(&self) -> u64 {
+        self.lease().saturating_sub(self.share.guaranteed)
+    }
+
+    fn lacks(&self) -> u64 {
+        match self.need {
+            Some(_) => self.statement.needs.saturating_sub(self.terms.granted),
+            None => 0,
+        }
+    }
+
+    /// It can be asked to give memory back.
+    fn answers(&self) -> bool {
+        self.is_connected && !self.is_silent
+    }
+
+    fn owes(&self) -> u64 {
+        let owed = self.terms.recalled.saturating_sub(self.statement.returned);
+        owed.min(self.lease())
+    }
+
+    fn is_within_guarantee(&self) -> bool {
+        self.lease().saturating_add(self.lacks()) <= self.share.guaranteed
+    }
+}
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    capacity: u64,
+    grace: Duration,
+    clients: BTreeMap<ClientId, Client>,
+    next: u64,
+    arrivals: u64,
+    /// The arrival of the need that memory is recalled for.
+    head: Option<u64>,
+    /// Rises with each change that the figures show.
+    version: u64,
+}
+
+impl Ledger {
+    /// Creates a ledger of this capacity in bytes. A client that does not act on a recall for `grace` is silent.
+    pub fn new(capacity: u64, grace: Duration) -> Self {
+        Self {
+            capacity,
+            grace,
+            clients: BTreeMap::new(),
+            next: 0,
+            arrivals: 0,
+            head: None,
+            version: 0,
+        }
+    }
+
+    /// Returns the capacity in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Returns a number that rises with each change of the figures.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Counts the lease of a client of an earlier broker, whose process lives.
+    pub fn restore(
+        &mut self,
+        key: u64,
+        name: String,
+        process: Process,
+        share: Share,
+        lease: u64,
+    ) -> ClientId {
+        let id = self.add(Client {
+            key,
+            name,
+            process,
+            share,
+            statement: Statement::default(),
+            terms: Terms {
+                granted: lease,
+                ..Terms::default()
+            },
+            need: None,
+            is_spent: false,
+            asked_since: None,
+            is_silent: false,
+            is_connected: false,
+            is_news: false,
+        });
+        self.version += 1;
+        id
+    }
+
+    fn add(&mut self, client: Client) -> ClientId {
+        let id = ClientId(self.next);
+        self.next += 1;
+        self.clients.insert(id, client);
+        id
+    }
+
+    /// Admits a client. Its first terms are [news](Self::take_news).
+    ///
+    /// # Errors
+    /// If its share does not fit, or it claims a lease that it cannot have. Nothing changes.
+    pub fn join(
+        &mut self,
+        process: Process,
+        joining: &Joining,
+        now: Duration,
+    ) -> Result<ClientId, Refused> {
+        let Joining {
+            key,
+            name,
+            share,
+            granted,
+            returned,
+        } = joining;
+        let mut share = *share;
+        share.limit = share.limit.min(self.capacity);
+        if share.weight == 0 {
+            return Err(Refused::Share("the weight is 0; choose 1 or more".into()));
+        }
+        if share.guaranteed > share.limit {
+            let Share {
+                guaranteed, limit, ..
+            } = share;
+            let reason =
+                format!("the guarantee of {guaranteed} bytes exceeds the limit of {limit} bytes");
+            return Err(Refused::Share(reason));
+        }
+        let known = self.clients.iter().find(|(_, client)| client.key == *key);
+        let known = known.map(|(id, client)| (*id, client.process, client.lease()));
+        if let Some((_, owner, _)) = known.filter(|(_, owner, _)| *owner != process) {
+            return Err(Refused::Key { process: owner.id });
+        }
+        let others = self
+            .clients
+            .iter()
+            .filter(|(id, _)| known.is_none_or(|(known, ..)| known != **id));
+        let promised: u64 = others
+            .map(|(_, client)| client.share.guaranteed)
+            .fold(0, u64::saturating_add);
+        if promised.saturating_add(share.guaranteed) > self.capacity {
+            let (guaranteed, capacity) = (share.guaranteed, self.capacity);
+            return Err(Refused::Guarantees {
+                guaranteed,
+                promised,
+                capacity,
+            });
+        }
+        // A record may be lost, and its clients live. Then the lease is counted if it can be true.
+        let most = known.map_or(self.free(), |(_, _, lease)| lease);
+        let claimed = granted.checked_sub(*returned).unwrap_or(u64::MAX);
+        if claimed > most {
+            return Err(Refused::Claim {
+                claimed,
+                known: most,
+            });
+        }
+        let earlier =
+            known.and_then(|(id, ..)| self.clients.remove(&id).map(|client| (id, client)));
+        let number = earlier
+            .as_ref()
+            .map_or(0, |(_, client)| client.terms.number);
+        let client = Client {
+            key: *key,
+            name: name.clone(),
+            process,
+            share,
+            statement: Statement {
+                returned: *returned,
+                // The guarantee is granted at once if it is free.
+                wishes: granted.saturating_add(share.guaranteed.saturating_sub(claimed)),
+                ..Statement::default()
+            },
+            terms: Terms {
+                number: number + 1,
+                heard: 0,
+                granted: *granted,
+                recalled: *returned,
+                is_binding: false,
+            },
+            need: None,
+            is_spent: false,
+            asked_since: None,
+            is_silent: false,
+            is_connected: true,
+            is_news: true,
+        };
+        let id = match earlier {
+            Some((id, _)) => {
+                self.clients.insert(id, client);
+                id
+            }
+            None => self.add(client),
+        };
+        self.settle(now);
+        Ok(id)
+    }
+
+    /// Takes a client's statement.
+    ///
+    /// # Errors
+    /// If it cannot be true. Nothing changes.
+    pub fn state(
+        &mut self,
+        id: ClientId,
+        mut statement: Statement,
+        now: Duration,
+    ) -> Result<(), Lie> {
+        let client = self.clients.get_mut(&id).ok_or(Lie::Unknown)?;
+        let (before, granted) = (client.statement.returned, client.terms.granted);
+        let returned = statement.returned;
+        if returned > granted || returned < before {
+            return Err(Lie::Returned {
+                returned,
+                before,
+                granted,
+            });
+        }
+        let latest = client.terms.number;
+        if statement.answered > latest {
+            let answered = statement.answered;
+            return Err(Lie::Answered { answered, latest });
+        }
+        // A client that asks for more gets its limit. Its need and a recall may have crossed on the way.
+        statement.needs = statement
+            .needs
+            .min(returned.saturating_add(client.share.limit));
+        client.statement = statement;
+        client.is_silent = false;
+        let is_answer = statement.answered == latest;
+        if is_answer {
+            client.asked_since = None;
+            client.is_spent |= client.owes() > 0;
+        }
+        if statement.needs <= granted {
+            client.need = None;
+        } else if client.need.is_none() {
+            client.need = Some(self.arrivals);
+            self.arrivals += 1;
+        }
+        self.settle(now);
+        if let Some(client) = self.clients.get_mut(&id)
+            && statement.asks > client.terms.heard
+        {
+            client.terms.heard = statement.asks;
+            client.note_terms();
+        }
+        Ok(())
+    }
+
+    /// Notes that the present terms of a client were sent.
+    pub fn note_sent(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.is_news = false;
+        }
+    }
+
+    /// Notes that a client's connection ended. Its lease stays until it returns or its process ends; a client that holds
+    /// nothing is forgotten.
+    pub fn part(&mut self, id: ClientId, now: Duration) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        client.is_connected = false;
+        client.need = None;
+        client.asked_since = None;
+        client.terms.recalled = client.statement.returned;
+        client.terms.is_binding = false;
+        if client.lease() == 0 {
+            self.clients.remove(&id);
+        }
+        self.settle(now);
+    }
+
+    /// Notes that a process ended, and that the driver has its memory back.
+    pub fn exit(&mut self, process: Process, now: Duration) {
+        self.clients.retain(|_, client| client.process != process);
+        self.settle(now);
+    }
+
+    /// Frees the lease of one client that is not connected, where nothing tells when its process ends.
+    pub fn forget(&mut self, id: ClientId, now: Duration) {
+        if self
+            .clients
+            .get(&id)
+            .is_some_and(|client| !client.is_connected)
+        {
+            self.clients.remove(&id);
+        }
+        self.settle(now);
+    }
+
+    /// Notes the time: clients that did not act on a recall within the grace period are silent from then on.
+    pub fn pass_time(&mut self, now: Duration) {
+        let grace = self.grace;
+        for client in self.clients.values_mut() {
+            if client
+                .asked_since
+                .is_some_and(|since| now >= since.saturating_add(grace))
+            {
+                client.asked_since = None;
+                client.is_silent = true;
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Returns when to [pass the time](Self::pass_time) next; `None` while every client has answered.
+    pub fn next_time(&self) -> Option<Duration> {
+        let asked = self
+            .clients
+            .values()
+            .filter_map(|client| client.asked_since);
+        asked.min().map(|since| since.saturating_add(self.grace))
+    }
+
+    /// Returns the terms that changed since they were last taken.
+    pub fn take_news(&mut self) -> Vec<(ClientId, Terms)> {
+        let clients = self
+            .clients
+            .iter_mut()
+            .filter(|(_, client)| client.is_connected);
+        let news = clients.filter_map(|(id, client)| {
+            std::mem::take(&mut client.is_news).then_some((*id, client.terms))
+        });
+        news.collect()
+    }
+
+    /// Returns the present terms of a client.
+    pub fn terms(&self, id: ClientId) -> Option<Terms> {
+        self.clients.get(&id).map(|client| client.terms)
+    }
+
+    /// Returns the bytes that no lease covers.
+    pub fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.leased())
+    }
+
+    fn leased(&self) -> u64 {
+        self.clients
+            .values()
+            .map(Client::lease)
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Returns the figures for display.
+    pub fn figures(&self) -> Figures {
+        let figures = |(id, client): (&ClientId, &Client)| ClientFigures {
+            id: *id,
+            name: client.name.clone(),
+            process: client.process.id,
+            share: client.share,
+            lease: client.lease(),
+            needs: client.lacks(),
+            recalled: client.owes(),
+            used: client.statement.used,
+            reserved: client.statement.reserved,
+            waiting: client.statement.waiting,
+            standing: match (client.is_connected, client.is_silent) {
+                (false, _) => Standing::Absent,
+                (true, true) => Standing::Silent,
+                (true, false) => Standing::Present,
+            },
+        };
+        Figures {
+            capacity: self.capacity,
+            free: self.free(),
+            clients: self.clients.iter().map(figures).collect(),
+        }
+    }
+
+    /// Returns the leases to record for the next broker.
+    pub fn leases(&self) -> impl Iterator<Item = (u64, &str, Process, Share, u64)> {
+        let clients = self.clients.values();
+        clients.map(|client| {
+            (
+                client.key,
+                &*client.name,
+                client.process,
+                client.share,
+                client.lease(),
+            )
+        })
+    }
+
+    /// Meets the needs that can be met, and recalls memory for the next one.
+    fn settle(&mut self, now: Duration) {
+        self.version += 1;
+        while let Some(id) = self.next_need() {
+            let free = self.free();
+            let client = self.clients.get_mut(&id).expect("it has a need");
+            let lacks = client.lacks();
+            if lacks > free {
+                break;
+            }
+            client.terms.granted += lacks;
+            client.need = None;
+            client.note_terms();
+        }
+        let next = self.next_need();
+        let head = next.and_then(|id| self.clients[&id].need);
+        if std::mem::replace(&mut self.head, head) != head {
+            // Clients may have freed memory since they were asked for another need.
+            self.clients
+                .values_mut()
+                .for_each(|client| client.is_spent = false);
+        }
+        if next.is_none() {
+            self.grant_wishes();
+        }
+        self.recall_for(next, now);
+    }
+
+    /// Returns the need that is met next: the oldest within a guarantee, or else the oldest that is reachable.
+    fn next_need(&self) -> Option<ClientId> {
+        let needy = || {
+            self.clients
+                .iter()
+                .filter(|(id, client)| client.need.is_some() && self.is_reachable(**id))
+        };
+        let oldest = |needs: &mut dyn Iterator<Item = (&ClientId, &Client)>| {
+            needs
+                .min_by_key(|(_, client)| client.need)
+                .map(|(id, _)| *id)
+        };
+        let guaranteed = oldest(&mut needy().filter(|(_, client)| client.is_within_guarantee()));
+        guaranteed.or_else(|| oldest(&mut needy()))
+    }
+
+    fn is_reachable(&self, id: ClientId) -> bool {
+        let others = self
+            .clients
+            .iter()
+            .filter(|(other, client)| **other != id && client.answers());
+        let excess = others
+            .map(|(_, client)| client.excess())
+            .fold(0, u64::saturating_add);
+        // What is leased beyond the capacity has to come back first.
+        let could_be_leased = self
+            .capacity
+            .saturating_add(excess)
+            .saturating_sub(self.leased());
+        self.clients[&id].lacks() <= could_be_leased
+    }
+
+    /// Grants what is welcome to clients while no need waits. What is not free now is not granted later.
+    fn grant_wishes(&mut self) {
+        let mut free = self.free();
+        for client in self
+            .clients
+            .values_mut()
+            .filter(|client| client.is_connected)
+        {
+            let Client {
+                terms,
+                statement,
+                share,
+                ..
+            } = client;
+            let wished = statement.wishes.saturating_sub(terms.granted);
+            let room = share
+                .limit
+                .saturating_sub(terms.granted - statement.returned);
+            let given = wished.min(room).min(free);
+            statement.wishes = 0;
+            if given > 0 {
+                free -= given;
+                client.terms.granted += given;
+                client.note_terms();
+            }
+        }
+    }
+
+    /// Sets what each client is asked to return, for this need and what is leased beyond the capacity.
+    fn recall_for(&mut self, next: Option<ClientId>, now: Duration) {
+        let need = next.map_or(0, |id| self.clients[&id].lacks());
+        let lacking = need
+            .saturating_add(self.leased())
+            .saturating_sub(self.capacity);
+        let others = || {
+            let clients = self
+                .clients
+                .iter()
+                .filter(|(id, client)| next != Some(**id) && client.answers());
+            clients.filter(|(_, client)| client.excess() > 0)
+        };
+        let weighted = |is_spent: bool| -> Vec<(ClientId, u64, u32)> {
+            let clients = others().filter(|(_, client)| client.is_spent == is_spent);
+            clients
+                .map(|(id, client)| (*id, client.excess(), client.share.weight))
+                .collect()
+        };
+        let soft = split(lacking, &weighted(false));
+        let rest = lacking - soft.values().sum::<u64>();
+        // Whichever client is the first to end what it runs: memory of another one may be in use for ever.
+        let binding: BTreeMap<_, _> = match rest {
+            0 => BTreeMap::new(),
+            _ => weighted(true)
+                .into_iter()
+                .map(|(id, excess, _)| (id, excess.min(rest)))
+                .collect(),
+        };
+        for (id, client) in &mut self.clients {
+            let asked = soft.get(id).or(binding.get(id)).copied().unwrap_or(0);
+            let recalled = client.statement.returned + asked;
+            let is_binding = binding.contains_key(id) && asked > 0;
+            let is_same = client.terms.recalled.max(client.statement.returned) == recalled
+                && client.terms.is_binding == is_binding;
+            if !is_same {
+                client.terms.recalled = recalled;
+                client.terms.is_binding = is_binding;
+                client.note_terms();
+            }
+            let is_unanswered = client.answers() && client.statement.answered < client.terms.number;
+            match (asked > 0 && is_unanswered, client.asked_since) {
+                (true, None) => client.asked_since = Some(now),
+                (false, _) => client.asked_since = None,
+                (true, Some(_)) => {}
+            }
+        }
+    }
+
+    /// Checks the invariants.
+    ///
+    /// # Errors
+    /// The one that does not hold.
+    pub fn check(&self) -> Result<(), String> {
+        for (id, client) in &self.clients {
+            let (lease, owes) = (client.lease(), client.owes());
+            if client.statement.returned > client.terms.granted {
+                return Err(format!("{id:?} returned more than it was granted"));
+            }
+            if owes > client.excess() {
+                return Err(format!(
+                    "{id:?} is asked for {owes} of {lease}, and its guarantee is {:?}",
+                    client.share
+                ));
+            }
+            if client.need.is_some() && client.lacks() == 0 {
+                return Err(format!("{id:?} waits for nothing"));
+            }
+        }
+        let next = self.next_need();
+        let is_met = next.is_some_and(|id| self.clients[&id].lacks() <= self.free());
+        if is_met {
+            return Err(format!("{next:?} waits for memory that is free"));
+        }
+        Ok(())
+    }
+}
+
+impl Client {
+    fn note_terms(&mut self) {
+        self.terms.number += 1;
+        self.is_news = true;
+    }
+}
+
+/// Splits `bytes` over clients, of which each has an excess and a weight, so that what is left of each excess over its weight is
+/// equal, or less where there was less. Returns less in all if the excess of all is less.
+fn split(bytes: u64, clients: &[(ClientId, u64, u32)]) -> BTreeMap<ClientId, u64> {
+    let mut given = BTreeMap::new();
+    if bytes == 0 {
+        return given;
+    }
+    // Clients with the highest excess over their weight give first, down to the level of the next.
+    let mut clients: Vec<_> = clients
+        .iter()
+        .filter(|(_, excess, _)| *excess > 0)
+        .copied()
+        .collect();
+    let level = |excess: u64, weight: u32| {
+        u128::from(excess) * u128::from(u32::MAX) / u128::from(weight.max(1))
+    };
+    clients.sort_by_key(|(id, excess, weight)| (std::cmp::Reverse(level(*excess, *weight)), *id));
+    let total: u128 = clients
+        .iter()
+        .map(|(_, excess, _)| u128::from(*excess))
+        .sum();
+    let wanted = u128::from(bytes).min(total);
+    // The sum that is given rises as the level falls: find the highest level at which it is enough.
+    let gives = |at: u128, (_, excess, weight): &(ClientId, u64, u32)| {
+        let kept = at.saturating_mul(u128::from(*weight)) / u128::from(u32::MAX);
+        u128::from(*excess).saturating_sub(kept)
+    };
+    let sum = |at: u128| clients.iter().map(|client| gives(at, client)).sum::<u128>();
+    let (mut low, mut high) = (
+        0,
+        clients
+            .first()
+            .map_or(0, |(_, excess, weight)| level(*excess, *weight) + 1),
+    );
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        match sum(middle) >= wanted {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    let mut left = wanted;
+    for client in &clients {
+        let share = gives(low, client).min(left);
+        left -= share;
+        if share > 0 {
+            given.insert(client.0, share as u64);
+        }
+    }
+    given
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,443 @@
+//! The broker's I/O: one thread, which sleeps until a client speaks, a process ends, or a grace period does.
+//!
+//! # When memory is back
+//!
+//! The driver frees the memory of a process when the kernel closes its device files, on the way out of the process. The
+//! kernel closes the files first and reports the exit afterwards. So a pidfd that is readable says that the memory is
+//! back, unless another process holds the same files: a child that inherited them, or an importer of exported memory,
+//! which counts for the importer. The end of a connection says nothing of that kind.
+//!
+//! # Restart
+//!
+//! Before a change is sent, the leases are written to a file beside the socket. A broker that starts reads it, and
+//! counts the leases of processes that live, so that it can grant at once without waiting for them. Clients reconnect,
+//! and state what they hold, which cannot be more.
+
+use crate::desk::{Action, Desk};
+use crate::ledger::{Ledger, Process, Refused};
+use crate::message::{Reply, Request};
+use crate::share::Share;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use weirpool_wire::{Allowed, Connection, Listener};
+
+/// What a broker leases, and where it listens.
+#[derive(Clone, Debug)]
+pub struct BrokerConfig {
+    /// The socket, private to the user. The record of the leases is beside it, with the ending `.leases`.
+    pub socket: PathBuf,
+    /// What is leased, in bytes.
+    pub capacity: u64,
+    /// How long a client may take to act on a recall before others are asked in its place. The only time that the
+    /// broker measures. Default: 1 s.
+    pub grace: Duration,
+}
+
+impl BrokerConfig {
+    /// Creates a configuration with the default grace period.
+    pub fn new(socket: impl Into<PathBuf>, capacity: u64) -> Self {
+        Self {
+            socket: socket.into(),
+            capacity,
+            grace: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Why a broker does not start, or ends.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BrokerError {
+    /// The socket cannot be used: another broker has it, or its directory is not private.
+    #[error(transparent)]
+    Socket(#[from] weirpool_wire::Error),
+    /// A file cannot be used.
+    #[error("{}: {error}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        error: io::Error,
+    },
+    /// The record of leases cannot be read.
+    #[error("{} is no record of leases: {reason}; remove it if no client of the earlier broker runs", .path.display())]
+    Record {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// One lease in the record.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Recorded {
+    key: u64,
+    name: String,
+    process: Process,
+    share: Share,
+    lease: u64,
+}
+
+#[derive(Debug)]
+struct Peer {
+    connection: Connection,
+    process: Process,
+}
+
+/// A broker that listens. [`run`](Self::run) it on a thread, or [`spawn`](Self::spawn) it.
+#[derive(Debug)]
+pub struct Broker {
+    desk: Desk,
+    listener: Listener,
+    socket: PathBuf,
+    record: PathBuf,
+    recorded: Vec<u8>,
+    stop: Arc<OwnedFd>,
+    peers: BTreeMap<u64, Peer>,
+    /// Processes with a lease or a connection. The descriptor is readable once the process has ended.
+    processes: BTreeMap<Process, OwnedFd>,
+    next: u64,
+    since: Instant,
+}
+
+/// Stops a broker.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<OwnedFd>);
+
+impl Stop {
+    /// Makes [`Broker::run`] return. Clients go on within their leases.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// A broker on a thread of its own, which ends when this is dropped.
+pub struct Running {
+    stop: Stop,
+    thread: Option<JoinHandle<Result<(), BrokerError>>>,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn beside(file: &Path, ending: &str) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}
+
+impl Broker {
+    /// Listens at the socket, and counts the leases of an earlier broker.
+    ///
+    /// # Errors
+    /// If another broker has the socket, or a file cannot be used.
+    pub fn bind(config: BrokerConfig) -> Result<Self, BrokerError> {
+        let BrokerConfig {
+            socket,
+            capacity,
+            grace,
+        } = config;
+        // First: another broker may run, and write the record.
+        let listener = Listener::bind(&socket, Allowed::own())?;
+        let record = beside(&socket, ".leases");
+        let mut ledger = Ledger::new(capacity, grace);
+        let mut processes = BTreeMap::new();
+        for recorded in read_record(&record)? {
+            let process = recorded.process;
+            if let Some(pidfd) = open_process(process) {
+                let Recorded {
+                    key,
+                    name,
+                    share,
+                    lease,
+                    ..
+                } = recorded;
+                ledger.restore(key, name, process, share, lease);
+                processes.insert(process, pidfd);
+            }
+        }
+        let stop = eventfd(0, EventfdFlags::CLOEXEC);
+        let stop = stop.map_err(|error| BrokerError::Io {
+            path: socket.clone(),
+            error: error.into(),
+        })?;
+        Ok(Self {
+            desk: Desk::new(ledger),
+            listener,
+            socket,
+            record,
+            recorded: Vec::new(),
+            stop: Arc::new(stop),
+            peers: BTreeMap::new(),
+            processes,
+            next: 0,
+            since: Instant::now(),
+        })
+    }
+
+    /// Returns what stops the broker.
+    pub fn stopper(&self) -> Stop {
+        Stop(self.stop.clone())
+    }
+
+    /// Runs the broker on a thread of its own.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn spawn(self) -> io::Result<Running> {
+        let stop = self.stopper();
+        let thread = std::thread::Builder::new().name("weirpool-broker".into());
+        let thread = thread.spawn(move || self.run())?;
+        Ok(Running {
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Serves until it is [stopped](Self::stopper).
+    ///
+    /// # Errors
+    /// If the leases cannot be recorded, or the system cannot wait for events.
+    pub fn run(mut self) -> Result<(), BrokerError> {
+        loop {
+            self.act()?;
+            match self.wait() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    let path = self.socket.clone();
+                    return Err(BrokerError::Io { path, error });
+                }
+            }
+        }
+        // The record stays for the next broker, as long as a lease is in it.
+        if self.desk.ledger.leases().next().is_none() {
+            let _ = fs::remove_file(&self.record);
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Waits for an event and handles it. Returns whether to go on.
+    fn wait(&mut self) -> io::Result<bool> {
+        let timeout = self.desk.ledger.next_time().map(|at| {
+            let left = at.saturating_sub(self.now());
+            Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            }
+        });
+        let numbers: Vec<u64> = self.peers.keys().copied().collect();
+        let processes: Vec<Process> = self.processes.keys().copied().collect();
+        let peers = self
+            .peers
+            .values()
+            .map(|peer| PollFd::new(&peer.connection, PollFlags::IN));
+        let pidfds = self
+            .processes
+            .values()
+            .map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
+        let mut fds = vec![
+            PollFd::new(&*self.stop, PollFlags::IN),
+            PollFd::new(&self.listener, PollFlags::IN),
+        ];
+        fds.extend(peers.chain(pidfds));
+        match poll(&mut fds, timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Ok(true),
+            polled => polled?,
+        };
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        if ready[0] {
+            return Ok(false);
+        }
+        let (ready_peers, ended) = ready[2..].split_at(numbers.len());
+        for (number, _) in numbers.iter().zip(ready_peers).filter(|(_, ready)| **ready) {
+            self.read(*number);
+        }
+        for (process, _) in processes.iter().zip(ended).filter(|(_, ended)| **ended) {
+            let now = self.now();
+            self.desk.ledger.exit(*process, now);
+            self.processes.remove(process);
+        }
+        if ready[1] {
+            self.accept();
+        }
+        let now = self.now();
+        if self.desk.ledger.next_time().is_some_and(|at| at <= now) {
+            self.desk.ledger.pass_time(now);
+        }
+        Ok(true)
+    }
+
+    /// Takes one connection: the next one is ready at the next turn.
+    fn accept(&mut self) {
+        let Ok(connection) = self.listener.accept() else {
+            return;
+        };
+        let id = connection.peer().pid;
+        let started = started(id).unwrap_or(0);
+        let process = Process { id, started };
+        if !self.processes.contains_key(&process) {
+            let Some(pidfd) = open_process(process) else {
+                let reason =
+                    format!("process {id} cannot be watched; run the broker where its id is known");
+                let refused = Reply::Refused(Refused::Protocol(reason));
+                let _ = connection.try_send(&refused, &[]);
+                return;
+            };
+            self.processes.insert(process, pidfd);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.peers.insert(
+            number,
+            Peer {
+                connection,
+                process,
+            },
+        );
+        self.desk.connect(number, process);
+    }
+
+    /// Takes one message: a client that sends without end holds up no other.
+    fn read(&mut self, number: u64) {
+        use weirpool_wire::Error;
+        let now = self.now();
+        let Some(peer) = self.peers.get(&number) else {
+            return;
+        };
+        match peer.connection.try_receive::<Request>() {
+            Ok((request, _)) => self.desk.receive(number, request, now),
+            Err(Error::Empty) => {}
+            Err(
+                error @ (Error::Malformed(_) | Error::TooLong { .. } | Error::TooManyDescriptors),
+            ) => {
+                self.desk.refuse_malformed(number, error.to_string(), now);
+            }
+            Err(_) => self.end(number),
+        }
+    }
+
+    fn end(&mut self, number: u64) {
+        let now = self.now();
+        self.peers.remove(&number);
+        self.desk.disconnect(number, now);
+    }
+
+    /// Records the leases, and then does what the desk says.
+    fn act(&mut self) -> Result<(), BrokerError> {
+        loop {
+            let actions = self.desk.actions();
+            self.write_record()?;
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                match action {
+                    Action::Send(number, reply) => self.send(number, &reply),
+                    Action::Close(number) => {
+                        self.peers.remove(&number);
+                    }
+                }
+            }
+        }
+        let leases = self.desk.ledger.leases().map(|(_, _, process, ..)| process);
+        let connected = self.peers.values().map(|peer| peer.process);
+        let known: BTreeSet<Process> = leases.chain(connected).collect();
+        self.processes.retain(|process, _| known.contains(process));
+        Ok(())
+    }
+
+    /// Sends without waiting. A peer that does not read what it was sent is disconnected: a client of this protocol
+    /// never has more than a few messages on the way.
+    fn send(&mut self, number: u64, reply: &Reply) {
+        let peer = self.peers.get(&number);
+        let sent = peer.map(|peer| peer.connection.try_send(reply, &[]));
+        if let Some(Err(_)) = sent {
+            self.end(number);
+        }
+    }
+
+    fn write_record(&mut self) -> Result<(), BrokerError> {
+        let leases = self.desk.ledger.leases();
+        let leases = leases.map(|(key, name, process, share, lease)| Recorded {
+            key,
+            name: name.to_owned(),
+            process,
+            share,
+            lease,
+        });
+        let record =
+            serde_json::to_vec(&leases.collect::<Vec<_>>()).expect("a record has string keys");
+        if record == self.recorded {
+            return Ok(());
+        }
+        let new = beside(&self.record, ".new");
+        // Replaced as a whole: a broker that ends in between leaves one or the other. What was written survives the
+        // process without a flush; if the machine ends, so do the clients.
+        let written = fs::write(&new, &record).and_then(|()| fs::rename(&new, &self.record));
+        written.map_err(|error| BrokerError::Io {
+            path: self.record.clone(),
+            error,
+        })?;
+        self.recorded = record;
+        Ok(())
+    }
+}
+
+fn read_record(path: &Path) -> Result<Vec<Recorded>, BrokerError> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| BrokerError::Record {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(BrokerError::Io {
+            path: path.to_owned(),
+            error,
+        }),
+    }
+}
+
+/// Returns when a process started, in ticks since boot.
+fn started(process: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name in parentheses may hold anything. The start is field 22, and field 3 is the first after the name.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Opens a process, if it still is the one that is meant.
+fn open_process(process: Process) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(process.id).ok()?)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    (started(process.id).unwrap_or(0) == process.started).then_some(pidfd)
+}

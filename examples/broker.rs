@@ -1,0 +1,496 @@
+//! Three services in three processes on one GPU, whose peaks together exceed it:
+//! `cargo run --release --features broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]`.
+//!
+//! Each service holds its weights, and serves requests that need up to 60 % of the GPU for a while. It is run
+//! - **alone**: one process with a pool over all of the capacity, and no broker;
+//! - **alone with the broker**, while the two others are connected, hold their weights, and idle;
+//! - **split**: three processes, each with a third of the capacity, and no broker;
+//! - **together**: three processes with the broker, each guaranteed its weights.
+//!
+//! At the end two processes take the same memory by turns: the time from the request to its memory, less the times that
+//! mapping and unmapping as much take by themselves, is what it costs to move a lease.
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("skipped: the broker is for Linux");
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> anyhow::Result<()> {
+    linux::main()
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use anyhow::{Context, bail, ensure};
+    use std::env;
+    use std::io::{BufRead, BufReader, Write};
+    use std::path::PathBuf;
+    use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+    use weirpool::device::Device;
+    use weirpool::device::sim::{Clock, Operation, SimDevice};
+    use weirpool::{AllocError, BrokerOptions, Pool, PoolBuilder, Stream};
+    use weirpool_broker::{Broker, BrokerConfig};
+
+    const MIB: u64 = 1 << 20;
+    /// The part of the capacity that weights take, and that a request takes at most, in percent.
+    const WEIGHTS: u64 = 5;
+    const PEAK: u64 = 60;
+    /// How long a request works, once it has its memory.
+    const WORK: Duration = Duration::from_millis(2);
+    /// The memory of a moved lease.
+    const MOVED: u64 = 256 * MIB;
+    const MOVES: usize = 101;
+    const CHUNK: u64 = 8 * MIB;
+    /// Left free, so that no size has to fit exactly.
+    const SLACK: u64 = 4 * CHUNK;
+
+    #[derive(Clone, Debug)]
+    struct Options {
+        device: String,
+        capacity: u64,
+        time: Duration,
+    }
+
+    impl Options {
+        fn parse() -> anyhow::Result<Self> {
+            let mut options = Self {
+                device: "sim".into(),
+                capacity: 8192 * MIB,
+                time: Duration::from_secs(5),
+            };
+            let mut arguments = env::args().skip(1);
+            while let Some(name) = arguments.next() {
+                let value = arguments
+                    .next()
+                    .with_context(|| format!("{name} needs a value"))?;
+                match name.as_str() {
+                    "--device" => options.device = value,
+                    "--capacity-mib" => options.capacity = value.parse::<u64>()? * MIB,
+                    "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
+                    "--child" => {}
+                    _ => bail!("the option {name} is not known"),
+                }
+            }
+            ensure!(
+                options.capacity >= 4 * MOVED,
+                "the capacity is less than {} MiB",
+                4 * MOVED / MIB
+            );
+            Ok(options)
+        }
+    }
+
+    pub(super) fn main() -> anyhow::Result<()> {
+        let options = Options::parse()?;
+        if env::var_os("WEIRPOOL_SERVICE").is_some() {
+            return Service::new(&options)?.obey();
+        }
+        // In a process of its own: a parent that has used the driver cannot tell it apart from its children.
+        let folder = env::temp_dir().join(format!("weirpool-example-{}", std::process::id()));
+        std::fs::create_dir(&folder)?;
+        let measured = measure(&options, folder.join("broker"));
+        let _ = std::fs::remove_dir_all(&folder);
+        measured
+    }
+
+    fn measure(options: &Options, socket: PathBuf) -> anyhow::Result<()> {
+        let capacity = options.capacity;
+        println!(
+            "{}, capacity {} MiB, three services with peaks of {PEAK} %",
+            options.device,
+            capacity / MIB
+        );
+        println!(
+            "{:<28}{:>14}{:>12}{:>10}",
+            "", "requests/s", "failures", "waits"
+        );
+        let third = capacity / 3;
+
+        let mut alone = Handle::start(options, None, capacity)?;
+        let free = alone.serve(options)?;
+        drop(alone);
+        println!("{:<28}{free}", "alone");
+
+        {
+            let _broker = Broker::bind(BrokerConfig::new(&socket, capacity))?.spawn()?;
+            let mut services = start(options, Some(&socket), capacity)?;
+            for service in &mut services[1..] {
+                // They have been busy, and hold what they needed then.
+                service.ask("once", "served")?;
+            }
+            let with_broker = services[0].serve(options)?;
+            println!("{:<28}{with_broker}", "alone with the broker");
+            println!(
+                "{:<28}{:>13.1}%",
+                "  of the first",
+                100.0 * with_broker.rate / free.rate
+            );
+        }
+        let mut services = start(options, None, third)?;
+        print_together("split, a third each", &mut services, options)?;
+        drop(services);
+        {
+            let _broker = Broker::bind(BrokerConfig::new(&socket, capacity))?.spawn()?;
+            let mut services = start(options, Some(&socket), capacity)?;
+            print_together("together with the broker", &mut services, options)?;
+            drop(services);
+        }
+        let _broker = Broker::bind(BrokerConfig::new(&socket, capacity))?.spawn()?;
+        let mut services = start(options, Some(&socket), capacity)?;
+        moves(&mut services, capacity)
+    }
+
+    fn start(
+        options: &Options,
+        socket: Option<&PathBuf>,
+        capacity: u64,
+    ) -> anyhow::Result<Vec<Handle>> {
+        (0..3)
+            .map(|_| Handle::start(options, socket, capacity))
+            .collect()
+    }
+
+    fn print_together(
+        name: &str,
+        services: &mut [Handle],
+        options: &Options,
+    ) -> anyhow::Result<()> {
+        for service in services.iter_mut() {
+            service.tell(&format!("serve {}", options.time.as_millis()))?;
+        }
+        println!("{name}");
+        let mut sum = Served::default();
+        for (at, service) in services.iter_mut().enumerate() {
+            let served = Served::parse(&service.expect("served")?)?;
+            println!("{:<28}{served}", format!("  service {at}"));
+            sum.rate += served.rate;
+            sum.failures += served.failures;
+            sum.waits += served.waits;
+        }
+        println!("{:<28}{sum}", "  all");
+        Ok(())
+    }
+
+    /// Moves a lease between two services by turns. Prints medians.
+    fn moves(services: &mut [Handle], capacity: u64) -> anyhow::Result<()> {
+        let [one, other, filler] = services else {
+            unreachable!("there are three")
+        };
+        // The filler and the weights leave just what is moved.
+        let rest = capacity - MOVED - 3 * weights(capacity) - SLACK;
+        filler.ask(&format!("hold {rest}"), "held")?;
+        let (mut total, mut unmapping, mut mapping) = (Vec::new(), Vec::new(), Vec::new());
+        let mut turns = [one, other];
+        turns[0].ask(&format!("take {MOVED}"), "took")?;
+        for _ in 0..MOVES {
+            turns.swap(0, 1);
+            let took = turns[0].ask(&format!("take {MOVED}"), "took")?;
+            total.push(took.parse::<f64>()?);
+            // The process unmaps as much by itself, and takes it again within its lease.
+            let unmapped = turns[0].ask("unmap", "unmapped")?;
+            unmapping.push(unmapped.parse::<f64>()?);
+            let mapped = turns[0].ask(&format!("take {MOVED}"), "took")?;
+            mapping.push(mapped.parse::<f64>()?);
+        }
+        let [total, unmapping, mapping] = [total, unmapping, mapping].map(median);
+        println!("{} MiB moved, median of {MOVES}", MOVED / MIB);
+        println!("{:<28}{:>11.0} us", "  request to memory", total);
+        println!("{:<28}{:>11.0} us", "  unmapping as much", unmapping);
+        println!("{:<28}{:>11.0} us", "  mapping as much", mapping);
+        println!(
+            "{:<28}{:>11.0} us",
+            "  the rest: moving the lease",
+            total - unmapping - mapping
+        );
+        Ok(())
+    }
+
+    /// Returns the bytes of a service's weights, in whole chunks.
+    fn weights(capacity: u64) -> u64 {
+        (capacity * WEIGHTS / 100).next_multiple_of(CHUNK)
+    }
+
+    fn median(mut values: Vec<f64>) -> f64 {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    }
+
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Served {
+        rate: f64,
+        failures: u64,
+        waits: u64,
+    }
+
+    impl Served {
+        fn parse(text: &str) -> anyhow::Result<Self> {
+            let mut words = text.split_whitespace();
+            let mut next = || words.next().context("three figures");
+            Ok(Self {
+                rate: next()?.parse()?,
+                failures: next()?.parse()?,
+                waits: next()?.parse()?,
+            })
+        }
+    }
+
+    impl std::fmt::Display for Served {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(
+                f,
+                "{:>14.1}{:>12}{:>10}",
+                self.rate, self.failures, self.waits
+            )
+        }
+    }
+
+    /// A service in another process.
+    struct Handle {
+        child: Child,
+        input: ChildStdin,
+        output: BufReader<ChildStdout>,
+    }
+
+    impl Handle {
+        fn start(
+            options: &Options,
+            socket: Option<&PathBuf>,
+            capacity: u64,
+        ) -> anyhow::Result<Self> {
+            let mut command = Command::new(env::current_exe()?);
+            command.args(["--device", &options.device]);
+            command.args(["--capacity-mib", &(options.capacity / MIB).to_string()]);
+            command.env("WEIRPOOL_SERVICE", capacity.to_string());
+            if let Some(socket) = socket {
+                command.env("WEIRPOOL_SOCKET", socket);
+            }
+            let mut child = command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()?;
+            let input = child.stdin.take().context("piped")?;
+            let output = BufReader::new(child.stdout.take().context("piped")?);
+            let mut handle = Self {
+                child,
+                input,
+                output,
+            };
+            handle.expect("ready")?;
+            Ok(handle)
+        }
+
+        fn tell(&mut self, command: &str) -> anyhow::Result<()> {
+            Ok(writeln!(self.input, "{command}")?)
+        }
+
+        fn expect(&mut self, word: &str) -> anyhow::Result<String> {
+            let mut line = String::new();
+            self.output.read_line(&mut line)?;
+            let rest = line.trim().strip_prefix(word);
+            let rest =
+                rest.with_context(|| format!("the service said {line:?} in place of {word}"))?;
+            Ok(rest.trim().to_owned())
+        }
+
+        fn ask(&mut self, command: &str, word: &str) -> anyhow::Result<String> {
+            self.tell(command)?;
+            self.expect(word)
+        }
+
+        fn serve(&mut self, options: &Options) -> anyhow::Result<Served> {
+            let served = self.ask(&format!("serve {}", options.time.as_millis()), "served")?;
+            Served::parse(&served)
+        }
+    }
+
+    impl Drop for Handle {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    /// The work of a request.
+    enum Work {
+        Sim(weirpool::device::sim::SimStream),
+        #[cfg(feature = "cuda")]
+        Cuda(Arc<cudarc::driver::CudaStream>),
+    }
+
+    struct Service {
+        pool: Pool,
+        stream: Stream,
+        work: Work,
+        capacity: u64,
+        whole: u64,
+        held: Vec<weirpool::Block>,
+    }
+
+    impl Service {
+        fn new(options: &Options) -> anyhow::Result<Self> {
+            let capacity: u64 = env::var("WEIRPOOL_SERVICE")?.parse()?;
+            let (device, work): (Arc<dyn Device>, _) = match options.device.as_str() {
+                "sim" => {
+                    let device = SimDevice::builder()
+                        .memory(options.capacity)
+                        .clock(Clock::Wall)
+                        .build();
+                    (Arc::new(device.clone()), Work::Sim(device.create_stream()))
+                }
+                #[cfg(feature = "cuda")]
+                "cuda" => {
+                    let device = weirpool::device::cuda::CudaDevice::new(0)?;
+                    let work = device.context().new_stream()?;
+                    (Arc::new(device), Work::Cuda(work))
+                }
+                other => {
+                    bail!("the device {other} is not known; build with --features cuda for cuda")
+                }
+            };
+            let mut builder = PoolBuilder::new(device).capacity(capacity);
+            // A request that waits for what its own service holds fails, where no broker can help.
+            builder = builder.fail_deadlocks_after(Duration::from_millis(20));
+            if let Some(socket) = env::var_os("WEIRPOOL_SOCKET") {
+                let guaranteed = weights(options.capacity);
+                builder = builder
+                    .broker(BrokerOptions::new(PathBuf::from(socket)).guaranteed(guaranteed));
+            }
+            let pool = builder.build()?;
+            let stream = match &work {
+                Work::Sim(work) => pool.register(work)?,
+                #[cfg(feature = "cuda")]
+                Work::Cuda(work) => pool.register(work)?,
+            };
+            let weights = pool
+                .allocate(&stream, weights(options.capacity))
+                .blocking()?;
+            Ok(Self {
+                pool,
+                stream,
+                work,
+                capacity,
+                whole: options.capacity,
+                held: vec![weights],
+            })
+        }
+
+        fn obey(mut self) -> anyhow::Result<()> {
+            say("ready")?;
+            for line in std::io::stdin().lines() {
+                let line = line?;
+                let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
+                match command {
+                    "serve" => {
+                        let served = self.serve(Duration::from_millis(rest.parse()?))?;
+                        say(&format!(
+                            "served {} {} {}",
+                            served.rate, served.failures, served.waits
+                        ))?;
+                    }
+                    "once" => {
+                        self.request(self.capacity * 30 / 100)?;
+                        say("served")?;
+                    }
+                    "hold" => {
+                        self.held
+                            .push(self.pool.allocate(&self.stream, rest.parse()?).blocking()?);
+                        say("held")?;
+                    }
+                    "take" => {
+                        let start = Instant::now();
+                        let block = self.pool.allocate(&self.stream, rest.parse()?).blocking()?;
+                        let took = start.elapsed();
+                        drop(block);
+                        futures::executor::block_on(self.stream.synchronize())?;
+                        say(&format!("took {}", took.as_secs_f64() * 1e6))?;
+                    }
+                    "unmap" => {
+                        self.pool.reap()?;
+                        let start = Instant::now();
+                        let keep = self
+                            .pool
+                            .statistics()
+                            .reserved
+                            .current
+                            .saturating_sub(MOVED);
+                        let trimmed = self.pool.trim_to(keep)?;
+                        let took = start.elapsed();
+                        ensure!(trimmed.released > 0, "nothing was free: {trimmed}");
+                        say(&format!("unmapped {}", took.as_secs_f64() * 1e6))?;
+                    }
+                    _ => bail!("the command {line} is not known"),
+                }
+            }
+            Ok(())
+        }
+
+        /// Serves requests of different sizes for a time.
+        fn serve(&self, time: Duration) -> anyhow::Result<Served> {
+            let (start, mut served) = (Instant::now(), Served::default());
+            let mut count = 0_u64;
+            while start.elapsed() < time {
+                count += 1;
+                // A share of the whole GPU: a service does not know how it is shared.
+                let percent = 1 + (count * 7919 + u64::from(std::process::id())) % PEAK;
+                let waited = self.pool.statistics().waits.served;
+                match self.request(self.whole * percent / 100) {
+                    Ok(()) => served.rate += 1.0,
+                    Err(_) => served.failures += 1,
+                }
+                served.waits += self.pool.statistics().waits.served - waited;
+            }
+            served.rate /= start.elapsed().as_secs_f64();
+            Ok(served)
+        }
+
+        fn request(&self, bytes: u64) -> anyhow::Result<()> {
+            let block = match self
+                .pool
+                .allocate(&self.stream, bytes)
+                .timeout(Duration::from_secs(30))
+                .blocking()
+            {
+                Ok(block) => block,
+                Err(error @ AllocError::TooLarge { .. }) => {
+                    // It takes its time all the same, so that failing is not faster than serving.
+                    std::thread::sleep(WORK);
+                    return Err(error.into());
+                }
+                Err(error) => return Err(error.into()),
+            };
+            match &self.work {
+                Work::Sim(work) => {
+                    work.submit(Operation::new(WORK).writes(block.address(), block.size()));
+                }
+                #[cfg(feature = "cuda")]
+                Work::Cuda(work) => {
+                    let start = Instant::now();
+                    // Fills of the block stand for kernels.
+                    while start.elapsed() < WORK {
+                        // SAFETY: the block has as many bytes, and is used in the order of its stream.
+                        unsafe {
+                            cudarc::driver::result::memset_d8_async(
+                                block.address().to_bits(),
+                                0x55,
+                                block.size() as usize,
+                                work.cu_stream(),
+                            )
+                        }?;
+                        work.synchronize()?;
+                    }
+                }
+            }
+            drop(block);
+            futures::executor::block_on(self.stream.synchronize())?;
+            Ok(())
+        }
+    }
+
+    fn say(words: &str) -> anyhow::Result<()> {
+        println!("{words}");
+        Ok(std::io::stdout().flush()?)
+    }
+}

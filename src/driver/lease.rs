@@ -1,0 +1,161 @@
+//! The part of the capacity that a broker leases to the pool.
+//!
+//! The heap knows the lease as a bound on what is held. A search that is short of it asks the [`Lender`], and the
+//! lender has the [queue](crate::queue) apply each answer.
+//!
+//! A recall that is *binding* bounds what is in use as well, until enough memory has come back. Meanwhile a bit of the
+//! gate is set: frees go to the heap, and are seen.
+
+use super::core::gate;
+use super::{Core, Supply};
+use crate::sync::Ordering;
+use crate::sync::plain::{Arc, AtomicU64};
+use std::fmt;
+
+/// Leases capacity to a pool. No call waits for the broker, but for [`ask_and_wait`](Self::ask_and_wait).
+pub(crate) trait Lender: fmt::Debug + Send + Sync {
+    /// Asks for that many bytes more than may be held now. Replaces what was asked for in another turn; of several
+    /// calls in one turn, the largest counts.
+    fn ask(&self, turn: u64, bytes: u64);
+
+    /// Asks for that many bytes more, and waits briefly. Returns whether they may be held now.
+    fn ask_and_wait(&self, bytes: u64) -> bool;
+
+    /// Takes back what was asked for.
+    fn withdraw(&self);
+
+    /// Returns whether what was asked for is awaited.
+    fn is_asking(&self) -> bool;
+
+    /// Has the lease applied again: memory came back while the broker waits for it.
+    fn look_again(&self);
+
+    /// Ends the lease: the device has all memory back.
+    fn end(&self);
+
+    /// Returns how the lease stands.
+    fn figures(&self) -> BrokerLease;
+}
+
+/// The lease of a pool whose capacity a [broker](crate::guide::services#several-processes) leases; sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct BrokerLease {
+    /// What the pool may hold, including what the broker has asked for and the pool has not given back.
+    pub leased: u64,
+    /// What is never taken back.
+    pub guaranteed: u64,
+    /// The most that the pool may hold.
+    pub limit: u64,
+    /// What the broker has asked for and the pool has not given back.
+    pub recalled: u64,
+    /// The broker was asked for more, and has not granted it.
+    pub is_waiting: bool,
+    /// The broker is there. Without it the pool goes on within its lease, and requests beyond it wait.
+    pub is_connected: bool,
+    /// Why a restarted broker does not take the pool back, if it said so.
+    pub refused: Option<String>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) lender: Option<Arc<dyn Lender>>,
+    /// The pass over the queue that asks.
+    turn: AtomicU64,
+    /// The most bytes in use that a search may lead to; `u64::MAX` for any number.
+    most_in_use: AtomicU64,
+}
+
+impl Lease {
+    pub(super) fn new(lender: Option<Arc<dyn Lender>>) -> Self {
+        Self {
+            lender,
+            turn: AtomicU64::new(0),
+            most_in_use: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Begins a pass over the queue, whose needs replace those of earlier ones.
+    pub(crate) fn begin_turn(&self, turn: u64) {
+        if self.lender.is_some() {
+            self.turn.store(turn, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for a request that waits in the queue.
+    pub(super) fn ask(&self, bytes: u64) {
+        if let Some(lender) = self.lender.as_ref().filter(|_| bytes > 0) {
+            lender.ask(self.turn.load(Ordering::Relaxed), bytes);
+        }
+    }
+
+    /// Asks for a caller that wants an answer now.
+    pub(super) fn ask_and_wait(&self, bytes: u64) -> bool {
+        let lender = self.lender.as_ref().filter(|_| bytes > 0);
+        lender.is_some_and(|lender| lender.ask_and_wait(bytes))
+    }
+
+    /// Notes that no request waits.
+    pub(crate) fn withdraw(&self) {
+        if let Some(lender) = &self.lender {
+            lender.withdraw();
+        }
+    }
+
+    /// Returns whether the broker has been asked for more, and has not granted it.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.lender
+            .as_ref()
+            .is_some_and(|lender| lender.is_asking())
+    }
+}
+
+impl Core {
+    /// Sets the bytes that may be held. Returns those that are.
+    pub(crate) fn set_lease(&self, bytes: u64) -> u64 {
+        let mut heap = self.heap.lock();
+        heap.set_lease(bytes);
+        heap.totals().held()
+    }
+
+    /// Bounds what is in use, or ends the bound.
+    pub(crate) fn bound_use(&self, most: Option<u64>) {
+        let bytes = most.unwrap_or(u64::MAX);
+        self.lease.most_in_use.store(bytes, Ordering::Relaxed);
+        match most {
+            Some(_) => self.gate.fetch_or(gate::RECALLED, Ordering::SeqCst),
+            None => self.gate.fetch_and(!gate::RECALLED, Ordering::SeqCst),
+        };
+    }
+
+    /// Returns whether what is in use is bounded.
+    pub(crate) fn is_recalled(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::RECALLED != 0
+    }
+
+    /// Returns by how many bytes a request would exceed the bound on what is in use.
+    pub(super) fn beyond_use(&self, bytes: u64) -> u64 {
+        if !self.is_recalled() {
+            return 0;
+        }
+        let in_use = self.totals().in_use.current.saturating_add(bytes);
+        in_use.saturating_sub(self.lease.most_in_use.load(Ordering::Relaxed))
+    }
+
+    /// Returns the bytes that may be held now: the capacity, unless a broker leases less.
+    pub(crate) fn leased(&self) -> u64 {
+        match self.lease.lender {
+            None => self.capacity(),
+            Some(_) => self.heap.lock().lease(),
+        }
+    }
+}
+
+impl Supply {
+    /// Returns the bytes that are held, or may be: chunks that the device failed to take back are among them.
+    pub(crate) fn held(&self) -> u64 {
+        self.totals().held() + self.memory.unmapped_bytes()
+    }
+}

@@ -1,0 +1,146 @@
+//! Tenancy: applies what a broker grants and recalls, on the lender's thread, so that no task of the pool has to be
+//! polled for it.
+//!
+//! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
+//! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also holds requests
+//! back that would use more, and the lender looks again whenever memory comes back, like a [drain](super::drain).
+
+use super::Service;
+use super::funnel::Member;
+use super::link::Link;
+use crate::driver::Lender;
+use crate::sync::{Arc, Guards, Mutex, plain};
+use std::task::{Wake, Waker};
+
+/// What a pool holds after a lease was applied, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holding {
+    /// From the device, or about to be.
+    pub(crate) held: u64,
+    pub(crate) used: u64,
+    /// Requests that wait.
+    pub(crate) waiting: usize,
+}
+
+/// What the service knows of its broker.
+#[derive(Debug)]
+pub(super) struct Tenancy {
+    /// Looks again when memory comes back, while a recall is binding.
+    member: Mutex<Option<Member>>,
+    link: Mutex<Option<Link>>,
+}
+
+impl Tenancy {
+    pub(super) fn new() -> Self {
+        Self {
+            member: Mutex::new(Guards::Queue, None),
+            link: Mutex::new(Guards::Queue, None),
+        }
+    }
+
+    pub(super) fn take_link(&self) -> Option<Link> {
+        self.link.lock().take()
+    }
+}
+
+/// The pool as its lender sees it. Does not keep the pool alive after the last handle.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    link: Link,
+    /// Has the lender look again.
+    waker: Waker,
+}
+
+impl Tenant {
+    pub(crate) fn new(service: &Arc<Service>, lender: plain::Arc<dyn Lender>) -> Self {
+        let link = Link::new(service);
+        *service.tenancy.link.lock() = Some(link.clone());
+        let waker = Waker::from(plain::Arc::new(LookAgain(lender)));
+        Self { link, waker }
+    }
+
+    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the requests that
+    /// it was asked for, before it is recalled for others. Then bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`, bounds
+    /// what it uses as well. Returns what it holds then; `None` after the last handle of the pool is gone.
+    ///
+    /// One thread calls at a time.
+    pub(crate) fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Holding> {
+        let service = self.link.service()?;
+        if first > bound {
+            service.bind(first, false, &self.waker);
+            service.driver.set_lease(first);
+            service.funnel.note_change();
+            // Another thread that serves may have looked before.
+            while !service.queue.is_empty() && !Service::try_serve_fully(&service) {
+                plain::thread::yield_now();
+            }
+        }
+        Some(Service::apply_lease(
+            &service,
+            bound,
+            is_binding,
+            &self.waker,
+        ))
+    }
+}
+
+#[derive(Debug)]
+struct LookAgain(plain::Arc<dyn Lender>);
+
+impl Wake for LookAgain {
+    fn wake(self: plain::Arc<Self>) {
+        self.0.look_again();
+    }
+
+    fn wake_by_ref(self: &plain::Arc<Self>) {
+        self.0.look_again();
+    }
+}
+
+impl Service {
+    fn apply_lease(this: &Arc<Self>, bound: u64, is_binding: bool, waker: &Waker) -> Holding {
+        let driver = &this.driver;
+        driver.set_lease(bound);
+        this.bind(bound, is_binding, waker);
+        // A failure is noted. What stays is told to the lender.
+        if driver.held() > bound {
+            let _ = driver.release_above(bound);
+        }
+        if driver.held() > bound {
+            let _ = driver.reclaim_above(bound);
+        }
+        // Also after a recall: what was asked for may have been granted with it, and has to be asked for again.
+        if !this.queue.is_empty() || driver.is_recalled() {
+            this.funnel.note_change();
+            // A thread that serves already looks again, and leaves what it may not do to a thread of its own.
+            Self::try_serve_fully(this);
+        }
+        let totals = driver.totals();
+        Holding {
+            held: driver.held(),
+            used: totals.used.current,
+            waiting: this.queue.waiting(),
+        }
+    }
+
+    /// Begins, moves or ends the bound on what is in use.
+    fn bind(&self, bound: u64, is_binding: bool, waker: &Waker) {
+        let member = *self.tenancy.member.lock();
+        match (is_binding, member) {
+            (true, member) => {
+                let member = member.unwrap_or_else(|| self.funnel.name_drain());
+                *self.tenancy.member.lock() = Some(member);
+                self.driver.bound_use(Some(bound));
+                // Before the memory is looked at: what comes back in between wakes the lender.
+                self.funnel.enlist(member, waker);
+            }
+            (false, Some(member)) => {
+                *self.tenancy.member.lock() = None;
+                self.driver.bound_use(None);
+                drop(self.funnel.resign(member));
+                self.funnel.notify();
+            }
+            (false, None) => {}
+        }
+    }
+}

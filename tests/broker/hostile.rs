@@ -1,0 +1,239 @@
+//! Clients that lie, send what is no message, or read nothing. Others go on.
+
+use crate::common::MIB;
+use crate::{Folder, broker};
+use std::time::Duration;
+use weirpool_broker::ledger::{Joining, Refused};
+use weirpool_broker::message::{Reply, Request, VERSION};
+use weirpool_broker::{Share, Statement};
+use weirpool_wire::{Allowed, Connection, Error};
+
+fn connect(folder: &Folder) -> Connection {
+    let connection = Connection::connect(folder.socket(), &Allowed::own()).unwrap();
+    connection
+        .set_timeouts(None, Some(Duration::from_secs(30)))
+        .unwrap();
+    connection
+}
+
+fn joining(key: u64) -> Joining {
+    Joining {
+        key,
+        name: "hostile".into(),
+        share: Share::default(),
+        granted: 0,
+        returned: 0,
+    }
+}
+
+fn join(folder: &Folder, client: Joining) -> (Connection, Reply) {
+    let connection = connect(folder);
+    connection
+        .send(
+            &Request::Join {
+                version: VERSION,
+                client,
+            },
+            &[],
+        )
+        .unwrap();
+    let (reply, _) = connection.receive().unwrap();
+    (connection, reply)
+}
+
+/// Asserts that the broker leases all of its capacity to an honest client.
+fn assert_unharmed(folder: &Folder) {
+    crate::processes::until(folder, |figures| figures.free == figures.capacity);
+    let (connection, welcome) = join(folder, joining(fastrand::u64(..)));
+    assert!(matches!(welcome, Reply::Welcome { .. }));
+    let needs = 64 * MIB;
+    connection
+        .send(
+            &Request::State(Statement {
+                needs,
+                ..Statement::default()
+            }),
+            &[],
+        )
+        .unwrap();
+    let (reply, _) = connection.receive::<Reply>().unwrap();
+    assert!(
+        matches!(reply, Reply::Terms(terms) if terms.granted == needs),
+        "{reply:?}"
+    );
+    let returned = Statement {
+        needs,
+        returned: needs,
+        ..Statement::default()
+    };
+    connection.send(&Request::State(returned), &[]).unwrap();
+    connection.send(&Request::Leave, &[]).unwrap();
+    while connection.receive::<Reply>().is_ok() {}
+}
+
+#[test]
+fn malformed_messages_are_refused() {
+    let folder = Folder::new("frames");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let frames: [&[u8]; 8] = [
+        b"{}",
+        b"[]",
+        b"\xff\xfe\x00",
+        br#"{"state":{"returned":-1,"needs":0,"wishes":0,"answered":0,"asks":0,"used":0,"reserved":0,"waiting":0}}"#,
+        br#"{"state":{"returned":1e30,"needs":0,"wishes":0,"answered":0,"asks":0,"used":0,"reserved":0,"waiting":0}}"#,
+        br#"{"join":{"version":1,"client":{"key":1,"name":"x","share":{"guaranteed":0,"limit":99999999999999999999,"weight":1},"granted":0,"returned":0}}}"#,
+        br#""leave""#,
+        &[b'['; 60_000],
+    ];
+    for frame in frames {
+        let connection = connect(&folder);
+        connection.send_raw(frame, &[]).unwrap();
+        let (reply, _) = connection.receive::<Reply>().unwrap();
+        assert!(
+            matches!(reply, Reply::Refused(Refused::Protocol(_))),
+            "{reply:?}"
+        );
+        assert!(matches!(connection.receive::<Reply>(), Err(Error::Closed)));
+    }
+    let old = connect(&folder);
+    let watch = Request::Watch {
+        version: VERSION + 1,
+        seen: None,
+    };
+    old.send(&watch, &[]).unwrap();
+    let (reply, _) = old.receive::<Reply>().unwrap();
+    assert!(
+        matches!(reply, Reply::Refused(Refused::Protocol(_))),
+        "{reply:?}"
+    );
+    assert_unharmed(&folder);
+}
+
+#[test]
+fn random_frames_harm_no_other_client() {
+    let folder = Folder::new("random");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let mut random = fastrand::Rng::with_seed(21);
+    let valid = serde_json::to_vec(&Request::Join {
+        version: VERSION,
+        client: joining(7),
+    })
+    .unwrap();
+    for _ in 0..500 {
+        let connection = connect(&folder);
+        for _ in 0..random.usize(1..4) {
+            let mut frame = valid.clone();
+            for _ in 0..random.usize(0..6) {
+                let at = random.usize(..frame.len());
+                frame[at] = random.u8(..);
+            }
+            frame.truncate(random.usize(1..=frame.len()));
+            // The broker may have refused the one before.
+            let _ = connection.send_raw(&frame, &[]);
+        }
+    }
+    assert_unharmed(&folder);
+}
+
+#[test]
+fn claims_and_repeated_confirms_gain_nothing() {
+    let folder = Folder::new("claims");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    for granted in [65 * MIB, u64::MAX] {
+        let (_, reply) = join(
+            &folder,
+            Joining {
+                granted,
+                ..joining(1)
+            },
+        );
+        assert!(
+            matches!(reply, Reply::Refused(Refused::Claim { .. })),
+            "{reply:?}"
+        );
+    }
+    let (_, reply) = join(
+        &folder,
+        Joining {
+            returned: 1,
+            ..joining(1)
+        },
+    );
+    assert!(
+        matches!(reply, Reply::Refused(Refused::Claim { .. })),
+        "{reply:?}"
+    );
+    let overflowing = Joining {
+        granted: u64::MAX,
+        returned: u64::MAX,
+        ..joining(2)
+    };
+    let (connection, reply) = join(&folder, overflowing);
+    assert!(matches!(reply, Reply::Welcome { .. }));
+    let most = Statement {
+        returned: u64::MAX,
+        needs: u64::MAX,
+        wishes: u64::MAX,
+        ..Statement::default()
+    };
+    connection.send(&Request::State(most), &[]).unwrap();
+    drop(connection);
+
+    let (connection, _) = join(&folder, joining(3));
+    let needs = 32 * MIB;
+    connection
+        .send(
+            &Request::State(Statement {
+                needs,
+                ..Statement::default()
+            }),
+            &[],
+        )
+        .unwrap();
+    let _ = connection.receive::<Reply>().unwrap();
+    let confirm = Request::State(Statement {
+        needs,
+        returned: 16 * MIB,
+        ..Statement::default()
+    });
+    for _ in 0..3 {
+        connection.send(&confirm, &[]).unwrap();
+    }
+    crate::processes::until(&folder, |figures| figures.free == 48 * MIB);
+    let too_much = Request::State(Statement {
+        needs,
+        returned: 33 * MIB,
+        ..Statement::default()
+    });
+    connection.send(&too_much, &[]).unwrap();
+    let (reply, _) = connection.receive::<Reply>().unwrap();
+    assert!(
+        matches!(reply, Reply::Refused(Refused::Protocol(_))),
+        "{reply:?}"
+    );
+    // The lease counts on, until the process ends or states it truly.
+    crate::processes::until(&folder, |figures| figures.free == 48 * MIB);
+    let (connection, _) = join(
+        &folder,
+        Joining {
+            granted: needs,
+            returned: needs,
+            ..joining(3)
+        },
+    );
+    connection.send(&Request::Leave, &[]).unwrap();
+    assert_unharmed(&folder);
+}
+
+#[test]
+fn client_that_reads_nothing_is_disconnected() {
+    let folder = Folder::new("deaf");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let deaf = connect(&folder);
+    let watch = Request::Watch {
+        version: VERSION,
+        seen: None,
+    };
+    while deaf.send(&watch, &[]).is_ok() {}
+    assert_unharmed(&folder);
+}

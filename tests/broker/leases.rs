@@ -1,0 +1,193 @@
+//! Pools of this process with a broker: settings, errors, figures, and each way of asking for memory.
+
+use crate::common::*;
+use crate::{Folder, broker};
+use futures::executor::block_on;
+use std::time::Duration;
+use weirpool::device::sim::{Clock, SimDevice};
+use weirpool::testing::Invariants;
+use weirpool::*;
+
+fn device() -> SimDevice {
+    SimDevice::builder()
+        .memory(1 << 30)
+        .clock(Clock::Wall)
+        .build()
+}
+
+fn leased(folder: &Folder, options: impl FnOnce(BrokerOptions) -> BrokerOptions) -> (Pool, Stream) {
+    let device = device();
+    let options = options(BrokerOptions::new(folder.socket()).headroom(0));
+    let pool = Pool::builder(device)
+        .chunk_bytes(CHUNK)
+        .broker(options)
+        .build()
+        .unwrap();
+    let stream = pool.create_stream().unwrap();
+    (pool, stream)
+}
+
+fn lease(pool: &Pool) -> u64 {
+    pool.lease().unwrap().leased
+}
+
+#[test]
+fn pool_without_a_broker_refuses_or_runs_alone() {
+    let folder = Folder::new("alone");
+    let build = |options: BrokerOptions| Pool::builder(device()).broker(options).build();
+    let refused = build(BrokerOptions::new(folder.socket())).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            BuildError::Broker(BrokerFailure::Unreachable { .. })
+        ),
+        "{refused}"
+    );
+    let pool = build(BrokerOptions::new(folder.socket()).or_alone()).unwrap();
+    assert_eq!((pool.lease(), pool.capacity()), (None, 1 << 30));
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let greedy = BrokerOptions::new(folder.socket())
+        .guaranteed(65 * MIB)
+        .or_alone();
+    let refused = build(greedy).unwrap_err();
+    assert!(
+        matches!(refused, BuildError::Broker(BrokerFailure::Refused { .. })),
+        "{refused}"
+    );
+}
+
+#[test]
+fn settings_that_no_lease_covers_are_refused() {
+    let folder = Folder::new("settings");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let conflict = |builder: PoolBuilder| match builder.broker(folder.socket()).build() {
+        Err(BuildError::Conflict {
+            one: "broker",
+            other,
+        }) => other,
+        other => panic!("{other:?}"),
+    };
+    let builder = || Pool::builder(device());
+    assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
+    assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
+    assert_eq!(
+        conflict(builder().upstream(Upstream::DriverPool(DriverPoolUse::SubAllocated))),
+        "driver_pool"
+    );
+}
+
+#[test]
+fn every_way_of_asking_grows_the_lease() {
+    let folder = Folder::new("ways");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| options);
+    assert_eq!((pool.capacity(), lease(&pool)), (64 * MIB, 0));
+    let first = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let second = block_on(pool.allocate(&stream, 4 * MIB)).unwrap();
+    let third = block_on(pool.reserve(4 * MIB)).unwrap();
+    let fourth = pool
+        .allocate_many(&stream, [4 * MIB, 8 * MIB])
+        .blocking()
+        .unwrap();
+    assert_eq!(
+        (lease(&pool), pool.statistics().leased),
+        (24 * MIB, 24 * MIB)
+    );
+    drop((first, second, third, fourth));
+    pool.check_conserved().unwrap();
+}
+
+#[test]
+fn request_above_the_limit_fails_and_one_above_the_lease_waits() {
+    let folder = Folder::new("limit");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| options.limit(32 * MIB));
+    let (other, elsewhere) = leased(&folder, |options| options);
+    let refused = block_on(pool.allocate(&stream, 34 * MIB)).unwrap_err();
+    assert!(
+        matches!(refused, AllocError::TooLarge { capacity, .. } if capacity == 32 * MIB),
+        "{refused}"
+    );
+    assert!(
+        pool.resize(48 * MIB).unwrap().target == 32 * MIB,
+        "within the limit"
+    );
+    let held = other.try_allocate(&elsewhere, 48 * MIB).unwrap();
+    let refused = pool.try_allocate(&stream, 32 * MIB).unwrap_err();
+    let AllocError::Exhausted(shortfall) = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!((shortfall.capacity, shortfall.leased), (32 * MIB, 0));
+    let timed_out = block_on(
+        pool.allocate(&stream, 32 * MIB)
+            .timeout(Duration::from_millis(1)),
+    );
+    assert!(matches!(timed_out, Err(AllocError::TimedOut { .. })));
+    eventually(|| !pool.lease().unwrap().is_waiting);
+    let waiting = std::thread::spawn({
+        let (pool, stream) = (pool.clone(), stream.clone());
+        move || pool.allocate(&stream, 32 * MIB).blocking().map(drop)
+    });
+    eventually(|| other.lease().unwrap().recalled > 0);
+    drop(held);
+    waiting.join().unwrap().unwrap();
+    assert_eq!(lease(&other), 32 * MIB);
+}
+
+#[test]
+fn recalled_memory_in_use_comes_back_before_it_is_used_again() {
+    let folder = Folder::new("binding");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| options);
+    let (other, elsewhere) = leased(&folder, |options| options);
+    let mut held: Vec<_> = (0..15)
+        .map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap())
+        .collect();
+    let waiting = std::thread::spawn({
+        let (other, elsewhere) = (other.clone(), elsewhere.clone());
+        move || other.allocate(&elsewhere, 32 * MIB).blocking().map(drop)
+    });
+    eventually(|| {
+        pool.lease().unwrap().recalled > 0 && pool.try_allocate(&stream, 4 * MIB).is_err()
+    });
+    // Each block that is freed goes to the other pool, however often this one asks.
+    while held.len() > 8 {
+        held.pop();
+        if held.len() > 8 {
+            assert!(pool.try_allocate(&stream, 4 * MIB).is_err());
+        }
+    }
+    waiting.join().unwrap().unwrap();
+    eventually(|| pool.lease().unwrap().recalled == 0);
+    assert_eq!(lease(&pool), 32 * MIB);
+    drop(pool.allocate(&stream, 16 * MIB).blocking().unwrap());
+    drop(held);
+    pool.check_conserved().unwrap();
+}
+
+#[test]
+fn lease_ends_with_the_pool() {
+    let folder = Folder::new("ends");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
+    drop(pool.try_allocate(&stream, 40 * MIB).unwrap());
+    drop((pool, stream));
+    crate::processes::until(&folder, |figures| figures.clients.is_empty());
+}
+
+#[test]
+fn figures_show_processes_leases_and_use() {
+    let folder = Folder::new("figures");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| {
+        options.name("chat").guaranteed(8 * MIB).weight(3)
+    });
+    let block = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    crate::processes::until(&folder, |figures| {
+        let client = &figures.clients[0];
+        let is_known = client.name == "chat" && client.process == std::process::id();
+        is_known && client.share.weight == 3 && client.lease == 16 * MIB && figures.free == 48 * MIB
+    });
+    assert!(pool.health().lease.unwrap().is_connected);
+    drop(block);
+}
