@@ -11,6 +11,7 @@ mod figures;
 mod grants;
 mod handles;
 mod limits;
+mod peers;
 mod releases;
 mod reservations;
 mod services;
