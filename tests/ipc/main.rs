@@ -3,6 +3,7 @@
 //! | file | about |
 //! |---|---|
 //! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
+//! | `fuzz` | the protocol as a state machine, with random actions and frames |
 //! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
 //! | `pointers` | pools of the driver, and blocks by pointer data |
 //! | `processes` | real processes: this program again, which may be killed or stopped |
@@ -13,6 +14,7 @@
 mod common;
 
 mod blocks;
+mod fuzz;
 mod hostile;
 mod pointers;
 mod processes;
