@@ -23,7 +23,8 @@ use weirpool_wire as wire;
 
 /// A connection to a process that exports blocks, imports them, or both.
 ///
-/// Dropping it closes it. Imported blocks stay valid; what was sent stays with the peer, and its [`Sent`] is an error.
+/// Dropping it closes it, once the peer is told of each imported block that it was released: until then the connection stays
+/// open, and refuses new blocks. What was sent stays with the peer, and its [`Sent`] is an error from the closing on.
 pub struct Connection {
     inner: plain::Arc<Inner>,
 }
@@ -43,6 +44,8 @@ struct State {
     arrivals: Option<mpsc::UnboundedSender<Result<Arrived, IpcError>>>,
     outgoing: Option<mpsc::UnboundedSender<Outgoing>>,
     ended: Option<plain::Arc<str>>,
+    /// The handle was dropped: the connection ends with the last block of the peer.
+    is_closing: bool,
 }
 
 /// A block that the peer holds.
@@ -65,6 +68,8 @@ enum Outgoing {
         message: Message,
         chunk: plain::Arc<OwnChunk>,
     },
+    /// The end, behind what was queued before.
+    Close,
 }
 
 impl fmt::Debug for Connection {
@@ -104,6 +109,7 @@ impl Connection {
                 arrivals: Some(arrivals),
                 outgoing: Some(outgoing),
                 ended: None,
+                is_closing: false,
             }),
             arrived: futures::lock::Mutex::new(arrived),
         });
@@ -193,17 +199,21 @@ impl Connection {
         }
     }
 
-    /// Ends the connection, as dropping it does.
+    /// Ends the connection now. Imported blocks stay valid, and the exporter is not told when they are released.
     pub fn close(&self) {
-        self.inner.end("this process closed it");
+        self.inner.end(CLOSED);
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.close();
+        self.inner.state.lock().is_closing = true;
+        self.inner.release_arrived();
+        self.inner.close_if_over();
     }
 }
+
+const CLOSED: &str = "this process closed it";
 
 fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), IpcError> {
     let thread = plain::thread::Builder::new().name(name.into());
@@ -229,10 +239,28 @@ impl Inner {
         }
     }
 
+    /// Releases blocks that arrived and will not be received.
+    fn release_arrived(&self) {
+        if let Some(mut arrived) = self.arrived.try_lock() {
+            while let Ok(block) = arrived.try_recv() {
+                drop(block);
+            }
+        }
+    }
+
+    /// Ends a connection whose handle was dropped, behind all messages, if no block of the peer is held.
+    fn close_if_over(&self) {
+        let state = self.state.lock();
+        let is_over = state.is_closing && state.exchange.outstanding().1 == 0;
+        if let (true, Some(queue)) = (is_over, &state.outgoing) {
+            let _ = queue.unbounded_send(Outgoing::Close);
+        }
+    }
+
     fn end_reason(&self) -> IpcError {
         let reason = self.state.lock().ended.clone();
         IpcError::Ended {
-            reason: reason.unwrap_or_else(|| "this process closed it".into()),
+            reason: reason.unwrap_or_else(|| CLOSED.into()),
         }
     }
 
@@ -267,7 +295,7 @@ impl Inner {
         let state = &mut *state;
         let Some(queue) = &state.outgoing else {
             let reason = state.ended.clone();
-            let reason = reason.unwrap_or_else(|| "this process closed it".into());
+            let reason = reason.unwrap_or_else(|| CLOSED.into());
             return Err(IpcError::Ended { reason });
         };
         let offer = state.exchange.offer(chunk.bytes, length, label);
@@ -282,6 +310,7 @@ impl Inner {
     fn write(&self, mut messages: mpsc::UnboundedReceiver<Outgoing>) {
         while let Some(outgoing) = futures::executor::block_on(messages.next()) {
             let sent = match outgoing {
+                Outgoing::Close => return self.end(CLOSED),
                 Outgoing::Message(message) => self.socket.send(&message, &[]),
                 Outgoing::Offer { id, message, chunk } => {
                     let exported = chunk.export();
@@ -384,8 +413,15 @@ impl Inner {
             if let Some(connection) = connection.upgrade() {
                 let release = connection.state.lock().exchange.release(id);
                 let _ = release.map(|message| connection.say(Outgoing::Message(message)));
+                connection.close_if_over();
             }
         };
+        if self.state.lock().is_closing {
+            let reason = "the importer is closing the connection".to_owned();
+            let refusal = self.state.lock().exchange.refuse(id, reason);
+            let _ = refusal.map(|message| self.say(Outgoing::Message(message)));
+            return self.close_if_over();
+        }
         match ImportedMemory::import(&self.pool, descriptor, bytes, Box::new(then)) {
             Ok(memory) => self.arrive(Ok(Arrived {
                 memory,
@@ -407,6 +443,10 @@ impl Inner {
         let queue = self.state.lock().arrivals.clone();
         if let Some(queue) = queue {
             let _ = queue.unbounded_send(arrived);
+        }
+        // The handle may have been dropped since the offer was taken.
+        if self.state.lock().is_closing {
+            self.release_arrived();
         }
     }
 }
@@ -431,7 +471,7 @@ impl Future for Sent {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context).map(|result| {
             let ended = || IpcError::Ended {
-                reason: "this process closed it".into(),
+                reason: CLOSED.into(),
             };
             result.unwrap_or_else(|_| Err(ended()))
         })

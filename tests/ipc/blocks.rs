@@ -360,6 +360,37 @@ fn block_that_was_never_received_is_released() {
 }
 
 #[test]
+fn dropped_connection_tells_the_exporter_of_released_blocks() {
+    let pair = Pair::new();
+    let block = pair.exporter.exportable(CHUNK);
+    let mut first = block_on(pair.out.send(&block, "first")).unwrap();
+    let second = block_on(pair.out.send(&block, "second")).unwrap();
+    let imported = pair.importer.receive(&pair.into).unwrap();
+    eventually(|| pair.importer.shared() == (0, 2 * CHUNK));
+    let Pair {
+        exporter,
+        importer,
+        out,
+        into,
+    } = pair;
+    drop(into);
+    // The second was not received, and goes back; the first is still used.
+    block_on(second).unwrap();
+    assert!(common::poll(&mut first).is_pending());
+    let refused = block_on(block_on(out.send(&block, "third")).unwrap());
+    assert!(
+        matches!(refused, Err(IpcError::Refused { .. })),
+        "{refused:?}"
+    );
+    drop(imported);
+    block_on(first).unwrap();
+    eventually(|| matches!(block_on(out.send(&block, "")), Err(IpcError::Ended { .. })));
+    drop(block);
+    exporter.settle();
+    importer.settle();
+}
+
+#[test]
 fn dropped_send_sends_nothing() {
     let pair = Pair::new();
     let block = pair.exporter.exportable(CHUNK);
