@@ -34,12 +34,13 @@ struct Scenario {
 }
 
 impl Scenario {
-    fn device(self) -> SimDevice {
+    /// The device of the pool, and another one of the same host.
+    fn devices(self) -> [SimDevice; 2] {
         SimDevice::builder()
             .memory(64 * MIB)
             .clock(Clock::Virtual)
             .virtual_memory(matches!(self.memory, Memory::Virtual))
-            .build()
+            .build_host()
     }
 
     fn pool(self, device: &SimDevice) -> Result<Pool, BuildError> {
@@ -60,7 +61,7 @@ impl Scenario {
 }
 
 /// Uses the pool in every way there is. Each step may fail with an error; the next one is tried nevertheless.
-async fn use_everything(device: &SimDevice, pool: &Pool) -> Vec<Box<dyn Error>> {
+async fn use_everything([device, guest]: [&SimDevice; 2], pool: &Pool) -> Vec<Box<dyn Error>> {
     let mut errors = Vec::new();
     let work = device.create_stream();
     let Ok(stream) = pool.register(&work) else {
@@ -86,6 +87,7 @@ async fn use_everything(device: &SimDevice, pool: &Pool) -> Vec<Box<dyn Error>> 
         ("copy", copy(pool, &stream).await),
         ("share", share(pool, &stream, &other).await),
         ("submit", submit(device, pool, &stream, &other).await),
+        ("peers", peers(guest, pool, &stream).await),
         ("manage", manage(pool, &stream).await),
     ];
     errors.extend(steps.into_iter().filter_map(|(_, outcome)| outcome.err()));
@@ -214,6 +216,26 @@ async fn share(pool: &Pool, stream: &Stream, other: &Stream) -> Outcome {
     Ok(())
 }
 
+/// Memory that another device uses, and that grows meanwhile.
+async fn peers(guest: &SimDevice, pool: &Pool, stream: &Stream) -> Outcome {
+    let mut block = pool.allocate(stream, MIB).timeout(LIMIT).await?;
+    let access = pool.scoped_access(guest)?;
+    let far = pool.register(&guest.create_stream())?;
+    let kernel = |work: &SimStream, block: Argument<'_>| {
+        work.submit(Operation::new(us(20)).writes(block.address(), block.size()));
+    };
+    drop(far.task("far").submit(&mut block, kernel)?);
+    let mut twin = pool.allocate(&far, 6 * MIB).timeout(LIMIT).await?;
+    let copied = block.copy_to(0..MIB, &mut twin, MIB, &far)?;
+    stream.wait(&far.event()?)?;
+    drop((block, twin));
+    copied.await?;
+    far.synchronize().await?;
+    drop(far);
+    pool.reap()?;
+    Ok(access.end()?)
+}
+
 async fn manage(pool: &Pool, stream: &Stream) -> Outcome {
     stream.synchronize().await?;
     pool.coalesce()?;
@@ -233,7 +255,7 @@ async fn manage(pool: &Pool, stream: &Stream) -> Outcome {
 
 /// Runs the script on a device with that fault, and checks that nothing is lost. Returns how often each call was made.
 fn run(scenario: Scenario, fault: Option<(Call, u64, Fault)>) -> Vec<u64> {
-    let device = scenario.device();
+    let [device, guest] = scenario.devices();
     if let Some((call, nth, fault)) = fault {
         device.script(call, nth, fault);
     }
@@ -242,7 +264,7 @@ fn run(scenario: Scenario, fault: Option<(Call, u64, Fault)>) -> Vec<u64> {
         return Vec::new();
     };
     let errors = device.block_on(async {
-        let script = std::pin::pin!(use_everything(&device, &pool));
+        let script = std::pin::pin!(use_everything([&device, &guest], &pool));
         let limit = std::pin::pin!(device.sleep(us(2_000_000)));
         match select(script, limit).await {
             Either::Left((errors, _)) => errors,
