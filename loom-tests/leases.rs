@@ -17,6 +17,15 @@ fn leased(device: &SimDevice) -> (Pool, Leased) {
     (pool, leased)
 }
 
+/// Runs a model with up to two preemptions: these go through the whole pool.
+fn model(name: &str, body: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 20_000;
+    builder.preemption_bound = Some(2);
+    builder.check(body);
+    println!("{name}: done");
+}
+
 /// A free that comes after the look wakes the lender: memory that a broker waits for is not overlooked.
 #[test]
 fn free_against_a_binding_recall() {
@@ -55,7 +64,11 @@ fn grant_against_a_request_that_joins() {
         let mut polled = request.as_mut().poll(context);
         let lease = granting.join().unwrap();
         while polled.is_pending() {
-            assert!(count.take() > 0, "it was granted and not woken; asked {}", lease.asked());
+            assert!(
+                count.take() > 0,
+                "it was granted and not woken; asked {}",
+                lease.asked()
+            );
             polled = request.as_mut().poll(context);
         }
         // A need that was met is asked for no more.

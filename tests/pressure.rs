@@ -372,7 +372,7 @@ fn memory_that_stays_free_is_given_back_after_a_refusal() {
         let kept = pool.try_allocate(&stream, 16 * MIB).unwrap();
         let freed = pool.try_allocate(&stream, 32 * MIB).unwrap();
         let others = device.occupy(16 * MIB);
-        let mut waiting = pool.allocate(&stream, 24 * MIB);
+        let mut waiting = pool.allocate(&stream, 16 * MIB);
         if is_refused {
             assert!(poll(&mut waiting).is_pending());
             device.advance(us(1000));
@@ -381,7 +381,7 @@ fn memory_that_stays_free_is_given_back_after_a_refusal() {
         let block = now(&mut waiting).unwrap();
         assert_eq!(reserved(&pool), 48 * MIB, "it is served by what came back");
         drop(block);
-        device.advance(us(5000));
+        (0..5).for_each(|_| device.advance(us(1000)));
         let left = if is_refused { 16 } else { 48 };
         assert_eq!(reserved(&pool), left * MIB);
         drop((others, kept, waiting));

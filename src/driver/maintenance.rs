@@ -253,7 +253,7 @@ impl Maintenance {
         if is_due_again {
             self.note_return();
         }
-        if is_put_off && self.is_refused() {
+        if self.is_refused() && (is_put_off || self.could_release_any()) {
             self.note_pressure();
         }
         done.map(drop)
@@ -342,6 +342,16 @@ impl Maintenance {
             if heap.totals().reserved.current <= reserved {
                 return false;
             }
+            heap.could_release(Target::DownTo { reserved, most })
+        };
+        could_release || self.may_come_back()
+    }
+
+    /// Returns whether the next maintenance may release anything at all.
+    fn could_release_any(&self) -> bool {
+        let (reserved, most) = (0, u64::MAX);
+        let could_release = {
+            let heap = self.heap.lock();
             heap.could_release(Target::DownTo { reserved, most })
         };
         could_release || self.may_come_back()

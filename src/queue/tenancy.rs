@@ -19,6 +19,7 @@ use std::task::{Wake, Waker};
 
 /// What a pool holds after a lease was applied, in bytes.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(weirpool_loom, allow(dead_code, reason = "models read one of them"))]
 pub(crate) struct Holding {
     /// From the device, or about to be.
     pub(crate) held: u64,
