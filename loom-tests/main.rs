@@ -12,6 +12,7 @@ mod grants;
 mod handles;
 mod leases;
 mod limits;
+mod peers;
 mod releases;
 mod reservations;
 mod services;

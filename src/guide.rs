@@ -10,6 +10,7 @@
 //! | [`observability`] | statistics, metrics, tracing, snapshots, histories, leaks, fills |
 //! | [`interoperability`] | streams and allocation hooks of other libraries, PyTorch |
 //! | [`pools`] | several pools, and the names that other libraries use |
+//! | [`processes`] | memory that several processes use |
 //! | [`origins`] | the examples of CUDA, HIP, Warp and Umpire, and their counterparts here |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | what is fast, what is not, and how to measure it |
@@ -34,6 +35,9 @@ pub mod observability {}
 
 #[doc = include_str!("../docs/guide/interoperability.md")]
 pub mod interoperability {}
+
+#[doc = include_str!("../docs/guide/processes.md")]
+pub mod processes {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}

@@ -25,6 +25,9 @@ pub(crate) struct DevicePool {
     timeout: Duration,
     failures: AtomicU64,
     pub(crate) graphs: Graphs,
+    /// For memory that is shared with other processes: PyTorch's streams may be gone before it is.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    own_stream: OnceLock<Result<Stream, StreamError>>,
 }
 
 /// Returns the pool of a device, made if it is asked for first. It is never dropped: the process may end while PyTorch
@@ -89,7 +92,21 @@ impl DevicePool {
             timeout,
             failures: AtomicU64::new(0),
             graphs: Graphs::default(),
+            #[cfg(all(feature = "ipc", target_os = "linux"))]
+            own_stream: OnceLock::new(),
         })
+    }
+
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn pool(&self) -> &Pool {
+        self.raw.pool()
+    }
+
+    /// Returns a stream that the pool keeps.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn own_stream(&self) -> Result<Stream, String> {
+        let made = self.own_stream.get_or_init(|| self.pool().create_stream());
+        made.clone().map_err(|error| error.to_string())
     }
 
     pub(crate) fn statistics(&self) -> Statistics {

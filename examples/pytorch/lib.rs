@@ -21,8 +21,8 @@
 //! allocator.
 //!
 //! Some features of PyTorch work with no pluggable allocator: its own figures (`memory_stats`, `memory_allocated`,
-//! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; and tensors shared with other
-//! processes. `empty_cache` has no effect.
+//! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; and its own way of sharing
+//! tensors with other processes, for which there are the functions of `sharing` (feature `ipc`). `empty_cache` has no effect.
 //!
 //! | module | purpose |
 //! |---|---|
@@ -31,6 +31,7 @@
 //! | [`graphs`] | the memory pools of graphs |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | whether this process is a child of the one that has the memory |
+//! | `sharing` | tensors between processes, with the feature `ipc` |
 //! | [`report`] | lines on stderr |
 
 mod device_pool;
@@ -39,6 +40,8 @@ mod fork;
 mod graphs;
 mod report;
 mod settings;
+#[cfg(all(feature = "ipc", target_os = "linux"))]
+pub mod sharing;
 
 use cudarc::driver::sys::CUstream;
 use device_pool::DevicePool;

@@ -4,6 +4,7 @@ use super::{Access, Block};
 use crate::copy::Upload;
 use crate::device::{CopyBetween, CopyEnd, DeviceError, DeviceErrorKind, PeerAccess};
 use crate::error::CopyError;
+use crate::fault::injected;
 use crate::handles::Registration;
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -94,7 +95,9 @@ impl Block {
             DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason)
         })?;
         self.uses().order(&reader, Access::Read)?;
-        to.uses().order(&writer, Access::Write)?;
+        if !injected("copy-noted-in-one-pool") {
+            to.uses().order(&writer, Access::Write)?;
+        }
         if is_captured {
             capture(peers, on, &copy)?;
             return Ok(Upload::captured());

@@ -269,7 +269,7 @@ impl Block {
 
     /// Returns the registration of a stream, which must belong to the block's pool.
     fn own<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Registration>, StreamError> {
-        let is_own = stream.is_of_pool(self.registration());
+        let is_own = stream.is_of_pool(self.registration()) && !self.is_out_of_reach(stream);
         is_own
             .then(|| stream.registration())
             .ok_or_else(|| self.why_not(stream))
@@ -278,6 +278,9 @@ impl Block {
     /// Returns why the block cannot be used on a stream of another pool.
     #[cold]
     fn why_not(&self, stream: &Stream) -> StreamError {
+        if self.is_out_of_reach(stream) {
+            return StreamError::ForeignDevice;
+        }
         let device = stream.registration().stream_device().id();
         match self
             .registration()

@@ -21,6 +21,11 @@ impl Block {
             .is_some()
     }
 
+    /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
+    pub(super) fn is_out_of_reach(&self, stream: &crate::stream::Stream) -> bool {
+        stream.registration().lane.is_foreign() && self.is_outside()
+    }
+
     pub(super) fn take_outside(&mut self) -> Option<Box<dyn Outside>> {
         self.extra.get_mut().as_mut()?.outside.take()
     }

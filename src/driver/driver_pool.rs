@@ -340,6 +340,59 @@ impl DriverPool {
         }
     }
 
+    /// Exports the pool as a file descriptor, by which another process [imports](Self::import) it. The pool was built with
+    /// [`HandleTypes::POSIX_FD`].
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    #[cfg(unix)]
+    #[doc(alias = "cudaMemPoolExportToShareableHandle")]
+    #[doc(alias = "hipMemPoolExportToShareableHandle")]
+    pub fn export(&self) -> Result<std::os::fd::OwnedFd, DeviceError> {
+        // SAFETY: the handle keeps the pool.
+        unsafe { self.pools().export_pool(self.0.raw) }
+    }
+
+    /// Imports a pool that another process [exported](Self::export). Its blocks are imported one by one, with
+    /// `ipc::PointerData`; nothing is allocated from it.
+    ///
+    /// # Errors
+    /// Returns [`BuildError::Unsupported`] if the device's driver has no pools, or the device's error if the descriptor is
+    /// no pool of the same device.
+    #[cfg(unix)]
+    #[doc(alias = "cudaMemPoolImportFromShareableHandle")]
+    #[doc(alias = "hipMemPoolImportFromShareableHandle")]
+    pub fn import(
+        device: &impl AsDevice,
+        descriptor: std::os::fd::OwnedFd,
+    ) -> Result<Self, BuildError> {
+        let device = device.to_shared();
+        assert_unlocked("import_pool");
+        let raw = pools_of(&*device)?.import_pool(descriptor)?;
+        let mut properties = DriverPoolProperties::new(MemoryKind::Device);
+        properties.handle_types = HandleTypes::POSIX_FD;
+        Ok(Self(plain::Arc::new(Owned {
+            device,
+            raw,
+            properties,
+            is_default: false,
+        })))
+    }
+
+    /// Describes a block to a process that has imported the pool.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn export_block(&self, address: u64) -> Result<[u8; 64], DeviceError> {
+        // SAFETY: the handle keeps the pool, and the caller's block is live.
+        unsafe { self.pools().export_block(self.0.raw, address) }
+    }
+
+    /// Imports a block of an imported pool.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn import_block(&self, block: &[u8; 64], bytes: u64) -> Result<u64, DeviceError> {
+        // SAFETY: the handle keeps the pool. A pool that was not imported refuses.
+        unsafe { self.pools().import_block(self.0.raw, block, bytes) }
+    }
+
     pub(crate) fn attribute(&self, attribute: PoolAttribute) -> Result<u64, DeviceError> {
         // SAFETY: the handle keeps the pool.
         unsafe { self.pools().pool_attribute(self.0.raw, attribute) }
@@ -396,7 +449,7 @@ impl DriverPool {
     /// # Safety
     /// The pool allocated the block, and it was not freed. All of its uses come before the present point of the stream, or
     /// are complete. The stream is one of the pool's device, and usable during the call.
-    pub(super) unsafe fn free(&self, address: u64, stream: RawStream) -> Result<(), DeviceError> {
+    pub(crate) unsafe fn free(&self, address: u64, stream: RawStream) -> Result<(), DeviceError> {
         // SAFETY: the handle keeps the pool; the caller guarantees the rest.
         unsafe { self.pools().free_to(self.0.raw, address, stream) }
     }

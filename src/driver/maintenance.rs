@@ -314,10 +314,8 @@ impl Maintenance {
     )]
     pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         let most = u64::MAX;
-        self.release_and_publish(Target::DownTo {
-            reserved: bytes,
-            most,
-        })
+        let reserved = bytes.saturating_sub(self.totals().outside);
+        self.release_and_publish(Target::DownTo { reserved, most })
     }
 
     /// Releases free memory as [`release_above`](Self::release_above) does, with what caches hold and work has passed.

@@ -6,6 +6,7 @@ use super::Settings;
 use super::accessors::Accessors;
 use super::segments::SegmentSource;
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, RawStream};
+use crate::fault::injected;
 use crate::heap::{Mapping, Outcome, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use std::collections::BTreeMap;
@@ -137,8 +138,14 @@ impl Memory {
             (chunk, held.accessors.clone())
         };
         let chunk = chunk.expect("memory that the heap calls backed is mapped");
+        if injected("chunk-noted-while-it-is-unmapped") {
+            self.held.lock().chunks.insert(address, chunk);
+        }
         // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
         let unmapped = unsafe { self.device.unmap(address, self.chunk_bytes) };
+        if injected("chunk-noted-while-it-is-unmapped") {
+            self.held.lock().chunks.remove(&address);
+        }
         unmapped.inspect_err(|_| self.note_still_mapped(address, chunk, &accessors))?;
         Ok(chunk)
     }

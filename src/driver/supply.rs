@@ -87,6 +87,12 @@ impl Supply {
         Ok(supply)
     }
 
+    /// Returns the driver's pool that the memory is from, if it is from one.
+    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    pub(crate) fn driver_pool(&self) -> Option<&super::DriverPool> {
+        self.memory.segments().driver_pool()
+    }
+
     /// Reserves a range of addresses for this capacity, where memory is virtual and no reserved range is large enough.
     ///
     /// # Errors

@@ -135,20 +135,31 @@ impl Mapping {
     /// Gives the memory back, on the worker, once the passages are over; then calls `then`. If the device is broken, the
     /// memory is leaked, and `then` is dropped.
     fn release_after(self, passages: Option<Passages>, then: impl FnOnce() + Send + 'static) {
-        // A job that is not run leaks the memory.
-        let this = ManuallyDrop::new(self);
-        worker::run(async move {
-            if let Some(passages) = passages
-                && !are_over(passages, &this.chunk.device).await
-            {
-                return;
-            }
+        release_later(self.chunk.device.clone(), passages, move || {
             // SAFETY: the block has ended, and all work of its streams up to then is complete.
-            if unsafe { ManuallyDrop::into_inner(this).release() }.is_ok() {
+            if unsafe { self.release() }.is_ok() {
                 then();
             }
         });
     }
+}
+
+/// Calls `release` on the worker once the passages are over. If the device is broken, or the worker does not run, what
+/// `release` owns is leaked.
+pub(super) fn release_later(
+    device: plain::Arc<dyn Device>,
+    passages: Option<Passages>,
+    release: impl FnOnce() + Send + 'static,
+) {
+    let release = ManuallyDrop::new(release);
+    worker::run(async move {
+        if let Some(passages) = passages
+            && !are_over(passages, &device).await
+        {
+            return;
+        }
+        ManuallyDrop::into_inner(release)();
+    });
 }
 
 /// Waits until passages are over, as far as the device can tell. Returns whether they are: not if it is broken, because

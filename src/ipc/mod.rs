@@ -68,18 +68,24 @@
 //! No call here blocks, and nothing polls: futures are woken by the device and by two threads per connection, of which one
 //! receives and one sends. One further thread per process unmaps what was dropped. They work on any executor.
 //!
+//! # Pools of the driver
+//! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's calls, for
+//! programs that have their own protocol. `examples/processes.rs` has both ways.
+//!
 //! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `worker` is the thread that
 //! unmaps.
 
 mod connection;
 mod error;
 mod memory;
+mod pointer;
 mod protocol;
 mod worker;
 
 pub use connection::{Connection, Imported, Sent};
 pub use error::IpcError;
 pub use memory::Exportable;
+pub use pointer::{Freed, PointerData};
 #[doc(hidden)]
 pub use protocol::{Event, Exchange, Limits, Message, Violation};
 pub use protocol::{MOST_LABEL, MOST_OUTSTANDING, VERSION};

@@ -27,7 +27,7 @@ const MOST_REASON: usize = 1024;
 
 const NAME: &str = "weirpool ipc";
 
-/// A message. See the [module](self).
+/// A message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Message {
@@ -166,7 +166,7 @@ pub enum Violation {
     TooMany,
 }
 
-/// One side of a connection. See the [module](self).
+/// One side of a connection.
 #[derive(Debug)]
 pub struct Exchange {
     limits: Limits,

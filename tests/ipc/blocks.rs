@@ -266,6 +266,23 @@ fn block_of_another_device_is_refused_on_both_sides() {
     assert_eq!(out.outstanding(), (0, 0));
 }
 
+/// The peer has access to the memory of the pool, and not to chunks that are not of the pool.
+#[test]
+fn streams_of_a_peer_device_are_refused() {
+    let [first, second] = SimDevice::builder().build_host();
+    let side = Side::new(first);
+    side.pool.enable_access(&second).unwrap();
+    let guest = side.pool.register(&second.create_stream()).unwrap();
+    let plain = side.pool.try_allocate(&side.stream, CHUNK).unwrap();
+    plain.used_on(&guest).unwrap();
+    let block = side.exportable(CHUNK);
+    let refused = block.used_on(&guest);
+    assert!(
+        matches!(refused, Err(StreamError::ForeignDevice)),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn waiting_request_gets_room_in_its_turn() {
     let side = Side::new(SimDevice::new());

@@ -3,6 +3,9 @@ use serde_json::{Value, json};
 use std::os::fd::{AsFd, OwnedFd};
 use weirpool::ipc::{Exchange, MOST_OUTSTANDING};
 
+/// A message, and the descriptors beside it.
+type Said<'a> = (Value, &'a [&'a OwnedFd]);
+
 fn hello() -> Value {
     serde_json::to_value(Exchange::greeting()).unwrap()
 }
@@ -82,7 +85,7 @@ fn each_breach_ends_its_connection_alone() {
     let long = "x".repeat(3000);
     let two = [chunk(CHUNK), chunk(CHUNK)];
     let (one, both): (&[&OwnedFd], &[&OwnedFd]) = (&[&two[0]], &[&two[0], &two[1]]);
-    let cases: Vec<(Vec<(Value, &[&OwnedFd])>, &str)> = vec![
+    let cases: Vec<(Vec<Said<'_>>, &str)> = vec![
         (vec![(json!({"release": {"id": 0}}), &[])], "did not greet"),
         (
             vec![(

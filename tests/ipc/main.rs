@@ -3,7 +3,9 @@
 //! | file | about |
 //! |---|---|
 //! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
+//! | `fuzz` | the protocol as a state machine, with random actions and frames |
 //! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
+//! | `pointers` | pools of the driver, and blocks by pointer data |
 //! | `processes` | real processes: this program again, which may be killed or stopped |
 
 #![cfg(target_os = "linux")]
@@ -12,7 +14,9 @@
 mod common;
 
 mod blocks;
+mod fuzz;
 mod hostile;
+mod pointers;
 mod processes;
 
 use common::{MIB, eventually, manual, stream, us, use_block};

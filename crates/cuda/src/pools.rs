@@ -3,10 +3,14 @@
 use super::CudaDevice;
 use super::driver::check;
 use super::mapping::{Place, access_with};
+#[cfg(target_os = "linux")]
+use super::sharing::{DESCRIPTOR, as_driver_takes_it, owned};
 use super::stream::handle;
 use cudarc::driver::sys::{self, CUevent, CUmemPool_attribute, CUmemoryPool, CUresult, CUstream};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+#[cfg(target_os = "linux")]
+use std::os::fd::OwnedFd;
 use weirpool_device::plain::{AtomicBool, Mutex, Ordering};
 use weirpool_device::{
     Access, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools, HandleType,
@@ -429,6 +433,99 @@ unsafe impl DriverPools for CudaDevice {
         check("set_pool_access", unsafe {
             sys::cuMemPoolSetAccess(pool_handle(pool), description.as_ptr(), 1)
         })
+    }
+
+    #[cfg(target_os = "linux")]
+    unsafe fn export_pool(&self, pool: RawPool) -> Result<OwnedFd, DeviceError> {
+        let call = "export_pool";
+        let _visit = self.memory_call(call)?;
+        let mut descriptor: c_int = -1;
+        // SAFETY: the caller's guarantee; the call writes a descriptor.
+        check(call, unsafe {
+            let into = (&raw mut descriptor).cast();
+            sys::cuMemPoolExportToShareableHandle(into, pool_handle(pool), DESCRIPTOR, 0)
+        })?;
+        owned(call, descriptor)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn import_pool(&self, descriptor: OwnedFd) -> Result<RawPool, DeviceError> {
+        let call = "import_pool";
+        let pool = {
+            let _visit = self.memory_call(call)?;
+            self.inner.pools.is_used.store(true, Ordering::Relaxed);
+            let mut pool = std::ptr::null_mut();
+            // SAFETY: the call writes to `pool`. The driver refuses a descriptor that is not its own.
+            check(call, unsafe {
+                let from = as_driver_takes_it(&descriptor);
+                sys::cuMemPoolImportFromShareableHandle(&mut pool, from, DESCRIPTOR, 0)
+            })?;
+            RawPool(pool as u64)
+        };
+        let ordinal = self.inner.facts.ordinal() as u32;
+        // SAFETY: the pool was just imported, and no work uses its memory.
+        let allowed = unsafe {
+            match self.pool_access(pool, ordinal) {
+                Ok(Access::ReadWrite) => Ok(()),
+                Ok(_) => self.set_pool_access(pool, ordinal, Access::ReadWrite),
+                Err(error) => Err(error),
+            }
+        };
+        allowed.inspect_err(|_| {
+            // SAFETY: no other code knows the pool.
+            let _ = unsafe { self.destroy_pool(pool) };
+        })?;
+        Ok(pool)
+    }
+
+    unsafe fn export_block(&self, _pool: RawPool, address: u64) -> Result<[u8; 64], DeviceError> {
+        let call = "export_block";
+        let _visit = self.memory_call(call)?;
+        if self.inner.pools.padded.lock().contains_key(&address) {
+            let reason =
+                "the block is aligned by padding, and cannot be shared; ask for no alignment";
+            return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
+        }
+        let mut data = [0_u8; 64];
+        const _: () = assert!(size_of::<sys::CUmemPoolPtrExportData>() == 64);
+        // SAFETY: the caller's guarantee; the structure consists of 64 bytes.
+        check(call, unsafe {
+            sys::cuMemPoolExportPointer(data.as_mut_ptr().cast(), address)
+        })?;
+        Ok(data)
+    }
+
+    unsafe fn import_block(
+        &self,
+        pool: RawPool,
+        block: &[u8; 64],
+        bytes: u64,
+    ) -> Result<u64, DeviceError> {
+        let call = "import_block";
+        let _visit = self.memory_call(call)?;
+        let (mut address, mut data) = (0, *block);
+        // SAFETY: the caller's guarantee; the structure consists of 64 bytes, and the call writes to `address`.
+        check(call, unsafe {
+            let data = data.as_mut_ptr().cast();
+            sys::cuMemPoolImportPointer(&mut address, pool_handle(pool), data)
+        })?;
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: the address was just imported; the call writes to both variables.
+        let range = check(call, unsafe {
+            sys::cuMemGetAddressRange_v2(&mut base, &mut size, address)
+        });
+        let end = base.saturating_add(size as u64);
+        let is_enough = range.is_ok() && address.saturating_add(bytes) <= end;
+        if is_enough {
+            return Ok(address);
+        }
+        let order = self.pool_stream(call)?;
+        // SAFETY: nothing uses the block; the stream is the device's own.
+        let _ = unsafe { Self::give_to(address, order) };
+        range?;
+        let reason = format!("the block has fewer than {bytes} bytes");
+        let kind = DeviceErrorKind::InvalidArgument;
+        Err(DeviceError::new(call, kind, reason))
     }
 }
 

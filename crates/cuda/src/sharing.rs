@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, Sharing};
 
-const DESCRIPTOR: CUmemAllocationHandleType =
+pub(super) const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Takes the descriptor that the driver returned, and makes it close-on-exec.

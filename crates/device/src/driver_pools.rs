@@ -206,4 +206,65 @@ pub unsafe trait DriverPools {
         device: u32,
         access: Access,
     ) -> Result<(), DeviceError>;
+
+    /// Exports a pool as a descriptor, which is close-on-exec: CUDA's `cuMemPoolExportToShareableHandle`. Can wait. The
+    /// default is an error.
+    ///
+    /// # Errors
+    /// Returns an error if the pool was not created for [descriptors](HandleTypes::POSIX_FD).
+    ///
+    /// # Safety
+    /// The pool was not destroyed.
+    #[cfg(unix)]
+    unsafe fn export_pool(&self, pool: RawPool) -> Result<std::os::fd::OwnedFd, DeviceError> {
+        let _ = pool;
+        Err(not_shared("export_pool"))
+    }
+
+    /// Imports a pool that a process exported for the same device. Nothing can be allocated from it: blocks are
+    /// [imported](Self::import_block) one by one. It is destroyed like any other pool. Can wait. The default is an error.
+    ///
+    /// # Errors
+    /// Returns [`InvalidArgument`](crate::DeviceErrorKind::InvalidArgument) if the descriptor is no such pool.
+    #[cfg(unix)]
+    fn import_pool(&self, descriptor: std::os::fd::OwnedFd) -> Result<RawPool, DeviceError> {
+        let _ = descriptor;
+        Err(not_shared("import_pool"))
+    }
+
+    /// Describes a block to a process that has imported its pool: CUDA's `cuMemPoolExportPointer`. The default is an error.
+    ///
+    /// # Errors
+    /// Returns an error if the pool cannot be shared, or the address is no block of it.
+    ///
+    /// # Safety
+    /// The pool was not destroyed, and the block was not freed.
+    unsafe fn export_block(&self, pool: RawPool, address: u64) -> Result<[u8; 64], DeviceError> {
+        let _ = (pool, address);
+        Err(not_shared("export_block"))
+    }
+
+    /// Imports a block of an imported pool, and returns its address here. It is [freed](Self::free_to) here first, and
+    /// then by the exporter. Can wait. The default is an error.
+    ///
+    /// # Errors
+    /// Returns [`InvalidArgument`](crate::DeviceErrorKind::InvalidArgument) if this is no block of the pool, or it has
+    /// fewer bytes.
+    ///
+    /// # Safety
+    /// The pool is a result of [`import_pool`](Self::import_pool) that was not destroyed.
+    unsafe fn import_block(
+        &self,
+        pool: RawPool,
+        block: &[u8; 64],
+        bytes: u64,
+    ) -> Result<u64, DeviceError> {
+        let _ = (pool, block, bytes);
+        Err(not_shared("import_block"))
+    }
+}
+
+fn not_shared(call: &'static str) -> DeviceError {
+    let reason = "this device does not share memory pools with other processes";
+    DeviceError::new(call, crate::DeviceErrorKind::Unsupported, reason)
 }

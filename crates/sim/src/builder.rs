@@ -264,8 +264,8 @@ impl SimBuilder {
         }
     }
 
-    /// Sets the id by which processes know that they have the same device. Default: one id for all simulated devices of all
-    /// processes.
+    /// Sets the id by which processes know that they have the same device. The devices of a host differ in the last byte.
+    /// Default: one id for all simulated devices of all processes.
     pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
         self.settings.uuid = uuid;
         self

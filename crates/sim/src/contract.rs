@@ -46,7 +46,10 @@ unsafe impl Device for SimDevice {
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
-        Some(self.engine.settings.uuid)
+        let mut id = self.engine.settings.uuid;
+        // Devices of one host differ.
+        id[15] ^= self.number as u8;
+        Some(id)
     }
 
     #[cfg(target_os = "linux")]

@@ -17,12 +17,12 @@ use weirpool_device::{
     RawPool, RawStream,
 };
 
-fn invalid(call: Call, reason: String) -> DeviceError {
+pub(super) fn invalid(call: Call, reason: String) -> DeviceError {
     DeviceError::new(call.name(), DeviceErrorKind::InvalidArgument, reason)
 }
 
 impl State {
-    fn pool(&mut self, call: Call, pool: RawPool) -> Result<&mut SimPool, DeviceError> {
+    pub(super) fn pool(&mut self, call: Call, pool: RawPool) -> Result<&mut SimPool, DeviceError> {
         let found = self.pools.names.get_mut(pool.0);
         found.ok_or_else(|| {
             let name = pool.0;
@@ -153,6 +153,14 @@ impl State {
                 reason,
             ));
         }
+        #[cfg(target_os = "linux")]
+        let part = found.file.as_mut().map(|file| file.take(bytes));
+        #[cfg(target_os = "linux")]
+        let taken = match part {
+            Some(part) => self.space.allocate_shared(device, kind, bytes, part, false),
+            None => self.space.allocate(device, kind, bytes),
+        };
+        #[cfg(not(target_os = "linux"))]
         let taken = self.space.allocate(device, kind, bytes);
         let address =
             taken.map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))?;
@@ -168,6 +176,10 @@ impl State {
         bytes: u64,
         stream: RawStream,
     ) -> Result<u64, DeviceError> {
+        if self.pool(Call::AllocateFrom, pool)?.is_imported {
+            let reason = "an imported pool allocates nothing; import its blocks";
+            return Err(unsupported(Call::AllocateFrom, reason));
+        }
         if let Some(address) = self.present_extent(pool, bytes, stream) {
             self.take_extent(pool, address, stream);
             return Ok(address);
@@ -275,13 +287,21 @@ impl SimDevice {
                 let reason = "the driver shares no pools by these handles";
                 return Err(unsupported(call, reason));
             }
-            let pool = SimPool::new(*properties, false, self.number);
+            #[allow(unused_mut, reason = "only Linux has the file")]
+            let mut pool = SimPool::new(*properties, false, self.number);
+            #[cfg(target_os = "linux")]
+            if !handle_types.is_empty() {
+                let file = super::memory::PoolFile::create();
+                pool.file = Some(file.map_err(|refusal| {
+                    DeviceError::new(call.name(), refusal.kind, refusal.reason)
+                })?);
+            }
             Ok(RawPool(state.pools.names.insert(pool)))
         })
     }
 
     /// Makes a call on a pool.
-    fn pool_call<R>(
+    pub(super) fn pool_call<R>(
         &self,
         call: Call,
         pool: RawPool,
@@ -431,5 +451,30 @@ unsafe impl DriverPools for SimDevice {
             };
             Err(invalid(call, reason))
         })
+    }
+
+    #[cfg(target_os = "linux")]
+    unsafe fn export_pool(&self, pool: RawPool) -> Result<std::os::fd::OwnedFd, DeviceError> {
+        self.export_shared_pool(pool)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn import_pool(&self, descriptor: std::os::fd::OwnedFd) -> Result<RawPool, DeviceError> {
+        self.import_shared_pool(descriptor)
+    }
+
+    #[cfg(target_os = "linux")]
+    unsafe fn export_block(&self, pool: RawPool, address: u64) -> Result<[u8; 64], DeviceError> {
+        self.export_shared_block(pool, address)
+    }
+
+    #[cfg(target_os = "linux")]
+    unsafe fn import_block(
+        &self,
+        pool: RawPool,
+        block: &[u8; 64],
+        bytes: u64,
+    ) -> Result<u64, DeviceError> {
+        self.import_shared_block(pool, block, bytes)
     }
 }

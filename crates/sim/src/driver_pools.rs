@@ -48,6 +48,11 @@ pub(super) struct SimPool {
     pub(super) device: u32,
     pub(super) properties: DriverPoolProperties,
     pub(super) is_default: bool,
+    /// Its blocks lie here, if it can be shared.
+    #[cfg(target_os = "linux")]
+    pub(super) file: Option<super::memory::PoolFile>,
+    /// Another process created it: nothing is allocated from it.
+    pub(super) is_imported: bool,
     /// It goes with its last block.
     pub(super) is_destroyed: bool,
     /// Extents by address, with their bytes.
@@ -67,6 +72,9 @@ impl SimPool {
             device,
             properties,
             is_default,
+            #[cfg(target_os = "linux")]
+            file: None,
+            is_imported: false,
             is_destroyed: false,
             extents: BTreeMap::new(),
             follows_events: true,

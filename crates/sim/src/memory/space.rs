@@ -434,6 +434,16 @@ impl Space {
             return invalid(format!("invalid size of {bytes} bytes"));
         };
         let handle = self.create(device, kind, rounded)?;
+        self.place_plain(device, handle, (bytes, rounded))
+    }
+
+    /// Gives plain memory its addresses; without them, it is given back.
+    pub(super) fn place_plain(
+        &mut self,
+        device: u32,
+        handle: u64,
+        (bytes, rounded): (u64, u64),
+    ) -> Refusable<u64> {
         let address = match self.find_addresses(device, rounded) {
             Ok(address) => address,
             Err(refusal) => {

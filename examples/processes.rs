@@ -1,0 +1,194 @@
+//! Two processes share memory of one device, in the ways of HIP's documentation of stream-ordered allocators, and in this
+//! crate's own: an exportable block over a connection.
+//!
+//! ```text
+//! cargo run --release --features ipc --example processes
+//! cargo run --release --features ipc,cuda --example processes -- --device cuda
+//! ```
+//!
+//! The program starts itself again as the importer. Both print what they do, and what it costs.
+//!
+//! | step | exporter | importer |
+//! |---|---|---|
+//! | 1 | `DriverPool::export`, HIP's `hipMemPoolExportToShareableHandle` | `DriverPool::import`, `hipMemPoolImportFromShareableHandle` |
+//! | 2 | `PointerData::export`, `hipMemPoolExportPointer` | `PointerData::import`, `hipMemPoolImportPointer` |
+//! | 3 | `Connection::send` of an exportable block | `Connection::receive` |
+
+#[cfg(target_os = "linux")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    processes::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("memory between processes needs Linux");
+}
+
+#[cfg(target_os = "linux")]
+mod processes {
+    use futures::executor::block_on;
+    use serde::{Deserialize, Serialize};
+    use std::error::Error;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::DirBuilderExt;
+    use std::process::Command;
+    use std::sync::Arc;
+    use std::time::Instant;
+    use weirpool::device::sim::SimDevice;
+    use weirpool::device::{Device, HandleTypes};
+    use weirpool::ipc::wire::{self, Allowed, Listener};
+    use weirpool::ipc::{Connection, PointerData};
+    use weirpool::{DriverPool, DriverPoolUse, Pool, PoolBuilder, Stream};
+
+    type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+    const MIB: u64 = 1 << 20;
+    const ROUNDS: usize = 50;
+
+    /// What the processes say to each other in steps 1 and 2.
+    #[derive(Debug, Serialize, Deserialize)]
+    enum Word {
+        /// With a descriptor.
+        Pool,
+        Pointer(PointerData),
+        Done,
+    }
+
+    pub(super) fn main() -> Outcome {
+        let arguments: Vec<_> = std::env::args().skip(1).collect();
+        let after = |name: &str| {
+            let at = arguments.iter().position(|argument| argument == name)?;
+            arguments.get(at + 1).map(String::as_str)
+        };
+        let kind = after("--device").unwrap_or("sim");
+        let device = open(kind)?;
+        match after("--import-from") {
+            None => export(kind, device),
+            Some(path) => import(device, wire::Connection::connect(path, &Allowed::own())?),
+        }
+    }
+
+    fn open(kind: &str) -> Outcome<Arc<dyn Device>> {
+        match kind {
+            "sim" => Ok(Arc::new(SimDevice::new())),
+            #[cfg(feature = "cuda")]
+            "cuda" => Ok(Arc::new(weirpool::device::cuda::CudaDevice::new(0)?)),
+            _ => Err(format!(
+                "there is no device {kind:?}; build with the feature cuda, or use sim"
+            )
+            .into()),
+        }
+    }
+
+    fn pool(device: &Arc<dyn Device>) -> Outcome<(Pool, Stream)> {
+        let pool = PoolBuilder::new(device.clone()).capacity(2 << 30).build()?;
+        let stream = pool.create_stream()?;
+        Ok((pool, stream))
+    }
+
+    fn export(kind: &str, device: Arc<dyn Device>) -> Outcome {
+        let folder = std::env::temp_dir().join(format!("weirpool-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&folder)?;
+        let listener = Listener::bind(folder.join("socket"), Allowed::own())?;
+        let mut importer = Command::new(std::env::current_exe()?)
+            .args(["--device", kind, "--import-from"])
+            .arg(listener.path())
+            .spawn()?;
+        let socket = listener.accept()?;
+        println!("exporter: the importer is process {}", socket.peer().pid);
+        drop(listener);
+        std::fs::remove_dir(&folder)?;
+
+        // 1. A pool of the driver, as a file descriptor.
+        let driver_pool = DriverPool::builder(&device)
+            .handle_types(HandleTypes::POSIX_FD)
+            .build()?;
+        let passed = PoolBuilder::new(device.clone())
+            .driver_pool(&driver_pool, DriverPoolUse::PassedThrough)
+            .capacity(1 << 30)
+            .build()?;
+        let stream = passed.create_stream()?;
+        let descriptor = driver_pool.export()?;
+        socket.send(&Word::Pool, &[descriptor.as_fd()])?;
+
+        // 2. A block of it, as pointer data. The other process is told once the bytes are there.
+        let mut block = passed.try_allocate(&stream, 4 * MIB)?;
+        block_on(block.upload(&stream, 0, b"by pointer")?)?;
+        socket.send(&Word::Pointer(PointerData::export(&block)?), &[])?;
+        let (Word::Done, _) = socket.receive()? else {
+            return Err("the importer is done with the block first".into());
+        };
+        let answer = block_on(block.download(&stream, 0..10)?)?;
+        println!(
+            "exporter: the importer wrote {:?}",
+            String::from_utf8_lossy(&answer)
+        );
+        drop((block, stream, passed, driver_pool));
+
+        // 3. Blocks over a connection, which keeps the order and the life of each.
+        let (pool, stream) = pool(&device)?;
+        let connection = Connection::open(&pool, socket)?;
+        for bytes in [2 * MIB, 64 * MIB, 512 * MIB] {
+            let (mut allocated, mut shared) = (Vec::new(), Vec::new());
+            for round in 0..ROUNDS {
+                let start = Instant::now();
+                let mut block = block_on(pool.allocate_exportable(&stream, bytes))?;
+                allocated.push(start.elapsed());
+                block_on(block.upload(&stream, 0, format!("round {round:02}").as_bytes())?)?;
+                let start = Instant::now();
+                let sent = block_on(connection.send(&block, "a round"))?;
+                block_on(sent)?;
+                shared.push(start.elapsed());
+                drop(block);
+            }
+            allocated.sort();
+            shared.sort();
+            println!(
+                "exporter: {:4} MiB: allocation {:?}; sent, imported, read and released {:?} (medians of {ROUNDS})",
+                bytes / MIB,
+                allocated[ROUNDS / 2],
+                shared[ROUNDS / 2]
+            );
+        }
+        drop(connection);
+        let status = importer.wait()?;
+        assert!(status.success(), "the importer ended with {status}");
+        Ok(())
+    }
+
+    fn import(device: Arc<dyn Device>, socket: wire::Connection) -> Outcome {
+        let (pool, stream) = pool(&device)?;
+        let (Word::Pool, descriptors) = socket.receive()? else {
+            return Err("the pool comes first".into());
+        };
+        let descriptor = descriptors
+            .into_iter()
+            .next()
+            .ok_or("a descriptor comes with it")?;
+        let imported = DriverPool::import(&device, descriptor)?;
+        let (Word::Pointer(data), _) = socket.receive()? else {
+            return Err("a block comes next".into());
+        };
+        let (mut block, freed) = data.import(&pool, &stream, &imported)?;
+        let bytes = block_on(block.download(&stream, 0..10)?)?;
+        println!(
+            "importer: the exporter wrote {:?}",
+            String::from_utf8_lossy(&bytes)
+        );
+        block_on(block.upload(&stream, 0, b"and back! ")?)?;
+        // The importer frees its pointer first: CUDA asks for this order.
+        drop(block);
+        block_on(freed);
+        socket.send(&Word::Done, &[])?;
+
+        let connection = Connection::open(&pool, socket)?;
+        let mut received = 0;
+        while let Ok(block) = block_on(connection.receive(&stream)) {
+            let text = block_on(block.download(&stream, 0..8)?)?;
+            assert!(text.starts_with(b"round "), "{text:?}");
+            received += 1;
+        }
+        println!("importer: {received} blocks were received and released");
+        Ok(())
+    }
+}
