@@ -10,6 +10,7 @@ mod external;
 mod figures;
 mod grants;
 mod handles;
+mod leases;
 mod limits;
 mod peers;
 mod releases;

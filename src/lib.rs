@@ -176,6 +176,8 @@ pub use pool::{
     Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
     TagAccount, TagConfig,
 };
+#[cfg(weirpool_loom)]
+pub use pool::{LeaseModel, Leased};
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};

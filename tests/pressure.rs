@@ -358,3 +358,33 @@ fn request_beyond_the_addresses_of_the_device_fails() {
         pool.check_conserved().unwrap();
     }
 }
+
+/// A pool that was refused gives back what it does not need a little later: others need it.
+#[test]
+fn memory_that_stays_free_is_given_back_after_a_refusal() {
+    for is_refused in [false, true] {
+        let device = small(true);
+        let pool = builder(&device, 64 * MIB)
+            .maintenance_interval(us(1000))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let kept = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        let freed = pool.try_allocate(&stream, 32 * MIB).unwrap();
+        let others = device.occupy(16 * MIB);
+        let mut waiting = pool.allocate(&stream, 16 * MIB);
+        if is_refused {
+            assert!(poll(&mut waiting).is_pending());
+            device.advance(us(1000));
+        }
+        drop(freed);
+        let block = now(&mut waiting).unwrap();
+        assert_eq!(reserved(&pool), 48 * MIB, "it is served by what came back");
+        drop(block);
+        (0..5).for_each(|_| device.advance(us(1000)));
+        let left = if is_refused { 16 } else { 48 };
+        assert_eq!(reserved(&pool), left * MIB);
+        drop((others, kept, waiting));
+        pool.check_conserved().unwrap();
+    }
+}

@@ -6,6 +6,11 @@
 //! A recall that is *binding* bounds what is in use as well, until enough memory has come back. Meanwhile a bit of the
 //! gate is set: frees go to the heap, and are seen.
 
+#![cfg_attr(
+    not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+    allow(dead_code, reason = "no lender exists without the feature")
+)]
+
 use super::core::gate;
 use super::{Core, Supply};
 use crate::sync::Ordering;

@@ -253,6 +253,9 @@ impl Maintenance {
         if is_due_again {
             self.note_return();
         }
+        if self.is_refused() && (is_put_off || self.could_release_any()) {
+            self.note_pressure();
+        }
         done.map(drop)
     }
 
@@ -284,14 +287,31 @@ impl Maintenance {
             true => u64::MAX,
             false => free_low.saturating_sub(released),
         };
-        down_to(self.most_kept(), unneeded)?;
+        let kept = if self.is_refused() {
+            0
+        } else {
+            self.most_kept()
+        };
+        down_to(kept, unneeded)?;
         Ok(may_follow)
+    }
+
+    /// Notes outside pressure: the device refused memory within the capacity, because others hold it. Memory that stays free
+    /// for the interval is then given back, as with a release threshold of 0: they may need it.
+    pub(super) fn note_pressure(&self) {
+        if !self.is_armed.load(Ordering::Relaxed) {
+            self.arm();
+        }
     }
 
     /// Releases free memory until no more than that many bytes are held.
     ///
     /// # Errors
     /// Returns an error if the device call fails; what was released before counts.
+    #[cfg_attr(
+        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+        allow(dead_code)
+    )]
     pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         let most = u64::MAX;
         let reserved = bytes.saturating_sub(self.totals().outside);
@@ -302,6 +322,10 @@ impl Maintenance {
     ///
     /// # Errors
     /// Returns an error if the device call fails; what was released before counts.
+    #[cfg_attr(
+        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+        allow(dead_code)
+    )]
     pub(crate) fn reclaim_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         self.reclaim()?;
         self.release_above(bytes)
@@ -316,6 +340,16 @@ impl Maintenance {
             if heap.totals().reserved.current <= reserved {
                 return false;
             }
+            heap.could_release(Target::DownTo { reserved, most })
+        };
+        could_release || self.may_come_back()
+    }
+
+    /// Returns whether the next maintenance may release anything at all.
+    fn could_release_any(&self) -> bool {
+        let (reserved, most) = (0, u64::MAX);
+        let could_release = {
+            let heap = self.heap.lock();
             heap.could_release(Target::DownTo { reserved, most })
         };
         could_release || self.may_come_back()

@@ -64,6 +64,10 @@ impl Memory {
     }
 
     /// Returns the bytes of chunks that are mapped nowhere.
+    #[cfg_attr(
+        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+        allow(dead_code)
+    )]
     pub(super) fn unmapped_bytes(&self) -> u64 {
         self.held.lock().unmapped.len() as u64 * self.chunk_bytes
     }

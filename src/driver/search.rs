@@ -434,6 +434,9 @@ impl<'a> Search<'a> {
     fn note_refused(&mut self, bytes: u64) {
         self.to.refused = bytes;
         self.state.facts.is_refused = bytes > 0;
+        if bytes > 0 {
+            self.to.driver.note_pressure();
+        }
     }
 }
 

@@ -56,6 +56,8 @@ macro_rules! families {
 const POOL: &[Family<Figures>] = families! {
     Gauge "capacity_bytes" Bytes "the most that may be reserved"
         |f| bytes(f.statistics.capacity);
+    Gauge "leased_bytes" Bytes "the most that may be reserved now: the capacity, unless a broker leases less"
+        |f| bytes(f.statistics.leased);
     Gauge "reserved_bytes" Bytes "reserved from the device"
         |f| bytes(f.statistics.reserved.current);
     Gauge "reserved_high_bytes" Bytes "high-water mark of the reserved bytes"

@@ -25,6 +25,8 @@ pub struct PoolBuilder {
     driver_pool: Option<DriverPool>,
     #[cfg(all(feature = "broker", target_os = "linux"))]
     broker: Option<super::BrokerOptions>,
+    #[cfg(weirpool_loom)]
+    pub(super) lease_model: Option<plain::Arc<dyn crate::driver::Lender>>,
 }
 
 impl PoolBuilder {
@@ -37,6 +39,8 @@ impl PoolBuilder {
             driver_pool: None,
             #[cfg(all(feature = "broker", target_os = "linux"))]
             broker: None,
+            #[cfg(weirpool_loom)]
+            lease_model: None,
         }
     }
 
@@ -350,13 +354,22 @@ impl PoolBuilder {
             driver_pool,
             #[cfg(all(feature = "broker", target_os = "linux"))]
             broker,
+            #[cfg(weirpool_loom)]
+            lease_model,
         } = self;
         if let Some(name) = &config.name {
             // Before the device is asked for anything. The name is reserved later, when the pool exists.
             registry::check_name(name)?;
         }
-        #[cfg_attr(not(all(feature = "broker", target_os = "linux")), allow(unused_mut))]
+        #[cfg_attr(
+            not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+            allow(unused_mut)
+        )]
         let mut settings = config.settings(&device, driver_pool)?;
+        #[cfg(weirpool_loom)]
+        {
+            settings.lender = lease_model;
+        }
         #[cfg(all(feature = "broker", target_os = "linux"))]
         let joined = match broker {
             Some(options) => options.join(&mut settings, config.name.as_deref())?,

@@ -33,6 +33,8 @@ mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod info;
+#[cfg(weirpool_loom)]
+mod lease_model;
 mod manage;
 mod peers;
 mod request;
@@ -49,6 +51,8 @@ pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
+#[cfg(weirpool_loom)]
+pub use lease_model::{LeaseModel, Leased};
 pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};

@@ -78,6 +78,7 @@ pub(crate) use hook::hooks_entered;
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
+#[cfg(any(all(feature = "broker", target_os = "linux"), weirpool_loom))]
 pub(crate) use tenancy::Tenant;
 pub use terms::Overtaking;
 pub(crate) use terms::{Rules, Terms};

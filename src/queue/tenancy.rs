@@ -5,6 +5,11 @@
 //! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also holds requests
 //! back that would use more, and the lender looks again whenever memory comes back, like a [drain](super::drain).
 
+#![cfg_attr(
+    not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+    allow(dead_code, reason = "no lender exists without the feature")
+)]
+
 use super::Service;
 use super::funnel::Member;
 use super::link::Link;
@@ -14,6 +19,7 @@ use std::task::{Wake, Waker};
 
 /// What a pool holds after a lease was applied, in bytes.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(weirpool_loom, allow(dead_code, reason = "models read one of them"))]
 pub(crate) struct Holding {
     /// From the device, or about to be.
     pub(crate) held: u64,

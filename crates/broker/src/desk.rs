@@ -206,8 +206,8 @@ impl Desk {
         std::mem::take(&mut self.actions)
     }
 
-    /// Returns the number of connections.
-    pub fn connections(&self) -> usize {
-        self.connections.len()
+    /// Returns whether a connection has begun, and was neither refused nor ended.
+    pub fn is_connected(&self, number: u64) -> bool {
+        self.connections.contains_key(&number)
     }
 }

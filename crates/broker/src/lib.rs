@@ -4,6 +4,8 @@
 #[cfg(target_os = "linux")]
 mod client;
 pub mod desk;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod ledger;
 pub mod message;
 #[cfg(target_os = "linux")]

@@ -20,6 +20,7 @@ use crate::share::Share;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
@@ -305,7 +306,8 @@ impl Broker {
         let id = connection.peer().pid;
         let started = started(id).unwrap_or(0);
         let process = Process { id, started };
-        if !self.processes.contains_key(&process) {
+        let watched = self.processes.entry(process);
+        if let Entry::Vacant(unwatched) = watched {
             let Some(pidfd) = open_process(process) else {
                 let reason =
                     format!("process {id} cannot be watched; run the broker where its id is known");
@@ -313,7 +315,7 @@ impl Broker {
                 let _ = connection.try_send(&refused, &[]);
                 return;
             };
-            self.processes.insert(process, pidfd);
+            unwatched.insert(pidfd);
         }
         let number = self.next;
         self.next += 1;

@@ -1,0 +1,53 @@
+//! The entry point of the fuzz target: any messages, from several connections of two processes.
+
+use crate::desk::{Action, Desk};
+use crate::ledger::{Ledger, Process};
+use crate::message::{Reply, Request};
+use std::time::Duration;
+
+const CAPACITY: u64 = 1 << 20;
+
+/// Runs lines: the first byte chooses a connection and an event, the rest is a message. Returns how many messages were
+/// admitted.
+///
+/// # Panics
+/// If an invariant of the ledger does not hold, or a client is granted more than the capacity.
+pub fn run(data: &[u8]) -> usize {
+    let mut desk = Desk::new(Ledger::new(CAPACITY, Duration::from_millis(9)));
+    let mut admitted = 0;
+    let mut now = Duration::ZERO;
+    let process = |number: u64| Process {
+        id: 1 + (number % 2) as u32,
+        started: 0,
+    };
+    for line in data.split(|byte| *byte == b'\n').take(256) {
+        let Some((first, message)) = line.split_first() else {
+            continue;
+        };
+        let number = u64::from(first & 3);
+        now += Duration::from_millis(1);
+        match first >> 4 & 7 {
+            0 => desk.disconnect(number, now),
+            1 => desk.ledger.exit(process(number), now),
+            2 => desk.ledger.pass_time(now),
+            _ => {
+                if !desk.is_connected(number) {
+                    desk.connect(number, process(number));
+                }
+                match serde_json::from_slice::<Request>(message) {
+                    Ok(request) => desk.receive(number, request, now),
+                    Err(error) => desk.refuse_malformed(number, error.to_string(), now),
+                }
+            }
+        }
+        let actions = desk.actions();
+        let is_welcome =
+            |action: &&Action| matches!(action, Action::Send(_, Reply::Welcome { .. }));
+        admitted += actions.iter().filter(is_welcome).count();
+        desk.ledger.check().expect("the invariants");
+        let figures = desk.ledger.figures();
+        let leased: u64 = figures.clients.iter().map(|client| client.lease).sum();
+        assert!(leased <= CAPACITY, "{figures:?}");
+    }
+    admitted
+}

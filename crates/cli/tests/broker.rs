@@ -1,0 +1,97 @@
+//! `weirpool broker` and `weirpool top`, executed.
+#![cfg(target_os = "linux")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use weirpool::{BrokerOptions, Pool, device::sim::SimDevice};
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn weirpool(arguments: &[&str], socket: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weirpool"));
+    command.args(arguments).arg("--socket").arg(socket);
+    command
+}
+
+/// Starts a broker, and returns once it says that it listens.
+fn start(socket: &Path) -> Child {
+    let mut command = weirpool(&["broker", "--capacity", "64MiB"], socket);
+    let mut broker = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(broker.stderr.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert!(line.contains("leases 64.0 MiB of device 0"), "{line}");
+    broker
+}
+
+fn top(arguments: &[&str], socket: &Path) -> Output {
+    weirpool(arguments, socket).output().unwrap()
+}
+
+#[test]
+fn top_shows_what_the_broker_leases_until_a_signal() {
+    let folder = Folder(std::env::temp_dir().join(format!("weirpool-cli-{}", std::process::id())));
+    std::fs::create_dir(&folder.0).unwrap();
+    let socket = folder.0.join("gpu0");
+    let refused = top(&["top", "--once"], &socket);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no broker at"));
+
+    let mut broker = start(&socket);
+    let second = weirpool(&["broker", "--capacity", "1MiB"], &socket)
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&second.stderr).contains("belongs to a process that is running")
+    );
+    let options = BrokerOptions::new(&*socket)
+        .name("chat\x1b[2J")
+        .guaranteed(8 << 20)
+        .headroom(0);
+    let pool = Pool::builder(SimDevice::new())
+        .chunk_bytes(2 << 20)
+        .broker(options)
+        .build()
+        .unwrap();
+    let stream = pool.create_stream().unwrap();
+    let block = pool.try_allocate(&stream, 16 << 20).unwrap();
+    let shown = String::from_utf8(top(&["top", "--once"], &socket).stdout).unwrap();
+    assert!(
+        shown.contains("64.0 MiB leased to 1 clients; 48.0 MiB free"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("chat\\u{1b}[2J") && shown.contains(&std::process::id().to_string()),
+        "{shown}"
+    );
+    let json = top(&["top", "--once", "--json"], &socket).stdout;
+    let figures: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(figures["clients"][0]["lease"], 16 << 20);
+
+    let killed = Command::new("kill")
+        .arg("-TERM")
+        .arg(broker.id().to_string())
+        .status()
+        .unwrap();
+    assert!(
+        killed.success() && broker.wait().unwrap().success(),
+        "it ends in order"
+    );
+    assert!(!socket.exists());
+    // The pool goes on within its lease, and the next broker knows it.
+    drop(block);
+    drop(pool.try_allocate(&stream, 16 << 20).unwrap());
+    let mut broker = start(&socket);
+    let shown = String::from_utf8(top(&["top", "--once"], &socket).stdout).unwrap();
+    assert!(shown.contains("48.0 MiB free"), "{shown}");
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+}
