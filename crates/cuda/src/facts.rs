@@ -34,6 +34,10 @@ pub(super) struct Facts {
     /// Single allocations can be shared with other processes.
     pub(super) has_ipc: bool,
     /// Chunks can be shared with other processes by file descriptors.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "sharing is Linux's")
+    )]
     pub(super) shares_chunks: bool,
     /// The id of the physical device; `None` if the driver does not tell it.
     pub(super) uuid: Option<[u8; 16]>,
