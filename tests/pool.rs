@@ -451,7 +451,7 @@ fn debug_output_has_sizes_in_binary_units() {
         (format!("{:?}", reservation), "size: 1.0 MiB, left: 1.0 MiB"),
         (
             format!("{:?}", pool.statistics()),
-            "capacity: 64.0 MiB, reserved: 4.0 MiB (high 4.0 MiB)",
+            "leased: 64.0 MiB, reserved: 4.0 MiB (high 4.0 MiB)",
         ),
         (format!("{:?}", pool.snapshot().segments[0]), "size: "),
         (
