@@ -107,7 +107,10 @@ pub(crate) fn await_releases() {
 /// How long to wait where the system does not report working threads.
 const QUIET: Duration = Duration::from_millis(if cfg!(target_os = "linux") { 50 } else { 1000 });
 
-/// Returns whether a thread of a pool works, other than the one that watches events.
+/// Threads of the process: one watches events, and one unmaps memory of other processes.
+const LASTING: [&str; 2] = ["weirpool-cuda", "weirpool-ipc"];
+
+/// Returns whether a thread of a pool works, other than those that last.
 fn has_threads_at_work() -> bool {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let names = threads.filter_map(|thread| {
@@ -116,7 +119,7 @@ fn has_threads_at_work() -> bool {
     });
     names
         .into_iter()
-        .any(|name| name.starts_with("weirpool-") && name.trim_end() != "weirpool-cuda")
+        .any(|name| name.starts_with("weirpool-") && !LASTING.contains(&name.trim_end()))
 }
 
 const A_WHILE: Duration = Duration::from_micros(20);

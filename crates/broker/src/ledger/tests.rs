@@ -560,8 +560,8 @@ proptest! {
             }
         }
         // Every process that is away ends; the others end what they run, and answer.
-        for at in 0..4 {
-            if !is_here[at] {
+        for (at, is_here) in is_here.iter().enumerate() {
+            if !is_here {
                 world.ledger.exit(process(at as u32 + 1), world.now);
             }
             world.clients[at].used = 0;
