@@ -202,7 +202,7 @@ fn refused_fill_leaves_the_block_as_it_is() {
         let mut block = place.take(4096);
         write_after(&place.work, &block, 5, 7);
         let refused = block.zero(&elsewhere.stream).unwrap_err();
-        assert_eq!(refused, CopyError::Stream(StreamError::ForeignPool));
+        assert_eq!(refused, CopyError::Stream(StreamError::ForeignDevice));
         place.device.fail_next(Call::Fill, Unsupported);
         let refused = block.zero(&place.stream).unwrap_err();
         assert!(matches!(&refused, CopyError::Device(error) if error.kind() == Unsupported));
