@@ -166,8 +166,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Submits a wait. A captured stream is not made to wait: it comes after complete work. A point of the host needs none: work submitted from now on comes after it. The host itself is
-    /// not made to wait: it comes after complete work, and awaits the rest.
+    /// Submits a wait. A captured stream and the host are not made to wait: they come after complete work, and the host
+    /// awaits the rest. A point of the host needs no wait: work submitted from now on comes after it.
     fn submit_wait(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         if !marker.has_event() {
             return Ok(());

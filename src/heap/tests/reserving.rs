@@ -149,6 +149,17 @@ fn split_takes_exactly_the_bytes() {
 }
 
 #[test]
+fn split_in_one_piece_is_refused_where_only_several_are_left() {
+    let mut heap = heap(true);
+    let (reservation, _used) = scattered(&mut heap, &[0, 2]);
+    assert!(reservation::split(&mut heap, reservation, 2 * CHUNK, true).is_none());
+    assert_eq!(state(&heap, reservation), (2, 1));
+    let several = reservation::split(&mut heap, reservation, 2 * CHUNK, false).unwrap();
+    assert_eq!(state(&heap, several), (2, 1));
+    check(&heap);
+}
+
+#[test]
 fn more_memory_for_a_reservation_is_an_arrival() {
     let mut heap = heap(true);
     let [one, two] = grow_each(&mut heap, [CHUNK, CHUNK]);
