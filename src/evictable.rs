@@ -99,7 +99,7 @@ impl Block {
     }
 }
 
-impl<T: Send + Sync + 'static> Buffer<T> {
+impl<T: 'static> Buffer<T> {
     /// Lets the pool take the buffer back before a request waits or fails; see [`Evictable`].
     pub fn into_evictable(self) -> Evictable<Self> {
         Evictable::new(self)

@@ -17,6 +17,8 @@ assert_impl_all!(SliceMut<'static, f32>: Send, Sync);
 assert_impl_all!(Reservation: Send, Sync);
 // The elements live on the device, so no thread has a reference to one.
 assert_impl_all!(Buffer<*const u8>: Send, Sync);
+assert_impl_all!(Evictable<Buffer<*const u8>>: Send, Sync, Unpin);
+assert_impl_all!(Pinned: Send, Sync, Unpin);
 assert_impl_all!(HostGuard<'static, f32>: Send, Sync, std::ops::DerefMut<Target = [f32]>);
 assert_impl_all!(Argument<'static>: Send, Sync, Copy);
 assert_impl_all!(DeviceAddress: Send, Sync, Copy, Ord, std::hash::Hash, From<u64>);
