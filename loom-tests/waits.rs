@@ -141,14 +141,12 @@ fn cancel_of_the_head_against_a_free() {
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut head = pool.allocate(&a, 2 * MIB);
         assert!(poll(&mut head).is_pending());
+        let mut next = pool.allocate(&b, 2 * MIB);
+        assert!(poll(&mut next).is_pending());
         let freeing = thread::spawn(move || drop(block));
-        let next = {
-            let pool = pool.clone();
-            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap()))
-        };
         drop(head);
+        drop(block_on(next).unwrap());
         freeing.join().unwrap();
-        next.join().unwrap();
         pool.check_conserved().unwrap();
     });
 }
@@ -166,14 +164,12 @@ fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
         let mut head = pool.allocate(&a, 2 * MIB);
         assert!(poll(&mut head).is_pending());
+        let mut next = pool.allocate(&b, 2 * MIB);
+        assert!(poll(&mut next).is_pending());
         let freeing = thread::spawn(move || drop(block));
-        let next = {
-            let pool = pool.clone();
-            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap()))
-        };
         drop(head);
+        drop(block_on(next).unwrap());
         freeing.join().unwrap();
-        next.join().unwrap();
         pool.check_conserved().unwrap();
     });
 }
