@@ -5,15 +5,13 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use std::time::Duration;
-use weirpool::{AllocError, ErrorClass};
 
 /// A request that fails.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
-    pub(crate) retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<HeaderValue>,
 }
 
 impl Failure {
@@ -47,9 +45,9 @@ impl From<Refusal> for Failure {
         let message = refusal.to_string();
         match refusal {
             Refusal::Memory(error) => Self {
-                status: status(&error),
+                status: error.status(),
                 message,
-                retry_after: error.retry_after(),
+                retry_after: error.retry_after_header(),
             },
             Refusal::Closing => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
             Refusal::Broken(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
@@ -57,26 +55,11 @@ impl From<Refusal> for Failure {
     }
 }
 
-fn status(error: &AllocError) -> StatusCode {
-    match error {
-        AllocError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-        AllocError::LimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,
-        AllocError::TooLarge { .. } | AllocError::OverLimit { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-        error if matches!(error.class(), ErrorClass::Busy { .. }) => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.to_json())).into_response();
         if let Some(after) = self.retry_after {
-            // Whole seconds, rounded up.
-            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-            let seconds = HeaderValue::from(seconds.max(1));
-            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+            response.headers_mut().insert(header::RETRY_AFTER, after);
         }
         response
     }

@@ -34,19 +34,13 @@ async fn answers_are_right_while_many_share_the_memory() {
     let answers = requests.iter().map(async |(prompt, max_tokens)| {
         let (status, answer) = post(&server, &body(prompt, *max_tokens)).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
-        (
-            tokens_of(&answer),
-            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64(),
-        )
+        tokens_of(&answer)
     });
     let answers = join_all(answers).await;
-    let mut cached = 0;
-    for ((prompt, max_tokens), (answer, found)) in requests.iter().zip(answers) {
+    for ((prompt, max_tokens), answer) in requests.iter().zip(answers) {
         assert_eq!(answer.len(), *max_tokens);
         assert_right(&weights, prompt, &answer);
-        cached += found.unwrap_or(0);
     }
-    assert!(cached > 0, "no prompt was found in the prefix cache");
     let statistics = server.pool().statistics();
     assert!(
         statistics.evictions > 0 && statistics.waits.waiting == 0,
