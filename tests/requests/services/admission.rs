@@ -17,6 +17,7 @@ fn full_queue_refuses_requests() {
     let mut waiters = [MIB, 2 * MIB].map(|bytes| pool.allocate(&stream, bytes));
     assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
     let full = AllocError::QueueFull {
+        tag: None,
         requested: 4 * MIB,
         waiting: 2,
         limit: 2,
@@ -133,11 +134,13 @@ fn tag_has_a_queue_limit_of_its_own() {
     assert!(matches!(
         refused,
         AllocError::QueueFull {
+            tag: Some(of),
             waiting: 1,
             limit: 1,
             ..
-        }
+        } if of == tag
     ));
+    assert!(refused.to_string().contains(&format!("queue of tag {tag}")));
     pool.tag(tag).set_queue_limit(None);
     assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(7));
     let mut second = pool.allocate(&stream, MIB).tag(tag);
