@@ -185,9 +185,14 @@ pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{Accesses, HostTask, Submission, Submitted, Task};
 #[cfg(feature = "http")]
-pub use tower::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
+pub use tower::{
+    HeaderError, HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody,
+};
 #[cfg(feature = "tower")]
-pub use tower::{Need, ReserveError, ReserveFuture, ReserveLayer, ReserveService};
+pub use tower::{
+    Need, RefusalFuture, RefusalLayer, RefusalService, ReserveError, ReserveFuture, ReserveLayer,
+    ReserveService,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

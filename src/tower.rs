@@ -1,10 +1,17 @@
 //! A `tower` layer that reserves memory for each request of a service: feature `tower`.
 
 #[cfg(feature = "http")]
+mod answer;
+#[cfg(feature = "http")]
 mod http;
+mod refusals;
 
 #[cfg(feature = "http")]
+pub use answer::HeaderError;
+#[cfg(feature = "http")]
 pub use http::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
+
+pub use refusals::{RefusalFuture, RefusalLayer, RefusalService};
 
 use crate::error::AllocError;
 use crate::measure::Tag;
@@ -129,6 +136,7 @@ pub enum ReserveError<E> {
 /// memory are to count against a limit of concurrent requests (`tower`'s `ConcurrencyLimit`), put the limit outside this
 /// layer; otherwise put it inside. [`PoolBuilder::queue_limit`] bounds how many requests wait, [`Need::deadline`] and
 /// [`Need::timeout`] bound how long. All three fail a request before the inner service sees it.
+///
 /// # Cancel safety
 ///
 /// Dropping a response's future leaves the queue, or drops the inner future in the scope of its reservation and then the

@@ -1,5 +1,8 @@
 //! The layer that reserves memory for each request.
 
+#[cfg(feature = "http")]
+#[path = "tower/answers.rs"]
+mod answers;
 mod common;
 
 use common::*;

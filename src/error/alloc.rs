@@ -3,6 +3,7 @@
 use super::{Shortfall, StreamError};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::measure::{Bytes, Tag, debug_in_units};
+use std::fmt;
 use std::time::Duration;
 
 /// The reason why a request for memory failed. Nothing was taken, and the pool is as usable as before.
@@ -95,14 +96,17 @@ pub enum AllocError {
         /// How memory stood at the end.
         shortfall: Box<Shortfall>,
     },
-    /// As many requests wait for memory as the [queue limit](crate::PoolConfig::queue_limit) allows. Retry later, or
-    /// raise the limit with [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
+    /// As many requests wait for memory as the [queue limit](crate::PoolConfig::queue_limit) allows, or the [queue
+    /// limit of their tag](crate::TagAccount::set_queue_limit). Retry later, or raise the limit with
+    /// [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
     #[error(
-        "the queue is full: {waiting} requests wait for {}, {limit} may wait for {}; retry later, or raise the limit \
+        "the queue{} is full: {waiting} requests wait for {}, {limit} may wait for {}; retry later, or raise the limit \
          (request of {})",
-        Bytes(*waiting_bytes), Bytes(*limit_bytes), Bytes(*requested)
+        OfTag(*tag), Bytes(*waiting_bytes), Bytes(*limit_bytes), Bytes(*requested)
     )]
     QueueFull {
+        /// The tag whose requests wait at its limit, if that queue is full and not the pool's.
+        tag: Option<Tag>,
         /// The size of the request, rounded up to the pool's step, in bytes.
         requested: u64,
         /// The number of waiting requests.
@@ -237,7 +241,16 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull { requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait }, Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull { tag, requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait }, Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
+
+/// ` of tag x`, or nothing.
+struct OfTag(Option<Tag>);
+
+impl fmt::Display for OfTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |tag| write!(f, " of tag {tag}"))
+    }
+}
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
 use crate::error::AllocError;
-use crate::measure::debug_in_units;
+use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 
 /// How many requests may wait for memory at once. A request that would have to wait beyond that fails at once, with
@@ -82,17 +82,23 @@ impl Admission {
         self.bytes
     }
 
-    /// Checks whether another request may join.
+    /// Checks whether another request may join this queue: the pool's, or a tag's.
     ///
     /// # Errors
     /// When as many wait as may.
-    pub(super) fn check(&self, bytes: u64, now: Duration) -> Result<(), AllocError> {
+    pub(super) fn check(
+        &self,
+        tag: Option<Tag>,
+        bytes: u64,
+        now: Duration,
+    ) -> Result<(), AllocError> {
         let is_full = self.requests >= self.limit.requests
             || self.bytes.saturating_add(bytes) > self.limit.bytes;
         if !is_full {
             return Ok(());
         }
         Err(AllocError::QueueFull {
+            tag,
             requested: bytes,
             waiting: self.requests,
             limit: self.limit.requests,
@@ -189,13 +195,13 @@ mod tests {
             requests: 2,
             bytes: 100,
         });
-        assert!(admission.check(100, MS).is_ok() && admission.check(101, MS).is_err());
+        assert!(admission.check(None, 100, MS).is_ok() && admission.check(None, 101, MS).is_err());
         admission.join(60, MS);
-        assert!(admission.check(40, MS).is_ok() && admission.check(41, MS).is_err());
+        assert!(admission.check(None, 40, MS).is_ok() && admission.check(None, 41, MS).is_err());
         admission.join(0, MS);
-        assert!(admission.check(0, MS).is_err());
+        assert!(admission.check(None, 0, MS).is_err());
         admission.leave(60, None);
-        assert!(admission.check(100, MS).is_ok());
+        assert!(admission.check(None, 100, MS).is_ok());
     }
 
     #[test]

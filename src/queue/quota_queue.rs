@@ -56,8 +56,8 @@ impl QuotaQueues {
     /// When as many wait as may.
     pub(super) fn check(&self, tag: Tag, bytes: u64, now: Duration) -> Result<(), AllocError> {
         match self.get(tag) {
-            Some(queue) => queue.admission.check(bytes, now),
-            None => Admission::new(self.limit).check(bytes, now),
+            Some(queue) => queue.admission.check(Some(tag), bytes, now),
+            None => Admission::new(self.limit).check(Some(tag), bytes, now),
         }
     }
 

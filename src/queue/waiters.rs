@@ -132,7 +132,7 @@ impl Standing {
                 self.quotas.is_empty(tag)
             }
             None => {
-                self.queued.admission.check(bytes, now)?;
+                self.queued.admission.check(None, bytes, now)?;
                 self.queued.is_empty()
             }
         };

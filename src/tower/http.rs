@@ -65,7 +65,8 @@ use tower_service::Service;
 ///
 /// # Errors
 /// Returns [`ReserveError::Memory`] if there is no memory for the request: the inner service does not see it. Returns
-/// [`ReserveError::Service`] if the inner service fails, or `need` does.
+/// [`ReserveError::Service`] if the inner service fails, or `need` does. A
+/// [`RefusalLayer`](super::RefusalLayer) answers in the place of the former.
 ///
 /// # Backpressure
 /// As for [`ReserveLayer`](super::ReserveLayer#backpressure).
@@ -176,6 +177,16 @@ pin_project! {
         #[pin]
         body: B,
         reservation: Option<Arc<Reservation>>,
+    }
+}
+
+/// Creates a body without a reservation, as that of an error.
+impl<B: From<String>> From<String> for ReservedBody<B> {
+    fn from(text: String) -> Self {
+        Self {
+            body: text.into(),
+            reservation: None,
+        }
     }
 }
 

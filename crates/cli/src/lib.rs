@@ -10,6 +10,7 @@
 //! weirpool devices                                             # built with --features cuda
 //! weirpool broker --capacity 70GiB --socket /run/user/1000/gpu0.sock
 //! weirpool top --socket /run/user/1000/gpu0.sock
+//! weirpool load http://127.0.0.1:8080 --rate 100 --duration 30s
 //! ```
 //!
 //! At the root of the repository, `cargo run --release --` stands for `weirpool`, and
@@ -23,6 +24,7 @@
 //! | `replay`, `device` | the replay, with one task for each stream, and the devices it runs on |
 //! | `broker` | the broker of one GPU, and a view of it |
 //! | `frontier` | memory against device time, by chunk size and policy |
+//! | `load` | requests to an inference server, and what became of them |
 //! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
 //! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 
@@ -31,6 +33,7 @@ mod broker;
 mod device;
 mod frontier;
 pub mod fuzzing;
+mod load;
 mod options;
 mod output;
 mod read;
@@ -57,6 +60,7 @@ pub fn main() -> ExitCode {
     let done = match options::Cli::command_or_exit() {
         Command::Replay(options) => replay(*options),
         Command::Frontier(options) => frontier(&options),
+        Command::Load(options) => load::run(&options),
         Command::Devices => devices(),
         #[cfg(target_os = "linux")]
         Command::Broker(options) => broker::serve(&options),

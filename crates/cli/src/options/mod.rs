@@ -1,5 +1,6 @@
 //! The command line: which traces are replayed, under which settings, and what is printed.
 
+mod load;
 mod names;
 mod policy;
 mod target;
@@ -8,6 +9,7 @@ mod values;
 use crate::trace::limits;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+pub(crate) use load::{Load, PromptForm, Retry, Target as LoadTarget};
 pub(crate) use names::{Extent, OrderName, RemappingName, UpstreamName};
 pub(crate) use policy::{Conditions, Policy};
 use std::path::PathBuf;
@@ -36,6 +38,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Replay(Box<Replay>),
     Frontier(Box<Frontier>),
+    Load(Box<Load>),
     /// Prints one line for each GPU: its model, memory, memory pools and peers
     Devices,
     #[cfg(target_os = "linux")]

@@ -1,0 +1,141 @@
+//! Requests to an inference server, and what became of them.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | `plan` | which requests are sent, drawn from a seed |
+//! | `client` | one request, from its arrival to its end |
+//! | `events` | server-sent events, in bounded memory |
+//! | `descriptors` | the limit of open connections |
+//! | `record`, `report` | counts and times, and how they are printed |
+
+mod client;
+mod descriptors;
+mod events;
+pub(crate) mod plan;
+mod record;
+mod report;
+
+use crate::options::Load;
+use crate::output;
+use anyhow::Context;
+use client::Client;
+use plan::Plan;
+use record::End;
+use report::Report;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+
+/// The rate of arrivals unless the options name one, or clients.
+const RATE: f64 = 10.0;
+/// How long one of `--clients` waits after a request that reached no server.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Puts a server under load, and prints what became of the requests.
+///
+/// # Errors
+/// Returns an error if the server's name has no address, if counts contradict each other, or if the server answered no
+/// request.
+pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
+    let (host, port) = (&*options.url.host, options.url.port);
+    let mut addresses = (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("{host} has no address"))?;
+    let address = addresses
+        .next()
+        .with_context(|| format!("{host} has no address"))?;
+    let client = Arc::new(Client::new(options.clone(), address));
+    let runtime = Builder::new_multi_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let start = Instant::now();
+    let mut tasks = match options.clients {
+        Some(clients) => send_in_turn(&runtime, &client, options, clients, start),
+        None => send_at_random(&runtime, &client, options, start),
+    };
+    // A task that panicked has no end in the counts.
+    runtime.block_on(async { while tasks.join_next().await.is_some() {} });
+    let elapsed = start.elapsed();
+    let recorder = client.recorder();
+    let report = Report::new(&recorder, elapsed);
+    if options.json {
+        output::print(&(serde_json::to_string(&report)? + "\n"))?;
+    } else {
+        output::print(&report.text())?;
+    }
+    recorder.check()?;
+    anyhow::ensure!(
+        !recorder.statuses.is_empty(),
+        "{host}:{port} answered none of {} requests",
+        recorder.begun
+    );
+    Ok(())
+}
+
+/// Sends requests at random times. This thread sleeps by itself: timers of the runtime have steps of a millisecond.
+fn send_at_random(
+    runtime: &Runtime,
+    client: &Arc<Client>,
+    options: &Load,
+    start: Instant,
+) -> JoinSet<()> {
+    let mut plan = Plan::new(options, 0);
+    let rate = options.rate.unwrap_or(RATE);
+    let mut tasks = JoinSet::new();
+    let mut at = plan.pause(rate);
+    let mut left = options.requests.unwrap_or(u64::MAX);
+    while at < options.duration && left > 0 {
+        let planned = plan.draw();
+        let arrival = start + at;
+        thread::sleep(arrival.saturating_duration_since(Instant::now()));
+        client.recorder().arrived(planned.key);
+        let client = client.clone();
+        let serve = async move {
+            client.serve(planned, arrival).await;
+        };
+        tasks.spawn_on(serve, runtime.handle());
+        // Results of tasks that have ended are not kept.
+        while tasks.try_join_next().is_some() {}
+        at += plan.pause(rate);
+        left -= 1;
+    }
+    tasks
+}
+
+/// Each client sends its requests one after the other.
+fn send_in_turn(
+    runtime: &Runtime,
+    client: &Arc<Client>,
+    options: &Load,
+    clients: u32,
+    start: Instant,
+) -> JoinSet<()> {
+    let left = Arc::new(AtomicU64::new(options.requests.unwrap_or(u64::MAX)));
+    let mut tasks = JoinSet::new();
+    for number in 0..clients {
+        let (client, left, mut plan) = (client.clone(), left.clone(), Plan::new(options, number));
+        let until = start + options.duration;
+        let serve = async move {
+            let takes_one = || {
+                let taken = |left: u64| left.checked_sub(1);
+                left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken)
+                    .is_ok()
+            };
+            while Instant::now() < until && takes_one() {
+                let planned = plan.draw();
+                client.recorder().arrived(planned.key);
+                let end = client.serve(planned, Instant::now()).await;
+                if matches!(end, End::TransportError | End::Unsent) {
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        };
+        tasks.spawn_on(serve, runtime.handle());
+    }
+    tasks
+}
