@@ -1,6 +1,8 @@
 //! The beginning and the end of captures, in every state.
 
 use super::*;
+use crate::common::External;
+use weirpool::compat::RawPool;
 use weirpool::device::DeviceErrorKind::{self, Other, Sticky};
 use weirpool::device::sim::Call;
 use weirpool::{AllocError, StreamError, TaskError};
@@ -205,6 +207,35 @@ fn capture_of_other_code_allocates_from_the_memory_it_joins() {
     assert_eq!(site.pool.statistics().in_graphs, 0);
     drop(elsewhere);
     site.assert_sound();
+}
+
+/// No event can be recorded at a free in a capture, and after it none is on a stream that may be gone.
+#[test]
+fn block_freed_on_a_captured_external_stream_is_available_after_the_end() {
+    for ends in [true, false] {
+        let site = Site::new(64 * MIB);
+        let raw = RawPool::new(&site.pool);
+        let work = External::of(&site.work);
+        let memory = site.pool.graph_memory();
+        let address = raw.allocate(&work, MIB, None).unwrap();
+        let kept = raw.allocate(&work, MIB, None).unwrap();
+        site.work.begin_capture().unwrap();
+        let joined = memory.join(&raw.stream(&work).unwrap()).unwrap();
+        raw.free(address, &work).unwrap();
+        drop(site.work.end_capture().unwrap());
+        match ends {
+            true => joined.end().unwrap(),
+            false => drop(joined),
+        }
+        site.device.advance_to_end();
+        site.pool.reap().unwrap();
+        let pending = if ends { 0 } else { MIB };
+        assert_eq!(site.pool.statistics().pending.current, pending);
+        // The next free on the stream covers it.
+        raw.free(kept, &work).unwrap();
+        drop(memory);
+        site.assert_sound();
+    }
 }
 
 /// Work of the device is captured. A call that needs an event, or the host, is refused without breaking the capture.
