@@ -1,6 +1,9 @@
 //! Blocks with several owners, and parts of blocks.
 
 mod common;
+#[cfg(feature = "dlpack")]
+#[path = "shared/dlpack.rs"]
+mod dlpack;
 
 use common::*;
 use std::sync::Arc;

@@ -97,7 +97,7 @@ impl DevicePool {
         })
     }
 
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
     pub(crate) fn pool(&self) -> &Pool {
         self.raw.pool()
     }

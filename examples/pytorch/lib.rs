@@ -31,10 +31,13 @@
 //! | [`graphs`] | the memory pools of graphs |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | whether this process is a child of the one that has the memory |
+//! | `dlpack` | tensors for other libraries, with the feature `dlpack` |
 //! | `sharing` | tensors between processes, with the feature `ipc` |
 //! | [`report`] | lines on stderr |
 
 mod device_pool;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod exception;
 mod fork;
 mod graphs;

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use super::error::IpcError;
-use super::memory::release_later;
 use crate::block::{Block, Outside};
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::driver::DriverPool;
@@ -11,6 +10,7 @@ use crate::pool::Pool;
 use crate::queue::Passages;
 use crate::stream::Stream;
 use crate::sync::plain;
+use crate::worker::release_later;
 use futures::channel::oneshot;
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
