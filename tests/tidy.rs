@@ -153,7 +153,16 @@ fn named_tests(page: &str) -> Vec<(&str, &str)> {
 fn is_test(file: &str, function: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let read = |path| fs::read_to_string(root.join(path)).unwrap_or_default();
-    let source = read(format!("{file}.rs"));
+    // A module stands in the folder of its test binary, which the pages do not name.
+    let folders = fs::read_dir(&root).expect("the tests");
+    let folders = folders.map(|entry| entry.expect("an entry").path());
+    let path = format!("{file}.rs");
+    let places = folders
+        .map(|folder| folder.join(&path))
+        .chain([root.join(&path)]);
+    let source: String = places
+        .map(|place| fs::read_to_string(place).unwrap_or_default())
+        .collect();
     let definition = format!("fn {function}");
     match file.strip_prefix("conformance/") {
         // The list runs these tests for every device.

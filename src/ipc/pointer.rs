@@ -6,6 +6,7 @@ use crate::block::{Block, Outside};
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::driver::DriverPool;
 use crate::error::StreamError;
+use crate::id::Ticket;
 use crate::pool::Pool;
 use crate::queue::Passages;
 use crate::stream::Stream;
@@ -89,7 +90,7 @@ impl PointerData {
         let block = Block::of_outside(
             stream.registration(),
             (address, self.bytes),
-            self.bytes,
+            (self.bytes, Ticket::ZERO),
             Box::new(memory),
             Location::caller(),
         );
