@@ -68,6 +68,9 @@ impl SharedBlock {
     /// [`read_on`](Self::read_on) and the like, come after what it has submitted by then. The tensor is in row-major order. `M`
     /// is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the first version.
     ///
+    /// On an external stream, no event is recorded but at the drop of the tensor. So [`read_on`](Self::read_on) and the like
+    /// return an error meanwhile; order other streams by an event of your own, and use [`on`](Self::on).
+    ///
     /// Where the stream cannot be made to wait on the device, the host waits for the earlier uses.
     ///
     /// The tensor can be dropped on any thread. That never blocks and never panics.

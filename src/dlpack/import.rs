@@ -4,7 +4,8 @@
 use super::error::{DlpackError, ImportError};
 use super::export::device_of;
 use crate::block::{Block, Outside};
-use crate::device::{Device, MemoryKind};
+use crate::device::Device;
+use crate::error::StreamError;
 use crate::queue::Passages;
 use crate::stream::Stream;
 use crate::sync::plain;
@@ -98,7 +99,11 @@ fn described<M: ManagedTensorBase>(
     };
     let valid = tensor.validate().map_err(malformed)?;
     let registration = stream.registration();
-    let own = device_of(&**registration.stream_device(), MemoryKind::Device);
+    let driver = &registration.service.driver;
+    if registration.lane.is_foreign() {
+        return Err(StreamError::ForeignDevice.into());
+    }
+    let own = device_of(&*driver.device, driver.settings.kind);
     if valid.device() != own {
         return Err(DlpackError::other_device(valid.device(), own));
     }
@@ -131,8 +136,8 @@ impl Stream {
     /// In Python, pass this stream to the producer's `__dlpack__(stream=…)`, which makes the data ready on it.
     ///
     /// # Errors
-    /// Returns an error, with the tensor, if the tensor is not in the memory of the stream's device, is not in row-major
-    /// order, or has no bytes.
+    /// Returns an error, with the tensor, if the tensor is not in the kind of memory that the pool has on the stream's device,
+    /// is not in row-major order, or has no bytes.
     ///
     /// # Safety
     /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before what is
