@@ -32,11 +32,14 @@
 //! | [`checkpoints`] | checkpoints of these pools |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | whether this process is a child of the one that has the memory |
+//! | `dlpack` | tensors for other libraries, with the feature `dlpack` |
 //! | `sharing` | tensors between processes, with the feature `ipc` |
 //! | [`report`] | lines on stderr |
 
 pub mod checkpoints;
 mod device_pool;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod exception;
 mod fork;
 mod graphs;
