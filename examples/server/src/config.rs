@@ -262,7 +262,7 @@ impl Default for Config {
             admission: Admission::Wait,
             prefix_cache: true,
             model: ModelConfig {
-                name: "weirpool-gpt".to_owned(),
+                name: "weirpool".to_owned(),
                 weights: None,
                 seed: 1,
                 layers: 2,

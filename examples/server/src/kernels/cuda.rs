@@ -73,7 +73,7 @@ impl Functions {
         attend.set_attribute(limit, shared)?;
         Ok(Self {
             embed: function("embed")?,
-            norm: function("norm")?,
+            norm: function("layer_norm")?,
             bias: function("bias")?,
             store: function("store")?,
             attend,

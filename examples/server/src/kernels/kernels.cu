@@ -36,7 +36,7 @@ __device__ float maximum_of_block(float value, float *shared) {
 }
 
 // One block of threads for each row.
-extern "C" __global__ void norm(u32 width, const float *input, const float *gain, const float *bias, float *output) {
+extern "C" __global__ void layer_norm(u32 width, const float *input, const float *gain, const float *bias, float *output) {
     __shared__ float shared[32];
     const float *row = input + (u64)blockIdx.x * width;
     float *out = output + (u64)blockIdx.x * width;
