@@ -13,7 +13,7 @@ const CAPACITY: u64 = 1 << 20;
 /// # Panics
 /// If an invariant of the ledger does not hold, or a client is granted more than the capacity.
 pub fn run(data: &[u8]) -> usize {
-    let mut desk = Desk::new(Ledger::new(CAPACITY, Duration::from_millis(9)));
+    let mut desk = Desk::new(Ledger::new(CAPACITY, Duration::from_millis(9), Duration::from_millis(5)));
     let mut admitted = 0;
     let mut now = Duration::ZERO;
     let process = |number: u64| Process {

@@ -4,6 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 const GRACE: Duration = Duration::from_secs(1);
+const HOLD: Duration = Duration::from_millis(400);
 const START: Duration = Duration::ZERO;
 
 /// A client that does what it is asked: it uses some bytes, and gives back all others.
@@ -47,7 +48,7 @@ fn joining(key: u64, guaranteed: u64, weight: u32) -> Joining {
 impl World {
     fn new(capacity: u64, shares: &[(u64, u32)]) -> Self {
         let mut world = Self {
-            ledger: Ledger::new(capacity, GRACE),
+            ledger: Ledger::new(capacity, GRACE, HOLD),
             clients: Vec::new(),
             now: START,
         };
@@ -369,7 +370,7 @@ fn client_that_comes_back_has_what_it_had() {
     assert_eq!(world.total(), 55);
 
     // A new broker knows the lease from its record, and counts it before the client is back.
-    let mut ledger = Ledger::new(100, GRACE);
+    let mut ledger = Ledger::new(100, GRACE, HOLD);
     ledger.restore(0, "client 0".into(), process(1), Share::default(), 55);
     let other = ledger.join(process(2), &joining(1, 0, 1), START).unwrap();
     assert_eq!(ledger.free(), 45);
@@ -404,7 +405,7 @@ fn client_that_comes_back_has_what_it_had() {
 
 #[test]
 fn guarantees_fit_the_capacity_together() {
-    let mut ledger = Ledger::new(100, GRACE);
+    let mut ledger = Ledger::new(100, GRACE, HOLD);
     ledger.join(process(1), &joining(1, 60, 1), START).unwrap();
     let refused = ledger.join(process(2), &joining(2, 50, 1), START);
     assert!(matches!(
@@ -429,7 +430,7 @@ fn guarantees_fit_the_capacity_together() {
 
 #[test]
 fn lowered_capacity_is_reached_before_anything_is_granted() {
-    let mut ledger = Ledger::new(50, GRACE);
+    let mut ledger = Ledger::new(50, GRACE, HOLD);
     let share = Share {
         guaranteed: 10,
         ..Share::default()
