@@ -224,7 +224,10 @@ mod linux {
             let mapped: f64 = taker.ask(&format!("take {MOVED}"), "took")?.parse()?;
             let rest = took - giving - taking;
             let all = [took, giving, taking, rest, unmapped, mapped];
-            figures.iter_mut().zip(all).for_each(|(figures, figure)| figures.push(figure));
+            figures
+                .iter_mut()
+                .zip(all)
+                .for_each(|(figures, figure)| figures.push(figure));
         }
         let [took, giving, taking, rest, unmapped, mapped] = figures.map(median);
         println!("{} MiB moved, medians of {MOVES}, in us", MOVED / MIB);
@@ -462,7 +465,8 @@ mod linux {
                     "times" => {
                         let lease = self.pool.lease().context("there is a broker")?;
                         let micros = |time: Duration| time.as_secs_f64() * 1e6;
-                        let (returning, granting) = (micros(lease.returning), micros(lease.granting));
+                        let (returning, granting) =
+                            (micros(lease.returning), micros(lease.granting));
                         say(&format!("times {returning} {granting}"))?;
                     }
                     _ => bail!("the command {line} is not known"),
@@ -492,7 +496,10 @@ mod linux {
             }
             served.rate /= start.elapsed().as_secs_f64();
             latencies.sort_by(f64::total_cmp);
-            served.p99 = latencies.get(latencies.len() * 99 / 100).copied().unwrap_or(0.0);
+            served.p99 = latencies
+                .get(latencies.len() * 99 / 100)
+                .copied()
+                .unwrap_or(0.0);
             served.longest = latencies.last().copied().unwrap_or(0.0);
             Ok(served)
         }

@@ -93,7 +93,10 @@ impl Tenant {
     /// Returns the bytes in use, and how many blocks were granted so far; zeros once the pool is gone.
     #[cfg_attr(weirpool_loom, allow(dead_code, reason = "models have no broker"))]
     pub(crate) fn use_so_far(&self) -> (u64, u64) {
-        let statistics = self.link.service().map(|service| service.driver.statistics());
+        let statistics = self
+            .link
+            .service()
+            .map(|service| service.driver.statistics());
         let statistics = statistics.unwrap_or_default();
         (statistics.used.current, statistics.allocations)
     }

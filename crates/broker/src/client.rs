@@ -154,7 +154,9 @@ impl State {
         Statement {
             returned: self.returned,
             needs: self.needs,
-            wishes: self.needs.saturating_add(if is_needy { headroom } else { 0 }),
+            wishes: self
+                .needs
+                .saturating_add(if is_needy { headroom } else { 0 }),
             answered: self.acted,
             asks: self.asks,
             returning: self.returning.as_nanos() as u64,
@@ -408,7 +410,8 @@ impl Shared {
         let connection = connection.filter(|_| !state.is_working && !state.is_dirty);
         let statement = Request::State(state.statement(self.config.headroom));
         // The reader sees it if the connection ended.
-        let is_sent = connection.is_some_and(|connection| connection.try_send(&statement, &[]).is_ok());
+        let is_sent =
+            connection.is_some_and(|connection| connection.try_send(&statement, &[]).is_ok());
         if !is_sent {
             self.wake(state);
         }

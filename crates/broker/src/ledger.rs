@@ -551,7 +551,9 @@ impl Ledger {
         statement.needs = statement
             .needs
             .min(returned.saturating_add(client.share.limit));
-        let took = statement.returning.saturating_sub(client.statement.returning);
+        let took = statement
+            .returning
+            .saturating_sub(client.statement.returning);
         if returned > before {
             self.moving = self.moving.saturating_add(Duration::from_nanos(took));
         }
@@ -804,9 +806,10 @@ impl Ledger {
     /// Returns whether the free bytes, and the excess of the other clients that answer and that the filter admits, are
     /// enough for the need of a client.
     fn is_met_by(&self, id: ClientId, filter: impl Fn(&Client) -> bool) -> bool {
-        let others = self.clients.iter().filter(|(other, client)| {
-            **other != id && client.answers() && filter(client)
-        });
+        let others = self
+            .clients
+            .iter()
+            .filter(|(other, client)| **other != id && client.answers() && filter(client));
         let excess = others
             .map(|(_, client)| client.excess())
             .fold(0, u64::saturating_add);
