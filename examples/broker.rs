@@ -45,8 +45,6 @@ mod linux {
     const MOVED: u64 = 256 * MIB;
     const MOVES: usize = 101;
     const CHUNK: u64 = 8 * MIB;
-    /// Left free, so that no size has to fit exactly.
-    const SLACK: u64 = 4 * CHUNK;
 
     #[derive(Clone, Debug)]
     struct Options {
@@ -59,6 +57,11 @@ mod linux {
     }
 
     impl Options {
+        /// Returns the bytes of a service's weights, in whole chunks.
+        fn weights(&self) -> u64 {
+            (self.capacity * WEIGHTS / 100).next_multiple_of(self.chunk)
+        }
+
         fn parse() -> anyhow::Result<Self> {
             let mut options = Self {
                 device: "sim".into(),
@@ -158,7 +161,7 @@ mod linux {
             // A hold would delay the next turn, until it is seen that the service does nothing.
             let _broker = bind(Duration::ZERO)?;
             let mut services = start(options, Some(&socket), capacity)?;
-            moves(&mut services, capacity)?;
+            moves(&mut services, options)?;
         }
         Ok(())
     }
@@ -197,12 +200,13 @@ mod linux {
     }
 
     /// Moves a lease between two services by turns. Prints medians.
-    fn moves(services: &mut [Handle], capacity: u64) -> anyhow::Result<()> {
+    fn moves(services: &mut [Handle], options: &Options) -> anyhow::Result<()> {
+        let capacity = options.capacity;
         let [one, other, filler] = services else {
             unreachable!("there are three")
         };
-        // The filler and the weights leave just what is moved.
-        let rest = capacity - MOVED - 3 * weights(capacity) - SLACK;
+        // The filler and the weights leave what is moved, and some chunks, so that no size has to fit exactly.
+        let rest = capacity - MOVED - 3 * options.weights() - 4 * options.chunk;
         filler.ask(&format!("hold {rest}"), "held")?;
         let mut figures: [Vec<f64>; 6] = Default::default();
         let mut turns = [one, other];
@@ -240,11 +244,6 @@ mod linux {
         row("  mapping as much alone", mapped);
         row("  moving the lease, beyond both", took - unmapped - mapped);
         Ok(())
-    }
-
-    /// Returns the bytes of a service's weights, in whole chunks.
-    fn weights(capacity: u64) -> u64 {
-        (capacity * WEIGHTS / 100).next_multiple_of(CHUNK)
     }
 
     fn median(mut values: Vec<f64>) -> f64 {
@@ -395,7 +394,7 @@ mod linux {
             // A request that waits for what its own service holds fails, where no broker can help.
             builder = builder.fail_deadlocks_after(Duration::from_millis(20));
             if let Some(socket) = env::var_os("WEIRPOOL_SOCKET") {
-                let guaranteed = weights(options.capacity);
+                let guaranteed = options.weights();
                 builder = builder
                     .broker(BrokerOptions::new(PathBuf::from(socket)).guaranteed(guaranteed));
             }
@@ -405,9 +404,7 @@ mod linux {
                 #[cfg(feature = "cuda")]
                 Work::Cuda(work) => pool.register(work)?,
             };
-            let weights = pool
-                .allocate(&stream, weights(options.capacity))
-                .blocking()?;
+            let weights = pool.allocate(&stream, options.weights()).blocking()?;
             Ok(Self {
                 pool,
                 stream,

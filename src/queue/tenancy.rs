@@ -2,8 +2,9 @@
 //! polled for it.
 //!
 //! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
-//! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also holds requests
-//! back that would use more, and the lender looks again whenever memory comes back, like a [drain](super::drain).
+//! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also evicts
+//! [evictable](crate::Evictable) memory, and holds requests back that would use more. The lender looks again whenever
+//! memory comes back, like a [drain](super::drain).
 
 #![cfg_attr(
     not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
@@ -126,6 +127,10 @@ impl Service {
         }
         if driver.held() > bound {
             let _ = driver.reclaim_above(bound);
+        }
+        if is_binding && driver.held() > bound {
+            // Free memory of other clients was not enough either.
+            let _ = driver.evict_above(bound);
         }
         // Also after a recall: what was asked for may have been granted with it, and has to be asked for again.
         if !this.queue.is_empty() || driver.is_recalled() {

@@ -20,8 +20,8 @@
 //!   back took, and at most for the longest hold. Meanwhile it is asked for nothing, and its further needs come before
 //!   those of others. So most of the time goes to work, and not to moving memory. A hold ends early in three cases: for a
 //!   sixteenth of it, while another client waited, the client granted no block and used nothing of the grant; the client
-//!   itself waits for memory that other holds cover; its connection ends. A need within a guarantee ignores all holds, and begins none. While a
-//!   need waits for holds to end, no memory is recalled for it: the others use theirs.
+//!   itself waits for memory that other holds cover; its connection ends. A need within a guarantee ignores all holds,
+//!   and begins none. While a need waits for holds to end, no memory is recalled for it: the others use theirs.
 //! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it until it
 //!   speaks; it costs others what it holds.
 //! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease: its
