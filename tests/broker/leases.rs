@@ -218,6 +218,6 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
         "{refused:?}"
     );
     assert!(entries.iter().filter(|entry| entry.is_present()).count() >= 2);
-    drop((first, second));
+    drop((first, second, entries));
     caching.check_conserved().unwrap();
 }
