@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 31] = [
+const LAYERS: [&str; 33] = [
     "sync",
     "fault",
     "rare",
@@ -19,6 +19,7 @@ const LAYERS: [&str; 31] = [
     "lane",
     "driver",
     "queue",
+    "worker",
     "handles",
     "registry",
     "observe",
@@ -32,6 +33,7 @@ const LAYERS: [&str; 31] = [
     "task",
     "capture",
     "ipc",
+    "dlpack",
     "interop",
     "testing",
     "current",
@@ -151,7 +153,16 @@ fn named_tests(page: &str) -> Vec<(&str, &str)> {
 fn is_test(file: &str, function: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let read = |path| fs::read_to_string(root.join(path)).unwrap_or_default();
-    let source = read(format!("{file}.rs"));
+    // A module stands in the folder of its test binary, which the pages do not name.
+    let folders = fs::read_dir(&root).expect("the tests");
+    let folders = folders.map(|entry| entry.expect("an entry").path());
+    let path = format!("{file}.rs");
+    let places = folders
+        .map(|folder| folder.join(&path))
+        .chain([root.join(&path)]);
+    let source: String = places
+        .map(|place| fs::read_to_string(place).unwrap_or_default())
+        .collect();
     let definition = format!("fn {function}");
     match file.strip_prefix("conformance/") {
         // The list runs these tests for every device.

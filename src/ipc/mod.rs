@@ -80,7 +80,6 @@ mod error;
 mod memory;
 mod pointer;
 mod protocol;
-mod worker;
 
 pub use connection::{Connection, Imported, Sent};
 pub use error::IpcError;

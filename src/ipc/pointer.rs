@@ -2,15 +2,16 @@
 #![allow(unsafe_code)]
 
 use super::error::IpcError;
-use super::memory::release_later;
 use crate::block::{Block, Outside};
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::driver::DriverPool;
 use crate::error::StreamError;
+use crate::id::Ticket;
 use crate::pool::Pool;
 use crate::queue::Passages;
 use crate::stream::Stream;
 use crate::sync::plain;
+use crate::worker::release_later;
 use futures::channel::oneshot;
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -89,7 +90,7 @@ impl PointerData {
         let block = Block::of_outside(
             stream.registration(),
             (address, self.bytes),
-            self.bytes,
+            (self.bytes, Ticket::ZERO),
             Box::new(memory),
             Location::caller(),
         );

@@ -1,0 +1,13 @@
+//! What needs a feature.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+#[cfg(feature = "export")]
+mod export;
+#[cfg(feature = "metrics")]
+mod metrics;
+#[cfg(feature = "serde")]
+mod serde;
+#[cfg(feature = "tracing")]
+mod tracing;

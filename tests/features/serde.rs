@@ -1,0 +1,135 @@
+//! Serializing figures and settings.
+
+use crate::common::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use weirpool::compat::Attribute;
+use weirpool::device::{Device, HandleType, HandleTypes, MemoryKind, Pooling};
+use weirpool::*;
+
+/// Serializes and deserializes a value. Returns its serialized form.
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Value {
+    let text = serde_json::to_string(value).unwrap();
+    let back: T = serde_json::from_str(&text).unwrap();
+    assert_eq!(&back, value);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn figures_are_data() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("serialized");
+    let scope = pool.statistics_scope();
+    let full = pool.allocate(&stream, 8 * MIB).tag(tag).try_now().unwrap();
+    let mut waiting = pool.allocate(&stream, MIB);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(20));
+    drop(full);
+    drop(now(waiting).unwrap());
+
+    let figures = round_trip(&pool.statistics());
+    assert_eq!(figures["reserved"]["high"], 8 * MIB);
+    assert_eq!(figures["hits"]["grown"], 1);
+    assert_eq!(figures["waits"]["times"]["longest"]["nanos"], 20_000);
+    for turned_away in ["refused", "shed", "deadlocked"] {
+        assert_eq!(figures["waits"][turned_away], 0);
+    }
+    let of_tag = round_trip(&pool.tag(tag).statistics());
+    assert_eq!(
+        (&of_tag["tag"], &of_tag["frees"]),
+        (&json!("serialized"), &json!(1))
+    );
+    let of_stream = round_trip(&stream.statistics());
+    assert_eq!(of_stream["allocations"], 2);
+    assert_eq!(round_trip(&scope.end())["frees"], 2);
+    let Err(AllocError::Exhausted(shortfall)) = ({
+        let _full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        pool.try_allocate(&stream, MIB)
+    }) else {
+        panic!("it is full");
+    };
+    assert_eq!(round_trip(&shortfall)["used"], 8 * MIB);
+    round_trip(&device.counters());
+    let capabilities = round_trip(&device.capabilities());
+    assert_eq!(capabilities["memory_kinds"][3], "host");
+    let block = pool.try_allocate(&stream, MIB).unwrap();
+    let found = round_trip(&pool.block_at(block.address()).unwrap());
+    assert_eq!(found["state"], "used");
+}
+
+#[test]
+fn snapshots_and_histories_are_data() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).history(100).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("snapshot as data");
+    let block = pool.allocate(&stream, 1000).tag(tag).try_now().unwrap();
+    drop(pool.try_allocate(&stream, MIB).unwrap().deallocate());
+    assert!(pool.try_allocate(&stream, 8 * MIB).is_err());
+    let snapshot = round_trip(&pool.snapshot());
+    let used = &snapshot["segments"][0]["blocks"][0];
+    assert_eq!(used["origin"]["tag"], "snapshot as data");
+    assert_eq!(used["origin"]["site"]["file"], "tests/features/serde.rs");
+    assert_eq!(used["origin"]["source"], "grown");
+    let history = round_trip(&pool.history());
+    assert_eq!(history, snapshot["history"]);
+    let events: Vec<_> = history["entries"].as_array().unwrap().iter().collect();
+    let allocated = &events[1]["event"]["allocated"];
+    assert_eq!(allocated["origin"]["requested"], 1000);
+    assert_eq!(events[1]["occupancy"]["used"], 1024);
+    let last = &events.last().unwrap()["event"];
+    assert_eq!(last["out_of_memory"]["shortfall"]["requested"], 8 * MIB);
+    let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
+    assert!(pool.reserve(8 * MIB).try_now().is_err());
+    let leaks = round_trip(&pool.leaks());
+    assert_eq!(leaks["blocks"][0], *used);
+    let reserved = &leaks["reservations"][0];
+    assert_eq!(
+        (&reserved["left"], &reserved["origin"]["tag"]),
+        (&json!(MIB), &json!("snapshot as data"))
+    );
+    let history = round_trip(&pool.history());
+    let last = history["entries"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["event"]["out_of_memory"]["stream"], json!(null));
+    drop((block, reservation));
+}
+
+#[test]
+fn settings_are_data() {
+    assert_eq!(round_trip(&Order::WaitFirst), json!("wait_first"));
+    assert_eq!(round_trip(&WaitLimit::Tail), json!("tail"));
+    assert_eq!(round_trip(&Remapping::Never), json!("never"));
+    let share = Remapping::Share(0.5);
+    assert_eq!(round_trip(&share), json!({ "share": 0.5 }));
+    assert_eq!(round_trip(&Sealing::Bytes(4096)), json!({ "bytes": 4096 }));
+    assert_eq!(
+        round_trip(&Sealing::Spaced(4096)),
+        json!({ "spaced": 4096 })
+    );
+    assert_eq!(round_trip(&Sealing::OnDemand), json!("on_demand"));
+    assert_eq!(round_trip(&Reuse::NONE)["opportunistic"], json!(false));
+    let half = ReleaseThreshold::Fraction(0.5);
+    assert_eq!(round_trip(&half), json!({ "fraction": 0.5 }));
+    assert_eq!(round_trip(&Attribute::UsedMemHigh), json!("used_mem_high"));
+    assert_eq!(round_trip(&Upstream::Managed), json!("managed"));
+    let through = Upstream::DriverPool(DriverPoolUse::PassedThrough);
+    assert_eq!(
+        round_trip(&through),
+        json!({ "driver_pool": "passed_through" })
+    );
+    let handles = HandleTypes::POSIX_FD.with(HandleType::Win32);
+    assert_eq!(round_trip(&handles), json!(["posix_fd", "win32"]));
+    let by = GrowBy::AtLeast(4096);
+    assert_eq!(round_trip(&by), json!({ "at_least": 4096 }));
+    assert_eq!(round_trip(&Pooling::Disabled), json!("disabled"));
+    assert_eq!(round_trip(&MemoryKind::Pinned), json!("pinned"));
+    for source in Source::ALL {
+        round_trip(&source);
+    }
+    let wrong = serde_json::from_str::<Sealing>("\"sometimes\"");
+    assert!(wrong.is_err());
+}

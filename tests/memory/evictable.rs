@@ -1,0 +1,420 @@
+//! Evictable memory: what is taken back, when, and in which order.
+
+use crate::common::*;
+use std::collections::{BTreeMap, VecDeque};
+use std::task::Poll;
+use weirpool::device::sim::{Clock, Operation, SimDevice};
+use weirpool::device::{Device, MemoryKind};
+use weirpool::testing::Invariants;
+use weirpool::{AllocError, Buffer, Evictable, Order, Pool, Stream, Tag};
+
+/// A full pool of `N` evictable blocks of 2 MiB on one stream, the first one least recently used.
+fn cached<const N: usize>(pool: &Pool, stream: &Stream) -> [Evictable; N] {
+    std::array::from_fn(|_| pool.try_allocate(stream, 2 * MIB).unwrap().into_evictable())
+}
+
+fn present(blocks: &[Evictable]) -> Vec<bool> {
+    blocks.iter().map(Evictable::is_present).collect()
+}
+
+fn both_memories() -> [SimDevice; 2] {
+    [true, false].map(|is_virtual| {
+        SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build()
+    })
+}
+
+#[test]
+fn least_recently_used_memory_is_evicted_first() {
+    for device in both_memories() {
+        let pool = pool(&device, 8 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let blocks: [_; 4] = cached(&pool, &stream);
+        assert_eq!(pool.statistics().evictable, 8 * MIB);
+        drop(blocks[0].pin().unwrap());
+        let first = pool.try_allocate(&stream, 2 * MIB).unwrap();
+        assert_eq!(present(&blocks), [true, false, true, true]);
+        let second = pool.try_allocate(&stream, 2 * MIB).unwrap();
+        assert_eq!(present(&blocks), [true, false, false, true]);
+        let figures = pool.statistics();
+        assert_eq!((figures.evictions, figures.evicted), (2, 4 * MIB));
+        assert_eq!(figures.evictable, 4 * MIB);
+        drop((first, second, blocks));
+        pool.check_conserved().unwrap();
+    }
+}
+
+#[test]
+fn pinned_memory_is_not_evicted() {
+    let device = manual();
+    let pool = pool(&device, 4 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let blocks: [_; 2] = cached(&pool, &stream);
+    let pins = [blocks[0].pin().unwrap(), blocks[0].pin().unwrap()];
+    assert_eq!(pool.statistics().evictable, 2 * MIB);
+    let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
+    assert_eq!(present(&blocks), [true, false]);
+    assert!(blocks[1].pin().is_none());
+    let [first, second] = pins;
+    drop(first);
+    assert!(pool.try_allocate(&stream, 2 * MIB).is_err(), "pinned still");
+    drop(second);
+    let other = pool.try_allocate(&stream, 2 * MIB).unwrap();
+    assert_eq!(present(&blocks), [false, false]);
+    drop((block, other));
+}
+
+/// A kernel of another stream reads the memory when it is evicted. The ordering checker watches.
+#[test]
+fn eviction_is_ordered_as_a_free() {
+    for waits in [true, false] {
+        for device in both_memories() {
+            let mut settings = builder(&device, 2 * MIB);
+            if !waits {
+                settings = settings.reuse(only_host_waits());
+            }
+            let pool = settings.build().unwrap();
+            let (write, a) = stream(&device, &pool);
+            let (read, b) = stream(&device, &pool);
+            let (work, c) = stream(&device, &pool);
+            let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+            use_block(&write, &block, us(10));
+            let cached = block.into_evictable();
+            {
+                let pin = cached.pin().unwrap();
+                let address = pin.read_on(&b).unwrap().address();
+                read.submit(Operation::new(us(500)).reads(address, 2 * MIB));
+            }
+            let mut request = pool.allocate(&c, 2 * MIB);
+            let granted = match poll(&mut request) {
+                Poll::Ready(granted) => granted,
+                Poll::Pending => {
+                    device.advance(us(600));
+                    now(request)
+                }
+            };
+            use_block(&work, &granted.unwrap(), us(10));
+            assert!(!cached.is_present());
+            device.advance(us(2_000));
+            device.assert_ordered();
+        }
+    }
+}
+
+#[test]
+fn every_request_evicts_before_it_waits() {
+    for device in both_memories() {
+        let is_virtual = device.capabilities().virtual_memory;
+        for order in [Order::GrowFirst, Order::WaitFirst] {
+            let pool = builder(&device, 8 * MIB).order(order).build().unwrap();
+            let (_, stream) = stream(&device, &pool);
+            let fill = || cached::<4>(&pool, &stream);
+            let blocks = fill();
+            drop(now(pool.allocate(&stream, 6 * MIB)).unwrap());
+            drop(blocks);
+            let blocks = fill();
+            drop(pool.allocate(&stream, 4 * MIB).blocking().unwrap());
+            drop(blocks);
+            let blocks = fill();
+            drop(now(pool.reserve(8 * MIB)).unwrap());
+            drop(blocks);
+            let blocks = fill();
+            drop(now(pool.allocate_many(&stream, [2 * MIB, 4 * MIB])).unwrap());
+            drop(blocks);
+            assert_eq!(pool.statistics().waits.waiting, 0);
+            let least = 3 + 2 + 4 + 3;
+            // Plain memory may be scattered.
+            let most = if is_virtual { least } else { 16 };
+            let evictions = pool.statistics().evictions;
+            assert!(
+                (least..=most).contains(&evictions),
+                "{order:?}: {evictions}"
+            );
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+#[test]
+fn growth_in_place_evicts() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let room = pool.allocate(&stream, 2 * MIB).room(6 * MIB);
+    let mut block = now(room).unwrap();
+    let blocks: [_; 3] = cached(&pool, &stream);
+    now(block.grow(2 * MIB)).unwrap();
+    assert_eq!(present(&blocks), [false, true, true]);
+}
+
+#[test]
+fn unpinned_memory_serves_a_request_that_waits() {
+    for device in both_memories() {
+        let pool = pool(&device, 2 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
+        let (woken, waker) = Count::new();
+        let mut request = pool.allocate(&stream, 2 * MIB);
+        assert!(poll_with(&mut request, &waker).is_pending());
+        let cached = block.into_evictable();
+        assert_eq!(woken.take(), 1, "it is evictable from now on");
+        let pin = cached.pin().unwrap();
+        assert!(poll_with(&mut request, &waker).is_pending());
+        drop(pin);
+        assert_eq!(woken.take(), 1, "it is not pinned any more");
+        assert!(poll_with(&mut request, &waker).is_ready());
+        assert!(!cached.is_present());
+    }
+}
+
+#[test]
+fn nothing_is_evicted_if_all_of_it_is_not_enough() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let blocks: [_; 2] = cached(&pool, &stream);
+    let error = pool.try_allocate(&stream, 6 * MIB).unwrap_err();
+    assert!(matches!(error, AllocError::Exhausted(_)), "{error}");
+    assert_eq!(present(&blocks), [true, true]);
+    let mut request = pool.allocate(&stream, 6 * MIB);
+    assert!(poll(&mut request).is_pending());
+    assert_eq!(present(&blocks), [true, true]);
+    drop(kept);
+    assert!(poll(&mut request).is_ready());
+    assert_eq!(present(&blocks), [false, true]);
+}
+
+/// Plain memory cannot be remapped: neighbours must be free, and some that are free already are of no use.
+#[test]
+fn eviction_goes_on_until_a_contiguous_range_is_free() {
+    let device = &both_memories()[1];
+    let pool = builder(device, 16 * MIB)
+        .initial_size(16 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(device, &pool);
+    let blocks: [_; 8] = cached(&pool, &stream);
+    // Every second one is used: 2 MiB here and there are evicted first.
+    for at in [1, 3, 5, 7] {
+        drop(blocks[at].pin().unwrap());
+    }
+    let granted = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    assert!(pool.statistics().evictions > 2);
+    drop(granted);
+}
+
+#[test]
+fn request_at_the_limit_of_its_tag_evicts_memory_of_that_tag() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let (one, other) = (Tag::new("evicts"), Tag::new("keeps"));
+    pool.tag(one).set_limit(Some(4 * MIB));
+    let block = |tag| now(pool.allocate(&stream, 2 * MIB).tag(tag)).unwrap();
+    let others = [block(other).into_evictable(), block(other).into_evictable()];
+    let blocks = [block(one).into_evictable(), block(one).into_evictable()];
+    let third = block(one);
+    assert_eq!(present(&blocks), [false, true]);
+    // Throttled while the rest is pinned.
+    let pin = blocks[1].pin().unwrap();
+    let mut request = pool.allocate(&stream, 2 * MIB).tag(one);
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut request, &waker).is_pending());
+    woken.take();
+    drop(pin);
+    assert!(woken.take() > 0);
+    assert!(poll_with(&mut request, &waker).is_ready());
+    assert_eq!(present(&blocks), [false, false]);
+    assert_eq!(present(&others), [true, true]);
+    drop(third);
+}
+
+#[test]
+fn memory_is_taken_out_or_freed_with_its_last_pin() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let [mut first, second] = cached(&pool, &stream);
+    let pin = first.pin().unwrap();
+    assert!(first.take().is_none(), "pinned");
+    drop(pin);
+    let block = first.take().unwrap();
+    assert!(!first.is_present() && first.take().is_none());
+    assert_eq!(pool.statistics().evictable, 2 * MIB);
+    let pin = second.pin().unwrap();
+    drop(second);
+    assert_eq!(pool.statistics().live_blocks, 2);
+    assert_eq!(pin.size(), 2 * MIB);
+    drop(pin);
+    drop((first, block));
+    let figures = pool.statistics();
+    assert_eq!((figures.live_blocks, figures.evictable), (0, 0));
+    pool.check_conserved().unwrap();
+}
+
+#[test]
+fn drain_evicts_what_is_not_pinned() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let blocks: [_; 2] = cached(&pool, &stream);
+    let pin = blocks[0].pin().unwrap();
+    let mut drain = pool.drain();
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut drain, &waker).is_pending());
+    assert_eq!(present(&blocks), [true, false]);
+    // What it evicted came back meanwhile.
+    while woken.take() > 0 {
+        assert!(poll_with(&mut drain, &waker).is_pending());
+    }
+    drop(pin);
+    assert!(woken.take() > 0);
+    assert!(poll_with(&mut drain, &waker).is_ready());
+    assert_eq!(present(&blocks), [false, false]);
+}
+
+#[test]
+fn pool_evicts_on_request() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let blocks: [_; 3] = cached(&pool, &stream);
+    assert_eq!(pool.evict(3 * MIB), 4 * MIB);
+    assert_eq!(present(&blocks), [false, false, true]);
+    assert_eq!(pool.evict(u64::MAX), 2 * MIB);
+    assert_eq!(pool.evict(1), 0);
+}
+
+#[test]
+fn elements_of_an_evictable_buffer_are_read_through_its_pin() {
+    let device = SimDevice::new();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    device.block_on(async {
+        let mut buffer = Buffer::<u32>::allocate(&pool, &stream, 3).await.unwrap();
+        buffer.write(&stream, &[1, 2, 3]).await.unwrap();
+        let cached = buffer.into_evictable();
+        let pin = cached.pin().unwrap();
+        assert_eq!(pin.read(&stream).await.unwrap(), [1, 2, 3]);
+    });
+}
+
+/// The device refuses new memory although the capacity allows it: others have it.
+#[test]
+fn memory_that_the_device_refuses_is_evicted_instead() {
+    let device = SimDevice::builder()
+        .memory(8 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let others = device.allocate(MemoryKind::Device, 4 * MIB);
+    let blocks: [_; 2] = cached(&pool, &stream);
+    let block = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    assert_eq!(present(&blocks), [false, false]);
+    drop((block, others));
+}
+
+#[test]
+fn handles_of_evicted_memory_keep_no_pool_alive() {
+    let device = manual();
+    let pool = pool(&device, 2 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let [cached] = cached(&pool, &stream);
+    assert_eq!(pool.evict(1), 2 * MIB);
+    drop((stream, pool));
+    let info = device.memory_info(MemoryKind::Device).unwrap();
+    assert_eq!(info.free, info.total);
+    assert!(cached.pin().is_none());
+}
+
+/// Random operations beside a model: a queue of what is evictable. Everything evicted was the least recently used, and a
+/// request fails only if all that is free and evictable together is not enough.
+#[test]
+fn evictions_follow_a_model() {
+    for seed in 0..200 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let device = &both_memories()[usize::from(seed % 2 == 0)];
+        let capacity = 24 * MIB;
+        let pool = builder(device, capacity)
+            .initial_size(capacity)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(device, &pool);
+        let mut blocks: Vec<(u32, Evictable)> = Vec::new();
+        let mut pins = Vec::new();
+        let mut kept = Vec::new();
+        let mut order = VecDeque::new();
+        let mut sizes = BTreeMap::new();
+        let mut next = 0;
+        for _ in 0..120 {
+            match random.u8(..6) {
+                0 | 1 => {
+                    let bytes = random.u64(1..=3) * 2 * MIB;
+                    let before = pool.statistics();
+                    let at_hand =
+                        before.free + before.evictable + capacity - before.reserved.current;
+                    match pool.try_allocate(&stream, bytes) {
+                        Ok(block) => kept.push(block),
+                        Err(_) if device.capabilities().virtual_memory => {
+                            assert!(at_hand < bytes, "seed {seed}")
+                        }
+                        // Scattered: but then all was evicted, if it was enough in sum.
+                        Err(_) => assert!(at_hand < bytes || pool.statistics().evictable == 0),
+                    }
+                }
+                2 if !kept.is_empty() => {
+                    let block = kept.swap_remove(random.usize(..kept.len()));
+                    sizes.insert(next, block.size());
+                    blocks.push((next, block.into_evictable()));
+                    order.push_back(next);
+                    next += 1;
+                }
+                3 if !blocks.is_empty() => {
+                    let (name, block) = &blocks[random.usize(..blocks.len())];
+                    if let Some(pin) = block.pin() {
+                        order.retain(|other| other != name);
+                        pins.push((*name, pin));
+                    }
+                }
+                4 if !pins.is_empty() => {
+                    let (name, pin) = pins.swap_remove(random.usize(..pins.len()));
+                    drop(pin);
+                    let is_pinned = pins.iter().any(|(other, _)| *other == name);
+                    if !is_pinned && blocks.iter().any(|(other, _)| *other == name) {
+                        order.push_back(name);
+                    }
+                }
+                5 if random.u8(..4) == 0 && !blocks.is_empty() => {
+                    let (name, block) = blocks.swap_remove(random.usize(..blocks.len()));
+                    order.retain(|other| *other != name);
+                    drop(block);
+                }
+                _ => drop((!kept.is_empty()).then(|| kept.swap_remove(0))),
+            }
+            let is_present = |name: &u32| {
+                let block = blocks.iter().find(|(other, _)| other == name);
+                block.is_some_and(|(_, block)| block.is_present())
+            };
+            while order.front().is_some_and(|name| !is_present(name)) {
+                order.pop_front();
+            }
+            assert!(
+                order.iter().all(is_present),
+                "seed {seed}: a later one was evicted first"
+            );
+            let sizes = order.iter().map(|name| sizes[name]);
+            assert_eq!(
+                sizes.sum::<u64>(),
+                pool.statistics().evictable,
+                "seed {seed}"
+            );
+        }
+        drop((blocks, pins, kept));
+        pool.check_conserved().unwrap();
+    }
+}

@@ -1,0 +1,535 @@
+//! A device that fails by script: no memory is lost or reused early, and errors are reported.
+
+use crate::common::*;
+use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::testing::Invariants;
+use weirpool::*;
+
+fn host_waits_only(device: &SimDevice, capacity: u64) -> Pool {
+    builder(device, capacity)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap()
+}
+
+fn is_consistent(device: &SimDevice, pool: &Pool) {
+    pool.check().unwrap();
+    let statistics = pool.statistics();
+    assert_eq!(
+        statistics.reserved.current,
+        device.counters().physical_in_use
+    );
+}
+
+/// [23] The upstream fails during growth, at each of its steps.
+#[test]
+fn growth_that_fails_halfway_loses_no_memory() {
+    for call in [Call::Create, Call::Map] {
+        for nth in 1..=4 {
+            let device = manual();
+            let pool = pool(&device, 16 * MIB);
+            let (_, stream) = stream(&device, &pool);
+            device.script(call, nth, Fault::Fails(OutOfMemory));
+            let refused = pool.try_allocate(&stream, 4 * CHUNK).unwrap_err();
+            assert!(
+                matches!(refused, AllocError::Exhausted(_)),
+                "{call:?} {nth}: {refused}"
+            );
+            is_consistent(&device, &pool);
+            let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
+            drop(block);
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+/// Remapping fails between unmapping memory here and mapping it there.
+#[test]
+fn remapping_that_fails_halfway_loses_no_memory() {
+    for call in [Call::Unmap, Call::Map] {
+        for nth in 1..=2 {
+            let device = manual();
+            let pool = pool(&device, 4 * CHUNK);
+            let (_, stream) = stream(&device, &pool);
+            let blocks: Vec<_> = (0..4)
+                .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
+                .collect();
+            let mut kept = Vec::new();
+            for (n, block) in blocks.into_iter().enumerate() {
+                if n % 2 == 1 {
+                    kept.push(block);
+                }
+            }
+            now(stream.synchronize()).unwrap();
+            device.script(call, nth, Fault::Fails(Other));
+            let refused = pool.try_allocate(&stream, 2 * CHUNK).unwrap_err();
+            assert!(
+                matches!(refused, AllocError::Device(_)),
+                "{call:?} {nth}: {refused}"
+            );
+            is_consistent(&device, &pool);
+            drop(pool.try_allocate(&stream, 2 * CHUNK).unwrap());
+            drop(kept);
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+#[test]
+fn failed_release_keeps_unreleased_memory() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 4 * CHUNK).unwrap());
+    now(stream.synchronize()).unwrap();
+    device.script(Call::Unmap, 3, Fault::Fails(Other));
+    assert!(pool.trim_to(0).is_err());
+    is_consistent(&device, &pool);
+    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
+    assert_eq!(pool.trim_to(0).unwrap().released, 2 * CHUNK);
+}
+
+/// The device is full for a while. An allocation waits for memory of the pool itself.
+#[test]
+fn full_device_is_waited_for() {
+    let device = SimDevice::builder()
+        .memory(8 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
+    let others = device.occupy(u64::MAX);
+    assert_eq!(others.bytes(), 6 * MIB);
+    let refused = pool.try_allocate(&stream, 4 * MIB).unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    let mut waiting = pool.allocate(&stream, 2 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    drop(block);
+    let block = now(waiting).unwrap();
+    drop(others);
+    let more = pool.try_allocate(&stream, 6 * MIB).unwrap();
+    is_consistent(&device, &pool);
+    drop((block, more));
+    pool.check_conserved().unwrap();
+}
+
+/// A failed record leaves the memory pending until a later event completes it.
+#[test]
+fn failed_record_is_compensated_by_the_next() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    use_block(&work, &block, us(10));
+    device.script(Call::Record, 1, Fault::Fails(Other));
+    drop(block);
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err(), "the work runs");
+    device.advance(us(10));
+    drop(pool.try_allocate(&b, 8 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// An event that completes late only delays the reuse.
+#[test]
+fn late_ticket_delays_the_reuse() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    use_block(&work, &block, us(10));
+    device.script(Call::Record, 1, Fault::Late(us(100)));
+    drop(block);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    device.advance(us(99));
+    assert_eq!(work.backlog(), 0);
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "not complete yet"
+    );
+    let before = woken.get();
+    device.advance(us(1));
+    assert!(woken.get() > before);
+    assert!(poll(&mut waiting).is_ready());
+}
+
+/// A later event of the stream completes an earlier ticket whose event is late, or never completes.
+#[test]
+fn later_ticket_completes_one_whose_event_never_does() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Never);
+    let freed = block.deallocate();
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    device.advance(us(1_000_000));
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "no event completes it"
+    );
+    run(&work, us(10));
+    let later = a.event().unwrap();
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let before = woken.get();
+    device.advance(us(10));
+    assert!(woken.get() > before, "the later event is watched too");
+    let granted = poll(&mut waiting);
+    assert!(granted.is_ready());
+    now(freed).unwrap();
+    assert!(later.is_complete().unwrap());
+}
+
+/// A ticket that never completes pins its own memory, but not that of other streams (pytorch#71745).
+#[test]
+fn incomplete_ticket_pins_only_its_own_memory() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (_, a) = stream(&device, &pool);
+    let (work, b) = stream(&device, &pool);
+    let stuck = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let other = pool.try_allocate(&b, 4 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Never);
+    let mut freed = stuck.deallocate();
+    assert!(poll(&mut freed).is_pending());
+    run(&work, us(10));
+    drop(other);
+    device.advance(us(10));
+    let (_, c) = stream(&device, &pool);
+    drop(pool.try_allocate(&c, 4 * MIB).unwrap());
+    assert!(pool.try_allocate(&c, 8 * MIB).is_err());
+    assert!(poll(&mut freed).is_pending());
+}
+
+/// *errors-are-errors*: an event that reports an error is not "not ready". Its waiter gets the error, and it completes
+/// nothing. Other streams go on, and a later event completes the ticket.
+#[test]
+fn event_with_an_error_completes_nothing_and_is_reported() {
+    let device = manual();
+    let pool = host_waits_only(&device, 16 * MIB);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Reports(Other));
+    let freed = block.deallocate();
+    assert_eq!(now(freed).unwrap_err().kind(), Other);
+    let other = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+    assert_eq!(pool.statistics().pending.current, 8 * MIB);
+    now(a.synchronize()).unwrap();
+    drop(pool.try_allocate(&b, 8 * MIB).unwrap());
+    drop(other);
+    pool.check_conserved().unwrap();
+}
+
+/// An event reports a sticky error. Every request fails with it, and the memory is leaked.
+#[test]
+fn event_with_a_sticky_error_fails_everything() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Reports(Sticky));
+    let freed = block.deallocate();
+    let error = pool.try_allocate(&b, 8 * MIB).unwrap_err();
+    let AllocError::Device(error) = error else {
+        panic!("{error}");
+    };
+    assert_eq!(error.kind(), Sticky);
+    assert_eq!(now(freed).unwrap_err().kind(), Sticky);
+    assert_eq!(
+        now(pool.allocate(&b, 8 * MIB)).unwrap_err(),
+        AllocError::Device(error)
+    );
+    assert_eq!(
+        pool.statistics().pending.current,
+        8 * MIB,
+        "leaked, not reused"
+    );
+}
+
+/// A wait on the device that cannot be enqueued is not relied on, and the block stays where it was.
+#[test]
+fn failed_device_wait_returns_the_block() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    use_block(&work, &block, us(10));
+    drop(block);
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    assert_eq!(pool.statistics().pending.current, 8 * MIB);
+    let event = a.event().unwrap();
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    assert!(b.wait(&event).is_err());
+    let granted = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert_eq!(
+        granted.source(),
+        Source::DeviceWait,
+        "the failed wait changed no clock"
+    );
+    drop(granted);
+    pool.check_conserved().unwrap();
+}
+
+/// A further stream that could not be ordered does not become a user of the block.
+#[test]
+fn use_that_cannot_be_ordered_is_refused() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    drop(pool.try_allocate(&a, 8 * MIB).unwrap());
+    run(&work, us(10));
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    assert!(matches!(block.used_on(&b), Err(StreamError::Device(_))));
+    block.used_on(&b).unwrap();
+    drop(block);
+    device.advance(us(10));
+    pool.check_conserved().unwrap();
+}
+
+/// Memory was unmapped, but its chunk could not be released. The pool does not grant those addresses without memory behind
+/// them.
+#[test]
+fn unmapped_memory_is_not_granted_when_its_release_fails() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 4 * CHUNK).unwrap());
+    now(stream.synchronize()).unwrap();
+    device.fail_next(Call::Destroy, Other);
+    assert!(pool.trim_to(0).is_err());
+    pool.check().unwrap();
+    let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
+    assert!(device.is_mapped(block.address(), block.size()));
+    drop(block);
+    now(stream.synchronize()).unwrap();
+    let _ = pool.trim_to(0).unwrap();
+    assert_eq!(pool.statistics().reserved.current, 0);
+    pool.check_conserved().unwrap();
+}
+
+/// *safe-teardown*: the pool is dropped when no event could be recorded for its last free. So the end of the work is unknown,
+/// and the memory is leaked.
+#[test]
+fn unsealed_memory_of_a_dropped_pool_is_leaked() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    for nth in 1..=4 {
+        device.script(Call::Record, nth, Fault::Fails(Other));
+    }
+    drop(block);
+    drop((stream, pool));
+    assert_eq!(device.counters().physical_in_use, 8 * MIB);
+    device.advance_to_end();
+    device.assert_ordered();
+}
+
+/// A stream that currently takes no event or no wait, because it is being captured, fails no request. Its memory is not
+/// available meanwhile.
+#[test]
+fn memory_behind_a_capturing_stream_is_skipped() {
+    for call in [Call::Record, Call::Wait] {
+        let device = manual();
+        let pool = builder(&device, 8 * MIB)
+            .sealing(Sealing::OnDemand)
+            .wait_limit(WaitLimit::Unlimited)
+            .build()
+            .unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop(block);
+        let refuse = || {
+            for nth in 1..=20 {
+                device.script(call, nth, Fault::Fails(Unsupported));
+            }
+        };
+        refuse();
+        let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();
+        assert!(
+            matches!(refused, AllocError::Exhausted(_)),
+            "{call:?}: {refused}"
+        );
+        let mut waiting = pool.allocate(&b, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending(), "{call:?}");
+        drop(waiting);
+        pool.check().unwrap();
+    }
+}
+
+/// A device-side wait fails, but other memory is complete and is taken instead.
+#[test]
+fn failed_device_wait_falls_back_to_complete_memory() {
+    let device = manual();
+    let limit = WaitLimit::Unlimited;
+    let pool = builder(&device, 8 * MIB).wait_limit(limit).build().unwrap();
+    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let used_for = |time| {
+        drop(pool.try_allocate(&a, 8 * MIB).unwrap());
+        run(&work, time);
+        a.seal().unwrap();
+    };
+    used_for(us(100));
+    device.advance(us(100));
+    pool.reap().unwrap();
+    used_for(us(10));
+    device.advance(us(10)); // sooner than expected, and not polled
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    assert_eq!(
+        pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+        Source::Free
+    );
+    assert_eq!(device.counters().calls(Call::Wait), 1);
+    pool.check_conserved().unwrap();
+}
+
+/// The error of one event says nothing about earlier ones.
+#[test]
+fn complete_work_counts_although_a_later_event_has_an_error() {
+    let device = manual();
+    let pool = host_waits_only(&device, 24 * MIB);
+    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let blocks = [(); 3].map(|()| pool.try_allocate(&a, 8 * MIB).unwrap());
+    device.script(Call::Record, 2, Fault::Reports(Other));
+    for (at, block) in blocks.into_iter().enumerate() {
+        run(&work, us(if at < 2 { 10 } else { 1000 }));
+        drop(block);
+        a.seal().unwrap();
+    }
+    device.advance(us(50));
+    let first = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+    device.advance(us(1000));
+    drop((first, pool.try_allocate(&b, 16 * MIB).unwrap()));
+    pool.check_conserved().unwrap();
+}
+
+/// The oldest event reports an error. The pool polls the newest one instead of growing.
+#[test]
+fn event_with_an_error_causes_no_growth() {
+    let device = manual();
+    let pool = host_waits_only(&device, 64 * MIB);
+    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let used_for = |block: Block, time| {
+        drop(block);
+        run(&work, time);
+        a.seal().unwrap();
+    };
+    let blocks = [8 * MIB, 4 * MIB].map(|bytes| pool.try_allocate(&a, bytes).unwrap());
+    used_for(pool.try_allocate(&a, 4 * MIB).unwrap(), us(1000));
+    device.advance(us(1000));
+    pool.reap().unwrap();
+    let reserved = pool.statistics().reserved.current;
+    device.script(Call::Record, 1, Fault::Reports(Other));
+    blocks.into_iter().for_each(|block| used_for(block, us(10)));
+    device.advance(us(20)); // sooner than expected
+    assert_eq!(
+        pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+        Source::Free
+    );
+    assert_eq!(pool.statistics().reserved.current, reserved);
+}
+
+/// The newest event reports an error, and an older one is incomplete. So no event tells when the work behind the newest one
+/// ends.
+#[test]
+fn teardown_ends_behind_an_event_with_an_error() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .clock(Clock::Manual)
+            .blocking_memory_calls(blocking)
+            .build();
+        let pool = builder(&device, 16 * MIB)
+            .sealing(Sealing::EveryFree)
+            .build()
+            .unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        run(&work, us(100));
+        let [older, newest] = blocks;
+        drop(older);
+        run(&work, us(100));
+        device.script(Call::Record, 1, Fault::Reports(Other));
+        drop(newest);
+        let held = device.counters().physical_in_use;
+        assert!(held > 0);
+        drop((stream, pool));
+        device.advance(us(1000));
+        assert_eq!(device.counters().physical_in_use, held, "leaked");
+    }
+}
+
+/// An older event that reports an error is covered by the newest one.
+#[test]
+fn teardown_releases_memory_once_the_newest_event_is_complete() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .clock(Clock::Manual)
+            .blocking_memory_calls(blocking)
+            .build();
+        let pool = builder(&device, 16 * MIB)
+            .sealing(Sealing::EveryFree)
+            .build()
+            .unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        run(&work, us(100));
+        let [older, newest] = blocks;
+        device.script(Call::Record, 1, Fault::Reports(Other));
+        drop(older);
+        run(&work, us(100));
+        drop(newest);
+        drop((stream, pool));
+        assert!(device.counters().physical_in_use > 0, "the work runs");
+        device.advance(us(1000));
+        eventually(|| device.counters().physical_in_use == 0);
+    }
+}
+
+/// A growth that is refused halfway counts neither an allocation nor a free.
+#[test]
+fn refused_growth_leaves_the_statistics_as_they_were() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB).lane_bytes(0).build().unwrap();
+    let ((work, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+    let mut low = pool.try_allocate(&a, 512).unwrap();
+    let above = pool.try_allocate(&a, MIB).unwrap();
+    low.used_on(&b).unwrap();
+    run(&work, us(100));
+    drop(above);
+    let before = pool.statistics();
+    device.fail_next(Call::Wait, Other);
+    low.grow(512).try_now().unwrap_err();
+    let after = pool.statistics();
+    assert_eq!(after.live_blocks, before.live_blocks);
+    assert_eq!(
+        (after.allocations, after.frees),
+        (before.allocations, before.frees)
+    );
+    drop(low);
+    let statistics = pool.statistics();
+    assert_eq!((statistics.live_blocks, statistics.used.current), (0, 0));
+    device.advance(us(1000));
+    pool.reap().unwrap();
+    pool.check_conserved().unwrap();
+}

@@ -1,0 +1,360 @@
+//! Streams that alternate with a large block: how long it stays in their cache, and how others get it.
+
+use crate::common::*;
+use std::task::Poll;
+use weirpool::compat::RawPool;
+use weirpool::device::sim::{Call, SimDevice, SimStream};
+use weirpool::testing::Invariants;
+use weirpool::*;
+
+const LARGE: u64 = 8 * MIB;
+
+/// After this many turns, a stream has shown that it reuses the block.
+const TURNS: usize = 10;
+
+fn pool(device: &SimDevice, capacity: u64) -> Pool {
+    builder(device, capacity).build().unwrap()
+}
+
+/// Allocates, uses and frees a block. Returns its source.
+fn turn(pool: &Pool, (work, stream): &(SimStream, Stream), bytes: u64) -> Source {
+    let block = pool.try_allocate(stream, bytes).unwrap();
+    use_block(work, &block, us(10));
+    block.source()
+}
+
+fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
+    for _ in 0..TURNS {
+        turn(pool, line, LARGE);
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, LARGE);
+}
+
+#[test]
+fn streams_that_alternate_make_no_device_calls() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let lines = [(); 4].map(|()| stream(&device, &pool));
+    for line in lines.iter().cycle().take(TURNS * lines.len()) {
+        turn(&pool, line, LARGE);
+    }
+    let calls = || device.counters().device_calls;
+    let before = calls();
+    for line in lines.iter().cycle().take(100) {
+        assert_eq!(turn(&pool, line, LARGE), Source::Lane);
+    }
+    assert_eq!(calls(), before);
+    assert_eq!(pool.statistics().cached_in_lanes, 4 * LARGE);
+    assert_eq!(reserved(&pool), 4 * LARGE);
+    device.advance(us(10_000));
+    pool.check_conserved().unwrap();
+}
+
+/// Another stream grows the pool instead. If the block is not reused for a while, any stream may take it.
+#[test]
+fn large_block_stays_with_its_stream_for_a_while() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    take_turns(&pool, &line);
+    device.advance(us(150));
+    assert_eq!(reserved(&pool), LARGE);
+    let own = pool.try_allocate(&other.1, LARGE).unwrap();
+    assert_eq!((own.source(), reserved(&pool)), (Source::Grown, 2 * LARGE));
+    assert_eq!(turn(&pool, &line, LARGE), Source::Lane);
+    device.advance(us(250));
+    let more = pool.try_allocate(&other.1, LARGE).unwrap();
+    assert_eq!((more.source(), reserved(&pool)), (Source::Free, 2 * LARGE));
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_ne!(turn(&pool, &line, LARGE), Source::Lane);
+}
+
+/// If the pool cannot grow, another stream gets the block immediately, once its last use is complete.
+#[test]
+fn request_does_not_wait_for_cached_large_blocks() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let rest = pool.try_allocate(&other.1, 16 * MIB - LARGE).unwrap();
+    for _ in 0..TURNS {
+        turn(&pool, &line, LARGE);
+    }
+    device.advance(us(1000));
+    turn(&pool, &line, LARGE);
+    assert_eq!(pool.statistics().cached_in_lanes, LARGE);
+    // The last use is still running.
+    assert!(pool.try_allocate(&other.1, LARGE).is_err());
+    let mut waiting = pool.allocate(&other.1, LARGE);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(10));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("it is complete");
+    };
+    use_block(&other.0, &block, us(10));
+    drop((block, rest));
+    device.advance(us(10));
+    pool.check_conserved().unwrap();
+}
+
+/// A block in the large-block cache has no event yet. The next free of its stream records one, or the next allocation
+/// of another size. If the block is reused, it needs none.
+#[test]
+fn event_of_a_large_block_is_recorded_by_the_next_call_that_does_not_take_it() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let line = stream(&device, &pool);
+    take_turns(&pool, &line);
+    let records = || device.counters().calls(Call::Record);
+    let before = records();
+    turn(&pool, &line, LARGE);
+    assert_eq!(records(), before);
+    let other_size = pool.try_allocate(&line.1, 3 * LARGE).unwrap();
+    assert_eq!(records(), before + 1);
+    turn(&pool, &line, LARGE);
+    drop(other_size);
+    assert!(records() > before + 1);
+}
+
+/// A stream that also takes other sizes frees each block for all streams.
+#[test]
+fn stream_that_does_not_alternate_caches_no_large_block() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let line = stream(&device, &pool);
+    for _ in 0..TURNS {
+        turn(&pool, &line, LARGE);
+        turn(&pool, &line, 2 * LARGE);
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    for _ in 0..TURNS {
+        let both = [LARGE, LARGE].map(|bytes| pool.try_allocate(&line.1, bytes).unwrap());
+        drop(both);
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+}
+
+/// With settings that favour other streams or the device, large blocks are not cached.
+#[test]
+fn no_large_block_is_cached_where_memory_comes_first() {
+    let device = manual();
+    let builder = || builder(&device, 128 * MIB);
+    let pools = [
+        builder().order(Order::WaitFirst),
+        builder().release_threshold(ReleaseThreshold::Bytes(64 * MIB)),
+        builder().coalesce(CoalesceHeuristic::percent_releasable(50)),
+        builder().sealing(Sealing::EveryFree),
+        builder().lane_large_bytes(LARGE - 1),
+        builder().lane_bytes(0),
+    ];
+    for pool in pools {
+        let pool = pool.build().unwrap();
+        let line = stream(&device, &pool);
+        for _ in 0..TURNS {
+            turn(&pool, &line, LARGE);
+        }
+        assert_eq!(pool.statistics().cached_in_lanes, 0);
+    }
+}
+
+/// The cache has four slots, one for each size.
+#[test]
+fn cached_large_blocks_are_bounded() {
+    let device = manual();
+    let pool = pool(&device, 512 * MIB);
+    let line = stream(&device, &pool);
+    for bytes in [LARGE, 2 * LARGE, 3 * LARGE, 6 * LARGE] {
+        for _ in 0..TURNS {
+            turn(&pool, &line, bytes);
+        }
+    }
+    // The last size exceeds the bound.
+    assert_eq!(pool.statistics().cached_in_lanes, 6 * LARGE);
+    drop(pool.try_allocate(&line.1, 512 * MIB).unwrap());
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    drop(line);
+    device.advance(us(10_000));
+    pool.check_conserved().unwrap();
+}
+
+/// An external stream may be destroyed after any free on it, so each free records its event itself.
+#[test]
+fn external_stream_owes_no_event_for_a_large_block() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let raw = RawPool::new(&pool);
+    let work = device.create_stream();
+    let line = (work.clone(), raw.stream(&External::of(&work)).unwrap());
+    let other = stream(&device, &pool);
+    take_turns(&pool, &line);
+    assert_eq!(turn(&pool, &line, LARGE), Source::Lane);
+    let block = pool.try_allocate(&line.1, LARGE).unwrap();
+    use_block(&work, &block, us(10));
+    let mut deallocation = block.deallocate();
+    assert!(poll(&mut deallocation).is_pending());
+    device.advance(us(1000));
+    let all = pool.try_allocate(&other.1, 16 * MIB).unwrap();
+    use_block(&other.0, &all, us(10));
+    assert_eq!(poll(&mut deallocation), Poll::Ready(Ok(())));
+}
+
+/// A cached block above another block does not prevent its growth.
+#[test]
+fn cached_large_block_makes_room_for_growth() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let mut block = pool.try_allocate(&other.1, LARGE).unwrap();
+    take_turns(&pool, &line);
+    block.grow(LARGE).try_now().unwrap();
+    use_block(&other.0, &block, us(10));
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// The pieces of a reservation are exchanged for a contiguous block that a stream caches.
+#[test]
+fn draw_exchanges_pieces_for_a_cached_large_block() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .chunk_bytes(16 * MIB)
+        .build()
+        .unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let reservation = pool.reserve(LARGE).try_now().unwrap();
+    let mut pieces: Vec<_> = (0..8)
+        .map(|_| Some(reservation.allocate(&other.1, MIB).unwrap()))
+        .collect();
+    take_turns(&pool, &line);
+    device.advance(us(1000));
+    pieces
+        .iter_mut()
+        .step_by(2)
+        .for_each(|piece| drop(piece.take()));
+    let one = reservation.allocate(&other.1, 3 * MIB).unwrap();
+    use_block(&other.0, &one, us(10));
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// Registered and external streams alternate, among others that wait, draw, grow, trim and resize. Once all work is
+/// complete, no request is left waiting, and all memory returns.
+#[test]
+fn no_memory_is_lost_while_streams_alternate_among_others() {
+    for seed in 0..200 {
+        let device = manual();
+        let reuse = Reuse {
+            internal_dependencies: seed % 2 == 0,
+            ..Reuse::ALL
+        };
+        let builder = builder(&device, 64 * MIB).reuse(reuse);
+        let builder = match seed % 3 {
+            0 => builder.per_thread_caches(),
+            _ => builder.chunk_bytes(4 * MIB),
+        };
+        Crossroads::new(device, builder.build().unwrap(), seed).play();
+    }
+}
+
+/// A random mix of all operations.
+struct Crossroads {
+    device: SimDevice,
+    pool: Pool,
+    lines: Vec<(SimStream, Stream)>,
+    random: fastrand::Rng,
+    held: Vec<(usize, Block)>,
+}
+
+impl Crossroads {
+    fn new(device: SimDevice, pool: Pool, seed: u64) -> Self {
+        let raw = RawPool::new(&pool);
+        let mut lines: Vec<_> = (0..3).map(|_| stream(&device, &pool)).collect();
+        let work = device.create_stream();
+        let external = raw.stream(&External::of(&work)).unwrap();
+        lines.push((work, external));
+        Self {
+            device,
+            pool,
+            lines,
+            random: fastrand::Rng::with_seed(seed),
+            held: Vec::new(),
+        }
+    }
+
+    fn play(mut self) {
+        for _ in 0..60 {
+            self.step();
+            self.pool.check().unwrap();
+        }
+        self.held.clear();
+        self.device.advance(us(100_000));
+        now(self.pool.drain()).unwrap();
+        self.pool.check_conserved().unwrap();
+        let all = self.pool.try_allocate(&self.lines[0].1, 64 * MIB).unwrap();
+        use_block(&self.lines[0].0, &all, us(10));
+    }
+
+    fn step(&mut self) {
+        let at = self.random.usize(..self.lines.len());
+        let bytes = self.random.u64(1..=6) * 4 * MIB;
+        let line = self.lines[at].clone();
+        match self.random.u8(..12) {
+            0..=4 => self.take_turns(&line, bytes),
+            5 => {
+                if let Ok(block) = self.pool.try_allocate(&line.1, bytes) {
+                    use_block(&line.0, &block, us(20));
+                    self.held.push((at, block));
+                }
+            }
+            6 if !self.held.is_empty() => {
+                let at = self.random.usize(..self.held.len());
+                drop(self.held.swap_remove(at));
+            }
+            7 if !self.held.is_empty() => {
+                let which = self.random.usize(..self.held.len());
+                let (at, block) = &mut self.held[which];
+                if block.grow(4 * MIB).try_now().is_ok() {
+                    use_block(&self.lines[*at].0, block, us(10));
+                }
+            }
+            8 => self.wait(&line, bytes),
+            9 => {
+                if let Ok(reservation) = self.pool.reserve(bytes).try_now() {
+                    let block = reservation.allocate(&line.1, 4 * MIB).unwrap();
+                    use_block(&line.0, &block, us(10));
+                }
+            }
+            10 => drop(self.pool.trim_to(16 * MIB).unwrap()),
+            _ => self.device.advance(us(self.random.u64(1..400))),
+        }
+    }
+
+    fn take_turns(&self, line: &(SimStream, Stream), bytes: u64) {
+        for _ in 0..TURNS {
+            let Ok(block) = self.pool.try_allocate(&line.1, bytes) else {
+                return;
+            };
+            use_block(&line.0, &block, us(10));
+        }
+    }
+
+    /// Waits for memory. Memory that is not held must be granted once it is complete.
+    fn wait(&mut self, line: &(SimStream, Stream), bytes: u64) {
+        let mut waiting = self.pool.allocate(&line.1, bytes);
+        let mut polled = poll(&mut waiting);
+        let held: u64 = self.held.iter().map(|(_, block)| block.size()).sum();
+        if polled.is_pending() && held + bytes > 64 * MIB {
+            return;
+        }
+        if polled.is_pending() {
+            self.device.advance(us(10_000));
+            polled = poll(&mut waiting);
+        }
+        let Poll::Ready(block) = polled else {
+            panic!("{bytes} bytes wait for nothing: {:?}", self.pool);
+        };
+        use_block(&line.0, &block.unwrap(), us(10));
+    }
+}

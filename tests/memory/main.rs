@@ -1,0 +1,44 @@
+//! Memory: where blocks come from, what becomes of them, and how memory is given back.
+//!
+//! | module | about |
+//! |---|---|
+//! | `donors` | whose memory a stream waits for |
+//! | `evictable` | memory that is taken back on demand |
+//! | `fault_sweep` | each device call fails once |
+//! | `faults` | a device that fails by script |
+//! | `fills` | memory that is filled |
+//! | `grow` | blocks that grow in place |
+//! | `handoff` | memory that passes between streams while kernels are short |
+//! | `in_place` | memory that host and device share |
+//! | `lanes` | the per-stream cache |
+//! | `large_cache` | large blocks in the cache |
+//! | `maintenance` | releasing and coalescing |
+//! | `pools` | several pools, settings, upstreams |
+//! | `pressure` | devices that refuse memory |
+//! | `raw` | addresses and handles |
+//! | `remapping` | remapping or growing |
+//! | `resize` | a capacity that changes |
+//! | `shards` | many threads on one stream |
+//! | `shared` | blocks with several owners |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod donors;
+mod evictable;
+mod fault_sweep;
+mod faults;
+mod fills;
+mod grow;
+mod handoff;
+mod in_place;
+mod lanes;
+mod large_cache;
+mod maintenance;
+mod pools;
+mod pressure;
+mod raw;
+mod remapping;
+mod resize;
+mod shards;
+mod shared;

@@ -1,0 +1,388 @@
+//! Devices that refuse memory because other pools or other processes hold it.
+
+use crate::common::*;
+use std::task::Poll;
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::{DeviceErrorKind, MemoryInfo};
+use weirpool::testing::Invariants;
+use weirpool::*;
+
+fn small(virtual_memory: bool) -> SimDevice {
+    SimDevice::builder()
+        .memory(64 * MIB)
+        .clock(Clock::Manual)
+        .virtual_memory(virtual_memory)
+        .build()
+}
+
+/// Unused memory of other pools is released. Used memory stays, and so does memory that is not needed.
+#[test]
+fn other_pools_spill() {
+    for virtual_memory in [true, false] {
+        let device = small(virtual_memory);
+        let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+        let (_, a) = stream(&device, &one);
+        let (_, b) = stream(&device, &other);
+        let kept = one.try_allocate(&a, 16 * MIB).unwrap();
+        let freed = [0; 3].map(|_| one.try_allocate(&a, 16 * MIB).unwrap());
+        drop(freed);
+        assert_eq!(reserved(&one), 64 * MIB);
+        let block = other.try_allocate(&b, 32 * MIB).unwrap();
+        assert_eq!(reserved(&one), 32 * MIB, "no more than was needed");
+        let refused = other.try_allocate(&b, 32 * MIB).unwrap_err();
+        assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+        assert_eq!(
+            reserved(&one),
+            32 * MIB,
+            "too little to help is not released"
+        );
+        one.check().unwrap();
+        other.check().unwrap();
+        drop((block, kept));
+        one.check_conserved().unwrap();
+        other.check_conserved().unwrap();
+    }
+}
+
+/// Plain segments are released as a whole, even if one is larger than needed.
+#[test]
+fn segment_is_spilled_as_a_whole() {
+    let device = small(false);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    let sizes = [4 * MIB, 40 * MIB, 8 * MIB];
+    let blocks = sizes.map(|bytes| one.try_allocate(&a, bytes).unwrap());
+    drop(blocks);
+    drop(other.try_allocate(&b, 16 * MIB).unwrap());
+    assert_eq!(reserved(&one), 48 * MIB, "the smallest that suffices");
+    drop(other.try_allocate(&b, 40 * MIB).unwrap());
+    assert_eq!(reserved(&one), 8 * MIB);
+    one.check_conserved().unwrap();
+}
+
+/// Memory in the lanes of other pools is released, but not memory that running work may touch.
+#[test]
+fn pending_memory_is_not_spilled() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (work, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    let blocks = [0; 2].map(|_| one.try_allocate(&a, 30 * MIB).unwrap());
+    let small = one.try_allocate(&a, MIB).unwrap();
+    use_block(&work, &blocks[0], us(100));
+    drop((blocks, small));
+    assert!(other.try_allocate(&b, 60 * MIB).is_err(), "the work runs");
+    assert_eq!(reserved(&one), 62 * MIB);
+    device.advance(us(100));
+    drop(other.try_allocate(&b, 60 * MIB).unwrap());
+    assert!(reserved(&one) <= 4 * MIB);
+}
+
+/// A pool in which requests wait does not spill, nor does a pool of another device.
+#[test]
+fn pool_with_waiters_does_not_spill() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    let first = one.try_allocate(&a, 32 * MIB).unwrap();
+    drop(one.try_allocate(&a, 32 * MIB).unwrap());
+    let mut waiting = one.allocate(&a, 40 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    assert!(other.try_allocate(&b, 16 * MIB).is_err());
+    assert_eq!(reserved(&one), 64 * MIB);
+    drop(first);
+    drop(now(waiting).unwrap());
+    drop(other.try_allocate(&b, 16 * MIB).unwrap());
+
+    let elsewhere = small(true);
+    let third = pool(&elsewhere, 64 * MIB);
+    let (_, c) = stream(&elsewhere, &third);
+    drop(third.try_allocate(&c, 64 * MIB).unwrap());
+    let _others = device.occupy(u64::MAX);
+    let most = reserved(&one) + reserved(&other);
+    assert!(other.try_allocate(&b, most + 2 * MIB).is_err());
+    assert_eq!(reserved(&third), 64 * MIB);
+}
+
+/// A refusal reports the device's figures if the device refused, and none if the pool is at its capacity.
+#[test]
+fn refusal_reports_the_memory_of_the_device() {
+    for virtual_memory in [true, false] {
+        let device = small(virtual_memory);
+        let pool = pool(&device, 64 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let others = device.occupy(48 * MIB);
+        let left = MemoryInfo {
+            free: 16 * MIB,
+            total: 64 * MIB,
+        };
+        let refused = pool.try_allocate(&stream, 32 * MIB).unwrap_err();
+        let AllocError::Exhausted(shortfall) = &refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(shortfall.device, Some(left));
+        let text = refused.to_string();
+        for words in ["the device refused more", "16.0 MiB of 64.0 MiB free"] {
+            assert!(text.contains(words), "{text}");
+        }
+        let mut waiting = pool.allocate(&stream, 32 * MIB).timeout(us(100));
+        assert!(poll(&mut waiting).is_pending());
+        device.advance(us(100));
+        let Poll::Ready(Err(AllocError::TimedOut { shortfall, .. })) = poll(&mut waiting) else {
+            panic!("the timeout has passed");
+        };
+        assert_eq!(shortfall.device, Some(left));
+        // Now the device has memory, and the pool is at its capacity.
+        drop(others);
+        let all = pool.try_allocate(&stream, 64 * MIB).unwrap();
+        let refused = pool.try_allocate(&stream, MIB).unwrap_err();
+        let AllocError::Exhausted(shortfall) = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(shortfall.device, None);
+        drop(all);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Memory that the device granted before it refused the rest is released at once. While the device has too little, it
+/// is not asked for more, because others may need it.
+#[test]
+fn refused_growth_keeps_no_memory() {
+    let device = small(true);
+    let pool = builder(&device, 64 * MIB)
+        .maintenance_interval(us(1000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let others = device.occupy(48 * MIB);
+    let mut waiting = pool.allocate(&stream, 32 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    assert_eq!(reserved(&pool), 4 * MIB);
+    assert_eq!(device.counters().physical_in_use, 4 * MIB);
+    let creates = || device.counters().calls(Call::Create);
+    let before = creates();
+    for _ in 0..3 {
+        device.advance(us(1000));
+        assert!(poll(&mut waiting).is_pending());
+    }
+    assert_eq!(
+        creates(),
+        before,
+        "the device was asked for its figures only"
+    );
+    drop(others);
+    device.advance(us(1000));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("there is memory");
+    };
+    assert_eq!(creates(), before + 16);
+    drop((block, kept));
+    pool.check_conserved().unwrap();
+}
+
+/// A device may refuse memory that it reports as free. Then another pool releases memory nevertheless.
+#[test]
+fn figures_of_the_device_are_not_relied_on() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    drop(one.try_allocate(&a, 32 * MIB).unwrap());
+    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    let block = other.try_allocate(&b, 16 * MIB).unwrap();
+    assert_eq!(reserved(&one), 32 * MIB - CHUNK);
+    assert_eq!(reserved(&other), 16 * MIB);
+    drop(block);
+    one.check_conserved().unwrap();
+    other.check_conserved().unwrap();
+}
+
+#[test]
+fn waiter_of_an_unpooled_pool_asks_the_device_again() {
+    let device = small(true);
+    let keeper = pool(&device, 64 * MIB);
+    let (_, a) = stream(&device, &keeper);
+    let unpooled = Pool::builder(device.clone())
+        .unpooled()
+        .maintenance_interval(us(1000));
+    let unpooled = unpooled.build().unwrap();
+    let (_, b) = stream(&device, &unpooled);
+    drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
+    drop(unpooled.try_allocate(&b, 32 * MIB).unwrap());
+    assert_eq!(reserved(&keeper), 32 * MIB);
+    device.advance(us(1000));
+    device.advance(us(1000));
+    assert_eq!(reserved(&unpooled), 0);
+
+    let others = device.occupy(u64::MAX);
+    let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
+    assert!(refused.to_string().contains("the device refused more"));
+    let mut waiting = unpooled.allocate(&b, 40 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(1000));
+    assert!(poll(&mut waiting).is_pending());
+    drop(others);
+    device.advance(us(1000));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("there is memory");
+    };
+    drop(block);
+    device.advance(us(1000));
+    device.advance(us(1000));
+    assert_eq!(reserved(&unpooled), 0);
+}
+
+/// Another process cannot notify the pool. So a waiter asks again until the device has enough.
+#[test]
+fn refused_waiter_asks_again() {
+    let device = small(true);
+    let pool = builder(&device, 64 * MIB)
+        .maintenance_interval(us(1000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let others = device.occupy(48 * MIB);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&stream, 32 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    for _ in 0..3 {
+        let before = woken.get();
+        device.advance(us(1000));
+        assert!(woken.get() > before, "it asks again");
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+    }
+    drop(others);
+    device.advance(us(1000));
+    let Poll::Ready(Ok(block)) = poll_with(&mut waiting, &waker) else {
+        panic!("there is memory");
+    };
+    let before = woken.get();
+    device.advance(us(100_000));
+    assert_eq!(woken.get(), before, "no request waits");
+    drop(block);
+    pool.check_conserved().unwrap();
+}
+
+/// Another pool of the process releases memory later, also if memory calls run on a separate thread.
+#[test]
+fn waiter_gets_memory_that_another_pool_frees_later() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .blocking_memory_calls(blocking)
+            .build();
+        let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+        let (_, a) = stream(&device, &one);
+        let (_, b) = stream(&device, &other);
+        let block = one.try_allocate(&a, 48 * MIB).unwrap();
+        let holder = std::thread::spawn({
+            let other = other.clone();
+            let device = device.clone();
+            move || device.block_on(other.allocate(&b, 32 * MIB)).map(drop)
+        });
+        while other.statistics().waits.waiting == 0 {
+            std::thread::yield_now();
+        }
+        drop(block);
+        holder.join().unwrap().unwrap();
+        one.check_conserved().unwrap();
+        other.check_conserved().unwrap();
+    }
+}
+
+/// The device reports free memory but always refuses, and nothing of the pool is in use. No other pool or process can
+/// release memory.
+#[test]
+fn request_that_the_device_always_refuses_fails() {
+    let device = SimDevice::builder()
+        .memory(1 << 50)
+        .clock(Clock::Manual)
+        .virtual_memory(false)
+        .build();
+    let pool = pool(&device, 1 << 50);
+    let (_, stream) = stream(&device, &pool);
+    for nth in 1..=20 {
+        device.script(
+            Call::Allocate,
+            nth,
+            Fault::Fails(DeviceErrorKind::OutOfMemory),
+        );
+    }
+    let mut waiting = pool.allocate(&stream, 200 << 40);
+    let mut polls = 0;
+    let refused = loop {
+        match poll(&mut waiting) {
+            Poll::Ready(answer) => break answer.unwrap_err(),
+            Poll::Pending => device.advance(us(100_000)),
+        }
+        polls += 1;
+        assert!(polls < 10, "the device is asked for ever");
+    };
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    assert_eq!(pool.statistics().waits.waiting, 0);
+}
+
+/// The device reports more memory than it has addresses: it refuses each time it is asked, and no fault is scripted.
+#[test]
+fn request_beyond_the_addresses_of_the_device_fails() {
+    for clock in [Clock::Virtual, Clock::Manual] {
+        let device = SimDevice::builder()
+            .memory(1 << 50)
+            .clock(clock)
+            .virtual_memory(false)
+            .build();
+        let pool = pool(&device, 1 << 50);
+        let (_, stream) = stream(&device, &pool);
+        for bytes in [256 << 40, 512 << 40] {
+            let mut waiting = pool.allocate(&stream, bytes);
+            let mut looks = 0;
+            let answer = loop {
+                if let Poll::Ready(answer) = poll(&mut waiting) {
+                    break answer;
+                }
+                looks += 1;
+                assert!(looks < 1000, "the device is asked for ever");
+                device.advance(us(100_000));
+            };
+            let refused = answer.unwrap_err();
+            assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+        }
+        assert_eq!(pool.statistics().waits.waiting, 0);
+        drop(pool.try_allocate(&stream, MIB).unwrap());
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A pool that was refused gives back what it does not need a little later: others need it.
+#[test]
+fn memory_that_stays_free_is_given_back_after_a_refusal() {
+    for is_refused in [false, true] {
+        let device = small(true);
+        let pool = builder(&device, 64 * MIB)
+            .maintenance_interval(us(1000))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let kept = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        let freed = pool.try_allocate(&stream, 32 * MIB).unwrap();
+        let others = device.occupy(16 * MIB);
+        let mut waiting = pool.allocate(&stream, 16 * MIB);
+        if is_refused {
+            assert!(poll(&mut waiting).is_pending());
+            device.advance(us(1000));
+        }
+        drop(freed);
+        let block = now(&mut waiting).unwrap();
+        assert_eq!(reserved(&pool), 48 * MIB, "it is served by what came back");
+        drop(block);
+        (0..5).for_each(|_| device.advance(us(1000)));
+        let left = if is_refused { 16 } else { 48 };
+        assert_eq!(reserved(&pool), left * MIB);
+        drop((others, kept, waiting));
+        pool.check_conserved().unwrap();
+    }
+}

@@ -1,0 +1,14 @@
+//! Random operations, under oracles.
+//!
+//! | module | about |
+//! |---|---|
+//! | `fuzz` | the sequences of operations that are fuzzed |
+//! | `property` | against a naive model |
+//! | `stress` | many tasks, with an order oracle and a progress oracle |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod fuzz;
+mod property;
+mod stress;

@@ -1,0 +1,655 @@
+//! Random tasks on random streams, with every operation of the public interface, under three oracles:
+//!
+//! - **Order.** A spy around the device keeps vector clocks of its own, from the calls that it sees: a use of memory must
+//!   come after every use of its earlier owners. It shares no code with the pool or with the checker of the simulator.
+//! - **Bytes.** Each owner stamps both ends of its block, and a later operation checks the stamps.
+//! - **Progress.** No task holds memory while it waits for more, so each wait must end. A quiet system in which a task still
+//!   waits fails the test.
+//!
+//! `WEIRPOOL_STRESS_SEEDS=5000 cargo test --release --test random stress` runs more seeds; `WEIRPOOL_STRESS_SEED=17` runs one.
+
+use crate::common::*;
+use futures::future::{Either, join_all, select};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
+use weirpool::device::*;
+use weirpool::testing::Invariants;
+use weirpool::*;
+
+/// Work of each stream that is known to come before, by number.
+type Clock = HashMap<RawStream, u64>;
+
+fn join(into: &mut Clock, other: &Clock) {
+    for (stream, number) in other {
+        let known = into.entry(*stream).or_default();
+        *known = (*known).max(*number);
+    }
+}
+
+/// One use of a range of memory by one owner.
+struct Use {
+    start: u64,
+    end: u64,
+    owner: u64,
+    stream: RawStream,
+    number: u64,
+}
+
+/// What happened before what, from the calls of the device alone.
+#[derive(Default)]
+struct Oracle {
+    streams: HashMap<RawStream, Clock>,
+    events: HashMap<RawEvent, Clock>,
+    /// Work that the host has seen complete.
+    host: Clock,
+    uses: Vec<Use>,
+    checked: u64,
+    violations: Vec<String>,
+}
+
+impl Oracle {
+    fn record(&mut self, event: RawEvent, stream: RawStream) {
+        let clock = self.streams.get(&stream).cloned().unwrap_or_default();
+        self.events.insert(event, clock);
+    }
+
+    fn complete(&mut self, event: RawEvent) {
+        if let Some(clock) = self.events.get(&event) {
+            join(&mut self.host, clock);
+        }
+    }
+
+    fn wait(&mut self, stream: RawStream, event: RawEvent) {
+        if let Some(clock) = self.events.get(&event) {
+            join(self.streams.entry(stream).or_default(), clock);
+        }
+    }
+
+    /// The owner uses a range with new work of the stream.
+    fn use_range(&mut self, owner: u64, stream: RawStream, start: u64, end: u64) {
+        let clock = self.streams.entry(stream).or_default();
+        join(clock, &self.host);
+        let number = clock.get(&stream).copied().unwrap_or_default() + 1;
+        clock.insert(stream, number);
+        let clock = clock.clone();
+        let earlier = |known: &Use| known.owner != owner && known.start < end && start < known.end;
+        for other in self.uses.iter().filter(|known| earlier(known)) {
+            self.checked += 1;
+            let is_known = clock
+                .get(&other.stream)
+                .is_some_and(|seen| *seen >= other.number);
+            if !is_known {
+                self.violations.push(format!(
+                    "owner {owner} uses {start:#x}..{end:#x} on {stream}, not ordered after work {} of owner {} on {}",
+                    other.number, other.owner, other.stream
+                ));
+            }
+        }
+        // What the host has seen complete comes before everything.
+        let host = &self.host;
+        self.uses.retain(|known| {
+            host.get(&known.stream)
+                .is_none_or(|seen| *seen < known.number)
+        });
+        self.uses.push(Use {
+            start,
+            end,
+            owner,
+            stream,
+            number,
+        });
+    }
+}
+
+/// The simulated device, and the oracle that sees its calls.
+#[derive(Clone)]
+struct Spy {
+    device: SimDevice,
+    oracle: Arc<Mutex<Oracle>>,
+    /// Waits are accepted and not made: what an oracle must notice.
+    leaves_out_waits: bool,
+}
+
+impl std::fmt::Debug for Spy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Spy")
+    }
+}
+
+// SAFETY: every call is passed on to the simulated device.
+unsafe impl Device for Spy {
+    pass_on! {
+        |spy| &spy.device =>
+        id, describe, capabilities, block_observer, memory_info, now, set_alarm, cancel_alarm, reserve, unreserve, create,
+        destroy, map, unmap, allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned, create_event,
+        destroy_event, watch, unwatch, upload, download, fill,
+    }
+
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        let mut oracle = self.oracle.lock().unwrap();
+        self.device.record(event, stream)?;
+        oracle.record(event, stream);
+        Ok(())
+    }
+
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+        let mut oracle = self.oracle.lock().unwrap();
+        let is_complete = self.device.query(event)?;
+        if is_complete {
+            oracle.complete(event);
+        }
+        Ok(is_complete)
+    }
+
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+        if self.leaves_out_waits {
+            return Ok(());
+        }
+        let mut oracle = self.oracle.lock().unwrap();
+        self.device.wait(stream, event)?;
+        oracle.wait(stream, event);
+        Ok(())
+    }
+}
+
+const CAPACITY: u64 = 16 * MIB;
+const TASKS: usize = 12;
+const STEPS: usize = 24;
+
+struct Queue {
+    work: SimStream,
+    stream: Stream,
+}
+
+struct World {
+    device: SimDevice,
+    oracle: Arc<Mutex<Oracle>>,
+    pool: Pool,
+    queues: Vec<Queue>,
+    /// Further streams, which do nothing: in every fourth seed 70, so that a search looks at the active ones only.
+    _idle: Vec<Queue>,
+    /// Blocks that one task allocated and another frees.
+    mailbox: Mutex<Vec<(Block, u64)>>,
+    /// Blocks that the pool may evict, with their owners.
+    cached: Mutex<Vec<(Evictable, u64)>>,
+    owners: AtomicU64,
+    corruptions: Arc<AtomicU64>,
+}
+
+impl World {
+    fn new(seed: u64, leaves_out_waits: bool) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .seed(seed)
+            .checker(if leaves_out_waits {
+                Checker::Off
+            } else {
+                Checker::Panic
+            })
+            .virtual_memory(random.u8(..4) != 0)
+            .build();
+        let oracle = Arc::<Mutex<Oracle>>::default();
+        let spy = Spy {
+            device: device.clone(),
+            oracle: oracle.clone(),
+            leaves_out_waits,
+        };
+        let orders = [Order::GrowFirst, Order::WaitFirst];
+        let builder = Pool::builder(spy)
+            .capacity(CAPACITY)
+            .chunk_bytes(CHUNK)
+            .order(orders[random.usize(..2)])
+            .reuse(if random.bool() {
+                Reuse::ALL
+            } else {
+                only_host_waits()
+            })
+            .lane_bytes([0, MIB, 8 * MIB][random.usize(..3)])
+            .sealing([Sealing::OnDemand, Sealing::default()][random.usize(..2)]);
+        let builder = if random.u8(..3) == 0 {
+            builder.overtaking(Overtaking {
+                times: 4,
+                bytes: 8 * MIB,
+            })
+        } else {
+            builder
+        };
+        let pool = builder.build().unwrap();
+        let queue = |_| {
+            let (work, stream) = stream(&device, &pool);
+            Queue { work, stream }
+        };
+        Self {
+            queues: (0..random.usize(1..5)).map(queue).collect(),
+            _idle: (0..if seed % 4 == 3 { 70 } else { 0 }).map(queue).collect(),
+            device,
+            oracle,
+            pool,
+            mailbox: Mutex::default(),
+            cached: Mutex::default(),
+            owners: AtomicU64::new(1),
+            corruptions: Arc::default(),
+        }
+    }
+
+    /// Submits work that stamps both ends of a range, or checks the stamps.
+    fn touch(
+        &self,
+        work: &SimStream,
+        address: u64,
+        size: u64,
+        owner: u64,
+        writes: bool,
+        micros: u64,
+    ) {
+        self.oracle
+            .lock()
+            .unwrap()
+            .use_range(owner, work.raw(), address, address + size);
+        let operation = Operation::new(us(micros));
+        let operation = if writes {
+            operation.writes(address, size)
+        } else {
+            operation.reads(address, size)
+        };
+        let corruptions = self.corruptions.clone();
+        let ends = [address, address + size - 8];
+        let stamp = owner.to_ne_bytes();
+        work.submit(operation.run(move |memory| {
+            for end in ends {
+                if writes {
+                    memory.write(end, &stamp);
+                } else {
+                    let mut seen = [0; 8];
+                    memory.read(end, &mut seen);
+                    corruptions.fetch_add(u64::from(seen != stamp), Ordering::Relaxed);
+                }
+            }
+        }));
+    }
+
+    fn own(&self) -> u64 {
+        self.owners.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+struct Task<'a> {
+    world: &'a World,
+    random: fastrand::Rng,
+}
+
+impl Task<'_> {
+    fn queue(&mut self) -> &Queue {
+        let at = self.random.usize(..self.world.queues.len());
+        &self.world.queues[at]
+    }
+
+    fn bytes(&mut self) -> u64 {
+        let bits = self.random.u32(4..24);
+        self.random
+            .u64((1 << bits)..=(1 << (bits + 1)).min(CAPACITY / 2))
+            .max(16)
+    }
+
+    fn micros(&mut self) -> u64 {
+        1 << self.random.u32(0..9)
+    }
+
+    async fn run(mut self) {
+        for _ in 0..STEPS {
+            match self.random.u32(..22) {
+                0..=6 => self.request().await,
+                7 => self.hand_over().await,
+                8 => self.cancel(),
+                9 => self.many().await,
+                10 => self.reserve().await,
+                11 => self.with_a_limit().await,
+                12 => self.grow().await,
+                13 => self.manage(),
+                14 => self.free_another(),
+                15 => self.short_stream().await,
+                16 => {
+                    let stream = &self.queue().stream;
+                    stream.seal().unwrap();
+                    drop(stream.event().unwrap());
+                }
+                17 => self.queue().stream.synchronize().await.unwrap(),
+                18 => self.cache().await,
+                19 => self.read_cached().await,
+                _ => {
+                    let time = us(self.micros());
+                    self.world.device.sleep(time).await;
+                }
+            }
+        }
+    }
+
+    /// Allocates, uses the block on its own stream and perhaps on another, and frees it.
+    async fn request(&mut self) {
+        let bytes = self.bytes();
+        let world = self.world;
+        let home = self.random.usize(..world.queues.len());
+        let home = &world.queues[home];
+        let block = world.pool.allocate(&home.stream, bytes).await.unwrap();
+        let (owner, micros) = (world.own(), self.micros());
+        let (address, size) = (block.address().to_bits(), block.size());
+        world.touch(&home.work, address, size, owner, true, micros);
+        if self.random.bool() {
+            let further = self.random.usize(..world.queues.len());
+            let further = &world.queues[further];
+            further.stream.wait(&home.stream.event().unwrap()).unwrap();
+            block.used_on(&further.stream).unwrap();
+            world.touch(&further.work, address, size, owner, false, micros);
+        }
+        match self.random.u32(..4) {
+            0 => block.deallocate().await.unwrap(),
+            1 => world.mailbox.lock().unwrap().push((block, owner)),
+            _ => {
+                world.touch(&home.work, address, size, owner, false, micros);
+                drop(block);
+            }
+        }
+        // A task that waits holds nothing, in the mailbox either.
+        self.free_another();
+    }
+
+    /// Writes a block that the pool may evict.
+    async fn cache(&mut self) {
+        let (world, bytes) = (self.world, self.bytes());
+        let home = &world.queues[self.random.usize(..world.queues.len())];
+        let block = world.pool.allocate(&home.stream, bytes).await.unwrap();
+        let (owner, address, size) = (world.own(), block.address().to_bits(), block.size());
+        world.touch(&home.work, address, size, owner, true, self.micros());
+        let mut cached = world.cached.lock().unwrap();
+        cached.push((block.into_evictable(), owner));
+        if cached.len() > 6 {
+            let oldest = cached.remove(0);
+            drop(cached);
+            drop(oldest);
+        }
+    }
+
+    /// Reads a block that the pool may evict, on any stream, if it is there.
+    async fn read_cached(&mut self) {
+        let world = self.world;
+        let pinned = {
+            let cached = world.cached.lock().unwrap();
+            let at = self.random.usize(..cached.len().max(1));
+            cached
+                .get(at)
+                .and_then(|(block, owner)| Some((block.pin()?, *owner)))
+        };
+        let Some((pin, owner)) = pinned else {
+            return;
+        };
+        let queue = &world.queues[self.random.usize(..world.queues.len())];
+        let address = pin.read_on(&queue.stream).unwrap().address().to_bits();
+        let (size, micros) = (pin.size(), self.micros());
+        world.touch(&queue.work, address, size, owner, false, micros);
+        if self.random.bool() {
+            world.device.sleep(us(micros)).await;
+        }
+    }
+
+    fn free_another(&mut self) {
+        let taken = std::mem::take(&mut *self.world.mailbox.lock().unwrap());
+        for (block, owner) in taken {
+            let home = self
+                .world
+                .queues
+                .iter()
+                .find(|queue| queue.stream.id() == block.stream().id());
+            let home = home.expect("the stream of the block");
+            self.world.touch(
+                &home.work,
+                block.address().to_bits(),
+                block.size(),
+                owner,
+                false,
+                5,
+            );
+        }
+    }
+
+    /// A producer and a consumer on two streams.
+    async fn hand_over(&mut self) {
+        let (world, bytes) = (self.world, self.bytes());
+        let (from, to) = (0, world.queues.len() - 1);
+        let (from, to) = (&world.queues[from], &world.queues[to]);
+        let block = world.pool.allocate(&from.stream, bytes).await.unwrap();
+        let (owner, address, size) = (world.own(), block.address().to_bits(), block.size());
+        world.touch(&from.work, address, size, owner, true, 30);
+        to.stream.wait(&from.stream.event().unwrap()).unwrap();
+        block.used_on(&to.stream).unwrap();
+        world.touch(&to.work, address, size, owner, false, 30);
+    }
+
+    /// Polls a request some times and drops it.
+    fn cancel(&mut self) {
+        let (bytes, polls) = (self.bytes(), self.random.u32(..3));
+        let request = self.world.pool.allocate(&self.queue().stream, bytes);
+        let mut request = pin!(request);
+        for _ in 0..polls {
+            if request
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready()
+            {
+                break;
+            }
+        }
+    }
+
+    async fn many(&mut self) {
+        let (world, sizes) = (self.world, [self.bytes() / 4 + 16, self.bytes() / 4 + 16]);
+        let home = &world.queues[0];
+        let blocks = world.pool.allocate_many(&home.stream, sizes).await.unwrap();
+        for block in blocks {
+            let owner = world.own();
+            world.touch(
+                &home.work,
+                block.address().to_bits(),
+                block.size(),
+                owner,
+                true,
+                10,
+            );
+            world.touch(
+                &home.work,
+                block.address().to_bits(),
+                block.size(),
+                owner,
+                false,
+                10,
+            );
+        }
+    }
+
+    async fn reserve(&mut self) {
+        let (world, bytes) = (self.world, self.bytes().max(1024));
+        let reservation = world.pool.reserve(bytes).await.unwrap();
+        for _ in 0..3 {
+            let home = &world.queues[self.random.usize(..world.queues.len())];
+            if let Ok(block) = reservation.allocate(&home.stream, bytes / 2) {
+                let owner = world.own();
+                world.touch(
+                    &home.work,
+                    block.address().to_bits(),
+                    block.size(),
+                    owner,
+                    true,
+                    10,
+                );
+                world.touch(
+                    &home.work,
+                    block.address().to_bits(),
+                    block.size(),
+                    owner,
+                    false,
+                    10,
+                );
+            }
+        }
+    }
+
+    async fn with_a_limit(&mut self) {
+        let (world, bytes, limit) = (self.world, self.bytes(), us(self.micros()));
+        let tag = Tag::new(["red", "green"][self.random.usize(..2)]);
+        let home = &world.queues[0];
+        let request = world.pool.allocate(&home.stream, bytes).tag(tag);
+        let answer = if self.random.bool() {
+            request.timeout(limit).await
+        } else {
+            request
+                .deadline(limit)
+                .priority(self.random.i32(-2..3))
+                .await
+        };
+        match answer {
+            Ok(block) => {
+                let owner = world.own();
+                world.touch(
+                    &home.work,
+                    block.address().to_bits(),
+                    block.size(),
+                    owner,
+                    true,
+                    10,
+                );
+            }
+            Err(error) => assert!(matches!(error, AllocError::TimedOut { .. }), "{error}"),
+        }
+    }
+
+    async fn grow(&mut self) {
+        let world = self.world;
+        let home = &world.queues[0];
+        let request = world.pool.allocate(&home.stream, MIB).room(2 * MIB);
+        let mut block = match request.await {
+            Ok(block) => block,
+            Err(AllocError::NoRoom { .. }) => return,
+            Err(error) => panic!("{error}"),
+        };
+        // A task that held memory and waited for more could wait for ever.
+        drop(block.grow(MIB).try_now());
+        let owner = world.own();
+        world.touch(
+            &home.work,
+            block.address().to_bits(),
+            block.size(),
+            owner,
+            true,
+            10,
+        );
+    }
+
+    fn manage(&mut self) {
+        let pool = &self.world.pool;
+        match self.random.u32(..6) {
+            0 => drop(pool.trim_to(self.random.u64(..CAPACITY)).unwrap()),
+            1 => drop(pool.coalesce().unwrap()),
+            2 => drop(
+                pool.resize(CAPACITY + CHUNK * self.random.u64(..4))
+                    .unwrap(),
+            ),
+            3 => drop(pool.reap().unwrap()),
+            4 => drop((pool.statistics(), pool.snapshot(), pool.leaks())),
+            _ => drop(pool.try_allocate(&self.world.queues[0].stream, 4096)),
+        }
+    }
+
+    /// A stream that is gone while its memory is pending.
+    async fn short_stream(&mut self) {
+        let (world, bytes) = (self.world, self.bytes());
+        let (work, stream) = stream(&world.device, &world.pool);
+        let block = world.pool.allocate(&stream, bytes).await.unwrap();
+        let owner = world.own();
+        world.touch(
+            &work,
+            block.address().to_bits(),
+            block.size(),
+            owner,
+            true,
+            40,
+        );
+    }
+}
+
+fn run_seed(seed: u64, leaves_out_waits: bool) -> Result<u64, String> {
+    let world = World::new(seed, leaves_out_waits);
+    let tasks = (0..TASKS).map(|task| {
+        let random = fastrand::Rng::with_seed(seed.wrapping_mul(1009).wrapping_add(task as u64));
+        Task {
+            world: &world,
+            random,
+        }
+        .run()
+    });
+    world.device.block_on(async {
+        let all = pin!(join_all(tasks));
+        // Longer than any backlog of work: if tasks still wait by then, they wait for ever.
+        let limit = pin!(world.device.sleep(us(60_000_000)));
+        match select(all, limit).await {
+            Either::Left(_) => {}
+            Either::Right(_) => panic!(
+                "a task waits although the system is quiet: {}",
+                world.pool.describe()
+            ),
+        }
+        world.mailbox.lock().unwrap().clear();
+        world.pool.drain().await.unwrap();
+    });
+    let oracle = world.oracle.lock().unwrap();
+    if let Some(violation) = oracle.violations.first() {
+        return Err(violation.clone());
+    }
+    world.device.assert_ordered();
+    assert_eq!(
+        world.corruptions.load(Ordering::Relaxed),
+        0,
+        "an owner's bytes were overwritten"
+    );
+    let checked = oracle.checked;
+    drop(oracle);
+    world.pool.check_conserved()?;
+    Ok(checked)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable)
+        .ok()
+        .map(|text| text.parse().expect("a number"))
+}
+
+#[test]
+fn random_tasks_keep_order_bytes_and_progress() {
+    if let Some(seed) = number("WEIRPOOL_STRESS_SEED") {
+        run_seed(seed, false).unwrap();
+        return;
+    }
+    let seeds = number("WEIRPOOL_STRESS_SEEDS").unwrap_or(200);
+    let mut checked = 0;
+    for seed in 0..seeds {
+        let outcome = std::panic::catch_unwind(|| run_seed(seed, false));
+        let outcome = outcome.unwrap_or_else(|_| Err("panicked".to_owned()));
+        checked += outcome.unwrap_or_else(|why| panic!("WEIRPOOL_STRESS_SEED={seed}: {why}"));
+    }
+    println!("{seeds} seeds, {checked} orders checked");
+    assert!(checked > seeds, "memory went from owner to owner");
+}
+
+#[test]
+fn oracle_notices_waits_that_are_left_out() {
+    // A use of memory that is not mapped any more breaks the device, and the run panics.
+    let notices = |seed| !matches!(std::panic::catch_unwind(|| run_seed(seed, true)), Ok(Ok(_)));
+    assert!(
+        (0..50).any(notices),
+        "50 runs without a single wait on the device looked right"
+    );
+}

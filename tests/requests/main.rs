@@ -1,0 +1,26 @@
+//! Requests: the order in which they are served, waiting, limits, reservations, services.
+//!
+//! | module | about |
+//! |---|---|
+//! | `cancellation` | every future, ended in every way |
+//! | `order` | deadlines, priorities, overtaking, deadlocks |
+//! | `pool` | the pool's own policies |
+//! | `races` | races with device calls |
+//! | `reservations` | memory set aside, and several blocks at once |
+//! | `services` | waiting in services: blocking, draining, admission, the pressure hook |
+//! | `tenant_deadlocks` | time limits at the limit of a tag |
+//! | `tenants` | tags as tenants |
+//! | `waiting` | waiting for memory: wake-ups and who drives the queue |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cancellation;
+mod order;
+mod pool;
+mod races;
+mod reservations;
+mod services;
+mod tenant_deadlocks;
+mod tenants;
+mod waiting;

@@ -1,0 +1,470 @@
+//! The pool's own policies, on a manual clock. Behaviours that hold on every device are in `conformance`.
+
+use crate::common::*;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::{Backing, Call, SimDevice};
+use weirpool::testing::Invariants;
+use weirpool::*;
+
+/// Source `Ordered`: memory freed before an event that the stream waited for.
+#[test]
+fn awaited_event_makes_memory_reusable_at_once() {
+    for follow in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            follow_event_dependencies: follow,
+            internal_dependencies: false,
+            ..Reuse::ALL
+        };
+        let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        use_block(&work, &block, us(100));
+        drop(block);
+        assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+        let event = a.event().unwrap();
+        b.wait(&event).unwrap();
+        let block = pool.try_allocate(&b, 8 * MIB);
+        assert_eq!(block.is_ok(), follow, "{block:?}");
+        if let Ok(block) = block {
+            assert_eq!(block.source(), Source::Ordered);
+            use_block(&work_b, &block, us(10));
+        }
+    }
+}
+
+/// The opportunistic policy polls for completed events. Without it, only a synchronization finds them.
+#[test]
+fn only_a_synchronization_frees_without_the_opportunistic_policy() {
+    let device = manual();
+    let reuse = Reuse {
+        opportunistic: false,
+        internal_dependencies: false,
+        ..Reuse::ALL
+    };
+    let pool = builder(&device, 16 * MIB).reuse(reuse).build().unwrap();
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    drop(block);
+    device.advance(us(100));
+    let other = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert_eq!(other.source(), Source::Grown, "events were not polled");
+    now(a.synchronize()).unwrap();
+    assert_eq!(
+        pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+        Source::Free
+    );
+}
+
+/// A large block is not split while complete memory of another stream has not been polled for. The next request for the
+/// large block would have it assembled chunk by chunk.
+#[test]
+fn complete_memory_is_polled_for_before_a_large_block_is_split() {
+    for opportunistic in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            opportunistic,
+            internal_dependencies: false,
+            ..Reuse::ALL
+        };
+        let builder = builder(&device, 1024 * MIB).reuse(reuse);
+        let pool = builder.sealing(Sealing::EveryFree).build().unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let large = pool.try_allocate(&b, 256 * MIB).unwrap();
+        let between = pool.try_allocate(&b, MIB).unwrap();
+        let freed = pool.try_allocate(&a, 64 * MIB).unwrap();
+        drop(large);
+        now(b.synchronize()).unwrap();
+        use_block(&work, &freed, us(100));
+        let address = freed.address();
+        drop(freed);
+        device.advance(us(100));
+
+        let again = pool.try_allocate(&b, 64 * MIB).unwrap();
+        assert_eq!(again.address() == address, opportunistic);
+        let whole = pool.try_allocate(&b, 256 * MIB).unwrap();
+        let source = if opportunistic {
+            Source::Free
+        } else {
+            Source::Grown
+        };
+        assert_eq!(whole.source(), source);
+        drop((again, between));
+    }
+}
+
+/// Internal dependencies make pending memory of another stream available, behind a wait that the pool inserts. Without
+/// them it is available only once it is complete.
+#[test]
+fn no_stream_is_made_to_wait_without_internal_dependencies() {
+    for internal in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            internal_dependencies: internal,
+            ..Reuse::ALL
+        };
+        let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        use_block(&work, &block, us(100));
+        drop(block);
+        let block = pool.try_allocate(&b, 8 * MIB);
+        assert_eq!(block.is_ok(), internal, "{block:?}");
+        assert_eq!(pool.statistics().device_waits, u64::from(internal));
+        if let Ok(block) = block {
+            assert_eq!(block.source(), Source::DeviceWait);
+            use_block(&work_b, &block, us(10));
+        } else {
+            device.advance(us(100));
+            assert_eq!(
+                pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+                Source::Free
+            );
+        }
+        device.advance_to_end();
+        device.assert_ordered();
+    }
+}
+
+/// An event is recorded at every free, for each batch of bytes, or only on demand.
+#[test]
+fn events_are_recorded_by_free_by_bytes_or_on_demand() {
+    const FREES: u64 = 64;
+    const BYTES: u64 = 64 << 10;
+    let records = |sealing| {
+        let device = manual();
+        let pool = builder(&device, 64 * MIB).sealing(sealing).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let blocks: Vec<_> = (0..FREES)
+            .map(|_| pool.try_allocate(&stream, BYTES).unwrap())
+            .collect();
+        let before = device.counters().calls(Call::Record);
+        drop(blocks);
+        let records = device.counters().calls(Call::Record) - before;
+        stream.seal().unwrap();
+        (records, device.counters().calls(Call::Record) - before)
+    };
+    assert_eq!(records(Sealing::EveryFree), (FREES, FREES));
+    // The free that exceeds the bound seals: one in 17.
+    assert_eq!(
+        records(Sealing::Bytes(16 * BYTES)),
+        (FREES / 17, FREES / 17 + 1)
+    );
+    assert_eq!(records(Sealing::OnDemand), (0, 1));
+}
+
+/// Events are rarer while frees come close together, until another stream wants the memory.
+#[test]
+fn events_are_further_apart_where_frees_come_close() {
+    const BYTES: u64 = MIB;
+    let device = manual();
+    let sealing = Sealing::Spaced(4 * BYTES);
+    let pool = builder(&device, 256 * MIB).sealing(sealing).lane_bytes(0);
+    let pool = pool.build().unwrap();
+    let [(_, stream), (_, other)] = [(); 2].map(|()| stream(&device, &pool));
+    // Returns the number of frees until the next event, with this much time between frees.
+    let frees = |between| {
+        let before = device.counters().calls(Call::Record);
+        let mut frees = 0;
+        while device.counters().calls(Call::Record) == before {
+            drop(pool.try_allocate(&stream, BYTES).unwrap());
+            device.advance(between);
+            frees += 1;
+        }
+        frees
+    };
+    let (close, apart) = (us(0), us(20));
+    assert_eq!([(); 3].map(|()| frees(apart)), [5, 5, 5]);
+    assert_eq!([(); 6].map(|()| frees(close)), [5, 5, 9, 17, 33, 33]);
+    // The first late free still has the earlier bound.
+    assert_eq!([(); 3].map(|()| frees(apart)), [33, 5, 5]);
+    assert_eq!([(); 3].map(|()| frees(close)), [5, 5, 9]);
+    // Some memory is not sealed when another stream requests all of it.
+    drop(pool.try_allocate(&stream, BYTES).unwrap());
+    let all = pool.try_allocate(&other, 256 * MIB).unwrap();
+    drop(all);
+    assert_eq!([(); 3].map(|()| frees(close)), [5, 9, 17]);
+    // Some memory is to be released to the device.
+    pool.set_release_threshold(ReleaseThreshold::Bytes(192 * MIB))
+        .unwrap();
+    assert_eq!([(); 4].map(|()| frees(close)), [33, 5, 5, 5]);
+}
+
+/// While frees come close together, each one that seals also polls the stream. Behind a long kernel, polls become
+/// rarer.
+#[test]
+fn vain_queries_become_rarer() {
+    const EVENTS: u64 = 256;
+    let device = manual();
+    let pool = builder(&device, 256 * MIB).sealing(Sealing::Spaced(MIB));
+    let pool = pool.lane_bytes(0).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    // Returns the number of queries for this many events.
+    let queries = |events| {
+        let count = || [Call::Record, Call::Query].map(|call| device.counters().calls(call));
+        let [records, queries] = count();
+        while count()[0] < records + events {
+            drop(pool.try_allocate(&stream, MIB).unwrap());
+        }
+        count()[1] - queries
+    };
+    // A new stream is not polled before it has some events.
+    assert_eq!(queries(8), 0);
+    queries(16);
+    assert_eq!(queries(EVENTS), EVENTS);
+    run(&work, us(1000));
+    // The oldest and the newest event are queried whenever their number has doubled.
+    let most = 2 * (u64::from(EVENTS.ilog2()) + 1);
+    let in_vain = queries(EVENTS);
+    assert!(in_vain <= most, "{in_vain} queries");
+    device.advance_to_end();
+    queries(EVENTS);
+    assert_eq!(queries(EVENTS), EVENTS);
+}
+
+/// Returns the source of an allocation, on a stream with work or an idle one, while 8 MiB are about to complete on
+/// another stream and the pool could grow.
+fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Source {
+    let device = manual();
+    let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
+    let pool = settings.build().unwrap();
+    let streams = [(); 2].map(|()| stream(&device, &pool));
+    for _ in 0..20 {
+        // The pool learns how long the work of each stream takes.
+        for (work, stream) in &streams {
+            run(work, us(100));
+            stream.event().unwrap();
+        }
+        device.advance(us(100));
+        pool.reap().unwrap();
+    }
+    let [(work, a), (other, b)] = &streams;
+    let block = pool.try_allocate(a, 8 * MIB).unwrap();
+    use_block(work, &block, us(100));
+    drop(block);
+    if is_busy {
+        run(other, us(100));
+        b.event().unwrap();
+    }
+    let block = pool.try_allocate(b, 8 * MIB).unwrap();
+    use_block(other, &block, us(10));
+    device.advance_to_end();
+    device.assert_ordered();
+    block.source()
+}
+
+/// `GrowFirst` grows the pool. `WaitFirst` makes a stream wait that is busy for that long anyway.
+#[test]
+fn order_decides_between_growing_and_waiting() {
+    let source = |order| source_beside_pending(order, WaitLimit::Tail, true);
+    assert_eq!(source(Order::GrowFirst), Source::Grown);
+    assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
+}
+
+/// A stream waits within its own work, or without a limit.
+#[test]
+fn idle_stream_waits_only_without_a_limit() {
+    let source = |limit| source_beside_pending(Order::WaitFirst, limit, false);
+    assert_eq!(source(WaitLimit::Tail), Source::Grown);
+    assert_eq!(source(WaitLimit::Unlimited), Source::DeviceWait);
+}
+
+/// [15] A stream's id is never reused, even if the device reuses its handle.
+#[test]
+fn stream_ids_are_never_used_again() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let ids: Vec<_> = (0..100).map(|_| stream(&device, &pool).1.id()).collect();
+    let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
+    assert_eq!(distinct.len(), ids.len());
+}
+
+/// *bounded-events*: the steady state creates no events.
+#[test]
+fn steady_state_creates_no_events() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .sealing(Sealing::EveryFree)
+        .build()
+        .unwrap();
+    let streams: Vec<_> = (0..4).map(|_| stream(&device, &pool)).collect();
+    let round = |count: usize| {
+        for _ in 0..count {
+            for (work, stream) in &streams {
+                let block = pool.try_allocate(stream, 4 * MIB).unwrap();
+                use_block(work, &block, us(10));
+                drop(block);
+            }
+            device.advance(us(20));
+        }
+        pool.statistics().events_created
+    };
+    let warm = round(20);
+    assert_eq!(round(500), warm);
+    assert!(warm <= 4 * 16, "{warm} events for four streams");
+}
+
+/// [18] Trimming releases free memory, and keeps used and pending memory.
+#[test]
+fn trimming_keeps_what_is_used() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let (work, stream) = stream(&device, &pool);
+    let used = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let pending = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let free = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    drop(free);
+    now(stream.synchronize()).unwrap();
+    use_block(&work, &pending, us(100));
+    drop(pending);
+    assert_eq!(pool.trim_to(20 * MIB).unwrap().released, 8 * MIB);
+    assert_eq!(pool.trim_to(0).unwrap().released, 8 * MIB);
+    assert_eq!(pool.statistics().reserved.current, 12 * MIB);
+    device.advance(us(100));
+    assert_eq!(pool.trim_to(0).unwrap().released, 8 * MIB);
+    assert_eq!(device.counters().physical_in_use, 4 * MIB);
+    drop(used);
+    pool.check_conserved().unwrap();
+}
+
+#[test]
+fn buffer_has_elements() {
+    let device = SimDevice::builder().backing(Backing::AddressesOnly).build();
+    let pool = crate::common::pool(&device, 64 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 1000).unwrap();
+    assert_eq!((buffer.len(), buffer.size()), (1000, 8000));
+    assert!(buffer.address().is_aligned_to(8));
+    assert!(Buffer::<u64>::try_allocate(&pool, &stream, usize::MAX).is_err());
+    assert_eq!(buffer.into_block().requested(), 8000);
+}
+
+/// Requests that a cached block could serve are checked like all others: for the pool, the tag and the reservation.
+#[test]
+fn requests_served_by_a_lane_are_checked_too() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).build().unwrap();
+    let other = builder(&device, 8 * MIB).build().unwrap();
+    let (_work, stream) = stream(&device, &pool);
+    let at_hand = || {
+        let block = pool.try_allocate(&stream, 4096).unwrap();
+        let address = block.address();
+        drop(block);
+        address
+    };
+    let address = at_hand();
+    let foreign = other.try_allocate(&stream, 4096);
+    assert_eq!(foreign.unwrap_err(), AllocError::ForeignStream);
+    let awaited = device.block_on(other.allocate(&stream, 4096));
+    assert_eq!(awaited.unwrap_err(), AllocError::ForeignStream);
+
+    let tag = Tag::new("at hand");
+    let tagged = pool.allocate(&stream, 4096).tag(tag).try_now().unwrap();
+    assert_eq!((tagged.source(), tagged.address()), (Source::Lane, address));
+    assert_eq!(pool.tag(tag).statistics().used.current, 4096);
+    drop(tagged);
+    assert_eq!(pool.tag(tag).statistics().used.current, 0);
+
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    let drawn = reservation.scope(async { pool.try_allocate(&stream, 4096) });
+    let drawn = device.block_on(drawn).unwrap();
+    assert_ne!(drawn.address(), address, "it is from the reservation");
+    assert_eq!(at_hand(), address);
+}
+
+/// An owned request borrows nothing: it outlives the handles that it was made with.
+#[test]
+fn owned_request_outlives_its_handles() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let mut request: AllocateOwned = pool.allocate_owned(&stream, MIB).priority(1);
+    assert!(poll(&mut request).is_pending());
+    drop((pool, stream));
+    drop(held);
+    let block = now(request).unwrap();
+    assert_eq!(block.size(), MIB);
+    use_block(&work, &block, us(1));
+}
+
+#[test]
+fn health_shows_waiters_and_the_end_of_a_pool() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    assert_eq!(pool.health().oldest_wait, None);
+    let mut first = pool.allocate(&stream, MIB);
+    assert!(poll(&mut first).is_pending());
+    device.advance(us(30));
+    let mut urgent = pool.allocate(&stream, MIB).priority(9);
+    assert!(poll(&mut urgent).is_pending());
+    device.advance(us(20));
+    let health = pool.health();
+    assert!(health.is_serving());
+    assert_eq!((health.waiting, health.oldest_wait), (2, Some(us(50))));
+    drop((first, urgent, held));
+    pool.close();
+    let health = pool.health();
+    assert!(health.is_closed && !health.is_serving());
+    assert_eq!((health.waiting, health.oldest_wait), (0, None));
+}
+
+#[test]
+fn health_shows_a_sticky_error_of_the_device() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    device.fail_next(Call::Record, DeviceErrorKind::Sticky);
+    stream.event().unwrap_err();
+    let fault = pool.health().fault.expect("the device is broken");
+    assert!(fault.is_sticky() && !pool.health().is_serving());
+    let refused = pool.try_allocate(&stream, 4096).unwrap_err();
+    assert_eq!(refused.class(), ErrorClass::Unavailable);
+}
+
+#[test]
+fn debug_output_has_sizes_in_binary_units() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut block = pool.try_allocate(&stream, 3 * MIB).unwrap();
+    let refused = pool.try_allocate(&stream, 62 * MIB).unwrap_err();
+    let reservation = now(pool.reserve(MIB)).unwrap();
+    let printed = [
+        (format!("{block:?}"), "size: 3.0 MiB"),
+        (
+            format!(
+                "{:?}",
+                block.slice_mut(0..512).unwrap().on(&stream).unwrap()
+            ),
+            "size: 512 B",
+        ),
+        (format!("{:?}", reservation), "size: 1.0 MiB, left: 1.0 MiB"),
+        (
+            format!("{:?}", pool.statistics()),
+            "leased: 64.0 MiB, reserved: 4.0 MiB (high 4.0 MiB)",
+        ),
+        (format!("{:?}", pool.snapshot().segments[0]), "size: "),
+        (
+            format!("{refused:?}"),
+            "Exhausted(Shortfall { requested: 62.0 MiB, free: 1.0 MiB",
+        ),
+        (format!("{:?}", PoolConfig::default()), "lane_bytes: "),
+        (format!("{:?}", Capacity::Bytes(MIB)), "Bytes(1.0 MiB)"),
+        (
+            format!("{:?}", Layout::new(1536)),
+            "Layout { bytes: 1.5 KiB, alignment: 1 B }",
+        ),
+        (format!("{:?}", AllocError::Closed), "Closed"),
+    ];
+    for (text, part) in printed {
+        assert!(text.contains(part), "{text}");
+    }
+}

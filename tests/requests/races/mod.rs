@@ -1,0 +1,26 @@
+//! Races with device calls, and other cases in which waits, fences and bounds could fail.
+//!
+//! The device is the simulated one, with hooks that run inside its calls. A test's hook acts at that moment, as another
+//! thread could.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `hooked` | the device |
+//! | `memory_calls` | actions of other threads while memory is taken from the device, or released |
+//! | `fences` | tickets, their records and queries |
+//! | `waiters` | waiters, beside others that are dropped, forgotten or never polled |
+//! | `bounds` | bounds of events and of memory |
+
+mod bounds;
+mod fences;
+mod hooked;
+mod memory_calls;
+mod waiters;
+
+use crate::common::*;
+use hooked::Hooked;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::SimDevice;
+use weirpool::*;

@@ -1,0 +1,247 @@
+//! Which task serves the queue, and which one is woken for it.
+
+use super::*;
+use std::task::Poll;
+use weirpool::testing::Invariants;
+
+/// A lasting reclaimer is woken only when there is something to do.
+#[test]
+fn reclaimer_sleeps_while_no_request_waits() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let mut reclaimer = pool.reclaimer();
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut reclaimer, &waker).is_pending());
+    for _ in 0..1000 {
+        let block = pool.try_allocate(&a, MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop(block);
+        device.advance(us(3));
+    }
+    assert_eq!(woken.get(), 0, "no request waited");
+    device.advance(us(10_000));
+
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    use_block(&work, &block, us(10_000));
+    drop(block);
+    assert_eq!(woken.get(), 1, "the free");
+    assert!(poll_with(&mut reclaimer, &waker).is_pending());
+    device.advance(us(9_000));
+    assert_eq!(woken.get(), 1, "nothing has happened");
+    device.advance(us(1_000_000));
+    assert_eq!(woken.get(), 2, "the completion");
+    assert_eq!(pool.statistics().waits.waiting, 1);
+    assert!(poll_with(&mut reclaimer, &waker).is_pending());
+    assert_eq!(pool.statistics().waits.waiting, 0, "the reclaimer granted");
+    assert!(poll(&mut waiting).is_ready());
+    drop(waiting);
+    let quiet = woken.get();
+    device.advance(us(1_000_000));
+    assert_eq!(woken.get(), quiet);
+    drop((a, b));
+    drop(pool);
+    assert!(woken.get() > quiet, "the last handle went");
+    assert!(poll(&mut reclaimer).is_ready());
+}
+
+/// A reclaimer that is polled without a change makes no device call.
+#[test]
+fn reclaimer_that_is_polled_without_a_change_does_nothing() {
+    let device = manual();
+    let (pool, work, _, block) = full(&device);
+    let (_, b) = stream(&device, &pool);
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    use_block(&work, &block, us(10));
+    drop(block);
+    assert!(poll(&mut reclaimer).is_pending());
+    let calls = device.counters().device_calls;
+    for _ in 0..100 {
+        assert!(poll(&mut reclaimer).is_pending());
+    }
+    assert_eq!(device.counters().device_calls, calls);
+    device.advance(us(10));
+    assert!(poll(&mut reclaimer).is_pending());
+    assert_eq!(pool.statistics().waits.waiting, 0, "the completion rang");
+    assert!(poll(&mut waiting).is_ready());
+}
+
+/// The reclaimer is not polled. The first request in order that was not notified serves the queue.
+#[test]
+fn next_request_is_woken_beside_the_reclaimer() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut reclaimer = pool.reclaimer();
+    let [driver, plain, urgent] = [(); 3].map(|()| Count::new());
+    assert!(poll_with(&mut reclaimer, &driver.1).is_pending());
+    let mut first = pool.allocate(&a, 8 * MIB);
+    let mut second = pool.allocate(&a, 8 * MIB).priority(1);
+    assert!(poll_with(&mut first, &plain.1).is_pending());
+    assert!(poll_with(&mut second, &urgent.1).is_pending());
+    let woken = || [&driver, &plain, &urgent].map(|(count, _)| count.get());
+    assert_eq!(woken(), [0, 0, 0]);
+    drop(block);
+    assert_eq!(woken(), [1, 0, 1]);
+    let Poll::Ready(Ok(block)) = poll_with(&mut second, &urgent.1) else {
+        panic!("it serves itself");
+    };
+    assert_eq!(woken(), [1, 0, 2], "its own grant");
+    drop(block);
+    assert_eq!(woken(), [1, 1, 2], "the first is next now");
+    assert!(poll_with(&mut first, &plain.1).is_ready());
+    pool.check_conserved().unwrap();
+}
+
+/// A request that was granted, and has not taken the grant yet, is not notified to serve.
+#[test]
+fn free_between_grant_and_take_wakes_the_next_request() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    drop(block);
+    let [one, two] = [(); 2].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut first = pool.allocate(&a, 4 * MIB);
+    assert!(poll(&mut first).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    drop(one);
+    assert_eq!(woken.get(), 0);
+    assert!(
+        poll_with(&mut second, &waker).is_pending(),
+        "this poll granted the first"
+    );
+    drop(two);
+    assert_eq!(woken.get(), 1);
+    assert!(poll_with(&mut second, &waker).is_ready());
+    assert!(poll(&mut first).is_ready());
+    pool.check_conserved().unwrap();
+}
+
+/// The reclaimer is dropped: the next request serves the queue.
+#[test]
+fn request_takes_over_when_the_reclaimer_is_dropped() {
+    let device = manual();
+    let (pool, work, a, block) = full(&device);
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let (_, b) = stream(&device, &pool);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    use_block(&work, &block, us(10));
+    drop(block);
+    drop(reclaimer);
+    assert_eq!(woken.get(), 1, "beside the reclaimer");
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let before = woken.get();
+    device.advance(us(10));
+    assert!(woken.get() > before, "the waiter drives now");
+    assert!(poll(&mut waiting).is_ready());
+    drop(a);
+}
+
+/// Where memory calls block, the pool grows on a thread of its own, and the request is served from there.
+#[test]
+fn slow_growth_does_not_run_inside_a_poll() {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .blocking_memory_calls(true)
+        .build();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut allocation = pool.allocate(&stream, 8 * MIB);
+    let first = poll(&mut allocation);
+    assert!(first.is_pending(), "the first poll makes no memory call");
+    let block = futures::executor::block_on(allocation).unwrap();
+    assert_eq!(block.source(), Source::Grown);
+    drop(block);
+    pool.check_conserved().unwrap();
+}
+
+/// The growing thread may begin when the request was already served with returned memory. The pool grows all the same, for the
+/// next request: otherwise a pool that is short for moments only would never grow.
+#[test]
+fn late_growth_is_for_the_next_request() {
+    for _ in 0..100 {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .blocking_memory_calls(true)
+            .build();
+        let pool = builder(&device, 16 * MIB).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let first = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut waiting = pool.allocate(&stream, 8 * MIB);
+        if poll(&mut waiting).is_ready() {
+            // The thread was faster than this poll.
+            continue;
+        }
+        // Served with this memory, or with memory taken from the device.
+        drop(first);
+        let second = futures::executor::block_on(waiting).unwrap();
+        let since = std::time::Instant::now();
+        while pool.statistics().reserved.current < 16 * MIB {
+            assert!(since.elapsed().as_secs() < 60, "nothing is taken for it");
+            std::thread::yield_now();
+        }
+        let third = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        drop((second, third));
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Memory calls that block are made on a thread of their own. Where none can be started, they are made in the poll. The
+/// test runs in a child process whose threads would have stacks larger than the address space.
+#[test]
+fn queue_is_served_where_no_thread_can_be_started() {
+    const CHILD: &str = "WEIRPOOL_CHILD_WITHOUT_THREADS";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "waiting::driving::queue_is_served_where_no_thread_can_be_started";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name, "--test-threads=1"]);
+        child
+            .env(CHILD, "yes")
+            .env("RUST_MIN_STACK", (1u64 << 60).to_string());
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
+        return;
+    }
+    assert!(std::thread::Builder::new().spawn(|| {}).is_err());
+    let device = SimDevice::builder()
+        .virtual_memory(false)
+        .blocking_memory_calls(true)
+        .build();
+    let pool = Pool::builder(device.clone())
+        .capacity(8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    device.block_on(async {
+        let first = pool
+            .allocate(&stream, 5 * MIB)
+            .timeout(us(1_000))
+            .await
+            .unwrap();
+        // The only segment is too small, and is released first.
+        drop(first);
+        let _second = pool
+            .allocate(&stream, 8 * MIB)
+            .timeout(us(1_000))
+            .await
+            .unwrap();
+    });
+}

@@ -1,0 +1,338 @@
+//! Random operations on a pool, with one oracle: once the device and all tasks are quiet, a fresh search for every waiting
+//! request grants none of them. A request that it grants was not woken for memory that was there.
+//!
+//! Tasks are polled only when they are woken. Some are never polled again, as on a runtime that runs no more, and some have
+//! wakers that panic.
+//!
+//! `WEIRPOOL_PROGRESS_SEEDS=5000 cargo test --release --test requests progress` runs more seeds.
+
+use super::*;
+use std::future::Future;
+use std::pin::Pin;
+use weirpool::device::DeviceErrorKind::Unsupported;
+use weirpool::device::sim::{Call, Clock, SimStream};
+use weirpool::testing::Invariants;
+
+const ALL: u64 = 16 * MIB;
+const STREAMS: usize = 3;
+const TAG: &str = "waiting: progress";
+
+/// Longer than notifications may be unanswered, than a deadlock's grace, and than the time after which a pool asks the
+/// device again.
+const LONG: std::time::Duration = us(50_000);
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    seed: u64,
+    is_virtual: bool,
+    has_reclaimer: bool,
+    device_waits: bool,
+    overtaking: bool,
+    /// One tag has a limit.
+    limited: bool,
+    /// Two pools share a device that has too little memory for both.
+    two_pools: bool,
+    /// How many requests wait at a time.
+    waiters: usize,
+    /// Further streams, which do nothing. With 70 a search looks at the active ones only.
+    idle_streams: usize,
+}
+
+impl Settings {
+    fn of_seed(seed: u64) -> Self {
+        let bit = |at: u64| seed >> at & 1 == 1;
+        Self {
+            seed,
+            is_virtual: bit(0),
+            has_reclaimer: bit(1),
+            device_waits: bit(2),
+            overtaking: bit(3),
+            limited: bit(4),
+            two_pools: bit(5),
+            waiters: if bit(6) { 1 } else { 6 },
+            idle_streams: if bit(7) { 70 } else { 0 },
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Granted {
+    Block(Block),
+    Blocks(Vec<Block>),
+    Reservation(Reservation),
+}
+
+type Answer = Result<Granted, AllocError>;
+type Task = Woken<'static, Answer>;
+
+struct World {
+    settings: Settings,
+    random: fastrand::Rng,
+    device: SimDevice,
+    pools: Vec<Pool>,
+    /// The streams of each pool.
+    streams: Vec<Vec<(SimStream, Stream)>>,
+    _idle: Vec<(SimStream, Stream)>,
+    blocks: Vec<Block>,
+    reservations: Vec<Reservation>,
+    /// Tasks that are polled when they are woken.
+    tasks: Vec<Task>,
+    /// Tasks that are never polled again.
+    dead: Vec<Task>,
+    reclaimers: Vec<Woken<'static, ()>>,
+}
+
+impl World {
+    fn new(settings: Settings) -> Self {
+        let device = SimDevice::builder()
+            .memory(if settings.two_pools { 20 } else { 64 } * MIB)
+            .clock(Clock::Manual)
+            .virtual_memory(settings.is_virtual)
+            .build();
+        let pool = || {
+            let mut builder = builder(&device, ALL);
+            if !settings.device_waits {
+                builder = builder.reuse(only_host_waits());
+            }
+            if settings.overtaking {
+                builder = builder.overtaking(Overtaking {
+                    times: 2,
+                    bytes: ALL,
+                });
+            }
+            let pool = builder.build().unwrap();
+            if settings.limited {
+                pool.tag(Tag::new(TAG)).set_limit(Some(8 * MIB));
+            }
+            pool
+        };
+        let count = if settings.two_pools { 2 } else { 1 };
+        let pools: Vec<_> = (0..count).map(|_| pool()).collect();
+        let of_pool = |pool| (0..STREAMS).map(|_| stream(&device, pool)).collect();
+        let idle = pools.iter().flat_map(|pool| {
+            let idle = 0..settings.idle_streams;
+            idle.map(|_| stream(&device, pool)).collect::<Vec<_>>()
+        });
+        let reclaimer = |pool: &Pool| Woken::new(pool.reclaimer());
+        let with_reclaimer = if settings.has_reclaimer {
+            &pools[..]
+        } else {
+            &[]
+        };
+        Self {
+            random: fastrand::Rng::with_seed(settings.seed),
+            streams: pools.iter().map(of_pool).collect(),
+            _idle: idle.collect(),
+            blocks: Vec::new(),
+            reservations: Vec::new(),
+            tasks: Vec::new(),
+            dead: Vec::new(),
+            reclaimers: with_reclaimer.iter().map(reclaimer).collect(),
+            settings,
+            device,
+            pools,
+        }
+    }
+
+    fn any_pool(&mut self) -> usize {
+        self.random.usize(..self.pools.len())
+    }
+
+    fn any_stream(&mut self, pool: usize) -> (SimStream, Stream) {
+        let (work, stream) = &self.streams[pool][self.random.usize(..STREAMS)];
+        (work.clone(), stream.clone())
+    }
+
+    fn any_block(&mut self) -> Option<usize> {
+        let count = self.blocks.len();
+        (count > 0).then(|| self.random.usize(..count))
+    }
+
+    fn any_bytes(&mut self) -> u64 {
+        let bytes = [512, 4096, MIB / 2, MIB, 3 * MIB, 5 * MIB, 8 * MIB, 12 * MIB];
+        bytes[self.random.usize(..bytes.len())]
+    }
+
+    fn request(&mut self) {
+        if self.tasks.len() >= self.settings.waiters {
+            return;
+        }
+        let at = self.any_pool();
+        let (_, stream) = self.any_stream(at);
+        let (pool, bytes) = (self.pools[at].clone(), self.any_bytes());
+        let priority = self.random.i32(-1..2);
+        let is_tagged = self.settings.limited && bytes <= 8 * MIB;
+        let future: Pin<Box<dyn Future<Output = Answer>>> = match self.random.u32(..8) {
+            0 => Box::pin(async move {
+                let parts = [bytes / 2 + 512, bytes / 2 + 512];
+                let blocks = pool.allocate_many(&stream, parts).await?;
+                Ok(Granted::Blocks(blocks.into_iter().collect()))
+            }),
+            1 => Box::pin(async move { Ok(Granted::Reservation(pool.reserve(bytes).await?)) }),
+            2 if !self.reservations.is_empty() => {
+                let at = self.random.usize(..self.reservations.len());
+                let scoped = self.reservations[at].scope(async move {
+                    let block = pool.allocate(&stream, bytes).await?;
+                    Ok(Granted::Block(block))
+                });
+                Box::pin(scoped)
+            }
+            3..5 if is_tagged => Box::pin(async move {
+                let request = pool.allocate(&stream, bytes).tag(Tag::new(TAG));
+                Ok(Granted::Block(request.await?))
+            }),
+            _ => Box::pin(async move {
+                let block = pool.allocate(&stream, bytes).priority(priority).await?;
+                Ok(Granted::Block(block))
+            }),
+        };
+        let task = match self.random.u32(..20) {
+            0 => Woken::panicking(future),
+            _ => Woken::new(future),
+        };
+        if task.is_waiting() && self.dead.len() < 2 && self.random.u32(..10) == 0 {
+            self.dead.push(task);
+        } else {
+            self.tasks.push(task);
+        }
+    }
+
+    fn act(&mut self) {
+        let pool = self.any_pool();
+        match self.random.u32(..24) {
+            0..6 => self.request(),
+            6..10 => {
+                if let Some(at) = self.any_block() {
+                    drop(self.blocks.swap_remove(at));
+                }
+            }
+            10..13 => {
+                let (work, stream) = self.any_stream(pool);
+                let duration = us(self.random.u64(1..3000));
+                if let Some(at) = self.any_block() {
+                    // Fails if the block is another pool's.
+                    let _ = self.blocks[at].used_on(&stream);
+                }
+                run(&work, duration);
+            }
+            13 => {
+                let ((_, before), (_, after)) = (self.any_stream(pool), self.any_stream(pool));
+                let _ = before.event().map(|event| after.wait(&event));
+            }
+            14 => drop(self.any_stream(pool).1.seal()),
+            15 => drop(self.pools[pool].reap()),
+            16 => drop(self.pools[pool].trim_to(self.random.u64(..ALL))),
+            17 => {
+                let count = self.tasks.len();
+                if count > 0 {
+                    drop(self.tasks.swap_remove(self.random.usize(..count)));
+                }
+            }
+            18 => {
+                // The stream is gone, but for its blocks and requests.
+                let at = self.random.usize(..STREAMS);
+                self.streams[pool][at] = stream(&self.device, &self.pools[pool]);
+            }
+            19 => {
+                if self.random.bool() {
+                    drop(self.reservations.pop());
+                }
+                let (_, stream) = self.any_stream(pool);
+                let bytes = self.random.u64(1..4 * MIB);
+                let drawn = self
+                    .reservations
+                    .last()
+                    .map(|of| of.allocate(&stream, bytes));
+                self.blocks.extend(drawn.and_then(Result::ok));
+            }
+            // As on a stream that is captured. Errors of these calls are expected.
+            20 => self.device.fail_next(Call::Record, Unsupported),
+            21 => {
+                let (_, stream) = self.any_stream(pool);
+                let bytes = self.any_bytes();
+                self.blocks
+                    .extend(self.pools[pool].try_allocate(&stream, bytes));
+            }
+            _ => self.device.advance(us(self.random.u64(1..500))),
+        }
+        self.settle();
+    }
+
+    /// Polls tasks that were woken, until none is.
+    fn settle(&mut self) {
+        while settle(&mut self.reclaimers) + settle(&mut self.tasks) > 0 {}
+        for mut task in self.tasks.extract_if(.., |task| !task.is_waiting()) {
+            match task.output.take().unwrap().unwrap() {
+                Granted::Block(block) => self.blocks.push(block),
+                Granted::Blocks(blocks) => self.blocks.extend(blocks),
+                Granted::Reservation(reservation) => self.reservations.push(reservation),
+            }
+        }
+    }
+
+    /// Lets the device and the tasks become quiet.
+    fn quiet(&mut self) {
+        // Until no scripted fault is left.
+        while self.streams[0][0].1.event().is_err() {}
+        for (_, stream) in self.streams.iter().flatten() {
+            stream.seal().unwrap();
+        }
+        for _ in 0..20 {
+            self.settle();
+            self.device.advance(LONG / 10);
+        }
+        self.settle();
+    }
+
+    /// Searches afresh for every request.
+    fn expect_no_lost_wake(&mut self) {
+        self.quiet();
+        assert!(self.tasks.iter().all(|task| !task.is_woken()));
+        let waiting = self.tasks.len();
+        let is_unwoken = |task: &&mut Task| !task.is_woken();
+        let mut unwoken: Vec<_> = self.dead.iter_mut().filter(is_unwoken).collect();
+        // New terms, which are the old ones: every request is searched for.
+        for pool in &self.pools {
+            let _ = pool.resize(ALL).unwrap();
+        }
+        self.tasks.iter_mut().for_each(Woken::poll);
+        let pending = self.tasks.iter().filter(|task| task.is_waiting()).count();
+        assert_eq!(pending, waiting, "not woken: {:?}", self.settings);
+        unwoken.iter_mut().for_each(|task| task.poll());
+        let are_pending = unwoken.iter().all(|task| task.is_waiting());
+        assert!(are_pending, "not woken: {:?}", self.settings);
+        self.pools.iter().for_each(|pool| pool.check().unwrap());
+    }
+
+    /// Gives everything back, little by little. All requests that are polled end.
+    fn end(mut self) {
+        // First: they keep what they were granted.
+        self.dead.clear();
+        self.quiet();
+        while !self.blocks.is_empty() || !self.reservations.is_empty() {
+            self.blocks.pop();
+            self.reservations.pop();
+            self.quiet();
+        }
+        assert!(self.tasks.is_empty(), "no progress: {:?}", self.settings);
+        self.pools
+            .iter()
+            .for_each(|pool| pool.check_conserved().unwrap());
+    }
+}
+
+#[test]
+fn request_that_could_be_granted_does_not_sleep() {
+    let seeds = std::env::var("WEIRPOOL_PROGRESS_SEEDS");
+    let seeds = seeds.map_or(256, |seeds| seeds.parse().unwrap());
+    for seed in 0..seeds {
+        let mut world = World::new(Settings::of_seed(seed));
+        for _ in 0..6 {
+            for _ in 0..25 {
+                world.act();
+            }
+            world.expect_no_lost_wake();
+        }
+        world.end();
+    }
+}

@@ -1,0 +1,96 @@
+//! Allocation while a stream is captured into a graph, on the simulated device.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `device` | graphs of the simulated device itself, and its checker |
+//! | `memory` | where captured streams allocate, and for how long the memory stays with the graph |
+//! | `sessions` | the beginning and the end of captures, in every state |
+//! | `work` | fills and copies in captures |
+//! | `checkpoints` | going back to an earlier state of the memory, and its blocks outside captures |
+//! | `races` | captures and other threads |
+
+mod checkpoints;
+mod device;
+mod memory;
+mod races;
+mod sessions;
+mod work;
+
+use crate::common::{MIB, manual, us};
+use weirpool::device::sim::{Operation, SimDevice, SimStream, ViolationKind};
+use weirpool::testing::Invariants;
+use weirpool::{Block, Pool, PoolBuilder, Stream};
+
+/// A pool over a device on a manual clock, and one of its streams.
+struct Site {
+    device: SimDevice,
+    pool: Pool,
+    work: SimStream,
+    stream: Stream,
+}
+
+impl Site {
+    fn new(capacity: u64) -> Self {
+        Self::with(capacity, |builder| builder)
+    }
+
+    fn with(capacity: u64, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let device = manual();
+        let builder = Pool::builder(device.clone())
+            .capacity(capacity)
+            .chunk_bytes(2 * MIB);
+        let pool = set(builder).build().unwrap();
+        let work = device.create_stream_named("captured");
+        let stream = pool.register(&work).unwrap();
+        Self {
+            device,
+            pool,
+            work,
+            stream,
+        }
+    }
+
+    fn take(&self, bytes: u64) -> Block {
+        self.pool.try_allocate(&self.stream, bytes).unwrap()
+    }
+
+    fn other(&self) -> (SimStream, Stream) {
+        let work = self.device.create_stream_named("other");
+        let stream = self.pool.register(&work).unwrap();
+        (work, stream)
+    }
+
+    /// Returns the bytes at the beginning of a block.
+    fn read(&self, block: &Block, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.device.read(block.address(), &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Asserts that the checker found nothing, and that all memory is back.
+    fn assert_sound(&self) {
+        self.device.advance_to_end();
+        self.device.assert_ordered();
+        self.pool.check().unwrap();
+        self.pool.check_conserved().unwrap();
+        let figures = self.pool.statistics();
+        assert_eq!((figures.used.current, figures.in_graphs), (0, 0));
+    }
+}
+
+/// Work of 10 us that fills a block with a value.
+fn write(block: &Block, value: u8) -> Operation {
+    let (address, bytes) = (block.address(), block.size());
+    let work = Operation::new(us(10)).named("write").writes(address, bytes);
+    work.run_each(move |memory| memory.fill(address, bytes, value))
+}
+
+/// Work of 10 us that reads a block.
+fn read(block: &Block) -> Operation {
+    let work = Operation::new(us(10)).named("read");
+    work.reads(block.address(), block.size())
+}
+
+fn kinds(device: &SimDevice) -> Vec<ViolationKind> {
+    device.violations().iter().map(|found| found.kind).collect()
+}

@@ -1,0 +1,26 @@
+//! Streams and the simulated device: order, captures, peers, submitted work; what a pool tells of itself.
+//!
+//! | module | about |
+//! |---|---|
+//! | `capture` | allocation while a stream is captured |
+//! | `checker` | the ordering checker |
+//! | `history` | what a pool tells of its blocks |
+//! | `peers` | several devices of one host |
+//! | `sim` | the simulated device |
+//! | `sim_schedule` | its schedule, against a model |
+//! | `statistics` | figures, exactly |
+//! | `submitting` | submitted work, and work of the host in stream order |
+//! | `uses` | uses of one block on several streams |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod capture;
+mod checker;
+mod history;
+mod peers;
+mod sim;
+mod sim_schedule;
+mod statistics;
+mod submitting;
+mod uses;

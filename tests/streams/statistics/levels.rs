@@ -1,0 +1,106 @@
+//! Bytes by state, and their highs.
+
+use super::*;
+
+/// Memory that lanes kept does not count as used in the high, as long as one stream is used.
+#[test]
+fn the_high_of_used_is_exact_on_one_stream() {
+    let (device, pool, stream) = site();
+    for bytes in [MIB, 512 << 10, 256 << 10, 3000] {
+        drop(pool.try_allocate(&stream, bytes).unwrap());
+    }
+    let figures = pool.statistics();
+    assert_eq!((figures.used.current, figures.used.high), (0, MIB));
+    assert!(figures.cached_in_lanes > MIB);
+    // With two it is a bound: their highs may have been at different times.
+    let (_, second) = crate::common::stream(&device, &pool);
+    drop(pool.try_allocate(&second, 128 << 10).unwrap());
+    let high = pool.statistics().used.high;
+    assert!((MIB..=MIB + (128 << 10)).contains(&high), "{high}");
+}
+
+#[test]
+fn free_memory_in_one_piece_is_not_fragmented() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .initial_size(16 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    assert_eq!(
+        pool.statistics().fragmentation(),
+        0.0,
+        "all free, in one piece"
+    );
+    let blocks: Vec<_> = (0..4)
+        .map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap())
+        .collect();
+    assert_eq!(pool.statistics().fragmentation(), 0.0, "nothing is free");
+    let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
+    for freed in [0, 2] {
+        blocks[freed] = None;
+    }
+    now(stream.synchronize()).unwrap();
+    assert_eq!(
+        pool.statistics().fragmentation(),
+        0.5,
+        "two pieces of 4 MiB"
+    );
+    blocks[1] = None;
+    now(stream.synchronize()).unwrap();
+    assert_eq!(pool.statistics().fragmentation(), 0.0, "one of 12 MiB");
+}
+
+#[test]
+fn attributes_have_the_values_of_the_statistics() {
+    let device = manual();
+    let reuse = Reuse {
+        opportunistic: false,
+        ..Reuse::ALL
+    };
+    let pool = builder(&device, 64 * MIB).reuse(reuse).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    now(stream.synchronize()).unwrap();
+    let _ = pool.trim_to(0).unwrap();
+    let read = |attribute: Attribute| attribute.get(&pool);
+    use Attribute::*;
+    let figures = [
+        ReservedMemCurrent,
+        ReservedMemHigh,
+        UsedMemCurrent,
+        UsedMemHigh,
+    ];
+    assert_eq!(figures.map(|figure| read(figure) / MIB), [4, 12, 4, 12]);
+    let settings = [
+        ReuseFollowEventDependencies,
+        ReuseAllowOpportunistic,
+        ReuseAllowInternalDependencies,
+    ];
+    assert_eq!(settings.map(read), [1, 0, 1]);
+
+    UsedMemHigh.set(&pool, 0).unwrap();
+    assert_eq!(figures.map(|figure| read(figure) / MIB), [4, 12, 4, 4]);
+    ReservedMemHigh.set(&pool, 0).unwrap();
+    assert_eq!(figures.map(|figure| read(figure) / MIB), [4, 4, 4, 4]);
+    let refused = UsedMemHigh.set(&pool, 1).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("can only be reset, with the value 0")
+    );
+    assert_eq!(read(ReleaseThreshold), u64::MAX, "all is kept");
+    ReleaseThreshold.set(&pool, 32 * MIB).unwrap();
+    assert_eq!(read(ReleaseThreshold), pool.release_threshold());
+    for (number, attribute) in settings.into_iter().enumerate() {
+        attribute.set(&pool, 0).unwrap();
+        assert_eq!(read(attribute), 0);
+        attribute.set(&pool, 7).unwrap();
+        assert_eq!(read(attribute), 1, "flag {number}");
+    }
+    let attribute = UsedMemCurrent;
+    let refused = attribute.set(&pool, 0).unwrap_err();
+    assert_eq!(refused, AttributeError::ReadOnly { attribute });
+    drop(kept);
+}
