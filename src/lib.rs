@@ -147,7 +147,9 @@ mod trace;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::{Buffer, SliceMut};
-pub use capture::{Capture, CapturedGraph, GraphMemory, JoinedCapture};
+pub use capture::{
+    Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
+};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{

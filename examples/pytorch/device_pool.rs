@@ -1,6 +1,6 @@
 //! The pools, one of each device, by addresses and handles.
 
-use crate::graphs::Graphs;
+use crate::graphs::{Graphs, MempoolId};
 use crate::{fork, settings::Settings};
 use cudarc::driver::sys::CUstream;
 use std::ffi::c_int;
@@ -10,7 +10,9 @@ use std::time::Duration;
 use weirpool::compat::{RawError, RawPool};
 use weirpool::device::DeviceError;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
-use weirpool::{AllocError, GraphMemory, Pool, Statistics, Stream, StreamError};
+use weirpool::{
+    AllocError, Block, GraphCheckpoint, GraphMemory, Pool, Statistics, Stream, StreamError,
+};
 
 /// PyTorch has at most so many.
 const DEVICES: usize = 128;
@@ -97,7 +99,6 @@ impl DevicePool {
         })
     }
 
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
     pub(crate) fn pool(&self) -> &Pool {
         self.raw.pool()
     }
@@ -110,7 +111,7 @@ impl DevicePool {
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
-        self.raw.pool().statistics()
+        self.pool().statistics()
     }
 
     pub(crate) fn device(&self) -> &CudaDevice {
@@ -119,7 +120,7 @@ impl DevicePool {
 
     /// Returns new memory for graphs.
     pub(crate) fn graph_memory(&self) -> GraphMemory {
-        self.raw.pool().graph_memory()
+        self.pool().graph_memory()
     }
 
     /// Returns a stream as it is registered with the pool.
@@ -147,6 +148,89 @@ impl DevicePool {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }
         address
+    }
+
+    /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. Without such a pool,
+    /// from the device's.
+    ///
+    /// # Errors
+    /// Returns an error if there was no memory in time, or the device failed.
+    ///
+    /// # Safety
+    /// As [`weirpool_alloc`](crate::weirpool_alloc).
+    pub(crate) unsafe fn allocate_in(
+        &self,
+        id: MempoolId,
+        bytes: u64,
+        stream: CUstream,
+    ) -> Result<u64, AllocError> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.stream(stream) };
+        let address = stream.map_err(AllocError::from).and_then(|stream| {
+            let is_captured = self.graphs.route_into(self, &stream, id)?;
+            match self.graphs.memory(id).filter(|_| !is_captured) {
+                Some(memory) => self.allocate_outside(&memory, &stream, bytes),
+                None => self.raw.allocate(&stream, bytes, self.timeout),
+            }
+        });
+        if address.is_err() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        address
+    }
+
+    /// Allocates from memory of graphs outside captures, and waits until the pool has enough to add to it.
+    fn allocate_outside(
+        &self,
+        memory: &GraphMemory,
+        stream: &ExternalStream,
+        bytes: u64,
+    ) -> Result<u64, AllocError> {
+        let stream = self.registered(stream)?;
+        let block = match memory.allocate(&stream, bytes) {
+            Err(AllocError::NotReserved { requested, .. }) => {
+                let more = self.pool().reserve(requested).timeout(self.timeout);
+                memory.give(more.blocking()?)?;
+                memory.allocate(&stream, bytes)?
+            }
+            block => block?,
+        };
+        Ok(self.kept(block))
+    }
+
+    fn kept(&self, block: Block) -> u64 {
+        let kept = self.raw.keep(block);
+        kept.expect("a block of this pool")
+    }
+
+    /// Frees all blocks of a memory of graphs, and allocates the ranges of a checkpoint in their place.
+    ///
+    /// # Errors
+    /// Returns an error if the memory of the checkpoint is gone, if another owner has a range of it, or if the device
+    /// failed. The blocks are freed then all the same.
+    ///
+    /// # Safety
+    /// As [`weirpool_free`](crate::weirpool_free).
+    pub(crate) unsafe fn restore(
+        &self,
+        memory: &GraphMemory,
+        checkpoint: &GraphCheckpoint,
+        stream: CUstream,
+    ) -> Result<(), String> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.stream(stream) }.map_err(|error| error.to_string())?;
+        for (address, _) in memory.checkpoint().ranges() {
+            // Other owners keep what they have.
+            let _ = self.raw.free(address.to_bits(), &stream);
+        }
+        let stream = self
+            .registered(&stream)
+            .map_err(|error| error.to_string())?;
+        let blocks = memory.restore(checkpoint, &stream);
+        for block in blocks.map_err(|error| error.to_string())? {
+            self.kept(block);
+        }
+        Ok(())
     }
 
     /// Where the device is gone, as at the end of the process, or broken, there is nothing to free.

@@ -25,7 +25,8 @@ import subprocess
 import sys
 import time
 
-from train_and_serve import DEVICE, VOCABULARY, WIDTH, Layer, Transformer, fingerprint, library_at, use_weirpool
+from train_and_serve import DEVICE, VOCABULARY, WIDTH, Layer, Transformer, fingerprint, library_at
+from weirpool_torch import turn_trees_off, use_weirpool
 
 import torch
 
@@ -103,10 +104,8 @@ def replayed(model, in_graphs):
 @torch.no_grad()
 def compiled(layer):
     """Calls a compiled layer with other work in between. Returns fingerprints, or why there is no compiler."""
-    import torch._inductor.config as inductor
-
-    # The trees of graphs save and restore the state of PyTorch's own allocator.
-    inductor.triton.cudagraph_trees = False
+    # On both allocators; graph_trees.py is about the trees.
+    turn_trees_off()
     is_later = torch.ones(64, 64, dtype=torch.bool, device=DEVICE).triu(1)
     inputs = [torch.randn(4, 64, WIDTH, device=DEVICE) for _ in range(REPLAYS)]
     try:
@@ -150,7 +149,7 @@ def timed(model):
 
 def run(arguments):
     """Runs one allocator in this process. Prints one line of JSON."""
-    library = use_weirpool(library_at(arguments)) if arguments.allocator == "weirpool" else None
+    library = use_weirpool(library_at(arguments), trees=False) if arguments.allocator == "weirpool" else None
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.use_deterministic_algorithms(True)

@@ -2,7 +2,8 @@
 //!
 //! PyTorch announces a capture before it begins, and names the pool that the capture is to allocate from. The streams of
 //! the capture are not named: PyTorch passes a C++ function that recognises them. This library does not call it, and asks
-//! the driver which capture a stream is part of when memory is allocated on it.
+//! the driver which capture a stream is part of when memory is allocated on it. The extension `graph_trees.cpp` calls the
+//! function, also for pools that are used outside captures, and then names the pool of each allocation.
 
 use crate::device_pool::DevicePool;
 use std::collections::HashMap;
@@ -41,6 +42,25 @@ struct Book {
     announced: Vec<Announced>,
 }
 
+impl Book {
+    fn retain(&mut self, pool: &DevicePool, id: MempoolId) -> usize {
+        let mempool = self.mempools.entry(id).or_insert_with(|| Mempool {
+            memory: pool.graph_memory(),
+            uses: 0,
+        });
+        mempool.uses += 1;
+        mempool.uses
+    }
+
+    /// Takes out a stream's entries in earlier captures, which may have failed.
+    fn take_over(&mut self, name: u64, capture: Option<CaptureId>) -> Vec<JoinedCapture> {
+        let is_over = |other: &&mut Announced| other.capture != capture;
+        let over = self.announced.iter_mut().filter(is_over);
+        over.filter_map(|other| other.joined.remove(&name))
+            .collect()
+    }
+}
+
 /// The graphs of a device.
 #[derive(Default)]
 pub(crate) struct Graphs {
@@ -54,14 +74,26 @@ impl Graphs {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes one more owner of a pool's memory. Returns how many there are.
+    pub(crate) fn retain(&self, pool: &DevicePool, id: MempoolId) -> usize {
+        self.lock().retain(pool, id)
+    }
+
+    /// Returns the number of owners of a pool's memory.
+    pub(crate) fn uses(&self, id: MempoolId) -> usize {
+        self.lock().mempools.get(&id).map_or(0, |pool| pool.uses)
+    }
+
+    /// Returns the memory of a pool that has owners.
+    pub(crate) fn memory(&self, id: MempoolId) -> Option<GraphMemory> {
+        let book = self.lock();
+        Some(book.mempools.get(&id)?.memory.clone())
+    }
+
     /// Announces that this thread is about to begin a capture.
     pub(crate) fn begin(&self, pool: &DevicePool, id: MempoolId) {
         let mut book = self.lock();
-        let mempool = book.mempools.entry(id).or_insert_with(|| Mempool {
-            memory: pool.graph_memory(),
-            uses: 0,
-        });
-        mempool.uses += 1;
+        book.retain(pool, id);
         let thread = thread::current().id();
         // PyTorch announces no end of a capture that failed.
         let failed = book
@@ -125,33 +157,71 @@ impl Graphs {
         let capture = pool.capture_of(stream)?;
         let name = stream.raw().0;
         let mut book = self.lock();
-        let Book {
-            mempools,
-            announced,
-        } = &mut *book;
-        // The stream's entry in an earlier capture, which may have failed.
-        let is_over = |other: &&mut Announced| other.capture != capture;
-        let over: Vec<_> = announced
-            .iter_mut()
-            .filter(is_over)
-            .filter_map(|other| other.joined.remove(&name))
-            .collect();
+        let over = book.take_over(name, capture);
         drop(over);
         let Some(capture) = capture else {
             return Ok(());
         };
-        let Some(current) = find(announced, capture)? else {
-            return Ok(());
+        let Book {
+            mempools,
+            announced,
+        } = &mut *book;
+        match find(announced, capture)? {
+            Some(current) => current.join(mempools, pool, stream, capture),
+            None => Ok(()),
+        }
+    }
+
+    /// Has a stream allocate from the memory of a pool, if the stream is part of a capture. Returns whether it is.
+    ///
+    /// # Errors
+    /// Returns an error if the driver cannot tell, or if the pool cannot route the stream.
+    pub(crate) fn route_into(
+        &self,
+        pool: &DevicePool,
+        stream: &ExternalStream,
+        id: MempoolId,
+    ) -> Result<bool, StreamError> {
+        let capture = pool.capture_of(stream)?;
+        let mut book = self.lock();
+        let over = book.take_over(stream.raw().0, capture);
+        drop(over);
+        let Some(capture) = capture else {
+            return Ok(false);
         };
-        current.capture = Some(capture);
-        if current.joined.contains_key(&name) {
+        let Book {
+            mempools,
+            announced,
+        } = &mut *book;
+        let is_current = |other: &&mut Announced| {
+            other.mempool == id && other.capture.is_none_or(|known| known == capture)
+        };
+        if let Some(current) = announced.iter_mut().find(is_current) {
+            current.join(mempools, pool, stream, capture)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Announced {
+    /// Has a stream of this capture allocate from the memory of its pool.
+    fn join(
+        &mut self,
+        mempools: &HashMap<MempoolId, Mempool>,
+        pool: &DevicePool,
+        stream: &ExternalStream,
+        capture: CaptureId,
+    ) -> Result<(), StreamError> {
+        self.capture = Some(capture);
+        let name = stream.raw().0;
+        if self.joined.contains_key(&name) {
             return Ok(());
         }
-        let Some(mempool) = mempools.get(&current.mempool) else {
+        let Some(mempool) = mempools.get(&self.mempool) else {
             return Ok(());
         };
         let joined = mempool.memory.join(&pool.registered(stream)?)?;
-        current.joined.insert(name, joined);
+        self.joined.insert(name, joined);
         Ok(())
     }
 }

@@ -16,9 +16,9 @@
 //! effect only once [`weirpool_record_stream`] is registered; the script shows how.
 //!
 //! `torch.cuda.graph` works once the three functions for pools of graphs are registered ([`weirpool_begin_allocate_to_pool`]
-//! and its neighbours). `examples/pytorch/graphs.py` checks that. So does `torch.compile(mode="reduce-overhead")`, without
-//! the *trees* of graphs (`torch._inductor.config.triton.cudagraph_trees = False`), which need checkpoints of PyTorch's own
-//! allocator.
+//! and its neighbours). `examples/pytorch/graphs.py` checks that. `torch.compile(mode="reduce-overhead")` makes *trees* of
+//! graphs, which need checkpoints of their pool: PyTorch has no hooks for these, so the extension `graph_trees.cpp` derives
+//! PyTorch's class and calls the functions of [`checkpoints`]. `examples/pytorch/graph_trees.py` checks that.
 //!
 //! Some features of PyTorch work with no pluggable allocator: its own figures (`memory_stats`, `memory_allocated`,
 //! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; and its own way of sharing
@@ -29,11 +29,13 @@
 //! | [`settings`] | settings from the environment |
 //! | [`device_pool`] | the pools of the devices, by addresses and handles |
 //! | [`graphs`] | the memory pools of graphs |
+//! | [`checkpoints`] | checkpoints of these pools |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | whether this process is a child of the one that has the memory |
 //! | `sharing` | tensors between processes, with the feature `ipc` |
 //! | [`report`] | lines on stderr |
 
+pub mod checkpoints;
 mod device_pool;
 mod exception;
 mod fork;
@@ -66,7 +68,7 @@ pub unsafe extern "C" fn weirpool_alloc(
     stream: CUstream,
 ) -> *mut c_void {
     // SAFETY: guaranteed by the caller.
-    let allocated = guarded(|| unsafe { allocate(size, device, stream) });
+    let allocated = guarded(|| unsafe { allocate(size, device, stream, None) });
     allocated.unwrap_or_else(|reason| {
         tell(&reason);
         std::ptr::null_mut()
@@ -84,7 +86,7 @@ pub unsafe extern "C-unwind" fn weirpool_alloc_or_throw(
     stream: CUstream,
 ) -> *mut c_void {
     // SAFETY: guaranteed by the caller.
-    match guarded(|| unsafe { allocate(size, device, stream) }) {
+    match guarded(|| unsafe { allocate(size, device, stream, None) }) {
         Ok(address) => address,
         // SAFETY: guaranteed by the caller.
         Err(reason) => unsafe { exception::throw(reason) },
@@ -180,6 +182,47 @@ pub extern "C" fn weirpool_end_allocate_to_pool(device: c_int, id: MempoolId) {
     with_graphs(device, |pool| pool.graphs.end(id));
 }
 
+/// Notes one more owner of a pool of graphs, which [`weirpool_release_pool`] ends.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_retain_pool(device: c_int, id: MempoolId) {
+    let retained = guarded(|| {
+        let pool = device_pool::open(device)?;
+        pool.graphs.retain(pool, id);
+        Ok(())
+    });
+    if let Err(reason) = retained {
+        tell(&format!(
+            "no memory for graphs on device {device}: {reason}"
+        ));
+    }
+}
+
+/// Returns the number of owners of a pool of graphs.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_pool_uses(device: c_int, id: MempoolId) -> usize {
+    figure(device, |pool| pool.graphs.uses(id) as u64) as usize
+}
+
+/// Allocates as [`weirpool_alloc_or_throw`] does, from the memory of a pool of graphs. The stream may be part of a capture
+/// or not.
+///
+/// # Safety
+/// As for [`weirpool_alloc_or_throw`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn weirpool_alloc_in_pool_or_throw(
+    size: usize,
+    device: c_int,
+    stream: CUstream,
+    id: MempoolId,
+) -> *mut c_void {
+    // SAFETY: guaranteed by the caller.
+    match guarded(|| unsafe { allocate(size, device, stream, Some(id)) }) {
+        Ok(address) => address,
+        // SAFETY: guaranteed by the caller.
+        Err(reason) => unsafe { exception::throw(reason) },
+    }
+}
+
 /// Notes that a graph is gone. Pass it to `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
@@ -190,6 +233,12 @@ pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_in_graphs(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().in_graphs)
+}
+
+/// Returns the bytes that the device's pool reserves now; 0 without a pool.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_reserved(device: c_int) -> u64 {
+    figure(device, |pool| pool.statistics().reserved.current)
 }
 
 /// Returns the peak of the bytes that the device's pool reserved; 0 without a pool.
@@ -233,13 +282,23 @@ pub extern "C" fn weirpool_failures(device: c_int) -> u64 {
 
 /// # Safety
 /// As for [`weirpool_alloc`].
-unsafe fn allocate(size: usize, device: c_int, stream: CUstream) -> Result<*mut c_void, String> {
+unsafe fn allocate(
+    size: usize,
+    device: c_int,
+    stream: CUstream,
+    mempool: Option<MempoolId>,
+) -> Result<*mut c_void, String> {
     if size == 0 {
         return Ok(std::ptr::null_mut());
     }
     let pool = device_pool::open(device)?;
-    // SAFETY: guaranteed by the caller.
-    let address = unsafe { pool.allocate(size as u64, stream) };
+    let bytes = size as u64;
+    let address = match mempool {
+        // SAFETY: guaranteed by the caller.
+        Some(id) => unsafe { pool.allocate_in(id, bytes, stream) },
+        // SAFETY: as above.
+        None => unsafe { pool.allocate(bytes, stream) },
+    };
     let address = address.map_err(|reason| format!("{size} bytes on device {device}: {reason}"))?;
     Ok(address as *mut c_void)
 }

@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from train_and_serve import library_at, use_weirpool
+from train_and_serve import library_at
+from weirpool_torch import use_weirpool
 
 import torch
 import weirpool_sharing
@@ -72,7 +73,7 @@ def main():
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     path = library_at(arguments)
-    library = use_weirpool(path)
+    library = use_weirpool(path, trees=False)
     if arguments.child is None:
         parent(library, path)
     else:

@@ -11,7 +11,6 @@ and answers must be equal, bit for bit.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -27,35 +26,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from weirpool_torch import FIGURES, use_weirpool
+
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 4096, 512, 8, 6, 768
 DEVICE = "cuda"
-
-# The figures of a device's pool that weirpool reports, each by a function of the library.
-FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures", "in_graphs"]
-
-
-def use_weirpool(path):
-    """Makes PyTorch allocate from weirpool, from now to the end of the process."""
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "weirpool_alloc_or_throw", "weirpool_free")
-    library = ctypes.CDLL(path)
-    # Without it `Tensor.record_stream` does nothing, and memory is reused while another stream reads it.
-    record_stream = ctypes.cast(library.weirpool_record_stream, ctypes.c_void_p).value
-    allocator.allocator().set_record_stream_fn(record_stream)
-    # Without these, a graph's memory is reused between two replays.
-    graphs = {
-        "set_begin_allocate_to_pool": "weirpool_begin_allocate_to_pool",
-        "set_end_allocate_to_pool_fn": "weirpool_end_allocate_to_pool",
-        "set_release_pool": "weirpool_release_pool",
-    }
-    for setter, name in graphs.items():
-        function = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        getattr(allocator.allocator(), setter)(function)
-    torch.cuda.memory.change_current_allocator(allocator)
-    for name in FIGURES:
-        function = getattr(library, f"weirpool_{name}")
-        function.argtypes, function.restype = [ctypes.c_int], ctypes.c_uint64
-    return library
-
 
 class Layer(nn.Module):
     def __init__(self):
@@ -153,7 +127,7 @@ def run(arguments):
     """Runs one variant in this process. Prints one line of JSON."""
     if arguments.capacity:
         os.environ["WEIRPOOL_CAPACITY"] = arguments.capacity
-    library = use_weirpool(library_at(arguments)) if arguments.allocator == "weirpool" else None
+    library = use_weirpool(library_at(arguments), trees=False) if arguments.allocator == "weirpool" else None
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.use_deterministic_algorithms(True)

@@ -104,18 +104,55 @@ impl Block {
             allocation.after = begin(registration, &allocation, &demand, caller)
                 .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
         }
-        tell_granted(registration, &allocation, tag);
+        Ok(Self::of_reserved(
+            registration,
+            allocation,
+            demand,
+            reserved,
+        ))
+    }
+
+    /// Makes a block of a range of a reservation that was allocated before. Its bytes are not filled.
+    pub(crate) fn restored(
+        registration: &Arc<Registration>,
+        allocation: Allocation,
+        demand: &Demand,
+        caller: Caller,
+        reserved: &Arc<Reserved>,
+    ) -> Self {
+        if let Some(observers) = registration.observers.as_deref() {
+            let granted = Granted {
+                allocation: &allocation,
+                demand: &Demand {
+                    tag: reserved.tag(),
+                    ..*demand
+                },
+                lane: &registration.lane,
+                caller,
+            };
+            observers.granted(&registration.service.driver, granted);
+        }
+        Self::of_reserved(registration, allocation, demand, reserved)
+    }
+
+    fn of_reserved(
+        registration: &Arc<Registration>,
+        allocation: Allocation,
+        demand: &Demand,
+        reserved: &Arc<Reserved>,
+    ) -> Self {
+        tell_granted(registration, &allocation, reserved.tag());
         let extra = Extra {
             reserved: Some(reserved.clone()),
             ..Extra::default()
         };
         let rounding = demand.rounding_of(allocation.bytes);
-        Ok(Self {
+        Self {
             registration: Some(registration.clone()),
             allocation: Some(allocation),
             charge: Charge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::new(extra)),
-        })
+        }
     }
 }
 

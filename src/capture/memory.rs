@@ -1,13 +1,15 @@
 //! Memory that captures allocate from.
 
-use super::{Capture, JoinedCapture};
-use crate::error::StreamError;
+use super::{Capture, JoinedCapture, checkpoint};
+use crate::block::Block;
+use crate::error::{AllocError, StreamError};
 use crate::handles::GraphShare;
 use crate::measure::Bytes;
-use crate::pool::{Pool, Reservation};
+use crate::pool::{Layout, Pool, Reservation, captured};
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;
+use std::panic::Location;
 
 /// Memory that is set aside for graphs. Streams allocate from it while they are being captured.
 ///
@@ -74,6 +76,27 @@ impl GraphMemory {
         }
         self.share.add(reservation.into_handle());
         Ok(())
+    }
+
+    /// Allocates `bytes`, or a [`Layout`], from this memory outside captures, for use in the order of `stream`: for inputs
+    /// of graphs, and for a first run without a graph. The memory takes more from the pool if it has to. Blocks that are
+    /// dropped return to the memory.
+    ///
+    /// Nothing waits on the host. A launch of a graph may overwrite the block, as it may overwrite those of other graphs
+    /// with this memory, unless the block was alive while the graph was captured.
+    ///
+    /// # Errors
+    /// Returns [`AllocError::NotReserved`] if the memory has too little, and the pool no more now:
+    /// [reserve](Pool::reserve), which waits, and [`give`](Self::give). Returns [`AllocError::StreamCaptured`] while the
+    /// stream is being captured: allocate from the pool then. Otherwise returns the errors of [`Pool::try_allocate`].
+    #[track_caller]
+    pub fn allocate(
+        &self,
+        stream: &Stream,
+        layout: impl Into<Layout>,
+    ) -> Result<Block, AllocError> {
+        let caller = checkpoint::at(Location::caller());
+        captured::allocate_outside(stream.registration(), &self.share, layout.into(), caller)
     }
 
     /// Begins a capture that allocates from this memory; see [`Pool::capture`].

@@ -10,13 +10,16 @@
 //! | `session` | a capture that the pool begins and ends |
 //! | `joined` | a capture that other code begins and ends |
 //! | `graph` | a graph, with its memory |
+//! | `checkpoint` | going back to an earlier state of the memory |
 
+mod checkpoint;
 mod graph;
 mod joined;
 mod memory;
 mod routed;
 mod session;
 
+pub use checkpoint::{GraphCheckpoint, RestoreError};
 pub use graph::CapturedGraph;
 pub use joined::JoinedCapture;
 pub use memory::GraphMemory;

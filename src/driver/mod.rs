@@ -227,6 +227,50 @@ impl Driver {
         Ok(drawn)
     }
 
+    /// Allocates from a reservation whose other blocks stay where they are, for use in the order of the lane's stream:
+    /// behind a wait on the device if nothing else helps.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn draw_in_place(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Drawn, DeviceError> {
+        let to = Recipient::new(self, lane, lane.timeline.clock())?;
+        let drawn = Draw::new(to, reservation, request).run_in_place()?;
+        if let Drawn::Allocation(allocation) = &drawn {
+            self.counters.count(allocation.source);
+        }
+        Ok(drawn)
+    }
+
+    /// Allocates exactly the requested bytes from `start` of a reservation, for use in the order of the lane's stream.
+    /// `None` if they are allocated, not the reservation's, or pending without a way to wait for them.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn draw_at(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        (start, request): (u64, Request),
+    ) -> Result<Option<Allocation>, DeviceError> {
+        let to = Recipient::new(self, lane, lane.timeline.clock())?;
+        let drawn = Draw::new(to, reservation, request).run_at(start)?;
+        if let Some(allocation) = &drawn {
+            self.counters.count(allocation.source);
+        }
+        Ok(drawn)
+    }
+
+    /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.
+    /// Takes time proportional to the number of all blocks, under the heap's lock.
+    pub(crate) fn granted_from(&self, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
+        heap::inspect::granted_from(&self.heap.lock(), reservations)
+    }
+
     /// Bytes of a reservation that are not allocated, and those of its largest block.
     pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
         let state = heap::reservation::state(&self.heap.lock(), reservation);

@@ -6,7 +6,9 @@ use super::supply::For;
 use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::{self, Exchange, Exchanged, Growth, Request, ReservationState};
+use crate::heap::{
+    self, Exchange, Exchanged, Grant, Growth, Heap, Request, ReservationState, View,
+};
 use crate::id::ReservationId;
 use crate::lane::Flush;
 use crate::policy::WaitLimit;
@@ -54,12 +56,7 @@ impl<'a> Draw<'a> {
         loop {
             self.exchanged_in_vain = 0;
             let before = self.moves();
-            if let Some(found) = self.take()? {
-                return Ok(Drawn::Allocation(found.allocation));
-            }
-            self.to.driver.seal_lanes()?;
-            self.to.driver.reap()?;
-            if let Some(found) = self.take()? {
+            if let Some(found) = self.look_twice(Self::take)? {
                 return Ok(Drawn::Allocation(found.allocation));
             }
             if let Some(found) = self.exchange()? {
@@ -75,6 +72,39 @@ impl<'a> Draw<'a> {
                 return Ok(short);
             }
         }
+    }
+
+    /// Takes the best block of the reservation, before or after polling. Its other blocks stay where they are: addresses
+    /// of graphs are not exchanged.
+    pub(super) fn run_in_place(mut self) -> Result<Drawn, DeviceError> {
+        if let Some(found) = self.take_ordered()? {
+            return Ok(Drawn::Allocation(found.allocation));
+        }
+        if let Some(found) = self.look_twice(Self::take)? {
+            return Ok(Drawn::Allocation(found.allocation));
+        }
+        let (left, largest) = self.left();
+        Ok(Drawn::Short { left, largest })
+    }
+
+    /// Takes exactly the range of the requested bytes from `start`, before or after polling. `None` if a part of it is not
+    /// the reservation's, is allocated, or is pending and the stream cannot be made to wait for it.
+    pub(super) fn run_at(mut self, start: u64) -> Result<Option<Allocation>, DeviceError> {
+        let found = self.look_twice(|draw| draw.take_at(start))?;
+        Ok(found.map(|found| found.allocation))
+    }
+
+    /// Looks for memory, and if there is none, once more after polling.
+    fn look_twice(
+        &mut self,
+        mut look: impl FnMut(&mut Self) -> Result<Option<Found>, DeviceError>,
+    ) -> Result<Option<Found>, DeviceError> {
+        if let Some(found) = look(self)? {
+            return Ok(Some(found));
+        }
+        self.to.driver.seal_lanes()?;
+        self.to.driver.reap()?;
+        look(self)
     }
 
     fn left(&self) -> (u64, u64) {
@@ -131,12 +161,30 @@ impl<'a> Draw<'a> {
         }
     }
 
+    /// Takes a range of the reservation, behind a wait on the device if necessary.
+    fn take_at(&mut self, start: u64) -> Result<Option<Found>, DeviceError> {
+        let range = (start, self.request.bytes);
+        self.take_with(|heap, reservation, view| {
+            heap::reservation::take_at(heap, reservation, range, view)
+        })
+    }
+
     /// Takes the best block of the reservation, behind a wait on the device if necessary.
     fn take(&mut self) -> Result<Option<Found>, DeviceError> {
+        let request = self.request;
+        self.take_with(|heap, reservation, view| {
+            heap::reservation::take(heap, reservation, request, view)
+        })
+    }
+
+    fn take_with(
+        &mut self,
+        take: impl FnOnce(&mut Heap, ReservationId, &View<'_>) -> Option<Grant>,
+    ) -> Result<Option<Found>, DeviceError> {
         let limit = self.to.can_wait().then_some(WaitLimit::Unlimited);
         let taken = self.to.with_waits(limit, |view| {
             let mut heap = self.to.driver.heap.lock();
-            heap::reservation::take(&mut heap, self.reservation, self.request, view)
+            take(&mut heap, self.reservation, view)
         });
         match taken {
             Some(grant) => self.to.accept(grant, Source::Free),

@@ -66,6 +66,54 @@ impl Drop for GraphShare {
     }
 }
 
+/// An allocation, and the part of the memory that it belongs to.
+pub(crate) type FromPart = (Allocation, Arc<Reserved>);
+
+impl GraphShare {
+    /// Allocates from the memory, for use in the order of the lane's stream, if it has enough.
+    ///
+    /// # Errors
+    /// When the pool is closed, or the device failed.
+    pub(crate) fn draw(
+        &self,
+        lane: &Arc<Lane>,
+        demand: &Demand,
+    ) -> Result<Option<FromPart>, AllocError> {
+        self.draw_from_parts(|part| part.draw_in_place(lane, demand))
+    }
+
+    /// Allocates exactly the demanded bytes from `start`, if they are all in the memory, and not allocated.
+    ///
+    /// # Errors
+    /// When the pool is closed, or the device failed.
+    pub(crate) fn draw_at(
+        &self,
+        lane: &Arc<Lane>,
+        start: u64,
+        demand: &Demand,
+    ) -> Result<Option<FromPart>, AllocError> {
+        self.draw_from_parts(|part| part.draw_at(lane, start, demand))
+    }
+
+    fn draw_from_parts(
+        &self,
+        draw: impl Fn(&Reserved) -> Result<Option<Allocation>, AllocError>,
+    ) -> Result<Option<FromPart>, AllocError> {
+        for part in self.parts() {
+            if let Some(allocation) = draw(&part)? {
+                return Ok(Some((allocation, part)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the address and the bytes of each block that is allocated from the memory, lowest first.
+    pub(crate) fn allocated(&self) -> Vec<(u64, u64)> {
+        let parts: Vec<_> = self.parts().iter().map(|part| part.id()).collect();
+        self.presence.service.driver.granted_from(&parts)
+    }
+}
+
 impl Route {
     /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block belongs
     /// to as well.
@@ -76,15 +124,8 @@ impl Route {
         &self,
         lane: &Lane,
         demand: &Demand,
-    ) -> Result<Option<(Allocation, Arc<Reserved>)>, AllocError> {
-        if let Some(refusal) = self.share.presence.service.refusal() {
-            return Err(refusal);
-        }
-        for part in self.share.parts() {
-            if let Some(allocation) = part.draw_captured(lane, self.order, demand)? {
-                return Ok(Some((allocation, part)));
-            }
-        }
-        Ok(None)
+    ) -> Result<Option<FromPart>, AllocError> {
+        self.share
+            .draw_from_parts(|part| part.draw_captured(lane, self.order, demand))
     }
 }

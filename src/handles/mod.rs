@@ -17,7 +17,7 @@ mod observers;
 mod registration;
 mod reserved;
 
-pub(crate) use graphs::{GraphShare, Route};
+pub(crate) use graphs::{FromPart, GraphShare, Route};
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
 pub(crate) use reserved::{Reserved, ReservedHandle};

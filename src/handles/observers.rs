@@ -35,6 +35,8 @@ pub(crate) struct Caller {
     pub(crate) waited: bool,
     /// The block belongs to the graph that its stream is being captured into.
     pub(crate) is_captured: bool,
+    /// The memory is that of graphs, whose launches may use it too.
+    pub(crate) shares_with_graphs: bool,
     /// The fill that the request asked for, instead of the pool's.
     pub(crate) fill: Option<Fill>,
 }
@@ -73,12 +75,11 @@ impl Observers {
             ..
         } = block;
         if let Some(checker) = &self.checker {
-            checker.block_allocated(
-                allocation.address,
-                allocation.bytes,
-                lane.raw,
-                caller.location,
-            );
+            let Allocation { address, bytes, .. } = *allocation;
+            match caller.shares_with_graphs {
+                true => checker.block_of_graphs(address, bytes, lane.raw, caller.location),
+                false => checker.block_allocated(address, bytes, lane.raw, caller.location),
+            }
         }
         if self.keeps_history {
             driver.write_entry(|entry, totals| {

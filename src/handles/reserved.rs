@@ -2,7 +2,7 @@
 
 use super::Presence;
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Change, Drawn};
+use crate::driver::{Allocation, Allocations, Change, Drawn, Driver};
 use crate::error::AllocError;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::{Event, Lane};
@@ -161,6 +161,62 @@ impl Reserved {
         drawn.map_err(AllocError::from)
     }
 
+    /// Draws a part as [`draw`](Self::draw) does, and leaves the rest of the memory where it is.
+    ///
+    /// # Errors
+    /// When the pool is closed, or the device fails.
+    pub(crate) fn draw_in_place(
+        &self,
+        lane: &Arc<Lane>,
+        demand: &Demand,
+    ) -> Result<Option<Allocation>, AllocError> {
+        self.drawing(lane, demand, |driver, reservation| {
+            match driver.draw_in_place(lane, reservation, demand.request)? {
+                Drawn::Allocation(allocation) => Ok(Some(allocation)),
+                Drawn::Short { .. } => Ok(None),
+            }
+        })
+    }
+
+    /// Draws exactly the demanded bytes from `start`, if they are all here, and not drawn.
+    ///
+    /// # Errors
+    /// When the pool is closed, or the device fails.
+    pub(crate) fn draw_at(
+        &self,
+        lane: &Arc<Lane>,
+        start: u64,
+        demand: &Demand,
+    ) -> Result<Option<Allocation>, AllocError> {
+        self.drawing(lane, demand, |driver, reservation| {
+            driver.draw_at(lane, reservation, (start, demand.request))
+        })
+    }
+
+    fn drawing(
+        &self,
+        lane: &Lane,
+        demand: &Demand,
+        draw: impl FnOnce(&Driver, ReservationId) -> Result<Option<Allocation>, DeviceError>,
+    ) -> Result<Option<Allocation>, AllocError> {
+        if let Some(refusal) = self.service().refusal() {
+            return Err(refusal);
+        }
+        // Before it is drawn, as in `draw`.
+        let bytes = demand.request.bytes;
+        self.book.lock().drawn += bytes;
+        let drawn = draw(&self.service().driver, self.reservation);
+        match &drawn {
+            Ok(Some(allocation)) => {
+                let rounding = demand.rounding_of(allocation.bytes);
+                lane.cache
+                    .count(Event::FromAbove, allocation.bytes, rounding);
+            }
+            _ => self.undraw(bytes),
+        }
+        Ok(drawn?)
+    }
+
     /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's scope
     /// may draw it.
     pub(crate) fn note_freed(&self, bytes: u64) {
@@ -217,27 +273,16 @@ impl Reserved {
     /// Draws a part inside a capture of the lane's stream, in the capture's order, if there is memory for it in that order.
     ///
     /// # Errors
-    /// When the device failed.
+    /// When the pool is closed, or the device failed.
     pub(crate) fn draw_captured(
         &self,
         lane: &Lane,
         order: StreamId,
         demand: &Demand,
-    ) -> Result<Option<Allocation>, DeviceError> {
-        // Before it is drawn, as above.
-        let bytes = demand.request.bytes;
-        self.book.lock().drawn += bytes;
-        let driver = &self.service().driver;
-        let drawn = driver.draw_captured(lane, order, self.reservation, demand.request);
-        match &drawn {
-            Ok(Some(allocation)) => {
-                let rounding = demand.rounding_of(allocation.bytes);
-                lane.cache
-                    .count(Event::FromAbove, allocation.bytes, rounding);
-            }
-            _ => self.undraw(bytes),
-        }
-        drawn
+    ) -> Result<Option<Allocation>, AllocError> {
+        self.drawing(lane, demand, |driver, reservation| {
+            driver.draw_captured(lane, order, reservation, demand.request)
+        })
     }
 
     /// Adds allocations that are complete, and were charged to the tag.

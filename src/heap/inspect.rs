@@ -159,6 +159,19 @@ pub(crate) fn reservations(heap: &Heap) -> impl Iterator<Item = (ReservationId, 
     reservations.map(|id| (*id, reservation::left(&heap.map, *id).0))
 }
 
+/// Returns the address and the bytes of each block that was granted from one of these reservations, lowest first, in time
+/// proportional to the number of all blocks.
+pub(crate) fn granted_from(heap: &Heap, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
+    let blocks = heap.map.blocks().iter().map(|(_, block)| block);
+    let granted = blocks.filter(|block| match block.state {
+        State::Used(Some(reservation)) => reservations.contains(&reservation),
+        _ => false,
+    });
+    let mut ranges: Vec<_> = granted.map(|block| (block.address, block.bytes)).collect();
+    ranges.sort_unstable();
+    ranges
+}
+
 /// Returns how many bytes may still be taken from the device, and how many are free.
 pub(crate) fn left_and_free(heap: &Heap) -> (u64, u64) {
     let totals = heap.map.totals();

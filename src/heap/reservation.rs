@@ -276,6 +276,42 @@ pub(crate) fn take_ordered(
     Some(grant(heap, reservation, request, view, id?))
 }
 
+/// Grants exactly the range from `start`, if all of it lies in neighbours of the reservation that the requester comes
+/// after or may be made to wait for.
+pub(crate) fn take_at(
+    heap: &mut Heap,
+    reservation: ReservationId,
+    (start, bytes): (u64, u64),
+    view: &View<'_>,
+) -> Option<Grant> {
+    let Heap { map, completed, .. } = heap;
+    let mut blocks = blocks_of(map, reservation);
+    blocks.retain(|id| map.blocks()[*id].address <= start);
+    let first = blocks
+        .into_iter()
+        .max_by_key(|id| map.blocks()[*id].address)?;
+    let is_allowed = |id| view.forecast(&fences_of(map, completed, id)).is_some();
+    let whole = Request {
+        bytes: start - map.blocks()[first].address + bytes,
+        alignment: 1,
+    };
+    let run = run_from(map, reservation, first, whole, is_allowed);
+    let mut id = match run.as_slice() {
+        [] => return None,
+        [id] => *id,
+        run => join(map, completed, reservation, run),
+    };
+    let below = start - map.blocks()[id].address;
+    if below > 0 {
+        id = map.cut(id, below);
+    }
+    let request = Request {
+        bytes,
+        alignment: 1,
+    };
+    Some(grant(heap, reservation, request, view, id))
+}
+
 fn grant(
     heap: &mut Heap,
     reservation: ReservationId,

@@ -1,11 +1,11 @@
-//! Requests for blocks on a stream that is being captured: from the memory of the capture, without waiting.
+//! Requests for blocks of the memory of graphs: on a stream that is being captured, or outside captures, without waiting.
 
 use super::request::Request;
 use super::reservation::ForReservation;
 use super::{Layout, Pool};
 use crate::block::Block;
 use crate::error::AllocError;
-use crate::handles::{Caller, Registration, Route};
+use crate::handles::{Caller, FromPart, GraphShare, Registration, Route};
 use crate::queue::Demand;
 use crate::sync::Arc;
 
@@ -27,22 +27,102 @@ pub(super) fn allocate(
         is_captured: true,
         ..caller
     };
-    let mut has_grown = false;
-    loop {
-        if let Some((allocation, part)) = route.draw(&registration.lane, &demand)? {
+    let draw = || route.draw(&registration.lane, &demand);
+    match draw_or_grow(registration, &route.share, &demand, caller, draw)? {
+        Some((allocation, part)) => {
             let from = (&part, route.order);
-            return Block::captured(registration, allocation, &demand, caller, from);
+            Block::captured(registration, allocation, &demand, caller, from)
         }
-        if has_grown || !grow(registration, route, &demand, caller)? {
+        None => {
             let (left, largest) = route.share.left();
-            return Err(AllocError::NotReservedForCapture {
+            Err(AllocError::NotReservedForCapture {
                 requested: demand.request.bytes,
                 size: route.share.size(),
                 left,
                 largest,
-            });
+            })
         }
-        has_grown = true;
+    }
+}
+
+/// Allocates from memory for graphs outside captures, in the order of the stream. The memory takes more from the pool if
+/// it has to.
+///
+/// # Errors
+/// Returns [`AllocError::NotReserved`] if the pool has no more now.
+pub(crate) fn allocate_outside(
+    registration: &Arc<Registration>,
+    share: &GraphShare,
+    layout: Layout,
+    caller: Caller,
+) -> Result<Block, AllocError> {
+    expect_outside(registration, share)?;
+    let demand = layout.demand(&registration.service.driver, None)?;
+    let draw = || share.draw(&registration.lane, &demand);
+    match draw_or_grow(registration, share, &demand, caller, draw)? {
+        Some((allocation, part)) => {
+            Block::reserved(registration, allocation, &demand, caller, &part)
+        }
+        None => {
+            let (left, largest) = share.left();
+            Err(AllocError::NotReserved {
+                requested: demand.request.bytes,
+                left,
+                largest,
+            })
+        }
+    }
+}
+
+/// # Errors
+/// Returns an error if the stream is of another pool, or is being captured.
+pub(crate) fn expect_outside(
+    registration: &Registration,
+    share: &GraphShare,
+) -> Result<(), AllocError> {
+    share.presence.expect_own(registration)?;
+    match registration.lane.cache.is_captured() {
+        true => Err(AllocError::StreamCaptured),
+        false => Ok(()),
+    }
+}
+
+/// Allocates exactly a range of memory for graphs, for use in the order of the stream. The bytes stay as they are. `None`
+/// if a part of the range is not available.
+///
+/// # Errors
+/// Returns an error if the pool is closed or the device failed.
+pub(crate) fn allocate_at(
+    registration: &Arc<Registration>,
+    share: &GraphShare,
+    (start, bytes): (u64, u64),
+    caller: Caller,
+) -> Result<Option<Block>, AllocError> {
+    let demand = Layout::new(bytes).demand(&registration.service.driver, None)?;
+    let drawn = share.draw_at(&registration.lane, start, &demand)?;
+    let block = drawn.map(|(allocation, part)| {
+        Block::restored(registration, allocation, &demand, caller, &part)
+    });
+    Ok(block)
+}
+
+/// Draws, and if there is too little, once more after the memory took more from the pool. `None` if the pool has no more.
+///
+/// # Errors
+/// Returns an error if waiting would not help.
+fn draw_or_grow(
+    registration: &Registration,
+    share: &GraphShare,
+    demand: &Demand,
+    caller: Caller,
+    draw: impl Fn() -> Result<Option<FromPart>, AllocError>,
+) -> Result<Option<FromPart>, AllocError> {
+    if let Some(drawn) = draw()? {
+        return Ok(Some(drawn));
+    }
+    match grow(registration, share, demand, caller)? {
+        true => draw(),
+        false => Ok(None),
     }
 }
 
@@ -53,7 +133,7 @@ pub(super) fn allocate(
 /// Returns an error if waiting would not help.
 fn grow(
     registration: &Registration,
-    route: &Route,
+    share: &GraphShare,
     demand: &Demand,
     caller: Caller,
 ) -> Result<bool, AllocError> {
@@ -68,7 +148,7 @@ fn grow(
         let kind = ForReservation::whole(&pool, bytes);
         match Request::new(kind, caller.location).try_now() {
             Ok(reservation) => {
-                route.share.add(reservation.into_handle());
+                share.add(reservation.into_handle());
                 return Ok(true);
             }
             Err(AllocError::Exhausted(_) | AllocError::TooLarge { .. }) => {}

@@ -27,7 +27,7 @@ mod allocate;
 #[cfg(all(feature = "broker", target_os = "linux"))]
 mod broker;
 mod builder;
-mod captured;
+pub(crate) mod captured;
 mod config;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]

@@ -402,6 +402,7 @@ impl<K: Kind> Request<K> {
             location: self.location,
             waited,
             is_captured: false,
+            shares_with_graphs: false,
             fill: self.terms.fill,
         }
     }

@@ -111,6 +111,7 @@ impl Reservation {
                     location,
                     waited: false,
                     is_captured: false,
+                    shares_with_graphs: false,
                     fill: None,
                 };
                 Block::reserved(registration, allocation, &demand, caller, self.reserved())

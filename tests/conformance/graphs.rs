@@ -54,6 +54,57 @@ pub(crate) fn addresses_stay_valid_over_launches<B: Bench>() {
     site.assert_sound();
 }
 
+/// [PyTorch's trees of graphs] A branch that is captured behind a restored checkpoint leaves the result of the root alone,
+/// and a branch that was captured before may use the same memory.
+pub(crate) fn restored_checkpoint_is_not_overwritten_by_another_branch<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let [captured, other] = site.workers();
+    let memory = site.pool.graph_memory();
+    let input = memory.allocate(&captured.stream, MIB).unwrap();
+    captured.fill(&input, 1);
+    let capture = memory.capture(&captured.stream).unwrap();
+    let result = captured.take(2 * MIB);
+    captured.fill(&result, 2);
+    let root = capture.end().unwrap();
+    let (checkpoint, address) = (memory.checkpoint(), result.address());
+    assert_eq!(checkpoint.ranges().len(), 2);
+
+    captured.free_and_settle(result);
+    let capture = memory.capture(&captured.stream).unwrap();
+    let reused = captured.take(2 * MIB);
+    assert_eq!(reused.address(), address);
+    captured.fill(&reused, 3);
+    let first = capture.end().unwrap();
+    drop((reused, input));
+    captured.settle();
+
+    let restored = memory.restore(&checkpoint, &captured.stream).unwrap();
+    let is_there = |address, bytes| {
+        let is_it = |block: &&Block| block.address() == address && block.size() == bytes;
+        restored.iter().find(is_it).unwrap()
+    };
+    let result = is_there(address, 2 * MIB);
+    let capture = memory.capture(&captured.stream).unwrap();
+    let branch = captured.take(2 * MIB);
+    captured.fill(&branch, 4);
+    let second = capture.end().unwrap();
+    for _ in 0..10 {
+        let elsewhere = other.take(4 * MIB);
+        other.use_up(&elsewhere, 9);
+        root.launch(&captured.stream).unwrap();
+        second.launch(&captured.stream).unwrap();
+        captured.expect(result, 2);
+        captured.expect(&branch, 4);
+        root.launch(&captured.stream).unwrap();
+        first.launch(&captured.stream).unwrap();
+        captured.expect(result, 3);
+        captured.settle();
+    }
+    drop((restored, branch, root, first, second, memory));
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
 /// [CUDA user objects] The graph is dropped while a launch is held. Its memory is available after the launch.
 pub(crate) fn running_launch_keeps_the_memory<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);

@@ -154,6 +154,7 @@ macro_rules! suite {
                 graphs:
                     addresses_stay_valid_over_launches,
                     running_launch_keeps_the_memory,
+                    restored_checkpoint_is_not_overwritten_by_another_branch,
                     zero_fill_is_made_at_each_launch,
                     request_does_not_wait_inside_a_capture,
                     aborted_capture_leaves_nothing,

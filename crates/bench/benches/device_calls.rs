@@ -8,7 +8,9 @@ use std::task::{Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
-use weirpool::device::{Device, DeviceError, MemoryKind};
+use weirpool::device::{
+    Device, DeviceError, DriverPoolProperties, HostFunction, MemoryKind, PoolAttribute, RawStream,
+};
 
 const MIB: u64 = 1 << 20;
 const SIZES: [u64; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -102,7 +104,10 @@ fn measure(meter: &impl Meter) -> Result<Vec<Line>, DeviceError> {
         for bytes in [4 << 10, MIB, 64 * MIB] {
             copies(meter, &mut table, bytes)?;
             fills(meter, &mut table, bytes)?;
+            driver_pool(meter, &mut table, bytes)?;
         }
+        host_work(meter, &mut table)?;
+        captures(meter, &mut table)?;
     }
     Ok(table.medians())
 }
@@ -226,6 +231,120 @@ fn fills(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), Device
     call!(device.destroy_event(event))?;
     call!(device.destroy_stream(stream))?;
     call!(device.free(MemoryKind::Device, address, 64 * MIB))
+}
+
+/// Measures calls on a pool of the driver that holds the memory already, many times each.
+fn driver_pool(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
+    const TIMES: usize = 16;
+    let device = meter.device();
+    let Some(pools) = device.driver_pools() else {
+        return Ok(());
+    };
+    let stream = device.create_stream()?;
+    let properties = DriverPoolProperties::new(MemoryKind::Device);
+    let (took, pool) = meter.time(|| pools.create_pool(&properties));
+    let pool = pool?;
+    table.add(("create_pool", 0, took));
+    let threshold = PoolAttribute::ReleaseThreshold;
+    call!(pools.set_pool_attribute(pool, threshold, u64::MAX))?;
+    let mut addresses = Vec::with_capacity(TIMES);
+    // The first round takes the memory from the device.
+    for is_measured in [false, true] {
+        let allocate = || call!(pools.allocate_from(pool, bytes, 512, stream));
+        let (took, done) = meter.time(|| {
+            (0..TIMES).try_for_each(|_| allocate().map(|address| addresses.push(address)))
+        });
+        done?;
+        if is_measured {
+            table.add(("allocate_from", bytes, took / TIMES as u32));
+        }
+        let (took, done) = meter.time(|| {
+            let mut all = addresses.drain(..);
+            all.try_for_each(|address| call!(pools.free_to(pool, address, stream)))
+        });
+        done?;
+        if is_measured {
+            table.add(("free_to", bytes, took / TIMES as u32));
+        }
+    }
+    settle(device, stream)?;
+    let used = PoolAttribute::UsedMemCurrent;
+    let (took, read) = meter.time(|| call!(pools.pool_attribute(pool, used)));
+    read?;
+    table.add(("pool_attribute", 0, took));
+    let (took, done) = meter.time(|| call!(pools.trim_pool(pool, 0)));
+    done?;
+    table.add(("trim_pool", bytes, took));
+    let (took, done) = meter.time(|| call!(pools.destroy_pool(pool)));
+    done?;
+    table.add(("destroy_pool", 0, took));
+    call!(device.destroy_stream(stream))
+}
+
+/// Measures functions of the host and holds of a stream, on an idle stream.
+fn host_work(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
+    let device = meter.device();
+    let stream = device.create_stream()?;
+    for _ in 0..8 {
+        let function = HostFunction {
+            name: None,
+            uses: Vec::new(),
+            location: std::panic::Location::caller(),
+            body: Box::new(|| {}),
+        };
+        let (took, done) = meter.time(|| call!(device.run(stream, function)));
+        done?;
+        table.add(("run", 0, took));
+        settle(device, stream)?;
+        let (took, hold) = meter.time(|| call!(device.hold(stream, None)));
+        let hold = hold?;
+        table.add(("hold", 0, took));
+        let (took, ()) = meter.time(|| hold.release());
+        table.add(("release", 0, took));
+        settle(device, stream)?;
+        drop(hold);
+    }
+    call!(device.destroy_stream(stream))
+}
+
+/// Measures the calls around a capture of one fill, and the launches of its graph.
+fn captures(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
+    let device = meter.device();
+    let Some(captures) = device.captures() else {
+        return Ok(());
+    };
+    let location = std::panic::Location::caller();
+    let stream = device.create_stream()?;
+    let address = device.allocate(MemoryKind::Device, MIB)?;
+    let (took, done) = meter.time(|| call!(captures.begin_capture(stream)));
+    done?;
+    table.add(("begin_capture", 0, took));
+    call!(captures.capture_fill(stream, address, MIB, 0, location))?;
+    let (took, graph) = meter.time(|| call!(captures.end_capture(stream)));
+    let graph = graph?;
+    table.add(("end_capture", 0, took));
+    for at in 0..8 {
+        let (took, done) = meter.time(|| call!(graph.launch(stream)));
+        done?;
+        // The first launch brings the graph to the device.
+        if at > 0 {
+            table.add(("launch", 0, took));
+        }
+    }
+    settle(device, stream)?;
+    drop(graph);
+    call!(device.free(MemoryKind::Device, address, MIB))?;
+    call!(device.destroy_stream(stream))
+}
+
+/// Waits until a stream has passed all its work.
+fn settle(device: &dyn Device, stream: RawStream) -> Result<(), DeviceError> {
+    let event = device.create_event()?;
+    call!(device.record(event, stream))?;
+    while !call!(device.query(event))? {
+        std::hint::spin_loop();
+    }
+    call!(device.destroy_event(event))
 }
 
 struct Unpark(Thread);

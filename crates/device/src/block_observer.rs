@@ -21,6 +21,18 @@ pub trait BlockObserver: fmt::Debug + Send + Sync {
         location: &'static Location<'static>,
     );
 
+    /// Notes that a block begins as [`block_allocated`](Self::block_allocated) does, in memory that is set aside for graphs:
+    /// their launches may use the same bytes. The default is `block_allocated`. Never panics.
+    fn block_of_graphs(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        location: &'static Location<'static>,
+    ) {
+        self.block_allocated(address, bytes, stream, location);
+    }
+
     /// Notes that the block at `address` grows by the `bytes` bytes that follow it, for use in the order of `stream`,
     /// as requested at `location` in the source. The bytes are free, or another block, which ends by this. The pool
     /// calls this before its user has them. Never panics.

@@ -49,9 +49,21 @@ impl BlockObserver for SimDevice {
         match (state.judge(), graph) {
             (Some(judge), None) => judge.granted(address, bytes, stream, location),
             (Some(judge), Some(graph)) => {
-                judge.granted_in_graph(graph, (address, bytes), stream, location);
+                judge.granted_of_graphs(Some(graph), (address, bytes), stream, location);
             }
             (None, _) => {}
+        }
+    }
+
+    fn block_of_graphs(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        location: &'static Location<'static>,
+    ) {
+        if let Some(judge) = self.engine.locked().judge() {
+            judge.granted_of_graphs(None, (address, bytes), stream, location);
         }
     }
 

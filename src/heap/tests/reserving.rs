@@ -371,3 +371,44 @@ fn exchange_of_plain_memory_restores_the_reservation_if_nothing_fits() {
         "the segments given for it"
     );
 }
+
+#[test]
+fn exact_range_is_cut_out_of_neighbours_with_their_fences() {
+    let mut heap = heap(true);
+    let [block] = grow_each(&mut heap, [4 * CHUNK]);
+    let (start, reservation) = (block.address, reservation::create(&mut heap, [block.id]));
+    let parts: Vec<_> = (0..4)
+        .map(|_| draw(&mut heap, reservation, CHUNK).unwrap())
+        .collect();
+    let behind = Fences::one(B, Ticket(1));
+    for part in &parts[..3] {
+        let fences = if part.address == start + CHUNK {
+            behind.clone()
+        } else {
+            Fences::default()
+        };
+        heap.free(part.id, fences);
+    }
+    let range = (start + CHUNK / 2, CHUNK);
+    let clock = Clock::default();
+    let pending = reservation::take_at(&mut heap, reservation, range, &view(A, &clock));
+    assert!(pending.is_none(), "a part waits for another stream");
+    let clock = Clock::one(B, Ticket(1));
+    let past_the_end = (start + 2 * CHUNK, 2 * CHUNK);
+    let granted = reservation::take_at(&mut heap, reservation, past_the_end, &view(A, &clock));
+    assert!(granted.is_none(), "a part is granted");
+    let before = (start - GRANULE, CHUNK);
+    assert!(reservation::take_at(&mut heap, reservation, before, &view(A, &clock)).is_none());
+    let grant = reservation::take_at(&mut heap, reservation, range, &view(A, &clock)).unwrap();
+    assert_eq!((grant.address, grant.bytes), range);
+    assert_eq!(grant.fences.of(B), Ticket(1));
+    check(&heap);
+    let granted = inspect::granted_from(&heap, &[reservation]);
+    assert_eq!(granted, [range, (start + 3 * CHUNK, CHUNK)]);
+    heap.complete(B, Ticket(1));
+    heap.free(grant.id, Fences::default());
+    heap.free(parts[3].id, Fences::default());
+    assert_eq!(reservation::state(&heap, reservation).left, 4 * CHUNK);
+    reservation::disband(&mut heap, reservation);
+    check::conserved(&heap).unwrap();
+}

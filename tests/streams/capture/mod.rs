@@ -6,8 +6,10 @@
 //! | `memory` | where captured streams allocate, and for how long the memory stays with the graph |
 //! | `sessions` | the beginning and the end of captures, in every state |
 //! | `work` | fills and copies in captures |
+//! | `checkpoints` | going back to an earlier state of the memory, and its blocks outside captures |
 //! | `races` | captures and other threads |
 
+mod checkpoints;
 mod device;
 mod memory;
 mod races;

@@ -2,7 +2,7 @@
 //!
 //! Each launch of the graph uses them, also those that were freed in the capture. So for the checker their bytes live as
 //! long as the graph, and as long as the block itself: a grant of the bytes to another block before that is a grant of
-//! bytes that are live. Within the graph, the checker judges the accesses of each launch by the order of its operations.
+//! bytes that are live, unless the pool says that the block shares them with graphs. Within the graph, the checker judges the accesses of each launch by the order of its operations.
 
 use super::clock::Stamp;
 use super::judge::Judge;
@@ -53,10 +53,10 @@ impl GraphBlocks {
 }
 
 impl Judge {
-    /// Notes that a block was granted to a captured stream.
-    pub(crate) fn granted_in_graph(
+    /// Notes that a block was granted to a captured stream, or, without a graph, of bytes that graphs may use as well.
+    pub(crate) fn granted_of_graphs(
         &mut self,
-        graph: GraphId,
+        graph: Option<GraphId>,
         (address, bytes): (u64, u64),
         stream: RawStream,
         place: &'static Location<'static>,
@@ -80,7 +80,8 @@ impl Judge {
             at = next;
         }
         for (_, piece) in self.graphs.pieces.range_mut(address..end) {
-            for owner in [Owner::Graph(graph), Owner::Block(address)] {
+            let owners = graph.map(Owner::Graph).into_iter();
+            for owner in owners.chain([Owner::Block(address)]) {
                 if !piece.owners.contains(&owner) {
                     piece.owners.push(owner);
                 }
@@ -88,7 +89,7 @@ impl Judge {
         }
     }
 
-    /// Notes that a block was freed, if it was granted to a captured stream. Returns whether it was.
+    /// Notes that a block was freed, if it was granted to a captured stream or of memory of graphs. Returns whether it was.
     pub(super) fn freed_in_graph(&mut self, address: u64, streams: &[RawStream]) -> bool {
         let Some(bytes) = self.graphs.blocks.remove(&address) else {
             return false;

@@ -1,0 +1,116 @@
+"""Has PyTorch allocate from weirpool.
+
+    import weirpool_torch
+    library = weirpool_torch.use_weirpool("target/release/examples/libpytorch.so")  # before CUDA is used
+
+With `trees=True`, the default, `torch.compile(mode="reduce-overhead")` works as PyTorch has it by default. Its trees of graphs
+need functions that PyTorch's pluggable allocators do not have, so `graph_trees.cpp` is compiled for the installed PyTorch when
+it is needed first, which takes some seconds and a C++ compiler. If that fails, the reason is printed, the trees are turned
+off (`torch._inductor.config.triton.cudagraph_trees = False`), and everything else works as before.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# The figures of a device's pool that weirpool reports, each by a function of the library.
+FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures", "in_graphs", "reserved"]
+
+
+def use_weirpool(path, trees=True):
+    """Makes PyTorch allocate from weirpool, from now to the end of the process. Returns the library."""
+    path = str(Path(path).resolve())
+    reason = "they were not asked for"
+    if trees:
+        reason = _install_with_trees(path)
+    if reason is not None:
+        if trees:
+            print(f"weirpool: no trees of graphs: {reason}", file=sys.stderr)
+        _install_plain(path)
+        turn_trees_off()
+    library = ctypes.CDLL(path)
+    for name in FIGURES:
+        function = getattr(library, f"weirpool_{name}")
+        function.argtypes, function.restype = [ctypes.c_int], ctypes.c_uint64
+    return library
+
+
+def turn_trees_off():
+    """Has `torch.compile(mode="reduce-overhead")` make single graphs: PyTorch's own pluggable allocator refuses trees."""
+    import torch._inductor.config as inductor
+
+    inductor.triton.cudagraph_trees = False
+
+
+def _install_plain(path):
+    import torch
+
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "weirpool_alloc_or_throw", "weirpool_free")
+    library = ctypes.CDLL(path)
+    hooks = {
+        # Without it `Tensor.record_stream` does nothing, and memory is reused while another stream reads it.
+        "set_record_stream_fn": "weirpool_record_stream",
+        # Without these, a graph's memory is reused between two replays.
+        "set_begin_allocate_to_pool": "weirpool_begin_allocate_to_pool",
+        "set_end_allocate_to_pool_fn": "weirpool_end_allocate_to_pool",
+        "set_release_pool": "weirpool_release_pool",
+    }
+    for setter, name in hooks.items():
+        function = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        getattr(allocator.allocator(), setter)(function)
+    torch.cuda.memory.change_current_allocator(allocator)
+
+
+def _install_with_trees(path):
+    """Returns why it is not possible, or None."""
+    try:
+        extension = ctypes.CDLL(build(Path(path).parent))
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    extension.weirpool_install.argtypes, extension.weirpool_install.restype = [ctypes.c_char_p], ctypes.c_char_p
+    reason = extension.weirpool_install(path.encode())
+    return None if reason is None else reason.decode()
+
+
+def build(folder):
+    """Compiles the extension, unless a build for this version of PyTorch is there. Returns its path."""
+    import torch
+
+    source = Path(__file__).with_name("graph_trees.cpp")
+    if not os.access(folder, os.W_OK):
+        folder = tempfile.gettempdir()
+    built = Path(folder) / f"graph_trees-{torch.__version__}.so"
+    if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:
+        return str(built)
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise RuntimeError("there is no C++ compiler; install one, or name it in CXX")
+    root = Path(torch.__file__).parent
+    includes = [root / "include", root / "include/torch/csrc/api/include", *_cuda_includes(root)]
+    with tempfile.TemporaryDirectory() as work:
+        made = Path(work) / "graph_trees.so"
+        command = [compiler, "-O2", "-std=c++17", "-fPIC", "-shared", str(source), "-o", str(made)]
+        command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+        command += [f"-I{folder}" for folder in includes]
+        command += [f"-L{root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda", "-ldl", "-Wl,--allow-shlib-undefined"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+        # At once, also beside another process that builds it.
+        fresh = built.with_suffix(f".{os.getpid()}")
+        shutil.copy(made, fresh)
+        os.replace(fresh, built)
+    return str(built)
+
+
+def _cuda_includes(torch_root):
+    """Returns the folders of CUDA's headers: of a toolkit, or of the packages that PyTorch installs."""
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    toolkits += [str(Path(nvcc).parent.parent)] if (nvcc := shutil.which("nvcc")) else []
+    folders = [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
+    folders += sorted(torch_root.parent.glob("nvidia/*/include"))
+    return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()] or folders
