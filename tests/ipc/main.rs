@@ -3,6 +3,7 @@
 //! | file | about |
 //! |---|---|
 //! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
+//! | `dropped` | futures that are dropped or forgotten after every number of polls |
 //! | `fuzz` | the protocol as a state machine, with random actions and frames |
 //! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
 //! | `pointers` | pools of the driver, and blocks by pointer data |
@@ -14,6 +15,7 @@
 mod common;
 
 mod blocks;
+mod dropped;
 mod fuzz;
 mod hostile;
 mod pointers;
