@@ -11,13 +11,11 @@ use crate::device::cuda::native::{
     CUdeviceptr, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, default_of,
     names_of, of_native,
 };
-use crate::device::{DeviceError, DeviceErrorKind, RawStream};
+use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::handles::Registration;
-use crate::queue::block_on;
 use crate::shared::{SharedBlock, SharedBuffer};
 use crate::sync::{Arc, plain};
-use std::future::poll_fn;
 
 /// What a stream of cudarc's is to a pool.
 enum Guest {
@@ -58,7 +56,7 @@ impl Guest {
         match self {
             Self::Registered(registration) => {
                 for point in block.uses().points_before(access, Some(registration))? {
-                    come_after(registration, &point)?;
+                    point.come_before(registration)?;
                 }
                 block.uses().conclude(registration, access)
             }
@@ -69,19 +67,6 @@ impl Guest {
                     .try_for_each(|point| point.is_awaited_by(*raw))
             }
         }
-    }
-}
-
-/// Where the stream takes no wait (the legacy default one, or one that is being captured), the host waits.
-fn come_after(registration: &Registration, point: &Point) -> Result<(), DeviceError> {
-    let Registration { service, lane, .. } = registration;
-    let ordered = (service.driver).bring_behind(lane, &point.registration.lane, &point.marker);
-    match ordered {
-        Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
-            let mut passage = point.passage();
-            block_on(poll_fn(|context| passage.poll(context)))
-        }
-        ordered => ordered,
     }
 }
 

@@ -60,6 +60,7 @@
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
+//! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks | |
 //! | `ipc` | memory between processes | |
 //! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
@@ -67,6 +68,7 @@
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
+//! | `worker` | the thread that waits for drops | what it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
@@ -88,6 +90,7 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
+//! - `dlpack`: blocks as tensors of PyTorch, CuPy, JAX and others, in the module `dlpack`.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
@@ -115,6 +118,8 @@ mod copy;
 mod current;
 #[allow(unsafe_code)]
 pub mod device;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod driver;
 mod error;
 mod evictable;
@@ -144,6 +149,8 @@ pub mod testing;
 #[cfg(feature = "tower")]
 mod tower;
 mod trace;
+#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
+mod worker;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::{Buffer, SliceMut};

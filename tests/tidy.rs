@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 31] = [
+const LAYERS: [&str; 33] = [
     "sync",
     "fault",
     "rare",
@@ -19,6 +19,7 @@ const LAYERS: [&str; 31] = [
     "lane",
     "driver",
     "queue",
+    "worker",
     "handles",
     "registry",
     "observe",
@@ -32,6 +33,7 @@ const LAYERS: [&str; 31] = [
     "task",
     "capture",
     "ipc",
+    "dlpack",
     "interop",
     "testing",
     "current",

@@ -32,11 +32,14 @@
 //! | [`checkpoints`] | checkpoints of these pools |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | whether this process is a child of the one that has the memory |
+//! | `dlpack` | tensors for other libraries, with the feature `dlpack` |
 //! | `sharing` | tensors between processes, with the feature `ipc` |
 //! | [`report`] | lines on stderr |
 
 pub mod checkpoints;
 mod device_pool;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod exception;
 mod fork;
 mod graphs;
@@ -239,6 +242,16 @@ pub extern "C" fn weirpool_in_graphs(device: c_int) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_reserved(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().reserved.current)
+}
+
+/// Returns the bytes that were freed, and that work may still touch, as far as the pool knows.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_pending(device: c_int) -> u64 {
+    figure(device, |pool| {
+        // Completed work may not be noted yet.
+        let _ = pool.pool().reap();
+        pool.statistics().pending.current
+    })
 }
 
 /// Returns the peak of the bytes that the device's pool reserved; 0 without a pool.

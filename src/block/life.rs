@@ -412,6 +412,9 @@ impl Block {
         let Some(observers) = &registration.observers else {
             return;
         };
+        if self.is_foreign() {
+            return;
+        }
         let (lanes, left_at) = (self.uses().lanes(), self.uses().left_at());
         if self.is_outside() {
             return observers.outside_freed(allocation, &lanes, location);

@@ -20,7 +20,7 @@ mod uses;
 pub(crate) use further::Access;
 pub use host::HostGuard;
 pub use life::{DeallocateError, Deallocation};
-#[cfg(all(feature = "ipc", target_os = "linux"))]
+#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 pub(crate) use outside::Outside;
 #[cfg(feature = "cuda")]
 pub(crate) use uses::Point;
@@ -265,6 +265,13 @@ impl Block {
         }
         let address = self.allocation().address + part.start;
         Ok(Argument::new(address, part.end - part.start))
+    }
+
+    /// Notes that another library uses the block on `stream` from now on, after all uses so far.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn lend_to(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.uses().order_for_good(self.own(stream)?)?;
+        Ok(())
     }
 
     /// Returns the registration of a stream, which must belong to the block's pool.

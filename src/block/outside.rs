@@ -13,12 +13,23 @@ pub(crate) trait Outside: fmt::Debug + Send + Sync {
     /// Takes the memory of a block that has ended. Work of the device may touch it until the passages are over. Never
     /// blocks, because drops call it.
     fn ended(self: Box<Self>, passages: Passages);
+
+    /// Returns whether the pool made the memory known: then it tells checkers of the block. Others tell of memory of theirs.
+    fn is_of_pool(&self) -> bool {
+        true
+    }
 }
 
 impl Block {
     pub(crate) fn is_outside(&self) -> bool {
         self.extra(|extra| extra.outside.as_ref().map(drop))
             .is_some()
+    }
+
+    /// Returns whether the memory is not in the heap, and not the pool's either.
+    pub(super) fn is_foreign(&self) -> bool {
+        let is_of_pool = |extra: &super::Extra| Some(extra.outside.as_ref()?.is_of_pool());
+        self.extra(is_of_pool) == Some(false)
     }
 
     /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
@@ -39,7 +50,7 @@ impl Block {
     }
 }
 
-#[cfg(all(feature = "ipc", target_os = "linux"))]
+#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod begin {
     use super::{Block, Outside};
     use crate::block::Extra;
@@ -53,11 +64,12 @@ mod begin {
     use std::panic::Location;
 
     impl Block {
-        /// Makes a block of memory outside of the heap, which no work has used yet.
+        /// Makes a block of memory outside of the heap. Uses on further streams come after the point `after` of the block's
+        /// own stream.
         pub(crate) fn of_outside(
             registration: &Arc<Registration>,
             (address, bytes): (u64, u64),
-            requested: u64,
+            (requested, after): (u64, Ticket),
             outside: Box<dyn Outside>,
             location: &'static Location<'static>,
         ) -> Self {
@@ -66,10 +78,12 @@ mod begin {
                 id: BlockId::FIRST,
                 address,
                 bytes,
-                after: Ticket::ZERO,
+                after,
                 source: Source::Grown,
             };
-            if let Some(observers) = registration.observers.as_deref() {
+            if outside.is_of_pool()
+                && let Some(observers) = registration.observers.as_deref()
+            {
                 observers.outside_granted(&allocation, &registration.lane, location);
             }
             tell_granted(registration, &allocation, None);

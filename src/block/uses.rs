@@ -14,9 +14,13 @@ use crate::heap::Fence;
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker};
 use crate::queue::Passage;
+#[cfg(any(feature = "cuda", feature = "dlpack"))]
+use crate::queue::block_on;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use smallvec::SmallVec;
+#[cfg(any(feature = "cuda", feature = "dlpack"))]
+use std::future::poll_fn;
 
 /// A point of a stream to come after.
 #[derive(Debug)]
@@ -32,6 +36,23 @@ impl Point {
     pub(crate) fn passage(&self) -> Passage {
         let Registration { service, lane, .. } = &*self.registration;
         Passage::new(service.clone(), lane.clone(), self.marker.ticket)
+    }
+
+    /// Makes a stream come after the point. Where it takes no wait, the host waits.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot tell when the point is passed.
+    #[cfg(any(feature = "cuda", feature = "dlpack"))]
+    pub(crate) fn come_before(&self, registration: &Registration) -> Result<(), DeviceError> {
+        let Registration { service, lane, .. } = registration;
+        let ordered = (service.driver).bring_behind(lane, &self.registration.lane, &self.marker);
+        match ordered {
+            Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
+                let mut passage = self.passage();
+                block_on(poll_fn(|context| passage.poll(context)))
+            }
+            ordered => ordered,
+        }
     }
 }
 
@@ -58,6 +79,19 @@ impl<'a> Uses<'a> {
             driver.bring_behind(&on.lane, &point.registration.lane, &point.marker)?;
         }
         self.conclude(on, access)
+    }
+
+    /// Orders a stream after all uses so far, and notes that the block is used there from now on. Where the stream takes no
+    /// wait (the host's, or one that is being captured), the host waits.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot tell when the earlier uses are over.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn order_for_good(self, on: &Arc<Registration>) -> Result<(), DeviceError> {
+        for point in self.points_before(Access::Write, Some(on))? {
+            point.come_before(on)?;
+        }
+        self.note(on, Access::Always)
     }
 
     /// Notes a use on a stream that comes after the [points before it](Self::points_before).

@@ -2,23 +2,21 @@
 #![allow(unsafe_code)]
 
 use super::error::IpcError;
-use super::worker;
 use crate::block::{Block, Outside};
-use crate::device::{Alarm, Chunk, Device, DeviceError, DeviceErrorKind, Sharing};
+use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, Sharing};
 use crate::handles::Presence;
+use crate::id::Ticket;
 use crate::pool::Pool;
 use crate::queue::Passages;
 use crate::stream::Stream;
 use crate::sync::plain;
+use crate::worker::{self, release_later};
 use futures::channel::oneshot;
 use std::fmt;
-use std::future::poll_fn;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::panic::Location;
-use std::task::Poll;
-use std::time::Duration;
 
 /// How often a request for exportable memory waits in the pool's queue before it fails: others may take the memory that
 /// was freed for it.
@@ -142,54 +140,6 @@ impl Mapping {
             }
         });
     }
-}
-
-/// Calls `release` on the worker once the passages are over. If the device is broken, or the worker does not run, what
-/// `release` owns is leaked.
-pub(super) fn release_later(
-    device: plain::Arc<dyn Device>,
-    passages: Option<Passages>,
-    release: impl FnOnce() + Send + 'static,
-) {
-    let release = ManuallyDrop::new(release);
-    worker::run(async move {
-        if let Some(passages) = passages
-            && !are_over(passages, &device).await
-        {
-            return;
-        }
-        ManuallyDrop::into_inner(release)();
-    });
-}
-
-/// Waits until passages are over, as far as the device can tell. Returns whether they are: not if it is broken, because
-/// the work may still run then.
-///
-/// A device that cannot record an event now is asked again: at once a few times, and then from time to time.
-async fn are_over(mut passages: Passages, device: &plain::Arc<dyn Device>) -> bool {
-    const AT_ONCE: u32 = 3;
-    const LONGEST: Duration = Duration::from_secs(1);
-    for round in 0.. {
-        match poll_fn(|context| passages.poll(context)).await {
-            Ok(()) => return true,
-            Err(error) if error.is_sticky() => return false,
-            Err(_) if round < AT_ONCE => {}
-            Err(_) => {
-                let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
-                let at = device.now() + pause;
-                let mut alarm = None;
-                poll_fn(|context| {
-                    if device.now() >= at {
-                        return Poll::Ready(());
-                    }
-                    alarm = Some(Alarm::new(device, at, context.waker()));
-                    Poll::Pending
-                })
-                .await;
-            }
-        }
-    }
-    false
 }
 
 /// A chunk that is destroyed with its last owner.
@@ -327,7 +277,7 @@ fn begin(
     let block = Block::of_outside(
         registration,
         range,
-        requested.max(1),
+        (requested.max(1), Ticket::ZERO),
         Box::new(memory),
         location,
     );
@@ -509,6 +459,7 @@ impl ImportedMemory {
         let range = mapping.map(|mapping| (mapping.address, mapping.bytes));
         let range = range.expect("present until the block has ended");
         let registration = stream.registration();
+        let length = (length, Ticket::ZERO);
         Block::of_outside(registration, range, length, Box::new(self), location)
     }
 

@@ -2,15 +2,17 @@
 #![allow(unsafe_code)]
 
 use super::error::IpcError;
-use super::memory::release_later;
+use super::quietly;
 use crate::block::{Block, Outside};
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::driver::DriverPool;
 use crate::error::StreamError;
+use crate::id::Ticket;
 use crate::pool::Pool;
 use crate::queue::Passages;
 use crate::stream::Stream;
 use crate::sync::plain;
+use crate::worker::release_later;
 use futures::channel::oneshot;
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -89,7 +91,7 @@ impl PointerData {
         let block = Block::of_outside(
             stream.registration(),
             (address, self.bytes),
-            self.bytes,
+            (self.bytes, Ticket::ZERO),
             Box::new(memory),
             Location::caller(),
         );
@@ -129,7 +131,7 @@ impl Outside for Pooled {
         release_later(device, Some(passages), move || {
             // SAFETY: the block was imported, and all of its work is complete. What the driver refuses is leaked.
             let _ = unsafe { self.pool.free(self.address, RawStream::HOST) };
-            let _ = self.done.send(());
+            quietly(|| drop(self.done.send(())));
         });
     }
 }

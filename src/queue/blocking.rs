@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
 /// Runs a future of the pool to its end on this thread, inside any executor or none: the executor's thread is blocked.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "dlpack"))]
 pub(crate) fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     at_once(&mut future).unwrap_or_else(|| park_until(future))
 }

@@ -65,7 +65,7 @@ pub use admission::QueueLimit;
 pub(crate) use allocate::{
     Ask, Asker, Denial, Grant, Late, Made, Waiting, take_own, try_all_now, try_now,
 };
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "dlpack"))]
 pub(crate) use blocking::block_on;
 pub(crate) use blocking::block_on_unless_in_task;
 pub(crate) use charge::Charge;

@@ -108,7 +108,7 @@ pub(crate) fn await_releases() {
 const QUIET: Duration = Duration::from_millis(if cfg!(target_os = "linux") { 50 } else { 1000 });
 
 /// Threads of the process: one watches events, and one unmaps memory of other processes.
-const LASTING: [&str; 2] = ["weirpool-cuda", "weirpool-ipc"];
+const LASTING: [&str; 2] = ["weirpool-cuda", "weirpool-worker"];
 
 /// Returns whether a thread of a pool works, other than those that last.
 fn has_threads_at_work() -> bool {

@@ -1,8 +1,9 @@
-//! Memory between processes, on the simulated device.
+//! Memory between processes, and between libraries, on the simulated device.
 //!
 //! | file | about |
 //! |---|---|
 //! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
+//! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks; with the feature `dlpack` |
 //! | `dropped` | futures that are dropped or forgotten after every number of polls |
 //! | `fuzz` | the protocol as a state machine, with random actions and frames |
 //! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
@@ -15,6 +16,8 @@
 mod common;
 
 mod blocks;
+#[cfg(feature = "dlpack")]
+mod dlpack;
 mod dropped;
 mod fuzz;
 mod hostile;

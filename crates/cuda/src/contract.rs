@@ -85,6 +85,10 @@ unsafe impl Device for CudaDevice {
         self.inner.facts.ordinal() as u32
     }
 
+    fn dlpack_type(&self) -> u32 {
+        2
+    }
+
     fn uuid(&self) -> Option<[u8; 16]> {
         self.inner.facts.uuid
     }

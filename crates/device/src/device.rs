@@ -66,6 +66,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         0
     }
 
+    /// Returns the type of the device in DLPack (`DLDeviceType`): 2 for CUDA. The default is 12, the type of devices that
+    /// DLPack does not know.
+    fn dlpack_type(&self) -> u32 {
+        12
+    }
+
     /// Returns the calls on the driver's own memory pools. The default is `None`: it has none.
     fn driver_pools(&self) -> Option<&dyn DriverPools> {
         None

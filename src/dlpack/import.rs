@@ -1,0 +1,184 @@
+//! Tensors of other libraries as blocks.
+#![allow(unsafe_code)]
+
+use super::error::{DlpackError, ImportError};
+use super::export::device_of;
+use crate::block::{Block, Outside};
+use crate::device::Device;
+use crate::error::StreamError;
+use crate::queue::Passages;
+use crate::stream::Stream;
+use crate::sync::plain;
+use crate::worker::release_later;
+use dlpark::ffi::DLDataType;
+use dlpark::{AllocationDeleter, DlpackFlags, Managed, ManagedTensorBase};
+use std::fmt;
+use std::panic::Location;
+
+/// A tensor of another library, as a block.
+///
+/// It is created by [`Stream::import_dlpack`]. The block can be used like any other, in submitted work too. The library's
+/// function that releases the tensor is called once the block is dropped and all work that uses it is complete, on a thread of
+/// the crate's own; never if the device is broken.
+///
+/// The memory is none of the pool's: its statistics and limits do not count it, and it is not reused.
+#[derive(Debug)]
+#[must_use = "a tensor is released when it is dropped"]
+pub struct Foreign {
+    block: Block,
+    dtype: DLDataType,
+    shape: Vec<i64>,
+    is_read_only: bool,
+}
+
+impl Foreign {
+    /// Returns the memory. If the tensor is [read-only](Self::is_read_only), no work may write it.
+    pub fn block(&self) -> &Block {
+        &self.block
+    }
+
+    /// Returns the memory for writing; `None` if the tensor is read-only.
+    pub fn block_mut(&mut self) -> Option<&mut Block> {
+        (!self.is_read_only).then_some(&mut self.block)
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DLDataType {
+        self.dtype
+    }
+
+    /// Returns the number of elements in each dimension. They are in row-major order.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// Returns whether the producer forbids writing.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+}
+
+/// The owner of an imported block's memory.
+struct ForeignMemory {
+    device: plain::Arc<dyn Device>,
+    /// Releases the tensor when it is dropped.
+    deleter: AllocationDeleter,
+}
+
+impl fmt::Debug for ForeignMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignMemory").finish_non_exhaustive()
+    }
+}
+
+impl Outside for ForeignMemory {
+    fn ended(self: Box<Self>, passages: Passages) {
+        let Self { device, deleter } = *self;
+        release_later(device, Some(passages), move || drop(deleter));
+    }
+
+    /// Its producer tells of its life, if it is a pool.
+    fn is_of_pool(&self) -> bool {
+        false
+    }
+}
+
+struct Described {
+    address: u64,
+    bytes: u64,
+    dtype: DLDataType,
+    shape: Vec<i64>,
+}
+
+fn described<M: ManagedTensorBase>(
+    tensor: &Managed<M>,
+    stream: &Stream,
+) -> Result<Described, DlpackError> {
+    let malformed = |error: dlpark::tensor::Error| DlpackError::Malformed {
+        reason: error.to_string(),
+    };
+    let valid = tensor.validate().map_err(malformed)?;
+    let registration = stream.registration();
+    let driver = &registration.service.driver;
+    if registration.lane.is_foreign() {
+        return Err(StreamError::ForeignDevice.into());
+    }
+    let own = device_of(&*driver.device, driver.settings.kind);
+    if valid.device() != own {
+        return Err(DlpackError::other_device(valid.device(), own));
+    }
+    let shape = valid.shape().to_vec();
+    if !valid.is_compact().map_err(malformed)? {
+        return Err(DlpackError::NotContiguous { shape });
+    }
+    let base = valid.data_ptr().addr() as u64;
+    if valid.num_bytes() == 0 || base == 0 {
+        return Err(DlpackError::NoMemory { shape });
+    }
+    let bytes = valid.num_bytes() as u64;
+    let address = base.checked_add(valid.byte_offset());
+    let address = address.filter(|address| address.checked_add(bytes).is_some());
+    let address = address.ok_or_else(|| DlpackError::Malformed {
+        reason: "it extends beyond the last address".to_owned(),
+    })?;
+    Ok(Described {
+        address,
+        bytes,
+        dtype: valid.dtype(),
+        shape,
+    })
+}
+
+impl Stream {
+    /// Takes a tensor of another library as a block of this stream, without a copy. The tensor is kept until all work that
+    /// uses the block is complete: see [`Foreign`].
+    ///
+    /// In Python, pass this stream to the producer's `__dlpack__(stream=…)`, which makes the data ready on it.
+    ///
+    /// # Errors
+    /// Returns an error, with the tensor, if the tensor is not in the kind of memory that the pool has on the stream's device,
+    /// is not in row-major order, or has no bytes.
+    ///
+    /// # Safety
+    /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before what is
+    /// submitted to this stream from now on. Until the tensor is released, the producer must not write it, nor read it if it is
+    /// written here, but in an order with this stream's work.
+    #[track_caller]
+    #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
+    pub unsafe fn import_dlpack<M: ManagedTensorBase>(
+        &self,
+        tensor: Managed<M>,
+    ) -> Result<Foreign, ImportError<M>> {
+        let described = match described(&tensor, self) {
+            Ok(described) => described,
+            Err(reason) => return Err(ImportError { tensor, reason }),
+        };
+        let is_read_only = tensor.flags().contains(DlpackFlags::READ_ONLY);
+        let Described {
+            address,
+            bytes,
+            dtype,
+            shape,
+        } = described;
+        let registration = self.registration();
+        let memory = ForeignMemory {
+            device: registration.service.driver.device.clone(),
+            deleter: tensor.into_deleter(),
+        };
+        // Other streams come after what was submitted to this one so far: then the data is ready.
+        let after = registration.lane.cache.open_ticket();
+        let block = Block::of_outside(
+            registration,
+            (address, bytes),
+            (bytes, after),
+            Box::new(memory),
+            Location::caller(),
+        );
+        Ok(Foreign {
+            block,
+            dtype,
+            shape,
+            is_read_only,
+        })
+    }
+}
