@@ -131,7 +131,7 @@ impl Outside for Pooled {
         release_later(device, Some(passages), move || {
             // SAFETY: the block was imported, and all of its work is complete. What the driver refuses is leaked.
             let _ = unsafe { self.pool.free(self.address, RawStream::HOST) };
-            quietly(|| drop(self.done.send(())));
+            quietly(|| _ = self.done.send(()));
         });
     }
 }
