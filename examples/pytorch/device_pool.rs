@@ -246,7 +246,11 @@ impl DevicePool {
         let stream = unsafe { self.stream(stream) };
         let freed = stream
             .map_err(|error| RawError::from(StreamError::from(error)))
-            .and_then(|stream| self.raw.free(address, &stream));
+            .and_then(|stream| {
+                // The end of the capture is to cover the free. What cannot be routed is freed all the same.
+                let _ = self.graphs.route(self, &stream);
+                self.raw.free(address, &stream)
+            });
         match freed {
             Err(RawError::Stream(StreamError::Device(error))) if error.is_sticky() => Ok(()),
             freed => freed.map_err(|reason| reason.to_string()),

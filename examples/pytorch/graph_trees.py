@@ -192,6 +192,19 @@ def released(library):
     return in_graphs(library)
 
 
+def in_a_pool(library):
+    """Allocates outside captures from a pool of PyTorch's. Returns the bytes set aside meanwhile, and afterwards."""
+    before = in_graphs(library)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = torch.ones(4 << 20, device=DEVICE)
+    meanwhile = in_graphs(library) - before
+    assert inside.sum().item() == 4 << 20
+    del inside, pool
+    gc.collect()
+    return meanwhile, in_graphs(library) - before
+
+
 def tried(name, results, function):
     """Notes the function's result, or why it failed, and goes on."""
     start = time.perf_counter()
@@ -226,6 +239,11 @@ def run(arguments):
     tried("gradients", results, lambda: trained(model))
     tried("in_graphs_of_training", results, lambda: in_graphs(library))
     tried("left_after_training", results, lambda: released(library))
+    if library:
+        tried("mem_pool", results, lambda: in_a_pool(library))
+    if library:
+        torch.cuda.synchronize()
+        results["pending"] = library.weirpool_pending(0)
     results["peak"] = library.weirpool_peak_reserved(0) if library else torch.cuda.max_memory_reserved()
     results["calls"] = calls
     print(json.dumps(results), flush=True)
@@ -266,6 +284,11 @@ def compare(arguments):
         is_well &= is_equal
         words = "equal" if is_equal else "DIFFERENT"
         print(f"{title + ', between the allocators':36}{len(own.get(name, [])):>12}{words:>12}")
+    print(f"freed memory that stays pending: {pooled.get('pending')} bytes")
+    is_well &= pooled.get("pending") == 0
+    used, left = pooled.get("mem_pool", [0, 0])
+    print(f"torch.cuda.use_mem_pool: {used / 2**20:.0f} MiB set aside, {left} bytes after it")
+    is_well &= used > 0 and left == 0
     for name in FUNCTIONS:
         print(f"{name:46}" + "".join(f"{r.get('calls', {}).get(name, 0):>8}" for r in [own, pooled]))
     for r, name in [(own, "PyTorch"), (pooled, "weirpool")]:

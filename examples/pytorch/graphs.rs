@@ -123,7 +123,11 @@ impl Graphs {
         self.announced
             .store(book.announced.len(), Ordering::Release);
         drop(book);
-        drop(ended);
+        let joined = ended.into_iter().flat_map(|capture| capture.joined);
+        for (_, joined) in joined {
+            // PyTorch's streams live for as long as the process. A failure leaves memory pending.
+            let _ = joined.end();
+        }
     }
 
     /// Notes that a graph is gone. The pool's memory goes with its last graph, and what its live tensors need stays.

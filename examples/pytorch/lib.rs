@@ -244,6 +244,16 @@ pub extern "C" fn weirpool_reserved(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().reserved.current)
 }
 
+/// Returns the bytes that were freed, and that work may still touch, as far as the pool knows.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_pending(device: c_int) -> u64 {
+    figure(device, |pool| {
+        // Completed work may not be noted yet.
+        let _ = pool.pool().reap();
+        pool.statistics().pending.current
+    })
+}
+
 /// Returns the peak of the bytes that the device's pool reserved; 0 without a pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_peak_reserved(device: c_int) -> u64 {

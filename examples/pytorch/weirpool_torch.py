@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 # The figures of a device's pool that weirpool reports, each by a function of the library.
-FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures", "in_graphs", "reserved"]
+FIGURES = ["reserved", "pending", "in_graphs", "peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
 
 
 def use_weirpool(path, trees=True):

@@ -71,9 +71,12 @@ fn why_not(range: DeviceAddress, found: Option<&BlockInfo>) -> String {
     let (at, size) = (block.address, Bytes(block.size));
     match block.state {
         BlockState::Used => format!("{size} at {at:#x} are in use; free that block first"),
-        _ => format!(
-            "{size} at {at:#x} wait for work of another stream; synchronize with it, and call again"
-        ),
+        _ => {
+            let streams = &block.waits_for;
+            format!(
+                "{size} at {at:#x} wait for work of the streams {streams:?}; synchronize with them, and call again"
+            )
+        }
     }
 }
 

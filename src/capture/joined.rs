@@ -2,6 +2,7 @@
 
 use super::GraphMemory;
 use super::routed::Routed;
+use crate::device::DeviceError;
 use crate::error::StreamError;
 use crate::stream::Stream;
 use std::fmt;
@@ -9,7 +10,7 @@ use std::fmt;
 /// A stream that other code captures, and that allocates from a [`GraphMemory`] while this exists. Made by
 /// [`GraphMemory::join`].
 ///
-/// Drop it when the capture is over. The memory stays with the graph.
+/// [End](Self::end) or drop it when the capture is over. The memory stays with the graph.
 #[must_use = "the stream allocates from the graph's memory until this is dropped"]
 pub struct JoinedCapture {
     routed: Routed,
@@ -24,6 +25,19 @@ impl JoinedCapture {
             routed,
             memory: memory.clone(),
         })
+    }
+
+    /// Notes that the capture is over, and records an event behind the blocks from before the capture that were freed during
+    /// it, so that their memory becomes available. Dropping this value does so too, except on an external stream, which may
+    /// be gone by then: there such memory stays pending until the next free on the stream.
+    ///
+    /// # Errors
+    /// Returns the device's error if the event cannot be recorded, as when the stream is still being captured. The memory
+    /// stays pending then.
+    pub fn end(self) -> Result<(), DeviceError> {
+        let stream = self.routed.stream().clone();
+        drop(self);
+        stream.seal()
     }
 
     /// Returns the memory that the capture allocates from.

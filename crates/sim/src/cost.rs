@@ -1,6 +1,6 @@
 //! The cost of a device call to the calling thread, in nanoseconds.
 //!
-//! Source: one NVIDIA H200 (driver 580.159, CUDA 13.0) on one thread of a Xeon host. `cargo bench --features cuda
+//! Source: one NVIDIA H200, or one H100 where that is said (driver 580.159, CUDA 13.0), on one thread of a Xeon host. `cargo bench --features cuda
 //! --bench device_calls` repeats the measurement. A size between two measured ones is interpolated on a log2 scale;
 //! below the smallest the cost is constant; above the largest it grows with the size. This module does not know which
 //! calls are charged.
@@ -75,10 +75,14 @@ const DESTROY_EVENT: u64 = 87;
 const EXPORT: u64 = 10_000;
 const IMPORT: u64 = 20_000;
 
-/// Estimates for the calls on the driver's memory pools, without the memory that is taken for them. `cargo bench
-/// --features cuda --bench hot_path` measures an allocation and a free together.
-const POOL_CALL: u64 = 350;
-const CREATE_POOL: u64 = 10_000;
+/// The calls on the driver's memory pools: of 1 MiB that the pool holds already, on an idle stream. (One H100.)
+const ALLOCATE_FROM: u64 = 503;
+const FREE_TO: u64 = 497;
+const POOL_ATTRIBUTE: u64 = 711;
+/// A trim that releases the memory of 16 blocks of 1 MiB; one that releases 1 GiB takes 1.1 ms. (One H100.)
+const TRIM_POOL: u64 = 32_510;
+const CREATE_POOL: u64 = 38_973;
+const DESTROY_POOL: u64 = 9_637;
 
 /// The submission of a copy, and two rates in bytes per microsecond: of the host's own copy to page-locked memory, and
 /// of the bus (not measured: a PCI Express 5.0 slot's).
@@ -94,18 +98,19 @@ const SET_ACCESS: u64 = 20_252;
 
 /// The submission of a fill: the cost of an empty kernel's launch (a fill's own was not measured).
 const FILL: u64 = 3_026;
-/// The calls around a capture, and the submission of a graph (not measured: the costs of a stream's creation and of an
-/// empty kernel's launch).
-const CAPTURE: u64 = CREATE_STREAM;
-const LAUNCH: u64 = FILL;
+/// The calls around a capture of one fill, and the launch of its graph. (One H100.) The call that keeps memory with a graph
+/// was not measured by itself: it costs as much as the beginning.
+const BEGIN_CAPTURE: u64 = 1_790;
+const END_CAPTURE: u64 = 29_089;
+const LAUNCH: u64 = 1_564;
 /// The time before the device begins with a fill, and the bytes that it writes in a microsecond: a realistic share of
 /// the memory bandwidth (4.8 TB/s according to the data sheet; not measured).
 const FILL_BEGINS: u64 = 2_000;
 const FILL_RATE: u64 = 3_000_000;
 
-/// A function of the host and a hold: the cost of an empty kernel's launch (their own was not measured).
-const RUN: u64 = FILL;
-const HOLD: u64 = FILL;
+/// A function of the host, and a hold: `cuLaunchHostFunc`, and the wait for a flag with the flag's reset. (One H100.)
+const RUN: u64 = 2_619;
+const HOLD: u64 = 1_683;
 
 /// Returns the cost of `call` for `bytes` (0 if the call has no size).
 pub(super) fn of(call: Call, bytes: u64) -> Duration {
@@ -129,12 +134,16 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::SetAccess => SET_ACCESS,
         Call::Export => EXPORT,
         Call::Import => IMPORT,
-        Call::CreatePool | Call::DestroyPool => CREATE_POOL,
-        Call::AllocateFrom | Call::FreeTo => POOL_CALL,
-        Call::TrimPool | Call::PoolAttribute => POOL_CALL,
+        Call::CreatePool => CREATE_POOL,
+        Call::DestroyPool => DESTROY_POOL,
+        Call::AllocateFrom => ALLOCATE_FROM,
+        Call::FreeTo => FREE_TO,
+        Call::TrimPool => TRIM_POOL,
+        Call::PoolAttribute => POOL_ATTRIBUTE,
         Call::Run => RUN,
         Call::Hold => HOLD,
-        Call::BeginCapture | Call::EndCapture | Call::Keep => CAPTURE,
+        Call::BeginCapture | Call::Keep => BEGIN_CAPTURE,
+        Call::EndCapture => END_CAPTURE,
         Call::Launch => LAUNCH,
         Call::CreateStream => CREATE_STREAM,
         Call::DestroyStream => DESTROY_STREAM,

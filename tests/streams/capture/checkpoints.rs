@@ -192,7 +192,7 @@ fn range_that_waits_for_another_stream_is_unavailable_where_no_wait_can_be_inser
     let refused = memory.restore(&checkpoint, &stream).unwrap_err();
     let text = refused.to_string();
     assert!(
-        text.contains("wait for work of another stream; synchronize"),
+        text.contains("wait for work of the streams [") && text.contains("synchronize with them"),
         "{text}"
     );
     device.advance_to_end();

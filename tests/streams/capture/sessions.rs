@@ -1,9 +1,11 @@
 //! The beginning and the end of captures, in every state.
 
 use super::*;
-use weirpool::device::DeviceErrorKind::{Other, Sticky};
+use crate::common::External;
+use weirpool::compat::RawPool;
+use weirpool::device::DeviceErrorKind::{self, Other, Sticky};
 use weirpool::device::sim::Call;
-use weirpool::{AllocError, StreamError};
+use weirpool::{AllocError, StreamError, TaskError};
 
 #[test]
 fn dropped_capture_leaves_nothing() {
@@ -205,4 +207,86 @@ fn capture_of_other_code_allocates_from_the_memory_it_joins() {
     assert_eq!(site.pool.statistics().in_graphs, 0);
     drop(elsewhere);
     site.assert_sound();
+}
+
+/// No event can be recorded at a free in a capture, and after it none is on a stream that may be gone.
+#[test]
+fn block_freed_on_a_captured_external_stream_is_available_after_the_end() {
+    for ends in [true, false] {
+        let site = Site::new(64 * MIB);
+        let raw = RawPool::new(&site.pool);
+        let work = External::of(&site.work);
+        let memory = site.pool.graph_memory();
+        let address = raw.allocate(&work, MIB, None).unwrap();
+        let kept = raw.allocate(&work, MIB, None).unwrap();
+        site.work.begin_capture().unwrap();
+        let joined = memory.join(&raw.stream(&work).unwrap()).unwrap();
+        raw.free(address, &work).unwrap();
+        drop(site.work.end_capture().unwrap());
+        match ends {
+            true => joined.end().unwrap(),
+            false => drop(joined),
+        }
+        site.device.advance_to_end();
+        site.pool.reap().unwrap();
+        let pending = if ends { 0 } else { MIB };
+        assert_eq!(site.pool.statistics().pending.current, pending);
+        // The next free on the stream covers it.
+        raw.free(kept, &work).unwrap();
+        drop(memory);
+        site.assert_sound();
+    }
+}
+
+/// Work of the device is captured. A call that needs an event, or the host, is refused without breaking the capture.
+#[test]
+fn captured_stream_takes_device_work_alone() {
+    let site = Site::new(16 * MIB);
+    let (_, other) = site.other();
+    let capture = site.pool.capture(&site.stream).unwrap();
+    let mut block = site.take(4096);
+    let (address, bytes) = (block.address(), block.size());
+    let submitted = site.stream.submit(&mut block, move |work: &SimStream, _| {
+        let fill = Operation::new(us(10)).writes(address, bytes);
+        work.submit(fill.run_each(move |memory| memory.fill(address, bytes, 7)));
+    });
+    let task = submitted.unwrap();
+    let refused = |answer: Result<(), TaskError>| match answer {
+        Err(TaskError::Device(error)) => {
+            assert_eq!(error.kind(), DeviceErrorKind::Unsupported, "{error}");
+        }
+        answer => panic!("{answer:?}"),
+    };
+    refused(task.is_complete().map(drop).map_err(TaskError::from));
+    refused(other.after(&task));
+    refused(site.stream.run(|| ()).map(drop));
+    refused(site.stream.spawn(async {}).map(drop));
+    let graph = capture.end().unwrap();
+    graph.launch(&site.stream).unwrap();
+    site.device.advance_to_end();
+    site.device.block_on(task).unwrap();
+    assert_eq!(site.read(&block, 2), [7, 7]);
+    drop((block, graph));
+    site.assert_sound();
+}
+
+/// Memory that is not pooled cannot stay with a graph. [Warp: allocation in a capture is an error while pools are disabled]
+#[test]
+fn unpooled_memory_is_refused_in_a_capture() {
+    let device = manual();
+    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let stream = pool.create_stream().unwrap();
+    let capture = pool.capture(&stream).unwrap();
+    let refused = pool.try_allocate(&stream, MIB).unwrap_err();
+    assert_eq!(refused, AllocError::NotReservable);
+    let text = refused.to_string();
+    assert!(text.contains("build the pool without `unpooled`"), "{text}");
+    let memory = capture.memory().clone();
+    drop(capture.end().unwrap());
+    let outside = memory.allocate(&stream, MIB).unwrap_err();
+    assert_eq!(outside, AllocError::NotReservable);
+    drop(memory);
+    drop(pool.try_allocate(&stream, MIB).unwrap());
+    device.advance_to_end();
+    pool.check_conserved().unwrap();
 }
