@@ -334,7 +334,7 @@ fn hostile_servers_are_reported_in_bounded_memory() {
         let limited = "ulimit -v 2000000; exec \"$0\" \"$@\"";
         command.args(["-c", limited, env!("CARGO_BIN_EXE_weirpool"), "load"]);
         command.arg(format!("http://{address}"));
-        command.args(["--json", "--clients=2", "--requests=3", "--timeout=300ms"]);
+        command.args(["--json", "--clients=2", "--requests=3", "--timeout=2s"]);
         let output = command.output().unwrap();
         let report = parse(&output);
         assert_eq!(report["ends"][end], 3, "case {number}: {report}");
