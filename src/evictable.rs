@@ -42,8 +42,8 @@ use sealed::Memory;
 /// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or asks a
 /// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
 /// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
-/// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a request first waits for the memory that is about to be
-/// free. Memory of a living [reservation](crate::Reservation) returns to it when evicted.
+/// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a
+/// request first waits for the memory that is about to be free. Memory of a living [reservation](crate::Reservation) returns to it when evicted.
 ///
 /// ```
 /// use weirpool::{Pool, device::sim::SimDevice};

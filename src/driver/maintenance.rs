@@ -310,7 +310,10 @@ impl Maintenance {
     /// Returns an error if the device call fails; what was released before counts.
     #[cfg_attr(
         not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(dead_code)
+        allow(
+            dead_code,
+            reason = "only a pool that leases its memory gives it back so"
+        )
     )]
     pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         let most = u64::MAX;
@@ -324,7 +327,10 @@ impl Maintenance {
     /// Returns an error if the device call fails; what was released before counts.
     #[cfg_attr(
         not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(dead_code)
+        allow(
+            dead_code,
+            reason = "only a pool that leases its memory gives it back so"
+        )
     )]
     pub(crate) fn reclaim_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         self.reclaim()?;

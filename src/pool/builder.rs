@@ -363,7 +363,7 @@ impl PoolBuilder {
         }
         #[cfg_attr(
             not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-            allow(unused_mut)
+            allow(unused_mut, reason = "only a pool that leases its memory changes them")
         )]
         let mut settings = config.settings(&device, driver_pool)?;
         #[cfg(weirpool_loom)]

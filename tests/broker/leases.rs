@@ -134,6 +134,29 @@ fn request_above_the_limit_fails_and_one_above_the_lease_waits() {
     assert_eq!(lease(&other), 32 * MIB);
 }
 
+/// The request has asked the broker for more than is free. Nothing stays set aside for it.
+#[test]
+fn dropped_request_leaves_its_memory_to_others() {
+    for polls in 0..3 {
+        let folder = Folder::new(&format!("dropped-{polls}"));
+        let _broker = broker(&folder.socket(), 64 * MIB);
+        let (pool, stream) = leased(&folder, |options| options);
+        let (other, elsewhere) = leased(&folder, |options| options);
+        let held = other.try_allocate(&elsewhere, 48 * MIB).unwrap();
+        let mut request = pool.allocate(&stream, 32 * MIB);
+        for _ in 0..polls {
+            assert!(poll(&mut request).is_pending());
+        }
+        drop(request);
+        eventually(|| !pool.lease().unwrap().is_waiting);
+        let more = block_on(other.allocate(&elsewhere, 16 * MIB)).unwrap();
+        drop((held, more));
+        drop(block_on(pool.allocate(&stream, 64 * MIB)).unwrap());
+        pool.check_conserved().unwrap();
+        other.check_conserved().unwrap();
+    }
+}
+
 #[test]
 fn recalled_memory_in_use_comes_back_before_it_is_used_again() {
     let folder = Folder::new("binding");
