@@ -72,3 +72,22 @@ fn panic_becomes_an_error() {
     let outcome = guarded::<()>(|| panic!("as a defect would"));
     assert!(outcome.unwrap_err().contains("panicked"));
 }
+
+#[test]
+fn pool_of_graphs_without_an_owner_has_no_ranges() {
+    use checkpoints::{weirpool_allocated_in_pool, weirpool_checkpoint_free};
+    let id = MempoolId(7, 1);
+    for device in [-1, 100, 0] {
+        let before = weirpool_pool_uses(device, id);
+        // SAFETY: there is room for no range.
+        let ranges = unsafe { weirpool_allocated_in_pool(device, id, null_mut(), 0) };
+        assert_eq!((before, ranges), (0, 0), "device {device}");
+        weirpool_retain_pool(device, id);
+        let is_there = CudaDevice::new(0).is_ok() && device == 0;
+        assert_eq!(weirpool_pool_uses(device, id), usize::from(is_there));
+        weirpool_release_pool(device, id);
+        assert_eq!(weirpool_pool_uses(device, id), 0);
+    }
+    // SAFETY: null has no effect.
+    unsafe { weirpool_checkpoint_free(null_mut()) };
+}
