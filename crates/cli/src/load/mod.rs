@@ -75,7 +75,8 @@ pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns an address of the server. Of several, as of `localhost`, it is the first that takes a connection, if any does.
+/// Returns an address of the server. If it has several, as `localhost` may, this is the first that takes a connection, or
+/// any if none does.
 fn address(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
     let all: Vec<_> = (host, port).to_socket_addrs()?.collect();
     let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, PATIENCE).is_ok();
