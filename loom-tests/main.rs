@@ -1,8 +1,7 @@
 //! Models of the crate's own types under loom. Each is named for the race it provokes, and ends with a check of
 //! *conservation*. The calls of the simulated device are single steps.
 //!
-//! `RUSTFLAGS="--cfg weirpool_loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release
-//! --no-default-features --test loom`
+//! `RUSTC_WORKSPACE_WRAPPER=.ci/with/loom LOOM_MAX_PREEMPTIONS=2 cargo test --release -p weirpool-models --test loom`
 #![cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 
 mod captures;

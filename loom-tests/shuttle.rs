@@ -5,7 +5,7 @@
 //! wake-up leaves a thread asleep, which shuttle reports as a deadlock.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg weirpool_loom --cfg weirpool_shuttle" cargo test --release --no-default-features --test shuttle
+//! RUSTC_WORKSPACE_WRAPPER=.ci/with/shuttle cargo test --release -p weirpool-models --test shuttle
 //! ```
 //!
 //! `WEIRPOOL_SCHEDULES=100000` runs more schedules. A failure prints the schedule; shuttle's `replay` runs it again.

@@ -211,7 +211,7 @@ macro_rules! shared_atomic {
         #[derive(Debug)]
         pub(crate) struct $name($atomic);
 
-        #[allow(dead_code)]
+        #[allow(dead_code, reason = "each counter uses some of the operations")]
         impl $name {
             pub(crate) fn new(value: $value) -> Self {
                 Self(<$atomic>::new(value))
@@ -396,7 +396,7 @@ pub(crate) fn census() -> Census {
 
 /// The counts that [`census`] returns.
 #[derive(Clone, Debug, Default)]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the census is of tests")]
 pub(crate) struct Census {
     pub(crate) locks: Vec<(Guards, u64)>,
     pub(crate) shared_writes: u64,

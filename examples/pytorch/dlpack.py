@@ -16,7 +16,8 @@ import threading
 import time
 from pathlib import Path
 
-CAPACITY = 64 << 20
+# Little more than the blocks that exist at once: each round takes memory of the last ones.
+CAPACITY = 24 << 20
 os.environ["WEIRPOOL_CAPACITY"] = str(CAPACITY)
 
 import torch
@@ -116,6 +117,23 @@ def lifetimes(library):
     print("lifetimes: unused capsules, two tensors of one block, another thread, streams that are refused")
 
 
+class Named:
+    """A stream by its handle, for CuPy."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+def of_cupy(stream):
+    handle = stream.cuda_stream
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(Named(handle))
+    return cupy.cuda.ExternalStream(handle)
+
+
 class Wrong:
     """Names another stream than the consumer's."""
 
@@ -129,8 +147,9 @@ class Wrong:
         return self.memory.__dlpack__(stream=self.stream, **rest)
 
 
-def rounds(library, count, seed, wrong=None):
-    """Returns the words that were read wrong, and how often an address was used again."""
+def rounds(library, count, seed, wrong=None, waits=False):
+    """Returns the words that were read wrong, and how often memory was used again. With a wrong stream and `waits`, the host waits for
+    the kernels that write, so that only memory that is reused too early is read wrong."""
     choose = random.Random(seed)
     streams = [torch.cuda.Stream() for _ in range(3)] + [torch.cuda.default_stream()]
     base = torch.arange(1 << 20, dtype=torch.int32, device="cuda")
@@ -149,12 +168,14 @@ def rounds(library, count, seed, wrong=None):
         with torch.cuda.stream(streams[at]):
             source = Wrong(memory, wrong) if wrong else memory
             if cupy is not None and choose.random() < 0.3:
-                with cupy.cuda.ExternalStream(streams[at].cuda_stream):
+                with of_cupy(streams[at]):
                     array = cupy.from_dlpack(source)
                 tensor = torch.from_dlpack(array)
                 del array
             else:
                 tensor = torch.from_dlpack(source)
+            if waits:
+                torch.cuda.synchronize()
             torch.cuda._sleep(choose.choice([0, MILLISECOND // 3, MILLISECOND]))
             wrongs[at] += (tensor != base[:words] + stamp).sum()
         del memory, source
@@ -167,7 +188,7 @@ def rounds(library, count, seed, wrong=None):
             threads.append(thread)
             thread.start()
         del tensor
-        if len(kept) > 3:
+        if len(kept) > 1:
             kept.pop(choose.randrange(len(kept)))
     for thread in threads:
         thread.join()
@@ -216,9 +237,10 @@ def main():
     print(f"{arguments.rounds} rounds: every word right, memory reused {reused} times, {waits} waits on the device")
     whole(library)
     idle = torch.cuda.Stream()
-    wrong, reused = rounds(library, 100, arguments.seed, wrong=idle.cuda_stream)
-    assert wrong > 0, "a wrong stream was not noticed: the test detects nothing"
-    print(f"with a wrong stream: {wrong} words of 100 rounds wrong, as they have to be")
+    for waits, mistake in (False, "reads and reuse too early"), (True, "reuse too early"):
+        wrong, reused = rounds(library, 100, arguments.seed, idle.cuda_stream, waits)
+        assert wrong > 0, "a wrong stream was not noticed: the test detects nothing"
+        print(f"with a wrong stream: {wrong} words of 100 rounds wrong, by {mistake}")
     taken(library, 50)
     whole(library)
     print("all memory came back")

@@ -3,6 +3,7 @@
 use super::error::IpcError;
 use super::memory::{Charge, Exportable, ImportedMemory, OwnChunk, sharing_of};
 use super::protocol::{Event, Exchange, Limits, MOST_LABEL, Message};
+use super::quietly;
 use crate::block::{Access, Block};
 use crate::device::{Device, MemoryKind};
 use crate::handles::Presence;
@@ -276,11 +277,12 @@ impl Inner {
         };
         self.socket.shutdown();
         // Outside the lock: these wake futures, and end charges.
-        drop((arrivals, outgoing));
+        quietly(|| drop(arrivals));
+        drop(outgoing);
         let error = self.end_reason();
         for outstanding in sent.into_values() {
             drop(outstanding.charge);
-            let _ = outstanding.done.send(Err(error.clone()));
+            quietly(|| drop(outstanding.done.send(Err(error.clone()))));
         }
     }
 
@@ -339,7 +341,7 @@ impl Inner {
         };
         if let Some(Outstanding { charge, done }) = outstanding {
             drop(charge);
-            let _ = done.send(Err(error));
+            quietly(|| drop(done.send(Err(error))));
         }
     }
 
@@ -394,7 +396,7 @@ impl Inner {
                         Some(reason) => Err(IpcError::Refused { reason }),
                         None => Ok(()),
                     };
-                    let _ = done.send(result);
+                    quietly(|| drop(done.send(result)));
                 }
             }
         }
@@ -442,7 +444,7 @@ impl Inner {
     fn arrive(&self, arrived: Result<Arrived, IpcError>) {
         let queue = self.state.lock().arrivals.clone();
         if let Some(queue) = queue {
-            let _ = queue.unbounded_send(arrived);
+            quietly(|| drop(queue.unbounded_send(arrived)));
         }
         // The handle may have been dropped since the offer was taken.
         if self.state.lock().is_closing {

@@ -89,3 +89,12 @@ pub use pointer::{Freed, PointerData};
 pub use protocol::{Event, Exchange, Limits, Message, Violation};
 pub use protocol::{MOST_LABEL, MOST_OUTSTANDING, VERSION};
 pub use weirpool_wire as wire;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Makes a call that may wake a future of the user. A waker that panics must end neither this thread nor the calls that
+/// follow.
+fn quietly(call: impl FnOnce()) {
+    // Dropping the panic's payload is the user's code as well.
+    let _ = catch_unwind(AssertUnwindSafe(call)).map_err(std::mem::forget);
+}

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::error::IpcError;
+use super::quietly;
 use crate::block::{Block, Outside};
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::driver::DriverPool;
@@ -130,7 +131,7 @@ impl Outside for Pooled {
         release_later(device, Some(passages), move || {
             // SAFETY: the block was imported, and all of its work is complete. What the driver refuses is leaked.
             let _ = unsafe { self.pool.free(self.address, RawStream::HOST) };
-            let _ = self.done.send(());
+            quietly(|| _ = self.done.send(()));
         });
     }
 }

@@ -250,7 +250,10 @@ impl<K: Kind> Request<K> {
     }
 
     /// Replaces all terms of the request.
-    #[cfg_attr(not(feature = "tower"), allow(dead_code))]
+    #[cfg_attr(
+        not(feature = "tower"),
+        allow(dead_code, reason = "only a layer has the terms as one value")
+    )]
     pub(crate) fn terms(mut self, terms: Terms) -> Self {
         self.terms = terms;
         self

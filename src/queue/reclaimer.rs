@@ -48,7 +48,10 @@ impl Reclaimer {
     }
 
     /// Makes a reclaimer that ends when it is dismissed.
-    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    #[cfg_attr(
+        not(feature = "tokio"),
+        allow(dead_code, reason = "only the task on tokio's runtime")
+    )]
     pub(super) fn while_awaited(service: &Arc<Service>) -> (Self, Spawned) {
         let reclaimer = Self::new(service, false);
         let spawned = Spawned {

@@ -33,6 +33,17 @@ pub(crate) fn manual() -> SimDevice {
         .build()
 }
 
+/// Two such devices: one with virtual memory, and one without.
+pub(crate) fn devices() -> [SimDevice; 2] {
+    [true, false].map(|is_virtual| {
+        SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build()
+    })
+}
+
 pub(crate) fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
     Pool::builder(device.clone())
         .capacity(capacity)

@@ -6,7 +6,7 @@ use crate::site::{Site, Worker, eventually};
 use weirpool::{AllocError, Block};
 
 /// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
-fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
+pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
     eventually(|| {
         workers.iter().for_each(|worker| worker.settle());
         site.pool.statistics().in_graphs == 0

@@ -1,12 +1,14 @@
 //! Many tasks, as an inference server has them: requests of all sizes on a few streams, more of them than
-//! there is memory for, for some seconds. Every word of every block is the owner's own.
+//! there is memory for, for some seconds. Every word of every block is the owner's own. Some requests are cancelled, some
+//! blocks are freed on another stream, and some servers capture graphs and launch them.
 
 use crate::bench::{Span, Witness};
 use crate::common::MIB;
 use crate::cuda::{Cuda, Setting};
+use crate::graphs::await_release;
 use crate::site::{Site, Worker};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use weirpool::device::MemoryKind;
 use weirpool::{Block, Source};
@@ -17,6 +19,9 @@ const THREADS: usize = 8;
 const TASKS: usize = 32;
 /// Sizes up to 64 MiB: together the tasks ask for several times what there is.
 const LARGEST_BITS: u32 = 26;
+
+/// Graphs that were captured in this process.
+static GRAPHS: AtomicUsize = AtomicUsize::new(0);
 
 /// Seconds, of each kind of memory; other than the default if so.
 const SECONDS: &str = "WEIRPOOL_SOAK_SECONDS";
@@ -32,6 +37,8 @@ struct Server<S: Setting> {
     home: Worker<Cuda<S>>,
     /// Another stream, which some of the work goes on to.
     further: Worker<Cuda<S>>,
+    /// A stream that no other server uses, so that it can be captured. Not every server has one.
+    captured: Option<Worker<Cuda<S>>>,
     witness: Witness,
     /// Words that nobody wrote yet.
     words: Arc<AtomicU32>,
@@ -43,6 +50,9 @@ impl<S: Setting> Server<S> {
         let mut served = 0;
         while Instant::now() < end {
             self.request().await;
+            if self.is_one_in(8) {
+                self.capture().await;
+            }
             served += 1;
         }
         self.home.stream.synchronize().await.unwrap();
@@ -76,6 +86,35 @@ impl<S: Setting> Server<S> {
         if self.is_one_in(4) {
             drop(scratch);
             block.deallocate().await.unwrap();
+        } else if self.is_one_in(4) {
+            self.further.come_after(&self.home);
+            drop(block.deallocate_on(&self.further.stream).unwrap());
+        }
+    }
+
+    /// Captures the write of a block, and launches the graph a few times. Between the launches the block has another word.
+    async fn capture(&mut self) {
+        let Some(captured) = self.captured.clone() else {
+            return;
+        };
+        let bytes = self.size(22);
+        let pool = &captured.pool;
+        let reserved = pool.reserve(bytes).await.unwrap();
+        let memory = pool.graph_memory();
+        memory.give(reserved).unwrap();
+        let capture = memory.capture(&captured.stream).unwrap();
+        let block = captured.take(bytes);
+        let word = self.write_on(&captured, &block);
+        let graph = capture.end().unwrap();
+        for _ in 0..self.random.u32(1..5) {
+            self.write_on(&captured, &block);
+            graph.launch(&captured.stream).unwrap();
+            self.expect(&captured, &block, word);
+        }
+        GRAPHS.fetch_add(1, Ordering::Relaxed);
+        if self.is_one_in(2) {
+            drop(graph); // while it runs
+            captured.stream.synchronize().await.unwrap();
         }
     }
 
@@ -97,9 +136,14 @@ impl<S: Setting> Server<S> {
 
     /// Fills a block with a word that no other has, and takes a while.
     fn write(&mut self, block: &Block) -> u32 {
+        let home = self.home.clone();
+        self.write_on(&home, block)
+    }
+
+    fn write_on(&mut self, worker: &Worker<Cuda<S>>, block: &Block) -> u32 {
         let word = self.words.fetch_add(1, Ordering::Relaxed);
         let Span { address, bytes } = block.into();
-        let Worker { bench, work, .. } = &self.home;
+        let Worker { bench, work, .. } = worker;
         bench.gpu.fill(work, address, bytes, word);
         bench.spend_time(work, Duration::from_micros(self.random.u64(5..60)));
         word
@@ -139,6 +183,7 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
             let server = Server {
                 home: workers[number % STREAMS].clone(),
                 further: workers[(number * 5 + 1) % STREAMS].clone(),
+                captured: (number < STREAMS).then(|| site.worker()),
                 witness: site.witness.clone(),
                 words: words.clone(),
                 random: fastrand::Rng::with_seed(number as u64),
@@ -149,19 +194,22 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
     let served = runtime.block_on(futures::future::join_all(tasks));
     let served: u64 = served.into_iter().map(Result::unwrap).sum();
     report(&site, served);
-    workers.iter().for_each(Worker::settle);
+    let workers: Vec<_> = workers.iter().collect();
+    await_release(&site, &workers);
     site.assert_sound();
     let waits = site.pool.statistics().waits;
     assert_eq!(waits.waiting, 0);
     assert!(waits.served > 0, "there was memory for all of them at once");
+    assert!(GRAPHS.load(Ordering::Relaxed) > 0, "no graph was captured");
 }
 
 fn report<S: Setting>(site: &Site<Cuda<S>>, served: u64) {
     let statistics = site.pool.statistics();
     let by_source = Source::ALL.map(|source| format!("{source:?} {}", statistics.hits.of(source)));
     eprintln!(
-        "soak: {served} requests served, {} of them after a wait; grants: {}; {} corruptions",
+        "soak: {served} requests served, {} of them after a wait; {} graphs; grants: {}; {} corruptions",
         statistics.waits.served,
+        GRAPHS.load(Ordering::Relaxed),
         by_source.join(", "),
         site.witness.corruptions(),
     );

@@ -14,6 +14,8 @@ use weirpool::dlpack::{DlpackError, Foreign};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
+static_assertions::assert_impl_all!(Foreign: Send, Sync);
+
 type Versioned = Managed<DLManagedTensorVersioned>;
 
 struct Site {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `blocks` | exportable and imported blocks: order, life, accounts, faults; both ends in this process |
 //! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks; with the feature `dlpack` |
+//! | `dropped` | futures that are dropped or forgotten after every number of polls |
 //! | `fuzz` | the protocol as a state machine, with random actions and frames |
 //! | `hostile` | peers that break the protocol, and descriptors that are no chunks |
 //! | `pointers` | pools of the driver, and blocks by pointer data |
@@ -17,6 +18,7 @@ mod common;
 mod blocks;
 #[cfg(feature = "dlpack")]
 mod dlpack;
+mod dropped;
 mod fuzz;
 mod hostile;
 mod pointers;

@@ -17,19 +17,9 @@ fn present(blocks: &[Evictable]) -> Vec<bool> {
     blocks.iter().map(Evictable::is_present).collect()
 }
 
-fn both_memories() -> [SimDevice; 2] {
-    [true, false].map(|is_virtual| {
-        SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build()
-    })
-}
-
 #[test]
 fn least_recently_used_memory_is_evicted_first() {
-    for device in both_memories() {
+    for device in devices() {
         let pool = pool(&device, 8 * MIB);
         let (_, stream) = stream(&device, &pool);
         let blocks: [_; 4] = cached(&pool, &stream);
@@ -71,7 +61,7 @@ fn pinned_memory_is_not_evicted() {
 #[test]
 fn eviction_is_ordered_as_a_free() {
     for waits in [true, false] {
-        for device in both_memories() {
+        for device in devices() {
             let mut settings = builder(&device, 2 * MIB);
             if !waits {
                 settings = settings.reuse(only_host_waits());
@@ -106,7 +96,7 @@ fn eviction_is_ordered_as_a_free() {
 
 #[test]
 fn every_request_evicts_before_it_waits() {
-    for device in both_memories() {
+    for device in devices() {
         let is_virtual = device.capabilities().virtual_memory;
         for order in [Order::GrowFirst, Order::WaitFirst] {
             let pool = builder(&device, 8 * MIB).order(order).build().unwrap();
@@ -152,7 +142,7 @@ fn growth_in_place_evicts() {
 
 #[test]
 fn unpinned_memory_serves_a_request_that_waits() {
-    for device in both_memories() {
+    for device in devices() {
         let pool = pool(&device, 2 * MIB);
         let (_, stream) = stream(&device, &pool);
         let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
@@ -191,7 +181,7 @@ fn nothing_is_evicted_if_all_of_it_is_not_enough() {
 /// Plain memory cannot be remapped: neighbours must be free, and some that are free already are of no use.
 #[test]
 fn eviction_goes_on_until_a_contiguous_range_is_free() {
-    let device = &both_memories()[1];
+    let device = &devices()[1];
     let pool = builder(device, 16 * MIB)
         .initial_size(16 * MIB)
         .build()
@@ -338,7 +328,7 @@ fn handles_of_evicted_memory_keep_no_pool_alive() {
 fn evictions_follow_a_model() {
     for seed in 0..200 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let device = &both_memories()[usize::from(seed % 2 == 0)];
+        let device = &devices()[usize::from(seed % 2 == 0)];
         let capacity = 24 * MIB;
         let pool = builder(device, capacity)
             .initial_size(capacity)

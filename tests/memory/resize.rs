@@ -188,17 +188,6 @@ fn request_behind_the_head_fails_after_a_resize() {
     pool.check_conserved().unwrap();
 }
 
-/// Creates a device of virtual memory, and one of plain memory.
-fn devices() -> [SimDevice; 2] {
-    [true, false].map(|is_virtual| {
-        SimDevice::builder()
-            .memory(1 << 30)
-            .clock(weirpool::device::sim::Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build()
-    })
-}
-
 #[test]
 fn resize_reports_the_memory_above_its_target() {
     for device in devices() {

@@ -287,6 +287,53 @@ const SUBJECTS: &[(&str, Start)] = &[
             assert_eq!(buffer.read(&stream).await.unwrap(), numbers);
         })
     }),
+    ("allocate where it evicts", |world| {
+        let block = world.spare.take().unwrap();
+        use_block(&world.work, &block, us(25));
+        let cache = block.into_evictable();
+        // Twice what is free beside the evictable block.
+        let request = world.pool.allocate_owned(&world.other, 2 * MIB);
+        Box::pin(async move {
+            drop(request.await);
+            drop(cache);
+        })
+    }),
+    ("copy to another block", |world| {
+        let from = world.spare.take().unwrap();
+        let (pool, stream) = (world.pool.clone(), world.stream.clone());
+        use_block(&world.work, &from, us(25));
+        Box::pin(async move {
+            let mut to = pool.allocate(&stream, MIB).await.unwrap();
+            let copied = from.copy_to(0..MIB, &mut to, 0, &stream).unwrap();
+            copied.await.unwrap();
+        })
+    }),
+    ("copy to the host", |world| {
+        let block = world.spare.take().unwrap();
+        use_block(&world.work, &block, us(25));
+        let bytes = block.download(&world.stream, 0..MIB).unwrap();
+        Box::pin(async { drop(bytes.await.unwrap()) })
+    }),
+    // On a stream of its own: others must not be captured.
+    ("launch of a graph", |world| {
+        let stream = world.pool.create_stream().unwrap();
+        let pool = world.pool.clone();
+        Box::pin(async move {
+            let memory = pool.graph_memory();
+            memory
+                .give(pool.reserve(SUBJECT / 2).await.unwrap())
+                .unwrap();
+            let capture = memory.capture(&stream).unwrap();
+            let block = pool.allocate(&stream, SUBJECT / 2).await.unwrap();
+            let work = Operation::new(us(25)).writes(block.address(), block.size());
+            let submit = |stream: &SimStream, ()| stream.submit(work);
+            drop(stream.submit((), submit).unwrap());
+            let graph = capture.end().unwrap();
+            graph.launch(&stream).unwrap();
+            drop(graph);
+            stream.synchronize().await.unwrap();
+        })
+    }),
     ("host access", |world| {
         let (work, stream) = (world.work.clone(), world.stream.clone());
         let mut block = world.spare.take().unwrap();

@@ -14,16 +14,6 @@ use weirpool::*;
 
 const INTERVAL: u64 = 10_000;
 
-fn devices() -> [SimDevice; 2] {
-    [true, false].map(|virtual_memory| {
-        SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(virtual_memory)
-            .build()
-    })
-}
-
 /// Lets so many intervals pass, one after the other: what is done in one may be followed up in the next.
 fn let_pass(device: &SimDevice, intervals: u64) {
     for _ in 0..intervals {

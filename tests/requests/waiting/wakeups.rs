@@ -11,17 +11,6 @@ use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault};
 use weirpool::testing::Invariants;
 
-/// A device whose clock moves only when told, with each kind of memory.
-fn devices() -> [SimDevice; 2] {
-    [true, false].map(|is_virtual| {
-        SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build()
-    })
-}
-
 fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
     let pool = builder(device, capacity).reuse(only_host_waits());
     pool.build().unwrap()

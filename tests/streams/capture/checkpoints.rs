@@ -3,6 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 use weirpool::device::DeviceAddress;
+use weirpool::device::DeviceErrorKind::{Other, Sticky};
+use weirpool::device::sim::Call;
 use weirpool::{
     AllocError, BlockState, Capture, Fill, GraphCheckpoint, GraphMemory, RestoreError, StreamError,
 };
@@ -171,6 +173,35 @@ fn restored_block_comes_after_its_earlier_uses_on_other_streams() {
     assert_eq!(site.read(&restored[0], 1), [2]);
     drop((restored, memory));
     site.assert_sound();
+}
+
+/// The device refuses the wait for the second range: the first one goes back as well.
+#[test]
+fn failed_restore_leaves_all_ranges_in_the_memory() {
+    for kind in [Other, Sticky] {
+        let site = Site::new(16 * MIB);
+        let (work, other) = site.other();
+        let memory = site.pool.graph_memory();
+        let first = memory.allocate(&site.stream, MIB).unwrap();
+        let second = memory.allocate(&other, 2 * MIB).unwrap();
+        let checkpoint = memory.checkpoint();
+        work.submit(write(&second, 1));
+        drop((first, second));
+        site.device.fail_next(Call::Wait, kind);
+        let failed = memory.restore(&checkpoint, &site.stream).unwrap_err();
+        assert!(
+            matches!(&failed, RestoreError::Refused(AllocError::Device(error)) if error.kind() == kind),
+            "{failed:?}"
+        );
+        assert_eq!(memory.checkpoint().ranges().len(), 0);
+        assert_eq!(memory.left(), memory.size());
+        site.pool.check().unwrap();
+        if kind == Other {
+            drop(memory.restore(&checkpoint, &site.stream).unwrap());
+            drop(memory);
+            site.assert_sound();
+        }
+    }
 }
 
 /// Neither stream can be made to wait for the other: the memory is restored once it is complete.
