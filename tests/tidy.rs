@@ -249,6 +249,34 @@ fn page_on_safety_names_existing_modules_tests_and_faults() {
     assert!(count > 15, "the names are found at all");
 }
 
+/// The note lists defects with their tests: a module of `tests`, or a file by its path.
+#[test]
+fn note_on_defects_names_existing_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let Ok(note) = fs::read_to_string(root.join("docs/notes/2026-11-23-checks.md")) else {
+        return; // the published package does not contain the notes
+    };
+    let (_, section) = note
+        .split_once("# Defects and their tests")
+        .expect("the section");
+    let rows = section.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.split('|').nth(2));
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let tests: Vec<_> = names
+        .filter_map(|name| name.split_once("::"))
+        .filter(|(file, _)| file.starts_with(|c: char| c.is_ascii_lowercase()) && *file != "device")
+        .collect();
+    assert!(tests.len() > 45, "the names are found at all");
+    for (file, function) in tests {
+        let is_path = file.starts_with("src/") || file.starts_with("crates/");
+        let exists = match is_path {
+            true => functions(&[&format!("{file}.rs")]).contains(function),
+            false => is_test(file, function),
+        };
+        assert!(exists, "no test {file}::{function}");
+    }
+}
+
 /// Returns the names of all functions in the sources at these paths, each a file or a folder.
 fn functions(paths: &[&str]) -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -91,3 +91,43 @@ fn pool_of_graphs_without_an_owner_has_no_ranges() {
     // SAFETY: null has no effect.
     unsafe { weirpool_checkpoint_free(null_mut()) };
 }
+
+#[test]
+#[cfg(feature = "dlpack")]
+fn tensors_need_a_block_and_a_device() {
+    use super::dlpack::*;
+    let shape = [4_i64];
+    // SAFETY: the shape has one element, and null is the legacy default stream.
+    let export = |number, versioned| unsafe {
+        weirpool_dlpack_export(number, null_mut(), 2, 32, shape.as_ptr(), 1, versioned)
+    };
+    assert!(export(0, 0).is_null() && export(u64::MAX, 1).is_null());
+    for device in [-1, 100] {
+        assert_eq!(weirpool_dlpack_allocate(device, 0, 4096), 0);
+        assert!(weirpool_dlpack_stream(device, 0).is_null());
+    }
+    assert_eq!(
+        (weirpool_dlpack_address(7), weirpool_dlpack_free(7)),
+        (0, -1)
+    );
+    assert_eq!(weirpool_dlpack_kernel(7, 0, 0, 1, 0), -1);
+    let number = weirpool_dlpack_allocate(0, 0, 16);
+    assert!(number == 0 || CudaDevice::new(0).is_ok());
+    if number != 0 {
+        assert_eq!(
+            weirpool_dlpack_kernel(number, 9, 0, 1, 0),
+            -1,
+            "there is no such stream"
+        );
+        let tensor = export(number, 1);
+        assert!(!tensor.is_null());
+        assert_eq!(
+            weirpool_dlpack_kernel(number, 0, 0, 1, 0),
+            -1,
+            "it is shared"
+        );
+        // SAFETY: the tensor is not used any more.
+        unsafe { weirpool_dlpack_release(tensor, 1) };
+        assert_eq!(weirpool_dlpack_free(number), 0);
+    }
+}

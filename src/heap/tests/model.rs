@@ -180,7 +180,7 @@ fn run(virtual_memory: bool, actions: Vec<Action>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 300 }, ..ProptestConfig::default() })]
 
     #[test]
     fn random_operations_on_virtual_memory(actions in proptest::collection::vec(action(), 1..120)) {

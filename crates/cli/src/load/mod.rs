@@ -22,7 +22,7 @@ use client::Client;
 use plan::Plan;
 use record::End;
 use report::Report;
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -35,6 +35,9 @@ const RATE: f64 = 10.0;
 /// How long one of `--clients` waits after a request that reached no server.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// How long an address of a server that has several may take to accept a connection.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Puts a server under load, and prints what became of the requests.
 ///
 /// # Errors
@@ -42,12 +45,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// request.
 pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
     let (host, port) = (&*options.url.host, options.url.port);
-    let mut addresses = (host, port)
-        .to_socket_addrs()
-        .with_context(|| format!("{host} has no address"))?;
-    let address = addresses
-        .next()
-        .with_context(|| format!("{host} has no address"))?;
+    let address = address(host, port).with_context(|| format!("{host} has no address"))?;
     let client = Arc::new(Client::new(options.clone(), address));
     let runtime = Builder::new_multi_thread()
         .enable_io()
@@ -75,6 +73,21 @@ pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
         recorder.begun
     );
     Ok(())
+}
+
+/// Returns an address of the server. If it has several, as `localhost` may, this is the first that takes a connection, or
+/// any if none does.
+fn address(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
+    let all: Vec<_> = (host, port).to_socket_addrs()?.collect();
+    let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, PATIENCE).is_ok();
+    let found = match all.len() {
+        0 | 1 => None,
+        _ => all.iter().find(answers),
+    };
+    found
+        .or(all.first())
+        .copied()
+        .context("the name is not known")
 }
 
 /// Sends requests at random times. This thread sleeps by itself: timers of the runtime have steps of a millisecond.
