@@ -6,6 +6,8 @@ mod common;
 #[cfg(feature = "export")]
 mod export;
 #[cfg(feature = "metrics")]
+mod grafana;
+#[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "serde")]
 mod serde;

@@ -13,8 +13,8 @@ type Values = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
 
 /// What a family was described as.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Description {
-    kind: &'static str,
+pub(crate) struct Description {
+    pub(crate) kind: &'static str,
     unit: &'static str,
     help: String,
 }
@@ -182,7 +182,7 @@ fn figures_are_published_when_asked_for() {
 }
 
 /// The rows of the table of metric names.
-fn documented() -> BTreeMap<String, (Description, Vec<String>)> {
+pub(crate) fn documented() -> BTreeMap<String, (Description, Vec<String>)> {
     let page = include_str!("../../docs/metrics.md");
     let rows = page.lines().filter(|line| line.starts_with("| `"));
     let rows = rows.map(|row| {
