@@ -205,8 +205,8 @@ mod linux {
         let [one, other, filler] = services else {
             unreachable!("there are three")
         };
-        // The filler and the weights leave what is moved, and some chunks, so that no size has to fit exactly.
-        let rest = capacity - MOVED - 3 * options.weights() - 4 * options.chunk;
+        // The filler and the weights leave what is moved, and less than as much again.
+        let rest = capacity - MOVED - 3 * options.weights() - 4 * CHUNK;
         filler.ask(&format!("hold {rest}"), "held")?;
         let mut figures: [Vec<f64>; 6] = Default::default();
         let mut turns = [one, other];
