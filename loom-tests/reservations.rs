@@ -46,6 +46,58 @@ fn draw_against_a_free() {
     });
 }
 
+/// A reservation of which one stream holds a block of 4 KiB, which the reservation keeps once it is freed: it is not the
+/// first.
+fn with_block_to_keep(pool: &Pool, a: &Stream) -> (Reservation, Block) {
+    let reservation = pool.reserve(2 * MIB).try_now().unwrap();
+    drop(reservation.allocate(a, 4096).unwrap());
+    let block = reservation.allocate(a, 4096).unwrap();
+    (reservation, block)
+}
+
+/// A reservation keeps a freed block, while another stream draws all of its memory, and then the figures are read.
+#[test]
+fn kept_block_against_a_draw_and_figures() {
+    model("kept block against a draw and figures", || {
+        let device = device();
+        let pool = waiting_pool(&device, 2 * MIB);
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let (reservation, block) = with_block_to_keep(&pool, &a);
+        run(&work, 10);
+        let freeing = thread::spawn(move || drop(block));
+        draw_all(&reservation, &b);
+        let figures = pool.statistics();
+        let counted = figures.used.current + figures.pending.current + figures.free;
+        assert_eq!(counted, figures.reserved.current);
+        freeing.join().unwrap();
+        assert_eq!(pool.statistics().set_aside, 2 * MIB);
+        drop(reservation.allocate(&a, 4096).unwrap());
+        drop(reservation.allocate(&b, 2 * MIB).unwrap());
+        drop(reservation);
+        device.advance(Duration::from_micros(20));
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A reservation keeps a freed block, or ends before it does: in either case the pool gets the memory, and a request that
+/// waits for all of it is served.
+#[test]
+fn kept_block_against_the_end_of_its_reservation() {
+    model("kept block against the end of its reservation", || {
+        let device = device();
+        let pool = waiting_pool(&device, 2 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let (reservation, block) = with_block_to_keep(&pool, &a);
+        let freeing = thread::spawn(move || drop(block));
+        drop(reservation);
+        freeing.join().unwrap();
+        drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// A block on an external stream is freed while another is drawn. Only the freeing thread may record an event there.
 #[test]
 fn draw_against_a_free_on_an_external_stream() {

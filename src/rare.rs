@@ -11,7 +11,11 @@ impl<T> Rare<T> {
     pub(crate) const NONE: Self = Self(ManuallyDrop::new(None));
 
     pub(crate) fn new(rare: T) -> Self {
-        Self(ManuallyDrop::new(Some(Box::new(rare))))
+        Self::of(Box::new(rare))
+    }
+
+    pub(crate) fn of(rare: Box<T>) -> Self {
+        Self(ManuallyDrop::new(Some(rare)))
     }
 }
 

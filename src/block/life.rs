@@ -135,6 +135,26 @@ impl Block {
         Self::of_reserved(registration, allocation, demand, reserved)
     }
 
+    /// Makes a block of one that the reservation keeps for the stream, if it has one of that size.
+    pub(crate) fn kept(
+        registration: &Arc<Registration>,
+        demand: &Demand,
+        reserved: &Arc<Reserved>,
+    ) -> Option<Self> {
+        let rounding = demand.rounding_of(demand.request.bytes);
+        let (kept, owner) = reserved.take_kept(registration, demand.request, rounding)?;
+        let allocation = Allocation::of_cache(kept.block);
+        tell_granted(registration, &allocation, reserved.tag());
+        let mut extra: Box<Extra> = kept.spare.downcast().unwrap_or_default();
+        extra.reserved = Some(reserved.clone());
+        Some(Self {
+            registration: Some(owner),
+            allocation: Some(allocation),
+            charge: Charge::new(rounding, None),
+            extra: Mutex::new(Guards::Block, Rare::of(extra)),
+        })
+    }
+
     fn of_reserved(
         registration: &Arc<Registration>,
         allocation: Allocation,
@@ -445,10 +465,42 @@ impl Block {
     #[cold]
     #[inline(never)]
     fn end_slowly(&mut self) {
+        if self.end_kept() {
+            return;
+        }
         if let Some(block) = self.end(None) {
             let _ = self.free(block);
             self.note_freed(block);
         }
+    }
+
+    /// Frees a block of a reservation in the plain case, in which the reservation keeps it for the stream. Returns whether
+    /// it was the plain case.
+    fn end_kept(&mut self) -> bool {
+        let (Some(registration), Some(allocation)) = (&self.registration, &self.allocation) else {
+            return false;
+        };
+        let extra = self.extra.get_mut();
+        let is_plain = extra.as_ref().is_some_and(|extra| extra.is_only_reserved());
+        if registration.observers.is_some() || !is_plain {
+            return false;
+        }
+        let (stream, block) = (
+            registration.lane.id,
+            allocation.as_used(self.charge.rounding()),
+        );
+        let mut spare = extra.take();
+        let reserved = spare.as_mut().and_then(|extra| extra.reserved.take());
+        let reserved = reserved.expect("a block of a reservation");
+        let is_kept = reserved.keep(&mut self.registration, &block, &mut spare);
+        if is_kept {
+            self.allocation = None;
+            trace::freed(stream, block.bytes, block.address);
+        } else if let Some(mut extra) = spare {
+            extra.reserved = Some(reserved);
+            **self.extra.get_mut() = Some(extra);
+        }
+        is_kept
     }
 
     /// Reads the block from itself: the plain case holds its fields in registers.

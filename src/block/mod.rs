@@ -83,6 +83,15 @@ impl Extra {
     fn is_of_one_stream(&self) -> bool {
         self.streams.is_empty() && self.left_at.is_none()
     }
+
+    /// Returns whether the block is of a reservation, has nothing else, and is freed in the order of its own stream alone.
+    fn is_only_reserved(&self) -> bool {
+        self.reserved.is_some()
+            && self.is_of_one_stream()
+            && self.capture.is_none()
+            && !self.has_room
+            && self.outside.is_none()
+    }
 }
 
 /// The pool's part of the block.

@@ -79,6 +79,7 @@ impl Retired {
 impl Maintenance {
     /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
     fn figures(&self, since: Mark) -> (Figures, LaneFigures) {
+        self.return_all_kept();
         let heap = self.heap.lock();
         let (lanes, mut sum) = {
             let registry = self.lanes.lock();
@@ -159,6 +160,7 @@ impl Maintenance {
     /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and not
     /// known to be complete.
     pub(crate) fn figures_of(&self, lane: &Lane) -> (LaneFigures, u64) {
+        self.return_all_kept();
         let heap = self.heap.lock();
         let figures = lane.figures(Mark::RESET);
         let pending =

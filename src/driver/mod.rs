@@ -19,7 +19,7 @@
 //! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `reservation` | allocating from memory that is set aside |
+//! | `reservation`, `kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
@@ -47,6 +47,7 @@ mod evictable;
 mod figures;
 mod fill;
 mod heuristic;
+mod kept;
 mod lease;
 mod maintenance;
 mod memory;
@@ -81,6 +82,7 @@ pub(crate) use evictable::{Candidate, Evict, Place};
 pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;
+pub(crate) use kept::{Book, Kept};
 pub use lease::BrokerLease;
 pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
@@ -268,6 +270,7 @@ impl Driver {
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.
     /// Takes time proportional to the number of all blocks, under the heap's lock.
     pub(crate) fn granted_from(&self, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
+        self.return_all_kept();
         heap::inspect::granted_from(&self.heap.lock(), reservations)
     }
 

@@ -1,6 +1,7 @@
 //! The streams layer: registers streams, asks them how far they have come, and takes back what their caches hold.
 
 use super::core::Core;
+use super::kept::KeptBooks;
 use super::neighbours::Neighbours;
 use super::registry::{Lanes, Registry};
 use super::{Change, HistoryEvent};
@@ -30,6 +31,7 @@ pub(crate) struct Streams {
     active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
     pub(super) neighbours: Neighbours,
+    pub(super) kept_books: KeptBooks,
 }
 
 impl Deref for Streams {
@@ -53,6 +55,7 @@ impl Streams {
             active,
             events: Arc::new(Events::new(core.device.clone())),
             neighbours: Neighbours::new(),
+            kept_books: KeptBooks::new(),
             core,
         }
     }

@@ -132,6 +132,7 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(streams: &'a Streams) -> Self {
+        streams.return_all_kept();
         let heap = streams.heap.lock();
         let origins = streams.event_log.as_ref().map(EventLog::origins);
         Self {

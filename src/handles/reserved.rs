@@ -1,14 +1,16 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
-use super::Presence;
+use super::{Presence, Registration};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Change, Drawn, Driver};
+use crate::driver::{Allocation, Allocations, Book, Change, Drawn, Driver, Kept, Use};
 use crate::error::AllocError;
+use crate::heap::Request;
 use crate::id::{ReservationId, StreamId};
-use crate::lane::{Event, Lane};
+use crate::lane::{Event, Lane, StreamCache};
 use crate::measure::{Account, Tag};
 use crate::queue::{Demand, Service};
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::sync::{Arc, Mutex, plain};
+use std::any::Any;
 use std::panic::Location;
 
 /// The handle of a reservation, which ends when this is dropped.
@@ -29,33 +31,19 @@ pub(crate) struct Reserved {
     tag: Option<Tag>,
     /// The reservation that this one was taken from, and that its memory returns to.
     parent: Option<Arc<Self>>,
-    book: Mutex<Book>,
+    book: Arc<Mutex<Book>>,
 }
 
-#[derive(Debug)]
-struct Book {
-    /// Set aside in all, in bytes.
-    size: u64,
-    /// Drawn of that, or about to be. A draw may come to more bytes, or to none.
-    drawn: u64,
-    /// The handle is gone.
-    is_over: bool,
-    /// The handle is gone, and nothing is drawn.
-    is_spent: bool,
-}
-
-impl Book {
-    /// Once the handle is gone, bytes that are not drawn are set aside no longer.
-    fn settle(&mut self) -> Settled {
-        if !self.is_over {
-            return Settled::default();
-        }
-        let unused = self.size.saturating_sub(self.drawn);
-        self.size -= unused;
-        let is_spent = self.drawn == 0 && !self.is_spent;
-        self.is_spent |= is_spent;
-        Settled { unused, is_spent }
+/// Once the handle is gone, bytes that are not drawn are set aside no longer.
+fn settle(book: &mut Book) -> Settled {
+    if !book.is_over {
+        return Settled::default();
     }
+    let unused = book.size.saturating_sub(book.drawn);
+    book.size -= unused;
+    let is_spent = book.drawn == 0 && !book.is_spent;
+    book.is_spent |= is_spent;
+    Settled { unused, is_spent }
 }
 
 /// What a reservation whose handle is gone does not need any more.
@@ -94,18 +82,12 @@ impl Reserved {
         if let Some(tag) = tag {
             service.queue.accounts.of(tag).note_granted();
         }
-        let book = Book {
-            size,
-            drawn: 0,
-            is_over: false,
-            is_spent: false,
-        };
         Self {
             presence,
             reservation,
             tag,
             parent,
-            book: Mutex::new(Guards::Registry, book),
+            book: Book::of_size(size),
         }
     }
 
@@ -132,6 +114,7 @@ impl Reserved {
 
     /// Not drawn, in bytes; and in the largest piece.
     pub(crate) fn left(&self) -> (u64, u64) {
+        self.return_kept();
         self.service().driver.left_in_reservation(self.reservation)
     }
 
@@ -143,13 +126,15 @@ impl Reserved {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
         }
-        // Before it is drawn: its owner may free it at once.
+        let driver = &self.service().driver;
         let bytes = demand.request.bytes;
-        self.book.lock().drawn += bytes;
-        let drawn = self
-            .service()
-            .driver
-            .draw(lane, self.reservation, demand.request);
+        {
+            let mut book = self.book.lock();
+            driver.return_kept(&mut book);
+            // Before it is drawn: its owner may free it at once.
+            book.drawn += bytes;
+        }
+        let drawn = driver.draw(lane, self.reservation, demand.request);
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
@@ -204,6 +189,7 @@ impl Reserved {
         }
         // Before it is drawn, as in `draw`.
         let bytes = demand.request.bytes;
+        self.return_kept();
         self.book.lock().drawn += bytes;
         let drawn = draw(&self.service().driver, self.reservation);
         match &drawn {
@@ -215,6 +201,53 @@ impl Reserved {
             _ => self.undraw(bytes),
         }
         Ok(drawn?)
+    }
+
+    /// Draws a part of that size that is kept for the stream, if there is one, with a reference to the registration.
+    /// `rounding` is the part of its bytes that was not asked for.
+    #[inline]
+    pub(crate) fn take_kept(
+        &self,
+        registration: &Arc<Registration>,
+        request: Request,
+        rounding: u32,
+    ) -> Option<(Kept, Arc<Registration>)> {
+        if self.service().refusal().is_some() {
+            return None;
+        }
+        let take = |block: &_| StreamCache::take_kept(registration, block, rounding);
+        (self.book.lock()).take_kept(&registration.lane, request, take)
+    }
+
+    /// Frees a part that was drawn for the owner's stream and used on it alone, in the plain case: it is kept for that
+    /// stream, with the spare memory, and its reference is left with the stream. Returns whether it was the plain case.
+    pub(crate) fn keep<T: Any + Send>(
+        &self,
+        owner: &mut Option<Arc<Registration>>,
+        block: &Use,
+        spare: &mut Option<Box<T>>,
+    ) -> bool {
+        let free = || {
+            let stream = owner.as_ref()?.lane.id;
+            let block = StreamCache::free_kept(owner, block)?;
+            let spare: Box<dyn Any + Send> = spare.take()?;
+            Some(Kept {
+                stream,
+                block,
+                spare,
+            })
+        };
+        let is_kept = (self.service().driver).keep(self.reservation, &self.book, free);
+        if is_kept {
+            self.service()
+                .publish(Change::Reservation(self.reservation));
+        }
+        is_kept
+    }
+
+    /// Gives kept parts to the heap, before something else than a stream's next draw looks at the memory.
+    fn return_kept(&self) {
+        self.service().driver.return_kept(&mut self.book.lock());
     }
 
     /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's scope
@@ -229,7 +262,7 @@ impl Reserved {
         let settled = {
             let mut book = self.book.lock();
             book.drawn -= bytes;
-            book.settle()
+            settle(&mut book)
         };
         self.give_back(settled);
     }
@@ -301,6 +334,7 @@ impl Reserved {
 
     /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
+        self.return_kept();
         let other = self
             .service()
             .driver
@@ -316,6 +350,7 @@ impl Reserved {
         bytes: u64,
         location: &'static Location<'static>,
     ) -> Option<Self> {
+        this.return_kept();
         // Before it is drawn, as for a block.
         this.book.lock().drawn += bytes;
         let driver = &this.service().driver;
@@ -330,14 +365,14 @@ impl Reserved {
     /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or of
     /// the reservation that it was taken from.
     pub(crate) fn end(&self) {
+        (self.service().driver).end_keeping(self.reservation, &self.book);
         if self.parent.is_none() {
             self.disband();
         }
-        self.book.lock().is_over = true;
         if let Some(account) = self.account() {
             account.note_freed();
         }
-        let settled = self.book.lock().settle();
+        let settled = settle(&mut self.book.lock());
         self.give_back(settled);
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct StreamState {
     pub(super) is_dirty: bool,
     /// The stream's last handle is gone.
     pub(super) is_retired: bool,
-    /// Grants for the stream that are being delivered.
+    /// Grants for the stream that are being delivered, and blocks that reservations keep for it.
     pub(super) visitors: u32,
     /// The pool's own calls on the stream that have not returned.
     pub(super) submissions: u32,
@@ -98,8 +98,9 @@ impl StreamState {
         cached.inspect(|cached| self.note_taken(cached))
     }
 
+    /// A block that was freed under the open ticket is granted: nothing need be sealed for it.
     #[inline(always)]
-    fn note_taken(&mut self, cached: &CachedBlock) {
+    pub(super) fn note_taken(&mut self, cached: &CachedBlock) {
         if cached.ticket == self.open {
             self.unsealed -= cached.bytes;
         }

@@ -361,6 +361,61 @@ impl StreamCache {
         }
     }
 
+    /// Frees a block that its reservation keeps for the owner's stream alone, counts it, and leaves its reference with the
+    /// stream, if there is room. Returns `None` if nothing was done: memory is wanted elsewhere, a seal is due, or the
+    /// stream is captured, or shared by threads that contend for it.
+    #[inline]
+    pub(crate) fn free_kept(
+        owner: &mut Option<Arc<Registration>>,
+        block: &Use,
+    ) -> Option<CachedBlock> {
+        let this = &owner.as_ref()?.lane.cache;
+        if this.shards.are_made() {
+            return None;
+        }
+        // As in `free_at_once`.
+        let slot = this.state.slot();
+        let mut state = this.enter(&slot);
+        let unsealed = state.unsealed.saturating_add(block.bytes);
+        let is_plain = !this.is_bypassed() && state.capture.is_none();
+        if !is_plain || unsealed > this.spacing.bound() {
+            return None;
+        }
+        this.activity.begin();
+        let ticket = state.note_use(block.bytes);
+        state
+            .counters
+            .note(Event::Free, block.bytes, block.rounding);
+        state.visitors += 1;
+        state.references.leave(owner);
+        Some(CachedBlock::freed(block, ticket))
+    }
+
+    /// Grants a block that its reservation kept for the owner's stream, with a reference to its registration. Returns
+    /// `None` if nothing was done, because the stream is captured.
+    #[inline]
+    pub(crate) fn take_kept(
+        owner: &Arc<Registration>,
+        block: &CachedBlock,
+        rounding: u32,
+    ) -> Option<Arc<Registration>> {
+        let mut state = owner.lane.cache.state.lock();
+        if state.capture.is_some() {
+            return None;
+        }
+        state.note_taken(block);
+        state.counters.note(Event::Hit, block.bytes, rounding);
+        state.visitors -= 1;
+        let left = state.references.take();
+        drop(state);
+        Some(left.unwrap_or_else(|| owner.clone()))
+    }
+
+    /// Notes that a block that was kept for this stream is in the heap, with its fence.
+    pub(crate) fn note_kept_returned(&self) {
+        self.state.lock().visitors -= 1;
+    }
+
     /// Changes the references that freed blocks leave with the stream. The result is dropped after the lock is
     /// released.
     pub(crate) fn with_references<R>(&self, change: impl FnOnce(&mut RefCache) -> R) -> R {

@@ -75,6 +75,29 @@ fn tagged_hot_pairs_write_only_the_cache_lines_of_the_tag() {
     assert_eq!(writes, 4 * PAIRS);
 }
 
+/// Two locks of the reservation's own, beside those of the stream: neither the heap's lock nor a device call.
+#[test]
+fn reserved_hot_pairs_leave_the_heap_alone() {
+    let device = SimDevice::builder()
+        .clock(Clock::Manual)
+        .checker(Checker::Off)
+        .build();
+    let pool = Pool::builder(device.clone()).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    let reservation = pool.reserve(1 << 20).try_now().unwrap();
+    let pair = || drop(reservation.allocate(&stream, 4096).unwrap());
+    // The first free goes to the heap.
+    (0..2).for_each(|_| pair());
+    let calls = device.counters().device_calls;
+    drop(census());
+    (0..PAIRS).for_each(|_| pair());
+    let census = census();
+    let locks = [(Guards::Lane, 2 * PAIRS), (Guards::Registry, 2 * PAIRS)];
+    assert_eq!(census.locks, locks);
+    assert_eq!(census.shared_writes, 0);
+    assert_eq!(device.counters().device_calls, calls);
+}
+
 /// Nothing of the stream is in use because of what its blocks left, and it takes up no more than a few counts.
 #[test]
 fn references_left_with_a_stream_do_not_count_as_its_use() {

@@ -105,6 +105,9 @@ impl Reservation {
         if registration.lane.cache.is_captured() {
             return Err(AllocError::StreamCaptured);
         }
+        if let Some(block) = Block::kept(registration, &demand, self.reserved()) {
+            return Ok(block);
+        }
         match self.reserved().draw(&registration.lane, &demand)? {
             Drawn::Allocation(allocation) => {
                 let caller = Caller {

@@ -119,6 +119,10 @@ fn draw_from(
         tag: None,
         ..*demand
     };
+    let kept = || Block::kept(registration, &demand, reserved);
+    if let Some(block) = caller.fill.is_none().then(kept).flatten() {
+        return Some(Ok(block));
+    }
     match reserved.draw(&registration.lane, &demand) {
         Ok(Drawn::Allocation(allocation)) => {
             let block = Block::reserved(registration, allocation, &demand, caller, reserved);

@@ -218,3 +218,97 @@ fn each_layout_of_a_reservation_stays_available() {
     drop(reservation);
     pool.check_conserved().unwrap();
 }
+
+/// A reservation keeps what its streams free, apart from the heap's books. Everything that looks at its memory finds it.
+#[test]
+fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
+    let device = manual();
+    let pool = small(&device);
+    let (work_a, a) = stream(&device, &pool);
+    let (work_b, b) = stream(&device, &pool);
+    let mut reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let work = |block: Block| {
+        use_block(&work_a, &block, us(10));
+        drop(block);
+    };
+    let again = |reservation: &Reservation| work(reservation.allocate(&a, MIB).unwrap());
+    let free_all = |reservation: &Reservation| {
+        let blocks = [(); 8].map(|()| reservation.allocate(&a, MIB).unwrap());
+        blocks.into_iter().for_each(work);
+    };
+    // Statistics, and a walk.
+    again(&reservation);
+    assert_eq!(pool.statistics().set_aside, 8 * MIB);
+    again(&reservation);
+    let blocks = pool.snapshot().segments.into_iter();
+    let mut states = blocks
+        .flat_map(|segment| segment.blocks)
+        .map(|block| block.state);
+    assert!(!states.any(|state| state == BlockState::Used));
+    // What is left, and an allocation of another size.
+    again(&reservation);
+    assert_eq!(reservation.left(), 8 * MIB);
+    again(&reservation);
+    work(reservation.allocate(&a, 8 * MIB).unwrap());
+    // Another stream, behind the work of the first.
+    free_all(&reservation);
+    let all = reservation.allocate(&b, 8 * MIB).unwrap();
+    use_block(&work_b, &all, us(10));
+    drop(all);
+    // A split, in several pieces.
+    free_all(&reservation);
+    let part = reservation.split(7 * MIB).unwrap();
+    assert_eq!((reservation.left(), part.left()), (MIB, 7 * MIB));
+    again(&part);
+    again(&reservation);
+    pool.check().unwrap();
+    device.advance(us(1000));
+    // The end: the pool has everything.
+    drop((part, reservation));
+    drop(pool.try_allocate(&b, 32 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// A kept block is drawn again only where it fits exactly, also in alignment.
+#[test]
+fn kept_block_serves_its_own_size_and_alignment_only() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let first = reservation.allocate(&a, 512).unwrap();
+    let second = reservation.allocate(&a, 512).unwrap();
+    let address = second.address();
+    drop(second);
+    let aligned = Layout::new(512).alignment(4096);
+    let other = reservation.allocate(&a, aligned).unwrap();
+    assert_ne!(other.address(), address);
+    assert!(other.address().is_aligned_to(4096));
+    drop(first);
+    let larger = reservation.allocate(&a, 1024).unwrap();
+    let elsewhere = reservation.allocate(&b, 512).unwrap();
+    assert_eq!((larger.size(), elsewhere.size()), (1024, 512));
+    drop((other, larger, elsewhere, reservation));
+    pool.check_conserved().unwrap();
+}
+
+/// A stream that a block is kept for stays known to the heap until the reservation gives the block back.
+#[test]
+fn stream_may_end_while_its_reservation_keeps_a_block_for_it() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    for _ in 0..20 {
+        let (work, a) = stream(&device, &pool);
+        let block = reservation.allocate(&a, MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop((block, a, work));
+        device.advance(us(20));
+        pool.reap().unwrap();
+    }
+    let block = reservation.allocate(&b, MIB).unwrap();
+    drop((block, reservation));
+    pool.check_conserved().unwrap();
+}
