@@ -25,18 +25,19 @@ use std::task::{Context, Poll};
 
 /// The beginning.
 impl Block {
-    /// Makes a block of what the stream's cache granted, untagged and without observers.
+    /// Makes a block of what the stream's cache granted, charged to the tag already, and without observers.
     #[inline(always)]
     pub(crate) fn at_once(
         registration: Arc<Registration>,
         allocation: Allocation,
         rounding: u32,
+        tag: Option<Tag>,
     ) -> Self {
-        tell_granted(&registration, &allocation, None);
+        tell_granted(&registration, &allocation, tag);
         Self {
             registration: Some(registration),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, None),
+            charge: Charge::new(rounding, tag),
             extra: Mutex::new(Guards::Block, Rare::NONE),
         }
     }
@@ -503,6 +504,20 @@ impl Block {
         is_kept
     }
 
+    /// Frees a tagged block that has nothing extra, and uncharges its tag.
+    #[cold]
+    #[inline(never)]
+    fn end_charged(&mut self) {
+        let (Some(registration), Some(allocation)) = (&self.registration, self.allocation.take())
+        else {
+            return;
+        };
+        let Registration { service, lane, .. } = &**registration;
+        let block = allocation.as_used(self.charge.rounding());
+        service.driver.free(lane, block);
+        self.note_freed(block);
+    }
+
     /// Reads the block from itself: the plain case holds its fields in registers.
     #[cold]
     #[inline(never)]
@@ -535,11 +550,11 @@ impl Drop for Block {
         let Some(registration) = &self.registration else {
             return;
         };
-        let is_plain = registration.observers.is_none()
-            && self.charge.is_untagged()
-            && self.extra.get_mut().is_none();
-        if !is_plain {
+        if registration.observers.is_some() || self.extra.get_mut().is_some() {
             return self.end_slowly();
+        }
+        if !self.charge.is_untagged() {
+            return self.end_charged();
         }
         let Some(allocation) = &self.allocation else {
             return;

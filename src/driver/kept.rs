@@ -16,7 +16,6 @@ use crate::heap::{Fence, Fences, Request};
 use crate::id::{ReservationId, StreamId};
 use crate::lane::{CachedBlock, Lane};
 use crate::sync::{Arc, Guards, Mutex};
-use smallvec::SmallVec;
 use std::any::Any;
 use std::collections::BTreeMap;
 
@@ -44,7 +43,7 @@ pub(crate) struct Book {
     /// The handle is gone, and nothing is drawn.
     pub(crate) is_spent: bool,
     /// Freed, and not in the heap's books. Empty once the handle is gone.
-    kept: SmallVec<[Kept; ROOM]>,
+    kept: Vec<Kept>,
     /// The book is among [`KeptBooks`].
     is_listed: bool,
     /// A block was freed. The first one goes to the heap: many reservations allocate each size once.
@@ -77,11 +76,11 @@ impl Book {
         Request { bytes, alignment }: Request,
         take: impl FnOnce(&CachedBlock) -> Option<R>,
     ) -> Option<(Kept, R)> {
+        // Other alignments are found by the heap.
+        let below = alignment.is_power_of_two().then(|| alignment - 1)?;
         let is_meant = |kept: &Kept| {
             let block = &kept.block;
-            kept.stream == lane.id
-                && block.bytes == bytes
-                && block.address.is_multiple_of(alignment)
+            kept.stream == lane.id && block.bytes == bytes && block.address & below == 0
         };
         let at = self.kept.iter().rposition(is_meant)?;
         let taken = take(&self.kept[at].block)?;

@@ -10,7 +10,7 @@ use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Miss, StreamCache};
-use crate::measure::{Tag, debug_in_units};
+use crate::measure::{LimitReached, Tag, debug_in_units};
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -181,10 +181,14 @@ impl<H: Handles> Kind for ForBlock<H> {
             layout,
             room,
         } = self;
-        if room.is_some() || terms.tag.is_some() || terms.fill.is_some() {
+        if room.is_some() || terms.fill.is_some() {
             return Err(Miss::NotSearched);
         }
-        take_from_lane(handles.pool(), handles.registration(), *layout)
+        let (pool, registration) = (handles.pool(), handles.registration());
+        match terms.tag {
+            None => take_from_lane(pool, registration, *layout),
+            Some(tag) => take_charged(pool, registration, *layout, tag),
+        }
     }
 
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Block>, Refused<'_>> {
@@ -242,7 +246,40 @@ pub(super) fn take_from_lane(
     registration: &Arc<Registration>,
     layout: Layout,
 ) -> Result<Block, Miss> {
-    let Layout { bytes, alignment } = layout;
+    let rounded = plain_size(pool, registration, layout)?;
+    take_rounded(registration, layout.bytes, rounded, None)
+}
+
+/// Takes the plain case for a tag, which is charged first.
+///
+/// # Errors
+/// Returns an error if this is not the plain case, or the tag's limit does not allow it. Nothing is charged then.
+#[inline(never)]
+fn take_charged(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    layout: Layout,
+    tag: Tag,
+) -> Result<Block, Miss> {
+    let rounded = plain_size(pool, registration, layout)?;
+    let service = &registration.service;
+    let charged = service.queue.accounts.of(tag).charge(rounded);
+    charged.map_err(|LimitReached| Miss::NotSearched)?;
+    let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
+    match &taken {
+        Ok(block) => registration.note_granted(tag, block.size() - rounded),
+        Err(_) => service.uncharge(tag, rounded),
+    }
+    taken
+}
+
+/// Returns the rounded size of a block that a stream's lane may have, if there are no observers and no scope is entered.
+#[inline(always)]
+fn plain_size(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    Layout { bytes, alignment }: Layout,
+) -> Result<u64, Miss> {
     let driver = &registration.service.driver;
     let step = driver.settings.alignment;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
@@ -254,13 +291,23 @@ pub(super) fn take_from_lane(
     if !is_plain {
         return Err(Miss::NotSearched);
     }
-    let rounded = round_up(bytes, step);
+    Ok(round_up(bytes, step))
+}
+
+/// Takes a block of a rounded size from the lane, charged to the tag already.
+#[inline(always)]
+fn take_rounded(
+    registration: &Arc<Registration>,
+    bytes: u64,
+    rounded: u64,
+    tag: Option<Tag>,
+) -> Result<Block, Miss> {
     let surplus = (rounded - bytes) as u32;
     let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus)?;
     let allocation = Allocation::of_cache(cached);
     // It may be a little larger than that.
     let rounding = (allocation.bytes - bytes) as u32;
-    Ok(Block::at_once(registration, allocation, rounding))
+    Ok(Block::at_once(registration, allocation, rounding, tag))
 }
 
 /// Several blocks.

@@ -92,7 +92,7 @@ fn reserved_hot_pairs_leave_the_heap_alone() {
     drop(census());
     (0..PAIRS).for_each(|_| pair());
     let census = census();
-    let locks = [(Guards::Lane, 2 * PAIRS), (Guards::Registry, 2 * PAIRS)];
+    let locks = [(Guards::Registry, 2 * PAIRS), (Guards::Lane, 2 * PAIRS)];
     assert_eq!(census.locks, locks);
     assert_eq!(census.shared_writes, 0);
     assert_eq!(device.counters().device_calls, calls);

@@ -14,7 +14,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{Block, Buffer, Pool, Stream, Tag, Upstream};
+#[cfg(feature = "tower")]
+use weirpool::{AllocError, RefusalLayer, ReserveLayer};
+use weirpool::{Block, Buffer, Pool, Scope, Stream, Tag, Upstream};
 
 const CAPACITY: u64 = 16 * MIB;
 /// The bytes that keep others waiting.
@@ -342,6 +344,27 @@ const SUBJECTS: &[(&str, Start)] = &[
             drop(block.host().await); // refused unless the host sees the memory
             drop(stream);
         })
+    }),
+    ("allocate in the scope of a current pool", |world| {
+        let (pool, stream) = (world.pool.clone(), world.stream.clone());
+        let scope = Scope::pool(&pool);
+        Box::pin(scope.run(async move { drop(pool.allocate(&stream, SUBJECT).await) }))
+    }),
+    #[cfg(feature = "tower")]
+    ("request of a service that reserves", |world| {
+        use tower::{ServiceBuilder, ServiceExt, service_fn};
+        let (pool, stream) = (world.pool.clone(), world.stream.clone());
+        let service = ServiceBuilder::new()
+            .layer(RefusalLayer::new(|_: AllocError| 0))
+            .layer(ReserveLayer::new(&pool, |bytes: &u64| *bytes))
+            .service(service_fn(move |bytes: u64| {
+                let (pool, stream) = (pool.clone(), stream.clone());
+                async move { Ok::<_, AllocError>(pool.allocate(&stream, bytes).await?.size()) }
+            }));
+        Box::pin(async move { drop(service.oneshot(SUBJECT).await) })
+    }),
+    ("sleep on the device's clock", |world| {
+        Box::pin(world.device.sleep(us(25)))
     }),
     ("drain", |world| {
         let drain = world.pool.drain();
