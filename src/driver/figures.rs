@@ -181,6 +181,7 @@ impl Maintenance {
 
     /// Sets a high-water mark to the current figure.
     pub(crate) fn reset_high(&self, high: High) {
+        self.return_all_kept();
         let mut heap = self.heap.lock();
         heap.reset_high(high);
         if high == High::Used {
@@ -196,6 +197,7 @@ impl Maintenance {
 
     /// Keeps the high-water marks since now as well, until [`end`](Self::end) is called.
     pub(crate) fn begin(&self) -> Mark {
+        self.return_all_kept();
         let mut heap = self.heap.lock();
         let mut registry = self.lanes.lock();
         let mark = registry.retired.begin();

@@ -133,9 +133,13 @@ impl Streams {
                 ticket: block.ticket,
             };
             let lane = lanes.find(fence);
-            lane.expect("a stream that a block is kept for is registered")
-                .cache
-                .note_kept_returned();
+            debug_assert!(
+                lane.is_some(),
+                "a block is kept for a stream that is registered"
+            );
+            if let Some(lane) = lane {
+                lane.cache.note_kept_returned();
+            }
         }
     }
 

@@ -370,6 +370,7 @@ impl Streams {
     /// # Errors
     /// What is missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
+        self.return_all_kept();
         self.flush(Flush::All);
         heap::check::conserved(&self.heap.lock())
     }

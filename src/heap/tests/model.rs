@@ -179,16 +179,19 @@ fn run(virtual_memory: bool, actions: Vec<Action>) {
     check::conserved(&heap).unwrap();
 }
 
+/// Maximum number of operations of a run, plus one.
+const MOST: usize = if cfg!(miri) { 30 } else { 120 };
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 300 }, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_operations_on_virtual_memory(actions in proptest::collection::vec(action(), 1..120)) {
+    fn random_operations_on_virtual_memory(actions in proptest::collection::vec(action(), 1..MOST)) {
         run(true, actions);
     }
 
     #[test]
-    fn random_operations_on_plain_memory(actions in proptest::collection::vec(action(), 1..120)) {
+    fn random_operations_on_plain_memory(actions in proptest::collection::vec(action(), 1..MOST)) {
         run(false, actions);
     }
 }
