@@ -61,11 +61,7 @@ impl Engine {
         }
     }
 
-    async fn admit_open(
-        &self,
-        job: Job,
-        admission: TaskTrackerToken,
-    ) -> Result<Admitted, Refusal> {
+    async fn admit_open(&self, job: Job, admission: TaskTrackerToken) -> Result<Admitted, Refusal> {
         let open = self.opening.open(job.deadline).await?;
         // The last token of an answer is not fed back.
         let tokens = job.prompt.len() + job.max_tokens - 1;

@@ -34,6 +34,9 @@ pub(crate) const WEIGHTS: &str = "weights";
 pub(crate) const ACTIVATIONS: &str = "activations";
 pub(crate) const WORKSPACE: &str = "workspace";
 
+/// The most pages of a sequence: the depth of a tree of prefixes.
+const MOST_PAGES: usize = 1024;
+
 /// The settings of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
@@ -93,6 +96,12 @@ impl Engine {
         let shape = weights.shape();
         let page_bytes = (settings.page as u64).saturating_mul(shape.token_bytes());
         let pages = shape.context.div_ceil(settings.page);
+        anyhow::ensure!(
+            pages <= MOST_PAGES,
+            "a context of {} tokens has {pages} pages of {}, but at most {MOST_PAGES}; raise --page",
+            shape.context,
+            settings.page
+        );
         let activation = Layout::largest(
             &shape,
             Limits {
@@ -103,7 +112,9 @@ impl Engine {
         );
         let streams = settings.streams as u64;
         let worker = activation.saturating_add(machine.workspace);
-        let fixed = shape.weight_bytes().saturating_add(streams.saturating_mul(worker));
+        let fixed = shape
+            .weight_bytes()
+            .saturating_add(streams.saturating_mul(worker));
         let least = fixed.saturating_add(page_bytes.saturating_mul(pages as u64));
         anyhow::ensure!(
             settings.capacity >= least,
@@ -198,6 +209,23 @@ impl Engine {
             .iter()
             .map(|lane| lane.load.load(Ordering::Relaxed));
         loads.sum()
+    }
+
+    /// Returns the used bytes of weights, libraries, activations, keys and values, and the prefix cache.
+    pub(crate) fn memory(&self) -> [u64; 5] {
+        let fixed = [WEIGHTS, WORKSPACE, ACTIVATIONS]
+            .map(|name| self.pool.tag(Tag::new(name)).statistics().used.current);
+        let statistics = self.pool.statistics();
+        let [weights, workspace, activations] = fixed;
+        let all = fixed.iter().sum::<u64>() + statistics.evictable;
+        let requests = statistics.used.current.saturating_sub(all);
+        [
+            weights,
+            workspace,
+            activations,
+            requests,
+            statistics.evictable,
+        ]
     }
 
     /// Returns the index of a worker that has ended before the engine did, if there is one.
