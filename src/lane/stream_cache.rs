@@ -78,8 +78,8 @@ impl GateCheck<'_> {
 /// The hot path.
 impl StreamCache {
     /// Grants a block in the plain case: one that this stream freed, of a size that has a stack, with a reference to
-    /// the stream's registration. `rounding` is the part of `bytes` that was not requested. The block may be larger by
-    /// up to an eighth.
+    /// the stream's registration. `rounding` is the part of `bytes` that was not requested. With [`Fit::Near`], the block
+    /// may be larger by up to an eighth.
     ///
     /// # Errors
     /// Returns an error if there is no such block, or it is not the plain case.
@@ -88,6 +88,7 @@ impl StreamCache {
         owner: &Arc<Registration>,
         bytes: u64,
         rounding: u32,
+        fit: Fit,
     ) -> Result<(CachedBlock, Arc<Registration>), Miss> {
         let this = &owner.lane.cache;
         if bytes > this.bounds.largest {
@@ -102,6 +103,9 @@ impl StreamCache {
             return Err(Miss::Empty);
         }
         let Some(cached) = state.take_at_once(bytes, rounding) else {
+            if fit == Fit::Exact {
+                return Err(Miss::Empty);
+            }
             let cached = take_near(state, bytes, rounding).ok_or(Miss::Empty)?;
             return Ok((cached, owner.clone()));
         };

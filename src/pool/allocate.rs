@@ -9,7 +9,7 @@ use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
-use crate::lane::{Miss, StreamCache};
+use crate::lane::{Fit, Miss, StreamCache};
 use crate::measure::{LimitReached, Tag, debug_in_units};
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
@@ -267,7 +267,7 @@ fn take_charged(
     charged.map_err(|LimitReached| Miss::NotSearched)?;
     let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
     match &taken {
-        Ok(block) => registration.note_granted(tag, block.size() - rounded),
+        Ok(_) => registration.note_granted(tag, 0),
         Err(_) => service.uncharge(tag, rounded),
     }
     taken
@@ -294,7 +294,7 @@ fn plain_size(
     Ok(round_up(bytes, step))
 }
 
-/// Takes a block of a rounded size from the lane, charged to the tag already.
+/// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
 #[inline(always)]
 fn take_rounded(
     registration: &Arc<Registration>,
@@ -303,7 +303,8 @@ fn take_rounded(
     tag: Option<Tag>,
 ) -> Result<Block, Miss> {
     let surplus = (rounded - bytes) as u32;
-    let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus)?;
+    let fit = tag.map_or(Fit::Near, |_| Fit::Exact);
+    let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus, fit)?;
     let allocation = Allocation::of_cache(cached);
     // It may be a little larger than that.
     let rounding = (allocation.bytes - bytes) as u32;

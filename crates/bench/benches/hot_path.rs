@@ -1,7 +1,8 @@
 //! The cost of the hot path, beside its floor in the same run: `cargo bench --bench hot_path`.
 //!
 //! - `hot/try/<bytes>`, `hot/await/<bytes>`: allocate and free the same size on one stream.
-//! - `hot/tagged/<bytes>`: the same for a tag.
+//! - `hot/tagged/<bytes>`: the same for a tag; `hot/reserved/<bytes>`: the same from a reservation.
+//! - `hot/reserve/<bytes>`: a reservation of one block, with its allocation.
 //! - `hot-cuda/...`: the same on a GPU, with `--features cuda` and if there is one; also `hot-cuda/driver/<bytes>`, for
 //!   the driver's own pool.
 //! - `floor/lane`: a mutex, a list pop and push, and a count, twice: the steps that a per-stream design cannot avoid.
@@ -49,6 +50,20 @@ fn hot_on<G: Backend>(criterion: &mut Criterion, name: &str, backend: &G) {
         bencher.iter(|| {
             let allocation = pooled.pool.allocate(&stream, 1 << 16).tag(tag);
             drop(black_box(allocation.try_now().expect("memory")));
+        });
+    });
+    let reservation = pooled.pool.reserve(1 << 24).try_now().expect("memory");
+    group.bench_function(BenchmarkId::new("reserved", 1 << 16), |bencher| {
+        bencher.iter(|| {
+            let block = reservation.allocate(&stream, 1 << 16);
+            drop(black_box(block.expect("reserved")));
+        });
+    });
+    group.bench_function(BenchmarkId::new("reserve", 1 << 20), |bencher| {
+        bencher.iter(|| {
+            let reservation = pooled.pool.reserve(1 << 20).try_now().expect("memory");
+            let block = reservation.allocate(&stream, 1 << 20);
+            drop(black_box(block.expect("reserved")));
         });
     });
     group.finish();
