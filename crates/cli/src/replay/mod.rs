@@ -8,10 +8,12 @@
 //! | [`session`], [`task`], [`backlog`] | the run, its tasks, and how far they run behind |
 //! | [`exchange`], [`patience`] | blocks that streams hand over; tasks that wait for memory |
 //! | [`timing`], [`samples`], [`progress`] | CPU time; levels over time; the bar on the terminal |
+//! | [`frames`] | the figures and blocks of the pool over time |
 //! | [`report`], [`record`] | the figures of a replay; a replay written as a trace |
 
 mod backlog;
 mod exchange;
+pub(crate) mod frames;
 mod patience;
 pub(crate) mod progress;
 mod record;
@@ -26,6 +28,7 @@ use crate::options::{Policy, Target};
 use crate::trace::Trace;
 use anyhow::bail;
 use backlog::Backlog;
+use frames::{Frame, Recording};
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
 use progress::Progress;
@@ -37,7 +40,15 @@ use std::rc::Rc;
 use std::time::Duration;
 use task::StreamTask;
 
-/// Replays `trace`, and returns the report and the samples for a plot.
+/// What a run leaves to draw.
+#[derive(Debug)]
+pub(crate) struct Drawable {
+    pub(crate) samples: Vec<Sample>,
+    /// The frames, if the policy asks for a page.
+    pub(crate) recording: Option<Recording>,
+}
+
+/// Replays `trace`, and returns the report and what can be drawn of the run.
 ///
 /// # Errors
 /// Returns an error if the device or the pool fails, other than for lack of memory.
@@ -47,7 +58,7 @@ pub(crate) fn replay(
     target: &Target,
     policy: &Policy,
     progress: &Progress,
-) -> anyhow::Result<(Report, Vec<Sample>)> {
+) -> anyhow::Result<(Report, Drawable)> {
     let outcome = run(site, trace, policy, progress)?;
     let unlimited = unlimited(site, trace, policy, &outcome, progress)?;
     let setting = Setting {
@@ -56,7 +67,10 @@ pub(crate) fn replay(
         description: site.description(),
     };
     let report = Report::new(trace, setting, &outcome, unlimited);
-    Ok((report, outcome.samples))
+    let Outcome {
+        samples, recording, ..
+    } = outcome;
+    Ok((report, Drawable { samples, recording }))
 }
 
 /// Returns the makespan without a limit on memory and without waits, where the machine can compare two runs.
@@ -88,7 +102,11 @@ fn run(
     let mut run = Run {
         session: session.clone(),
         executor: LocalPool::new(),
-        samples: Samples::over(trace.duration),
+        samples: Samples::over(trace.duration, samples::MOST),
+        frames: policy
+            .html
+            .is_some()
+            .then(|| Samples::over(trace.duration, frames::MOST - 1)),
         progress,
         latest: Latest::default(),
         patience: PATIENCE.saturating_add(policy.conditions.lag * 4),
@@ -112,7 +130,8 @@ fn run(
 struct Run<'a, M: Machine> {
     session: Rc<Session<M>>,
     executor: LocalPool,
-    samples: Samples,
+    samples: Samples<Sample>,
+    frames: Option<Samples<Frame>>,
     progress: &'a Progress,
     latest: Latest,
     /// The longest time without an operation while every task waits for another or for memory.
@@ -212,14 +231,22 @@ impl<M: Machine> Run<'_, M> {
     }
 
     fn sample(&mut self) {
-        if self.samples.is_due(self.session.now()) {
-            self.samples.push(self.session.sample());
+        let now = self.session.now();
+        if self.samples.is_due(now) {
+            self.samples.push(now, self.session.sample(now));
             self.progress.at(self.session.counts.borrow().operations);
+        }
+        if let Some(frames) = self.frames.as_mut().filter(|frames| frames.is_due(now)) {
+            frames.push(now, self.session.frame(now));
         }
     }
 
     fn outcome(self, makespan: Duration, figures: Figures) -> Outcome {
         let statistics = self.session.pool.statistics();
+        let recording = self.frames.map(|frames| {
+            let last = self.session.frame(self.session.now());
+            Recording::new(frames.into_vec(), last, &self.session.pool)
+        });
         let counts = self.session.counts.borrow();
         Outcome {
             requested_high: counts.requested_high,
@@ -241,6 +268,7 @@ impl<M: Machine> Run<'_, M> {
             failures: counts.failures,
             corruptions: figures.corruptions,
             samples: self.samples.into_vec(),
+            recording,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The figures of a replay: the outcome of its run, and the report that is printed.
 
+use super::frames::Recording;
 use super::samples::Sample;
 use crate::options::{Pace, Policy, Target};
 use crate::trace::Trace;
@@ -40,6 +41,8 @@ pub(crate) struct Outcome {
     /// Blocks whose contents differ from what was written, where they are verified.
     pub(crate) corruptions: Option<u64>,
     pub(crate) samples: Vec<Sample>,
+    /// The frames, if the policy asks for a page.
+    pub(crate) recording: Option<Recording>,
 }
 
 impl Outcome {
