@@ -1,5 +1,6 @@
 //! Three services in three processes on one GPU, whose peaks together exceed it:
-//! `cargo run --release --features broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]`.
+//! `cargo run --release --features broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]
+//! [--chunk-mib 8] [--hold-ms 1000] [--only together|moves]`.
 //!
 //! Each service holds its weights, and serves requests that need up to 60 % of the GPU for a while. It is run
 //! - **alone**: one process with a pool over all of the capacity, and no broker;
@@ -7,8 +8,8 @@
 //! - **split**: three processes, each with a third of the capacity, and no broker;
 //! - **together**: three processes with the broker, each guaranteed its weights.
 //!
-//! At the end two processes take the same memory by turns: the time from the request to its memory, less the times that
-//! mapping and unmapping as much take by themselves, is what it costs to move a lease.
+//! At the end two processes take the same memory by turns. The time from the request to its memory is split into what the
+//! one spends in giving memory back, what the other spends in mapping it, and the rest: messages and wake-ups.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
@@ -44,22 +45,31 @@ mod linux {
     const MOVED: u64 = 256 * MIB;
     const MOVES: usize = 101;
     const CHUNK: u64 = 8 * MIB;
-    /// Left free, so that no size has to fit exactly.
-    const SLACK: u64 = 4 * CHUNK;
 
     #[derive(Clone, Debug)]
     struct Options {
         device: String,
         capacity: u64,
         time: Duration,
+        chunk: u64,
+        hold: Duration,
+        only: Option<String>,
     }
 
     impl Options {
+        /// Returns the bytes of a service's weights, in whole chunks.
+        fn weights(&self) -> u64 {
+            (self.capacity * WEIGHTS / 100).next_multiple_of(self.chunk)
+        }
+
         fn parse() -> anyhow::Result<Self> {
             let mut options = Self {
                 device: "sim".into(),
                 capacity: 8192 * MIB,
                 time: Duration::from_secs(5),
+                chunk: CHUNK,
+                hold: BrokerConfig::new("", 0).longest_hold,
+                only: None,
             };
             let mut arguments = env::args().skip(1);
             while let Some(name) = arguments.next() {
@@ -70,7 +80,9 @@ mod linux {
                     "--device" => options.device = value,
                     "--capacity-mib" => options.capacity = value.parse::<u64>()? * MIB,
                     "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
-                    "--child" => {}
+                    "--chunk-mib" => options.chunk = value.parse::<u64>()? * MIB,
+                    "--hold-ms" => options.hold = Duration::from_millis(value.parse()?),
+                    "--only" => options.only = Some(value),
                     _ => bail!("the option {name} is not known"),
                 }
             }
@@ -99,23 +111,30 @@ mod linux {
     fn measure(options: &Options, socket: PathBuf) -> anyhow::Result<()> {
         let capacity = options.capacity;
         println!(
-            "{}, capacity {} MiB, three services with peaks of {PEAK} %",
+            "{}, capacity {} MiB in chunks of {} MiB, three services with peaks of {PEAK} %, holds of up to {:?}",
             options.device,
-            capacity / MIB
+            capacity / MIB,
+            options.chunk / MIB,
+            options.hold
         );
         println!(
-            "{:<28}{:>14}{:>12}{:>10}",
-            "", "requests/s", "failures", "waits"
+            "{:<28}{:>14}{:>12}{:>10}{:>12}{:>12}",
+            "", "requests/s", "failures", "waits", "p99", "longest"
         );
-        let third = capacity / 3;
-
-        let mut alone = Handle::start(options, None, capacity)?;
-        let free = alone.serve(options)?;
-        drop(alone);
-        println!("{:<28}{free}", "alone");
-
-        {
-            let _broker = Broker::bind(BrokerConfig::new(&socket, capacity))?.spawn()?;
+        let runs = |name| options.only.as_deref().is_none_or(|only| only == name);
+        let bind = |longest_hold| {
+            let config = BrokerConfig {
+                longest_hold,
+                ..BrokerConfig::new(&socket, capacity)
+            };
+            anyhow::Ok(Broker::bind(config)?.spawn()?)
+        };
+        if runs("alone") {
+            let mut alone = Handle::start(options, None, capacity)?;
+            let free = alone.serve(options)?;
+            drop(alone);
+            println!("{:<28}{free}", "alone");
+            let _broker = bind(options.hold)?;
             let mut services = start(options, Some(&socket), capacity)?;
             for service in &mut services[1..] {
                 // They have been busy, and hold what they needed then.
@@ -129,18 +148,22 @@ mod linux {
                 100.0 * with_broker.rate / free.rate
             );
         }
-        let mut services = start(options, None, third)?;
-        print_together("split, a third each", &mut services, options)?;
-        drop(services);
-        {
-            let _broker = Broker::bind(BrokerConfig::new(&socket, capacity))?.spawn()?;
+        if runs("split") {
+            let mut services = start(options, None, capacity / 3)?;
+            print_together("split, a third each", &mut services, options)?;
+        }
+        if runs("together") {
+            let _broker = bind(options.hold)?;
             let mut services = start(options, Some(&socket), capacity)?;
             print_together("together with the broker", &mut services, options)?;
-            drop(services);
         }
-        let _broker = Broker::bind(BrokerConfig::new(&socket, capacity))?.spawn()?;
-        let mut services = start(options, Some(&socket), capacity)?;
-        moves(&mut services, capacity)
+        if runs("moves") {
+            // A hold would delay the next turn, until it is seen that the service does nothing.
+            let _broker = bind(Duration::ZERO)?;
+            let mut services = start(options, Some(&socket), capacity)?;
+            moves(&mut services, options)?;
+        }
+        Ok(())
     }
 
     fn start(
@@ -169,48 +192,58 @@ mod linux {
             sum.rate += served.rate;
             sum.failures += served.failures;
             sum.waits += served.waits;
+            sum.p99 = sum.p99.max(served.p99);
+            sum.longest = sum.longest.max(served.longest);
         }
         println!("{:<28}{sum}", "  all");
         Ok(())
     }
 
     /// Moves a lease between two services by turns. Prints medians.
-    fn moves(services: &mut [Handle], capacity: u64) -> anyhow::Result<()> {
+    fn moves(services: &mut [Handle], options: &Options) -> anyhow::Result<()> {
+        let capacity = options.capacity;
         let [one, other, filler] = services else {
             unreachable!("there are three")
         };
-        // The filler and the weights leave just what is moved.
-        let rest = capacity - MOVED - 3 * weights(capacity) - SLACK;
+        // The filler and the weights leave what is moved, and less than as much again.
+        let rest = capacity - MOVED - 3 * options.weights() - 4 * CHUNK;
         filler.ask(&format!("hold {rest}"), "held")?;
-        let (mut total, mut unmapping, mut mapping) = (Vec::new(), Vec::new(), Vec::new());
+        let mut figures: [Vec<f64>; 6] = Default::default();
         let mut turns = [one, other];
         turns[0].ask(&format!("take {MOVED}"), "took")?;
+        let times = |service: &mut Handle| -> anyhow::Result<(f64, f64)> {
+            let times = service.ask("times", "times")?;
+            let (returning, granting) = times.split_once(' ').context("two times")?;
+            Ok((returning.parse()?, granting.parse()?))
+        };
         for _ in 0..MOVES {
             turns.swap(0, 1);
-            let took = turns[0].ask(&format!("take {MOVED}"), "took")?;
-            total.push(took.parse::<f64>()?);
+            let [taker, giver] = &mut turns;
+            let before = (times(giver)?.0, times(taker)?.1);
+            let took: f64 = taker.ask(&format!("take {MOVED}"), "took")?.parse()?;
+            let giving = times(giver)?.0 - before.0;
+            let taking = times(taker)?.1 - before.1;
             // The process unmaps as much by itself, and takes it again within its lease.
-            let unmapped = turns[0].ask("unmap", "unmapped")?;
-            unmapping.push(unmapped.parse::<f64>()?);
-            let mapped = turns[0].ask(&format!("take {MOVED}"), "took")?;
-            mapping.push(mapped.parse::<f64>()?);
+            let unmapped: f64 = taker.ask("unmap", "unmapped")?.parse()?;
+            let mapped: f64 = taker.ask(&format!("take {MOVED}"), "took")?.parse()?;
+            let rest = took - giving - taking;
+            let all = [took, giving, taking, rest, unmapped, mapped];
+            figures
+                .iter_mut()
+                .zip(all)
+                .for_each(|(figures, figure)| figures.push(figure));
         }
-        let [total, unmapping, mapping] = [total, unmapping, mapping].map(median);
-        println!("{} MiB moved, median of {MOVES}", MOVED / MIB);
-        println!("{:<28}{:>11.0} us", "  request to memory", total);
-        println!("{:<28}{:>11.0} us", "  unmapping as much", unmapping);
-        println!("{:<28}{:>11.0} us", "  mapping as much", mapping);
-        println!(
-            "{:<28}{:>11.0} us",
-            "  the rest: moving the lease",
-            total - unmapping - mapping
-        );
+        let [took, giving, taking, rest, unmapped, mapped] = figures.map(median);
+        println!("{} MiB moved, medians of {MOVES}, in us", MOVED / MIB);
+        let row = |name: &str, time: f64| println!("{name:<44}{time:>9.0}");
+        row("  request to memory", took);
+        row("    giving back, in the one process", giving);
+        row("    mapping and granting, in the other", taking);
+        row("    messages and wake-ups", rest);
+        row("  unmapping as much alone", unmapped);
+        row("  mapping as much alone", mapped);
+        row("  moving the lease, beyond both", took - unmapped - mapped);
         Ok(())
-    }
-
-    /// Returns the bytes of a service's weights, in whole chunks.
-    fn weights(capacity: u64) -> u64 {
-        (capacity * WEIGHTS / 100).next_multiple_of(CHUNK)
     }
 
     fn median(mut values: Vec<f64>) -> f64 {
@@ -223,16 +256,21 @@ mod linux {
         rate: f64,
         failures: u64,
         waits: u64,
+        /// In milliseconds, from the request to its memory.
+        p99: f64,
+        longest: f64,
     }
 
     impl Served {
         fn parse(text: &str) -> anyhow::Result<Self> {
             let mut words = text.split_whitespace();
-            let mut next = || words.next().context("three figures");
+            let mut next = || words.next().context("five figures");
             Ok(Self {
                 rate: next()?.parse()?,
                 failures: next()?.parse()?,
                 waits: next()?.parse()?,
+                p99: next()?.parse()?,
+                longest: next()?.parse()?,
             })
         }
     }
@@ -241,8 +279,8 @@ mod linux {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             write!(
                 f,
-                "{:>14.1}{:>12}{:>10}",
-                self.rate, self.failures, self.waits
+                "{:>14.1}{:>12}{:>10}{:>9.1} ms{:>9.1} ms",
+                self.rate, self.failures, self.waits, self.p99, self.longest
             )
         }
     }
@@ -263,6 +301,7 @@ mod linux {
             let mut command = Command::new(env::current_exe()?);
             command.args(["--device", &options.device]);
             command.args(["--capacity-mib", &(options.capacity / MIB).to_string()]);
+            command.args(["--chunk-mib", &(options.chunk / MIB).to_string()]);
             command.env("WEIRPOOL_SERVICE", capacity.to_string());
             if let Some(socket) = socket {
                 command.env("WEIRPOOL_SOCKET", socket);
@@ -351,10 +390,11 @@ mod linux {
                 }
             };
             let mut builder = PoolBuilder::new(device).capacity(capacity);
+            builder = builder.chunk_bytes(options.chunk);
             // A request that waits for what its own service holds fails, where no broker can help.
             builder = builder.fail_deadlocks_after(Duration::from_millis(20));
             if let Some(socket) = env::var_os("WEIRPOOL_SOCKET") {
-                let guaranteed = weights(options.capacity);
+                let guaranteed = options.weights();
                 builder = builder
                     .broker(BrokerOptions::new(PathBuf::from(socket)).guaranteed(guaranteed));
             }
@@ -364,9 +404,7 @@ mod linux {
                 #[cfg(feature = "cuda")]
                 Work::Cuda(work) => pool.register(work)?,
             };
-            let weights = pool
-                .allocate(&stream, weights(options.capacity))
-                .blocking()?;
+            let weights = pool.allocate(&stream, options.weights()).blocking()?;
             Ok(Self {
                 pool,
                 stream,
@@ -386,8 +424,8 @@ mod linux {
                     "serve" => {
                         let served = self.serve(Duration::from_millis(rest.parse()?))?;
                         say(&format!(
-                            "served {} {} {}",
-                            served.rate, served.failures, served.waits
+                            "served {} {} {} {} {}",
+                            served.rate, served.failures, served.waits, served.p99, served.longest
                         ))?;
                     }
                     "once" => {
@@ -421,6 +459,13 @@ mod linux {
                         ensure!(trimmed.released > 0, "nothing was free: {trimmed}");
                         say(&format!("unmapped {}", took.as_secs_f64() * 1e6))?;
                     }
+                    "times" => {
+                        let lease = self.pool.lease().context("there is a broker")?;
+                        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+                        let (returning, granting) =
+                            (micros(lease.returning), micros(lease.granting));
+                        say(&format!("times {returning} {granting}"))?;
+                    }
                     _ => bail!("the command {line} is not known"),
                 }
             }
@@ -431,22 +476,34 @@ mod linux {
         fn serve(&self, time: Duration) -> anyhow::Result<Served> {
             let (start, mut served) = (Instant::now(), Served::default());
             let mut count = 0_u64;
+            let mut latencies = Vec::new();
             while start.elapsed() < time {
                 count += 1;
                 // A share of the whole GPU: a service does not know how it is shared.
                 let percent = 1 + (count * 7919 + u64::from(std::process::id())) % PEAK;
                 let waited = self.pool.statistics().waits.served;
                 match self.request(self.whole * percent / 100) {
-                    Ok(()) => served.rate += 1.0,
+                    Ok(latency) => {
+                        served.rate += 1.0;
+                        latencies.push(latency.as_secs_f64() * 1e3);
+                    }
                     Err(_) => served.failures += 1,
                 }
                 served.waits += self.pool.statistics().waits.served - waited;
             }
             served.rate /= start.elapsed().as_secs_f64();
+            latencies.sort_by(f64::total_cmp);
+            served.p99 = latencies
+                .get(latencies.len() * 99 / 100)
+                .copied()
+                .unwrap_or(0.0);
+            served.longest = latencies.last().copied().unwrap_or(0.0);
             Ok(served)
         }
 
-        fn request(&self, bytes: u64) -> anyhow::Result<()> {
+        /// Returns how long the request waited for its memory.
+        fn request(&self, bytes: u64) -> anyhow::Result<Duration> {
+            let start = Instant::now();
             let block = match self
                 .pool
                 .allocate(&self.stream, bytes)
@@ -461,6 +518,7 @@ mod linux {
                 }
                 Err(error) => return Err(error.into()),
             };
+            let latency = start.elapsed();
             match &self.work {
                 Work::Sim(work) => {
                     work.submit(Operation::new(WORK).writes(block.address(), block.size()));
@@ -485,7 +543,7 @@ mod linux {
             }
             drop(block);
             futures::executor::block_on(self.stream.synchronize())?;
-            Ok(())
+            Ok(latency)
         }
     }
 

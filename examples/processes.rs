@@ -6,7 +6,8 @@
 //! cargo run --release --features ipc,cuda --example processes -- --device cuda
 //! ```
 //!
-//! The program starts itself again as the importer. Both print what they do, and what it costs.
+//! The program starts itself again as the importer. Both print what they do, and what it costs. With `--costs` it prints
+//! how long each call on a chunk takes on the host instead: the simulated device's cost model has its figures from a GPU.
 //!
 //! | step | exporter | importer |
 //! |---|---|---|
@@ -62,6 +63,9 @@ mod processes {
         };
         let kind = after("--device").unwrap_or("sim");
         let device = open(kind)?;
+        if arguments.iter().any(|argument| argument == "--costs") {
+            return costs(&*device);
+        }
         match after("--import-from") {
             None => export(kind, device),
             Some(path) => import(device, wire::Connection::connect(path, &Allowed::own())?),
@@ -78,6 +82,50 @@ mod processes {
             )
             .into()),
         }
+    }
+
+    /// Prints the shortest of some times for each call.
+    fn costs(device: &dyn Device) -> Outcome {
+        let sharing = device.sharing().ok_or("the device shares no memory")?;
+        println!("  MiB   create   export   import      map    unmap  destroy   in us");
+        for bytes in [2, 8, 32, 64, 128, 512].map(|size| size * MIB) {
+            let mut best = [f64::MAX; 6];
+            for _ in 0..20 {
+                let range = device.reserve(bytes)?;
+                let mut times = vec![Instant::now()];
+                let mut lap = || times.push(Instant::now());
+                let chunk = sharing.create_shareable(bytes)?;
+                lap();
+                // SAFETY: the chunk was just created. The imported one is mapped in a range that was just reserved, and
+                // unmapped and destroyed before the range ends. No work touches either.
+                unsafe {
+                    let descriptor = sharing.export(chunk)?;
+                    lap();
+                    let imported = sharing.import(descriptor, bytes)?;
+                    lap();
+                    device.map(range, imported, bytes)?;
+                    lap();
+                    device.unmap(range, bytes)?;
+                    lap();
+                    device.destroy(imported)?;
+                    lap();
+                    device.destroy(chunk)?;
+                    device.unreserve(range, bytes)?;
+                }
+                let laps = times
+                    .windows(2)
+                    .map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e6);
+                best.iter_mut()
+                    .zip(laps)
+                    .for_each(|(best, lap)| *best = best.min(lap));
+            }
+            let [create, export, import, map, unmap, destroy] = best;
+            println!(
+                "{:5} {create:8.1} {export:8.1} {import:8.1} {map:8.1} {unmap:8.1} {destroy:8.1}",
+                bytes / MIB
+            );
+        }
+        Ok(())
     }
 
     fn pool(device: &Arc<dyn Device>) -> Outcome<(Pool, Stream)> {

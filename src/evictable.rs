@@ -43,7 +43,14 @@ use sealed::Memory;
 /// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
 /// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
 /// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a
-/// request first waits for the memory that is about to be free. Memory of a living [reservation](crate::Reservation) returns to it when evicted.
+/// request first waits for the memory that is about to be free. Memory of a living
+/// [reservation](crate::Reservation) returns to it when evicted.
+///
+/// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
+/// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once if
+/// that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other direction,
+/// memory is evicted for other processes once all of them have given back what is free, but not below the
+/// guarantee.
 ///
 /// ```
 /// use weirpool::{Pool, device::sim::SimDevice};

@@ -3,7 +3,7 @@
 //! Under `--cfg weirpool_loom` the names stand for loom's primitives, so that the models in `loom-tests/` run the
 //! crate's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for models with too many
 //! schedules for loom. In debug builds this module also counts, for two checks that a test can make: the locks that a
-//! thread took and its writes to shared cache lines ([`census`]), and whether it holds a lock where it must hold none
+//! thread took and its writes to shared cache lines (`census`), and whether it holds a lock where it must hold none
 //! ([`assert_unlocked`], *no-lock-across-calls*).
 //!
 //! The device layer is below the models: it uses [`plain`], which is always std.
@@ -394,7 +394,7 @@ pub(crate) fn census() -> Census {
     counters::take()
 }
 
-/// The counts that [`census`] returns.
+/// The counts that `census` returns.
 #[derive(Clone, Debug, Default)]
 #[allow(dead_code, reason = "the census is of tests")]
 pub(crate) struct Census {

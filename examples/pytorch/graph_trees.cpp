@@ -214,6 +214,15 @@ class Allocator : public Pluggable {
     note(device, id);
   }
 
+  // `torch.cuda.MemPool` sets both, also to false at its end. No request takes memory of a pool of graphs when memory is short.
+  void setUseOnOOM(c10::DeviceIndex, MempoolId_t, bool use_on_oom) override {
+    TORCH_CHECK(!use_on_oom, "a pool with use_on_oom is not supported on memory from weirpool");
+  }
+
+  void setNoSplit(c10::DeviceIndex, MempoolId_t) override {
+    TORCH_CHECK(false, "a pool with no_split is not supported on memory from weirpool");
+  }
+
   int getPoolUseCount(c10::DeviceIndex device, MempoolId_t id) override {
     return static_cast<int>(library->uses(device, name_of(id)));
   }

@@ -240,13 +240,14 @@ def run(arguments):
     tried("in_graphs_of_training", results, lambda: in_graphs(library))
     tried("left_after_training", results, lambda: released(library))
     if library:
-        tried("mem_pool", results, lambda: in_a_pool(library))
-    if library:
         torch.cuda.synchronize()
         results["pending"] = library.weirpool_pending(0)
     results["peak"] = library.weirpool_peak_reserved(0) if library else torch.cuda.max_memory_reserved()
     results["calls"] = calls
     print(json.dumps(results), flush=True)
+    if library:
+        tried("mem_pool", results, lambda: in_a_pool(library))
+        print(json.dumps(results), flush=True)
 
 
 def in_a_process(arguments, allocator):
@@ -254,10 +255,10 @@ def in_a_process(arguments, allocator):
     print("running:", *command[1:], file=sys.stderr)
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     lines = child.stdout.splitlines()
-    if child.returncode != 0 or not lines:
-        print(f"the run on {allocator} exited with {child.returncode}; its messages are above")
-        return {"errors": {"process": f"exit code {child.returncode}"}}
-    return json.loads(lines[-1])
+    results = json.loads(lines[-1]) if lines else {}
+    if child.returncode != 0:
+        results.setdefault("errors", {})["process"] = f"exit code {child.returncode}; its messages are above"
+    return results
 
 
 def compare(arguments):

@@ -7,8 +7,8 @@
     shared.wait()                                        # until the other processes have released it
 
 `library` is what `train_and_serve.use_weirpool` returns, built with the features `cuda` and `ipc`. PyTorch's own way does not work
-with a pluggable allocator: `Tensor.share_memory_` and queues of `torch.multiprocessing` end in `cudaIpcGetMemHandle`, which refuses virtual
-memory, and in `getIpcDevPtr`, which raises "CUDAPluggableAllocator does not yet support getIpcDevPtr".
+with a pluggable allocator: `Tensor.share_memory_` and queues of `torch.multiprocessing` end with "CUDAPluggableAllocator does not yet support
+shareIpcHandle" (PyTorch 2.11).
 """
 
 import ctypes

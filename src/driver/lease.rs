@@ -16,6 +16,7 @@ use super::{Core, Supply};
 use crate::sync::Ordering;
 use crate::sync::plain::{Arc, AtomicU64};
 use std::fmt;
+use std::time::Duration;
 
 /// Leases capacity to a pool. No call waits for the broker, but for [`ask_and_wait`](Self::ask_and_wait).
 pub(crate) trait Lender: fmt::Debug + Send + Sync {
@@ -61,6 +62,10 @@ pub struct BrokerLease {
     pub is_connected: bool,
     /// Why a restarted broker does not take the pool back, if it said so.
     pub refused: Option<String>,
+    /// How long giving memory back took so far, unmapping included.
+    pub returning: Duration,
+    /// How long it took so far to serve the queue with what was granted, mapping included.
+    pub granting: Duration,
 }
 
 /// See the [module](self).

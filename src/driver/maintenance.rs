@@ -337,6 +337,27 @@ impl Maintenance {
         self.release_above(bytes)
     }
 
+    /// Evicts memory, the least recently used first, and releases it as [`reclaim_above`](Self::reclaim_above) does. Stops
+    /// once no more than that many bytes are held, nothing is evictable, or the rest waits for work of the device.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what was released before counts.
+    #[cfg_attr(
+        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+        allow(dead_code)
+    )]
+    pub(crate) fn evict_above(&self, bytes: u64) -> Result<(), DeviceError> {
+        loop {
+            let beyond = self.held().saturating_sub(bytes);
+            let lacking = beyond.saturating_sub(self.totals().pending.current);
+            // Blocks that share their chunks with others release nothing: more of them may.
+            if lacking == 0 || self.evictables.evict(lacking, None) == 0 {
+                return Ok(());
+            }
+            self.reclaim_above(bytes)?;
+        }
+    }
+
     /// Returns whether the next maintenance may release more, though no free reports anything until then.
     fn has_more_to_release(&self) -> bool {
         let reserved = self.most_cached();

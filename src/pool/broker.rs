@@ -199,10 +199,12 @@ struct PoolTenant(Tenant);
 impl weirpool_broker::Tenant for PoolTenant {
     fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held> {
         let holding = self.0.apply(first, bound, is_binding)?;
+        let (used, blocks) = self.0.use_so_far();
         Some(Held {
             held: holding.held,
-            used: holding.used,
+            used,
             waiting: holding.waiting as u64,
+            blocks,
         })
     }
 }
@@ -238,6 +240,7 @@ impl Lender for Leased {
 
     fn figures(&self) -> BrokerLease {
         let Share { guaranteed, .. } = self.0.share();
+        let (returning, granting) = self.0.times();
         BrokerLease {
             leased: self.0.lease(),
             guaranteed,
@@ -246,6 +249,8 @@ impl Lender for Leased {
             is_waiting: self.0.is_waiting(),
             is_connected: self.0.is_connected(),
             refused: self.0.refused().map(|refused| refused.to_string()),
+            returning,
+            granting,
         }
     }
 }

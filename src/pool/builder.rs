@@ -327,9 +327,14 @@ impl PoolBuilder {
     /// or [`BrokerOptions`](crate::BrokerOptions). Default: no broker.
     ///
     /// A request that is short of the lease asks the broker, and waits in the queue as for any memory.
-    /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A request above the limit fails at once. When
-    /// the broker asks for memory, a thread of the pool's own gives back what is free; allocations from the caches of
-    /// streams know nothing of it, unless the broker needs memory that is in use. See
+    /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A request
+    /// above the limit fails at once.
+    ///
+    /// When the broker asks for memory, a thread of the pool's own gives back what is free. Allocations from the caches
+    /// of streams know nothing of it, unless the broker needs memory that is in use.
+    ///
+    /// Each chunk costs two calls of the driver when its memory moves to another process, whatever its size. Where
+    /// services compete for many GiB, choose [chunks](Self::chunk_bytes) of 64 MiB. See
     /// [the guide](crate::guide::services#several-processes).
     ///
     /// Excludes [`initial_size`](Self::initial_size), [`driver_pool`](Self::driver_pool), and memory that is not the

@@ -6,10 +6,13 @@ use crate::driver::{BrokerLease, Lender};
 use crate::queue::Tenant;
 use crate::sync::Ordering;
 use crate::sync::plain::{Arc, AtomicU64};
+use std::time::Duration;
 
 #[derive(Debug, Default)]
 struct Stub {
     asked: AtomicU64,
+    /// The bound that was applied last.
+    leased: AtomicU64,
     looks: AtomicU64,
 }
 
@@ -37,7 +40,17 @@ impl Lender for Stub {
     fn end(&self) {}
 
     fn figures(&self) -> BrokerLease {
-        unimplemented!("a model has no figures")
+        BrokerLease {
+            leased: self.leased.load(Ordering::SeqCst),
+            guaranteed: 0,
+            limit: u64::MAX,
+            recalled: 0,
+            is_waiting: self.is_asking(),
+            is_connected: true,
+            refused: None,
+            returning: Duration::ZERO,
+            granting: Duration::ZERO,
+        }
     }
 }
 
@@ -64,6 +77,7 @@ impl Leased {
     /// Returns the bytes that are held afterwards.
     pub fn apply(&self, first: u64, bound: u64, is_binding: bool) -> u64 {
         let held = self.tenant.apply(first, bound, is_binding);
+        self.stub.leased.store(bound, Ordering::SeqCst);
         held.expect("the pool lives").held
     }
 

@@ -460,8 +460,11 @@ impl Pool {
     /// pending. All memory that the pool holds is free then, and no work of the device touches it.
     ///
     /// A drain ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all
-    /// of them have come back. [Evictable](crate::Evictable) memory is evicted. To end a service,
-    /// [`close`](Self::close) the pool first:
+    /// of them have come back. [Evictable](crate::Evictable) memory is evicted. Exportable blocks are not awaited: they are no
+    /// memory of the heap, and a process that imported one may keep it for ever. They are counted in
+    /// [`Statistics::exportable`] until they are back.
+    ///
+    /// To end a service, [`close`](Self::close) the pool first:
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};

@@ -2,8 +2,9 @@
 //! polled for it.
 //!
 //! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
-//! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also holds requests
-//! back that would use more, and the lender looks again whenever memory comes back, like a [drain](super::drain).
+//! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also evicts
+//! [evictable](crate::Evictable) memory, and holds requests back that would use more. The lender looks again whenever
+//! memory comes back, like a [drain](super::drain).
 
 #![cfg_attr(
     not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
@@ -23,7 +24,6 @@ use std::task::{Wake, Waker};
 pub(crate) struct Holding {
     /// From the device, or about to be.
     pub(crate) held: u64,
-    pub(crate) used: u64,
     /// Requests that wait.
     pub(crate) waiting: usize,
 }
@@ -65,9 +65,11 @@ impl Tenant {
         Self { link, waker }
     }
 
-    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the requests that
-    /// it was asked for, before it is recalled for others. Then bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`, bounds
-    /// what it uses as well. Returns what it holds then; `None` after the last handle of the pool is gone.
+    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the requests
+    /// that it was asked for, before it is recalled for others.
+    ///
+    /// Then bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`,
+    /// bounds what it uses as well. Returns what it holds then; `None` after the last handle of the pool is gone.
     ///
     /// One thread calls at a time.
     pub(crate) fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Holding> {
@@ -87,6 +89,17 @@ impl Tenant {
             is_binding,
             &self.waker,
         ))
+    }
+
+    /// Returns the bytes in use, and how many blocks were granted so far; zeros once the pool is gone.
+    #[cfg_attr(weirpool_loom, allow(dead_code, reason = "models have no broker"))]
+    pub(crate) fn use_so_far(&self) -> (u64, u64) {
+        let statistics = self
+            .link
+            .service()
+            .map(|service| service.driver.statistics());
+        let statistics = statistics.unwrap_or_default();
+        (statistics.used.current, statistics.allocations)
     }
 }
 
@@ -115,16 +128,18 @@ impl Service {
         if driver.held() > bound {
             let _ = driver.reclaim_above(bound);
         }
+        if is_binding && driver.held() > bound {
+            // Free memory of other clients was not enough either.
+            let _ = driver.evict_above(bound);
+        }
         // Also after a recall: what was asked for may have been granted with it, and has to be asked for again.
         if !this.queue.is_empty() || driver.is_recalled() {
             this.funnel.note_change();
             // A thread that serves already looks again, and leaves what it may not do to a thread of its own.
             Self::try_serve_fully(this);
         }
-        let totals = driver.totals();
         Holding {
             held: driver.held(),
-            used: totals.used.current,
             waiting: this.queue.waiting(),
         }
     }

@@ -409,7 +409,7 @@ impl Queue {
         self.standing.lock().queued.waits_for(stream)
     }
 
-    /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
+    /// Returns the requests to search for in a deadlock, apart from the head; see [`scan`](super::scan).
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock();
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);

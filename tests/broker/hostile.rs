@@ -79,8 +79,8 @@ fn malformed_messages_are_refused() {
         b"{}",
         b"[]",
         b"\xff\xfe\x00",
-        br#"{"state":{"returned":-1,"needs":0,"wishes":0,"answered":0,"asks":0,"used":0,"reserved":0,"waiting":0}}"#,
-        br#"{"state":{"returned":1e30,"needs":0,"wishes":0,"answered":0,"asks":0,"used":0,"reserved":0,"waiting":0}}"#,
+        br#"{"state":{"returned":-1,"needs":0,"wishes":0,"answered":0,"asks":0,"returning":0,"blocks":0,"used":0,"reserved":0,"waiting":0}}"#,
+        br#"{"state":{"returned":1e30,"needs":0,"wishes":0,"answered":0,"asks":0,"returning":0,"blocks":0,"used":0,"reserved":0,"waiting":0}}"#,
         br#"{"join":{"version":1,"client":{"key":1,"name":"x","share":{"guaranteed":0,"limit":99999999999999999999,"weight":1},"granted":0,"returned":0}}}"#,
         br#""leave""#,
         &[b'['; 60_000],
@@ -235,5 +235,79 @@ fn client_that_reads_nothing_is_disconnected() {
         seen: None,
     };
     while deaf.send(&watch, &[]).is_ok() {}
+    assert_unharmed(&folder);
+}
+
+/// The descriptors of this process, in which the broker runs.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn connections_without_end_leave_nothing_behind() {
+    let folder = Folder::new("connections");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    assert_unharmed(&folder);
+    for round in 0..400_u64 {
+        let connection = connect(&folder);
+        // It dies at each step: before it joins, after, with a need, or once it was granted.
+        if round % 4 > 0 {
+            let client = joining(round);
+            let version = VERSION;
+            connection
+                .send(&Request::Join { version, client }, &[])
+                .unwrap();
+        }
+        if round % 4 > 1 {
+            let _ = connection.receive::<Reply>().unwrap();
+        }
+        if round % 4 > 2 {
+            let needs = 48 * MIB;
+            let statement = Statement {
+                needs,
+                ..Statement::default()
+            };
+            connection.send(&Request::State(statement), &[]).unwrap();
+            // A lease that is not returned would stay: this process lives.
+            let _ = connection.receive::<Reply>().unwrap();
+            connection
+                .send(
+                    &Request::State(Statement {
+                        returned: needs,
+                        ..statement
+                    }),
+                    &[],
+                )
+                .unwrap();
+        }
+    }
+    assert_unharmed(&folder);
+    crate::common::eventually(|| descriptors() < 200);
+    crate::processes::until(&folder, |figures| figures.clients.is_empty());
+}
+
+#[test]
+fn more_clients_than_are_served_are_refused_and_cost_nothing() {
+    let folder = Folder::new("full");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let many: Vec<_> = (0..160).map(|_| connect(&folder)).collect();
+    let refused = many.iter().filter(|connection| {
+        let version = VERSION;
+        let join = Request::Join {
+            version,
+            client: joining(fastrand::u64(..)),
+        };
+        let _ = connection.send(&join, &[]);
+        !matches!(
+            connection.receive::<Reply>(),
+            Ok((Reply::Welcome { .. }, _))
+        )
+    });
+    assert_eq!(refused.count(), 32);
+    drop(many);
+    crate::common::eventually(|| {
+        let watch = weirpool_broker::Watch::connect(&folder.socket());
+        watch.is_ok_and(|mut watch| watch.next_figures().is_ok())
+    });
     assert_unharmed(&folder);
 }

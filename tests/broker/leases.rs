@@ -214,3 +214,33 @@ fn figures_show_processes_leases_and_use() {
     assert!(pool.health().lease.unwrap().is_connected);
     drop(block);
 }
+
+#[test]
+fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee() {
+    let folder = Folder::new("evicts");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (caching, stream) = leased(&folder, |options| options.guaranteed(16 * MIB));
+    let entries: Vec<_> = (0..5)
+        .map(|_| caching.try_allocate(&stream, 8 * MIB).unwrap())
+        .map(Block::into_evictable)
+        .collect();
+    let (free, third_stream) = leased(&folder, |options| options);
+    drop(free.allocate(&third_stream, 24 * MIB).blocking().unwrap());
+    let (needy, needy_stream) = leased(&folder, |options| options);
+    let first = needy.allocate(&needy_stream, 16 * MIB).blocking().unwrap();
+    assert_eq!(caching.statistics().evictions, 0, "free memory is enough");
+    let second = needy.allocate(&needy_stream, 24 * MIB).blocking().unwrap();
+    let present = entries.iter().filter(|entry| entry.is_present()).count();
+    assert_eq!(present, 3, "16 MiB of 40, the least recently used first");
+    assert!(entries[2].is_present() && !entries[1].is_present());
+    // What is left above the guarantee is 8 MiB.
+    let request = needy.allocate(&needy_stream, 16 * MIB);
+    let refused = request.timeout(Duration::from_millis(50)).blocking();
+    assert!(
+        matches!(refused, Err(AllocError::TimedOut { .. })),
+        "{refused:?}"
+    );
+    assert!(entries.iter().filter(|entry| entry.is_present()).count() >= 2);
+    drop((first, second, entries));
+    caching.check_conserved().unwrap();
+}

@@ -123,6 +123,36 @@ fn broker_restarts_under_load() {
 }
 
 #[test]
+fn broker_is_killed_under_load() {
+    let folder = Folder::new("broker-killed");
+    let socket = folder.socket();
+    let mut running = Puppet::start_broker(&socket, 96 * MIB);
+    let mut services: Vec<_> = (0..3).map(|_| start(&folder, 96, 8)).collect();
+    for service in &mut services {
+        service.tell("serve 150 64");
+    }
+    for round in 0..5 {
+        running.signal(Signal::KILL);
+        drop(running);
+        // A broker that is killed while it records leaves such a file: the record itself is replaced as a whole.
+        let half_written = &br#"[{"key":1,"name":"half a rec"#[..5 * round];
+        std::fs::write(folder.file("broker.leases.new"), half_written).unwrap();
+        running = Puppet::start_broker(&socket, 96 * MIB);
+        until(&folder, |figures| {
+            let present = figures.clients.iter();
+            let present = present.filter(|client| client.standing != Standing::Absent);
+            let leased: u64 = figures.clients.iter().map(|client| client.lease).sum();
+            assert!(leased <= 96 * MIB, "{figures:?}");
+            present.count() == 3
+        });
+    }
+    for service in &mut services {
+        assert_eq!(service.expect("served"), "150");
+    }
+    Joint::assert_never_exceeded(&folder.file("joint"));
+}
+
+#[test]
 fn process_goes_on_within_its_lease_while_there_is_no_broker() {
     let folder = Folder::new("without");
     let running = broker(&folder.socket(), 64 * MIB);

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use weirpool::device::sim::SimStream;
 use weirpool::{BrokerOptions, Pool, Stream};
+use weirpool_broker::{Broker, BrokerConfig};
 
 const ROLE: &str = "WEIRPOOL_TEST_PUPPET";
 
@@ -29,6 +30,22 @@ pub(crate) struct Puppet {
 
 impl Puppet {
     pub(crate) fn start(setting: &Setting<'_>) -> Self {
+        let Setting {
+            memory, guaranteed, ..
+        } = setting;
+        Self::spawn(
+            &format!("{memory};{guaranteed}"),
+            setting.socket,
+            setting.joint,
+        )
+    }
+
+    /// Starts a broker in a process of its own.
+    pub(crate) fn start_broker(socket: &Path, capacity: u64) -> Self {
+        Self::spawn(&format!("broker;{capacity}"), socket, socket)
+    }
+
+    fn spawn(role: &str, socket: &Path, joint: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
@@ -36,9 +53,9 @@ impl Puppet {
                 "--nocapture",
                 "--test-threads=1",
             ])
-            .env(ROLE, format!("{};{}", setting.memory, setting.guaranteed))
-            .env("WEIRPOOL_TEST_SOCKET", setting.socket)
-            .env("WEIRPOOL_TEST_JOINT", setting.joint)
+            .env(ROLE, role)
+            .env("WEIRPOOL_TEST_SOCKET", socket)
+            .env("WEIRPOOL_TEST_JOINT", joint)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -105,6 +122,13 @@ fn puppet() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
+    if let Some(capacity) = role.strip_prefix("broker;") {
+        let socket = std::env::var_os("WEIRPOOL_TEST_SOCKET").unwrap();
+        let config = BrokerConfig::new(socket, capacity.parse().unwrap());
+        let broker = Broker::bind(config).unwrap();
+        say("ready");
+        return broker.run().unwrap();
+    }
     let (memory, guaranteed) = role.split_once(';').unwrap();
     let number = |text: &str| text.parse::<u64>().unwrap() * MIB;
     let path = |name| PathBuf::from(std::env::var_os(name).unwrap());

@@ -201,3 +201,54 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     worker.settle();
     site.assert_sound();
 }
+
+/// A device that can share its chunks exports one by a descriptor, and imports it as the same memory. It outlives the exporter's
+/// own chunk. A descriptor of anything else is refused, and so is a size that is wrong, at the latest when the chunk is mapped.
+pub(crate) fn exported_chunk_is_the_same_memory<B: Bench>() {
+    #[cfg(unix)]
+    {
+        use weirpool::device::DeviceAddress;
+        let bench = B::new();
+        let device = bench.device();
+        let Some(sharing) = device.sharing() else {
+            return;
+        };
+        let bytes = 2 * MIB.max(device.capabilities().granularity);
+        let span = |address| crate::bench::Span {
+            address: DeviceAddress::from_bits(address),
+            bytes,
+        };
+        let chunk = sharing.create_shareable(bytes).unwrap();
+        let here = device.reserve(bytes).unwrap();
+        let there = device.reserve(2 * bytes).unwrap();
+        // SAFETY: both ranges are reserved and unused. Each chunk is mapped once, unmapped, and destroyed once. No
+        // work of a stream touches them.
+        unsafe {
+            device.map(here, chunk, bytes).unwrap();
+            bench.host_fill(span(here), 1);
+            let descriptor = sharing.export(chunk).unwrap();
+            let again = descriptor.try_clone().unwrap();
+            let imported = sharing.import(descriptor, bytes).unwrap();
+            device.map(there, imported, bytes).unwrap();
+            assert!(bench.host_compare(span(there), 1));
+            bench.host_fill(span(there), 2);
+            assert!(bench.host_compare(span(here), 2));
+            device.unmap(here, bytes).unwrap();
+            device.destroy(chunk).unwrap();
+            assert!(
+                bench.host_compare(span(there), 2),
+                "an importer keeps the memory"
+            );
+            device.unmap(there, bytes).unwrap();
+            device.destroy(imported).unwrap();
+            if let Ok(wrong) = sharing.import(again, 2 * bytes) {
+                assert!(device.map(there, wrong, 2 * bytes).is_err());
+                device.destroy(wrong).unwrap();
+            }
+            let file = std::fs::File::open("/dev/null").unwrap();
+            assert!(sharing.import(file.into(), bytes).is_err());
+            device.unreserve(here, bytes).unwrap();
+            device.unreserve(there, 2 * bytes).unwrap();
+        }
+    }
+}

@@ -45,7 +45,8 @@ macro_rules! suite {
                     streams_of_another_device_are_refused,
                     streams_of_another_pool_are_refused,
                     event_of_another_host_is_refused,
-                    refused_free_leaves_the_block_allocated;
+                    refused_free_leaves_the_block_allocated,
+                    exported_chunk_is_the_same_memory;
                 uses:
                     reader_comes_after_the_writer,
                     reader_comes_after_uses_that_may_have_written,

@@ -29,6 +29,8 @@ const ACTS: &[(&str, fn())] = &[
     (processes::RESERVATION, processes::reservation),
     #[cfg(all(feature = "ipc", target_os = "linux"))]
     (crate::ipc::READER, crate::ipc::reader),
+    #[cfg(all(feature = "broker", target_os = "linux"))]
+    (crate::broker::TENANT, crate::broker::tenant),
 ];
 
 /// Runs the task of this process, if it is a child. Returns its exit code.

@@ -25,6 +25,7 @@
 //! | `shutdown` | ends in the wrong order |
 //! | `peers` | two GPUs |
 //! | `processes` | another process that holds the device's memory |
+//! | `broker` | two processes whose memory a broker leases; with the feature `broker` |
 //! | `ipc` | blocks that two processes share; with the feature `ipc` |
 //! | `soak` | many tasks for a few seconds |
 
@@ -100,6 +101,8 @@ mod uses;
 #[path = "../conformance/waiting.rs"]
 mod waiting;
 
+#[cfg(all(feature = "broker", target_os = "linux"))]
+mod broker;
 mod captures;
 mod children;
 mod contexts;
@@ -303,6 +306,11 @@ fn entries() -> Vec<Entry> {
             kernels_of_two_processes_share_a_block,
             memory_of_a_killed_importer_comes_back,
             costs_of_sharing_are_measured;
+    });
+    #[cfg(all(feature = "broker", target_os = "linux"))]
+    list.extend(once! {
+        broker:
+            broker_moves_memory_between_processes;
     });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));

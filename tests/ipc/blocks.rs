@@ -484,3 +484,20 @@ fn sticky_error_leaks_rather_than_unmaps() {
     drop(block);
     pair.exporter.device.advance_to_end();
 }
+
+#[test]
+fn drain_does_not_await_what_another_process_holds() {
+    let pair = Pair::new();
+    let block = pair.exporter.exportable(CHUNK);
+    let sent = block_on(pair.out.send(&block, "held")).unwrap();
+    let imported = pair.importer.receive(&pair.into).unwrap();
+    drop(block);
+    block_on(pair.exporter.pool.drain()).unwrap();
+    assert_eq!(pair.exporter.shared(), (CHUNK, 0));
+    block_on(pair.importer.pool.drain()).unwrap();
+    assert_eq!(pair.importer.shared(), (0, CHUNK));
+    drop(imported);
+    block_on(sent).unwrap();
+    pair.exporter.settle();
+    pair.importer.settle();
+}

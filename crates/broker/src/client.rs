@@ -1,9 +1,12 @@
 //! The client: keeps a lease for a tenant, whatever becomes of the broker.
 //!
 //! Two threads sleep until something happens. The *reader* takes the broker's terms, and reconnects when the connection
-//! ends: after 5 ms, and then after twice as long each time, up to 500 ms. That is the only time it measures. The
-//! *worker* applies the terms to the tenant, which may take as long as unmapping does, and states the result. Calls of
-//! the tenant only note what they want and wake the worker, so that none of them waits for the broker.
+//! ends: after 5 ms, and then after twice as long each time, up to 500 ms. The *worker* looks again when memory came
+//! back, and says goodbye. Either one applies terms to the tenant, which may take as long as unmapping does, and states
+//! the result: the reader where it has news and the worker is idle, because each change of the thread costs a wake-up.
+//!
+//! Calls of the tenant send what they want themselves if that does not wait, and leave it to the worker otherwise. None of them
+//! waits for the broker, but for [`Client::ask_and_wait`].
 
 use crate::ledger::{Figures, Joining, Refused};
 use crate::message::{Reply, Request, VERSION};
@@ -37,6 +40,8 @@ pub struct Held {
     pub used: u64,
     /// Requests that wait.
     pub waiting: u64,
+    /// Blocks granted so far.
+    pub blocks: u64,
 }
 
 /// An allocator within a lease.
@@ -106,8 +111,19 @@ struct State {
     /// The part of the grants that the tenant has been told of.
     applied: u64,
     connection: Option<Arc<Connection>>,
-    /// The worker has something to apply or to state.
+    /// The number of the latest terms that were acted on, by the present broker.
+    acted: u64,
+    /// What the tenant held then.
+    held: Held,
+    /// Time spent in applying terms that returned memory, and in applying those that granted some.
+    returning: Duration,
+    granting: Duration,
+    /// There is something to apply or to state.
     is_dirty: bool,
+    /// A thread applies terms and states the result. It looks again before it ends.
+    is_working: bool,
+    /// The tenant has ended.
+    has_ended: bool,
     /// Why the broker does not take the client back.
     refused: Option<Refused>,
     is_closed: bool,
@@ -131,6 +147,24 @@ impl State {
         self.recalled = terms.recalled;
         self.is_binding = terms.is_binding;
         self.is_dirty = true;
+    }
+
+    fn statement(&self, headroom: u64) -> Statement {
+        let is_needy = self.needs > self.granted;
+        Statement {
+            returned: self.returned,
+            needs: self.needs,
+            wishes: self
+                .needs
+                .saturating_add(if is_needy { headroom } else { 0 }),
+            answered: self.acted,
+            asks: self.asks,
+            returning: self.returning.as_nanos() as u64,
+            blocks: self.held.blocks,
+            used: self.held.used,
+            reserved: self.held.held,
+            waiting: self.held.waiting,
+        }
     }
 }
 
@@ -183,7 +217,13 @@ impl Client {
                 known: 0,
                 applied: 0,
                 connection: Some(connection.clone()),
+                acted: 0,
+                held: Held::default(),
+                returning: Duration::ZERO,
+                granting: Duration::ZERO,
                 is_dirty: true,
+                is_working: false,
+                has_ended: false,
                 refused: None,
                 is_closed: false,
             }),
@@ -218,6 +258,12 @@ impl Client {
         self.shared.lock().owes()
     }
 
+    /// Returns how long it took so far to apply terms that returned memory, and to apply terms that granted some.
+    pub fn times(&self) -> (Duration, Duration) {
+        let state = self.shared.lock();
+        (state.returning, state.granting)
+    }
+
     /// Returns whether the broker is there.
     pub fn is_connected(&self) -> bool {
         self.shared.lock().connection.is_some()
@@ -247,13 +293,13 @@ impl Client {
         };
         if needs != state.needs {
             state.needs = needs;
-            self.shared.wake(&mut state);
+            self.shared.state_or_wake(&mut state);
         }
     }
 
-    /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to `patience`, and
-    /// then takes the need back. Returns whether the tenant has the bytes. A broker that does not answer within 100 ms is
-    /// not waited for.
+    /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to
+    /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not answer
+    /// within 100 ms is not waited for.
     pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();
@@ -263,7 +309,7 @@ impl Client {
         }
         state.asks += 1;
         let asked = state.asks;
-        shared.wake(&mut state);
+        shared.state_or_wake(&mut state);
         let mut until = Instant::now() + ANSWER;
         let mut has_heard = false;
         while state.applied < wanted {
@@ -276,7 +322,7 @@ impl Client {
             if left.is_zero() || is_hopeless || state.is_closed {
                 if state.needs == wanted && wanted > before {
                     state.needs = before;
-                    shared.wake(&mut state);
+                    shared.state_or_wake(&mut state);
                 }
                 return false;
             }
@@ -291,7 +337,7 @@ impl Client {
         let mut state = self.shared.lock();
         if state.needs > state.granted {
             state.needs = state.granted;
-            self.shared.wake(&mut state);
+            self.shared.state_or_wake(&mut state);
         }
     }
 
@@ -328,11 +374,11 @@ impl Reader {
     /// If no thread can be started.
     pub fn start(self, tenant: Arc<dyn Tenant>) -> io::Result<()> {
         let Self { shared, connection } = self;
-        let working = shared.clone();
+        let (working, applied) = (shared.clone(), tenant.clone());
         let worker = thread::Builder::new().name("weirpool-lease".into());
-        worker.spawn(move || working.work(&*tenant))?;
+        worker.spawn(move || working.work(&*applied))?;
         let reader = thread::Builder::new().name("weirpool-broker-client".into());
-        reader.spawn(move || shared.read(connection))?;
+        reader.spawn(move || shared.read(connection, &*tenant))?;
         Ok(())
     }
 }
@@ -357,12 +403,25 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Applies terms and states the result, until the client is closed.
+    /// States a need. Sends from this thread if that does not wait, and no other thread is about to send.
+    fn state_or_wake(&self, state: &mut State) {
+        // While another thread works, its statement could be older than this one, and arrive later.
+        let connection = state.connection.as_ref();
+        let connection = connection.filter(|_| !state.is_working && !state.is_dirty);
+        let statement = Request::State(state.statement(self.config.headroom));
+        // The reader sees it if the connection ended.
+        let is_sent =
+            connection.is_some_and(|connection| connection.try_send(&statement, &[]).is_ok());
+        if !is_sent {
+            self.wake(state);
+        }
+    }
+
+    /// Applies what the reader did not, until the client is closed.
     fn work(&self, tenant: &dyn Tenant) {
-        let mut has_ended = false;
+        let mut state = self.lock();
         loop {
-            let mut state = self.lock();
-            while !state.is_closed && (!state.is_dirty || has_ended) {
+            while state.is_working || !state.is_closed && (!state.is_dirty || state.has_ended) {
                 state = self
                     .work
                     .wait(state)
@@ -371,8 +430,23 @@ impl Shared {
             if state.is_closed {
                 return self.say_goodbye(state);
             }
+            state = self.apply_all(state, tenant);
+        }
+    }
+
+    /// Applies terms and states the result, until nothing is left to apply or another thread does it.
+    fn apply_all<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        tenant: &dyn Tenant,
+    ) -> MutexGuard<'a, State> {
+        if state.is_working {
+            return state;
+        }
+        state.is_working = true;
+        while state.is_dirty && !state.is_closed && !state.has_ended {
             state.is_dirty = false;
-            let (granted, number, asks) = (state.granted, state.number, state.asks);
+            let (granted, number) = (state.granted, state.number);
             // A new connection has other numbers.
             let connection = state.connection.clone();
             let is_more = std::mem::replace(&mut state.known, granted) < granted;
@@ -380,42 +454,51 @@ impl Shared {
             let first = if is_more { state.lease() } else { bound };
             let is_binding = state.is_binding && state.owes() > 0;
             drop(state);
-            let Some(held) = tenant.apply(first, bound, is_binding) else {
+            let begun = Instant::now();
+            let held = tenant.apply(first, bound, is_binding);
+            let took = begun.elapsed();
+            state = self.lock();
+            let Some(held) = held else {
                 // The lease ends when the memory is back.
-                has_ended = true;
-                continue;
+                state.has_ended = true;
+                break;
             };
-            let mut state = self.lock();
             if state.is_closed {
-                continue;
+                break;
             }
             // What was granted meanwhile is applied at the next turn: the tenant does not hold it.
             let returned = granted.saturating_sub(held.held.max(bound));
-            state.returned = state.returned.max(returned);
+            if returned > state.returned {
+                state.returned = returned;
+                state.returning += took;
+            } else if is_more {
+                state.granting += took;
+            }
             state.applied = granted;
+            state.held = held;
             self.news.notify_all();
-            let is_needy = state.needs > state.granted;
-            let headroom = if is_needy { self.config.headroom } else { 0 };
-            let statement = Statement {
-                returned: state.returned,
-                needs: state.needs,
-                wishes: state.needs.saturating_add(headroom),
-                answered: number,
-                asks,
-                used: held.used,
-                reserved: held.held,
-                waiting: held.waiting,
-            };
+            if !is_same(&connection, &state.connection) {
+                // The new broker's terms were adopted with it.
+                continue;
+            }
+            state.acted = number;
+            let statement = Request::State(state.statement(self.config.headroom));
             drop(state);
-            send(connection, &Request::State(statement));
+            send(connection, &statement);
+            state = self.lock();
         }
+        state.is_working = false;
+        if state.is_closed {
+            self.work.notify_one();
+        }
+        state
     }
 
     fn say_goodbye(&self, state: MutexGuard<'_, State>) {
         let statement = Statement {
             returned: state.returned,
             needs: state.needs,
-            answered: state.number,
+            answered: state.acted,
             ..Statement::default()
         };
         let connection = state.connection.clone();
@@ -429,13 +512,13 @@ impl Shared {
     }
 
     /// Takes terms, and reconnects, until the client is closed.
-    fn read(&self, mut connection: Arc<Connection>) {
+    fn read(&self, mut connection: Arc<Connection>, tenant: &dyn Tenant) {
         loop {
             while let Ok((Reply::Terms(terms), _)) = connection.receive() {
                 let mut state = self.lock();
                 state.adopt(terms);
-                self.work.notify_one();
                 self.news.notify_all();
+                drop(self.apply_all(state, tenant));
             }
             connection.shutdown();
             let mut pause = BACK_OFF.0;
@@ -469,6 +552,7 @@ impl Shared {
         match admitted {
             Ok((connection, _, terms)) => {
                 state.refused = None;
+                state.acted = 0;
                 state.adopt(terms);
                 state.connection = Some(connection.clone());
                 self.work.notify_one();
@@ -483,7 +567,15 @@ impl Shared {
     }
 }
 
-/// Sends with no lock held: a broker that is stopped reads nothing. Only the worker sends.
+fn is_same(one: &Option<Arc<Connection>>, other: &Option<Arc<Connection>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Sends with no lock held: a broker that is stopped reads nothing.
 fn send(connection: Option<Arc<Connection>>, request: &Request) {
     if let Some(connection) = connection
         && connection.send(request, &[]).is_err()

@@ -7,14 +7,18 @@ use std::time::Duration;
 
 const CAPACITY: u64 = 1 << 20;
 
-/// Runs lines: the first byte chooses a connection and an event, the rest is a message. Returns how many messages were
-/// admitted.
+/// Runs lines: the first byte chooses a connection and an event, the rest is a message. Returns how many clients were
+/// admitted, and how many terms were sent to them afterwards.
 ///
 /// # Panics
 /// If an invariant of the ledger does not hold, or a client is granted more than the capacity.
-pub fn run(data: &[u8]) -> usize {
-    let mut desk = Desk::new(Ledger::new(CAPACITY, Duration::from_millis(9)));
-    let mut admitted = 0;
+pub fn run(data: &[u8]) -> (usize, usize) {
+    let mut desk = Desk::new(Ledger::new(
+        CAPACITY,
+        Duration::from_millis(9),
+        Duration::from_millis(5),
+    ));
+    let (mut admitted, mut terms) = (0, 0);
     let mut now = Duration::ZERO;
     let process = |number: u64| Process {
         id: 1 + (number % 2) as u32,
@@ -44,10 +48,12 @@ pub fn run(data: &[u8]) -> usize {
         let is_welcome =
             |action: &&Action| matches!(action, Action::Send(_, Reply::Welcome { .. }));
         admitted += actions.iter().filter(is_welcome).count();
+        let is_terms = |action: &&Action| matches!(action, Action::Send(_, Reply::Terms(_)));
+        terms += actions.iter().filter(is_terms).count();
         desk.ledger.check().expect("the invariants");
         let figures = desk.ledger.figures();
         let leased: u64 = figures.clients.iter().map(|client| client.lease).sum();
         assert!(leased <= CAPACITY, "{figures:?}");
     }
-    admitted
+    (admitted, terms)
 }

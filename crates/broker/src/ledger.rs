@@ -16,6 +16,12 @@
 //!   If the need is still not met, the recall becomes *binding*: each client above its guarantee begins to use no more than
 //!   it is to keep, and returns memory as its requests end, until the need is met. Each is asked for all that lacks,
 //!   because the memory of any of them may be in use for ever.
+//! - **Hold**: a client that was granted memory which others had to give back keeps its lease for 16 times what giving it
+//!   back took, and at most for the longest hold. Meanwhile it is asked for nothing, and its further needs come before
+//!   those of others. So most of the time goes to work, and not to moving memory. A hold ends early in three cases: for a
+//!   sixteenth of it, while another client waited, the client granted no block and used nothing of the grant; the client
+//!   itself waits for memory that other holds cover; its connection ends. A need within a guarantee ignores all holds,
+//!   and begins none. While a need waits for holds to end, no memory is recalled for it: the others use theirs.
 //! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it until it
 //!   speaks; it costs others what it holds.
 //! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease: its
@@ -30,6 +36,10 @@
 //! take at most the guarantees, which the bound above leaves out. So the need is met once the clients have
 //! ended what they run: no request starves. A need beyond that bound is met when others leave enough of their guarantees unused.
 //!
+//! Holds delay it by a bounded time. A hold lasts no longer than the longest hold, and a new one begins only when the oldest need
+//! is met. So a need with `a` needs before it is met after at most `a + 1` times the sum of the longest hold and the
+//! time in which clients end what they run and give memory back. With `n` clients, `a` is at most `n - 1`.
+//!
 //! Two processes that each hold memory while they wait for more can deadlock, like two tasks of one pool. The broker
 //! does not resolve that: reserve what a task needs up front, or set a timeout.
 
@@ -38,6 +48,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use thiserror::Error;
+
+/// How many times as long as giving memory back took, the next client keeps it. Mapping takes up to 1.5 times as long as
+/// unmapping, so at least 6/7 of the time goes to work.
+const HOLD: u32 = 16;
+
+/// The part of a hold after which a client that granted no block loses it to a client that waits.
+const SLICES: u32 = 16;
 
 /// A client of a ledger, by number; numbers are not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -181,6 +198,8 @@ pub struct ClientFigures {
     pub waiting: u64,
     /// How it stands.
     pub standing: Standing,
+    /// It is asked for nothing at present, because moving its memory took long.
+    pub holds: bool,
 }
 
 /// The figures of a ledger; sizes are in bytes.
@@ -213,9 +232,79 @@ struct Client {
     is_connected: bool,
     /// The terms changed, and were not sent.
     is_news: bool,
+    hold: Option<Hold>,
+}
+
+/// A time during which a client is asked for nothing.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    since: Duration,
+    length: Duration,
+    /// Bytes granted when it began or became longer.
+    granted: u64,
+    look: Look,
+}
+
+/// What is known of the blocks that a client granted during its hold.
+#[derive(Clone, Copy, Debug)]
+enum Look {
+    /// Nothing yet: no other client waited.
+    None,
+    /// It was asked; it had granted this many before.
+    Asked { before: Option<u64> },
+    /// It had granted this many then.
+    Seen { at: Duration, blocks: u64 },
+}
+
+impl Hold {
+    fn until(&self) -> Duration {
+        self.since.saturating_add(self.length)
+    }
+
+    /// Returns when to ask for the number of blocks; `None` if an answer is awaited.
+    fn next_look(&self) -> Option<Duration> {
+        match self.look {
+            Look::None => Some(Duration::ZERO),
+            Look::Asked { .. } => None,
+            Look::Seen { at, .. } => Some(at.saturating_add(self.length / SLICES)),
+        }
+    }
 }
 
 impl Client {
+    fn holds(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// Begins a hold after a move that took others this long, or makes the present one longer.
+    fn extend_hold(&mut self, moving: Duration, longest: Duration, now: Duration) {
+        let more = moving.saturating_mul(HOLD);
+        let mut hold = self.hold.unwrap_or(Hold {
+            since: now,
+            length: Duration::ZERO,
+            granted: 0,
+            look: Look::None,
+        });
+        hold.length = hold.length.saturating_add(more).min(longest);
+        hold.granted = hold.granted.saturating_add(self.lacks());
+        self.hold = Some(hold).filter(|hold| !hold.length.is_zero());
+    }
+
+    /// Takes the answer to a look. A client that granted no block in between, and uses none of what it was granted, loses
+    /// its hold.
+    fn note_blocks(&mut self, now: Duration) {
+        let unused = self.lease().saturating_sub(self.statement.used);
+        let blocks = self.statement.blocks;
+        if let Some(hold) = &mut self.hold
+            && let Look::Asked { before } = hold.look
+        {
+            hold.look = Look::Seen { at: now, blocks };
+            if before == Some(blocks) && unused >= hold.granted {
+                self.hold = None;
+            }
+        }
+    }
+
     fn lease(&self) -> u64 {
         self.terms.granted - self.statement.returned
     }
@@ -252,7 +341,12 @@ impl Client {
 pub struct Ledger {
     capacity: u64,
     grace: Duration,
+    longest_hold: Duration,
     clients: BTreeMap<ClientId, Client>,
+    /// How long clients took to give back what they gave for the needs that wait.
+    moving: Duration,
+    /// The next need waits until holds end.
+    is_held_up: bool,
     next: u64,
     arrivals: u64,
     /// The arrival of the need that memory is recalled for.
@@ -262,11 +356,15 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger of this capacity in bytes. A client that does not act on a recall for `grace` is silent.
-    pub fn new(capacity: u64, grace: Duration) -> Self {
+    /// Creates a ledger of this capacity in bytes. A client that does not act on a recall for `grace` is silent. No hold
+    /// lasts longer than `longest_hold`; with zero, there are none.
+    pub fn new(capacity: u64, grace: Duration, longest_hold: Duration) -> Self {
         Self {
             capacity,
             grace,
+            longest_hold,
+            moving: Duration::ZERO,
+            is_held_up: false,
             clients: BTreeMap::new(),
             next: 0,
             arrivals: 0,
@@ -310,6 +408,7 @@ impl Ledger {
             is_silent: false,
             is_connected: false,
             is_news: false,
+            hold: None,
         });
         self.version += 1;
         id
@@ -410,6 +509,7 @@ impl Ledger {
             is_silent: false,
             is_connected: true,
             is_news: true,
+            hold: None,
         };
         let id = match earlier {
             Some((id, _)) => {
@@ -451,12 +551,19 @@ impl Ledger {
         statement.needs = statement
             .needs
             .min(returned.saturating_add(client.share.limit));
+        let took = statement
+            .returning
+            .saturating_sub(client.statement.returning);
+        if returned > before {
+            self.moving = self.moving.saturating_add(Duration::from_nanos(took));
+        }
         client.statement = statement;
         client.is_silent = false;
         let is_answer = statement.answered == latest;
         if is_answer {
             client.asked_since = None;
             client.is_spent |= client.owes() > 0;
+            client.note_blocks(now);
         }
         if statement.needs <= granted {
             client.need = None;
@@ -488,6 +595,7 @@ impl Ledger {
             return;
         };
         client.is_connected = false;
+        client.hold = None;
         client.need = None;
         client.asked_since = None;
         client.terms.recalled = client.statement.returned;
@@ -531,13 +639,16 @@ impl Ledger {
         self.settle(now);
     }
 
-    /// Returns when to [pass the time](Self::pass_time) next; `None` while every client has answered.
+    /// Returns when to [pass the time](Self::pass_time) next; `None` while every client has answered, and no need waits for
+    /// a hold to end.
     pub fn next_time(&self) -> Option<Duration> {
-        let asked = self
-            .clients
-            .values()
-            .filter_map(|client| client.asked_since);
-        asked.min().map(|since| since.saturating_add(self.grace))
+        let clients = self.clients.values();
+        let asked = clients.filter_map(|client| client.asked_since);
+        let asked = asked.map(|since| since.saturating_add(self.grace));
+        let holds = self.clients.values().filter_map(|client| client.hold);
+        let holds = holds.filter(|_| self.is_held_up);
+        let holds = holds.flat_map(|hold| [Some(hold.until()), hold.next_look()]);
+        asked.chain(holds.flatten()).min()
     }
 
     /// Returns the terms that changed since they were last taken.
@@ -587,6 +698,7 @@ impl Ledger {
                 (true, true) => Standing::Silent,
                 (true, false) => Standing::Present,
             },
+            holds: client.holds(),
         };
         Figures {
             capacity: self.capacity,
@@ -612,12 +724,18 @@ impl Ledger {
     /// Meets the needs that can be met, and recalls memory for the next one.
     fn settle(&mut self, now: Duration) {
         self.version += 1;
+        self.end_holds(now);
         while let Some(id) = self.next_need() {
             let free = self.free();
             let client = self.clients.get_mut(&id).expect("it has a need");
             let lacks = client.lacks();
             if lacks > free {
                 break;
+            }
+            let moving = std::mem::take(&mut self.moving);
+            // Otherwise a client could hold again and again, ahead of others that wait.
+            if !client.is_within_guarantee() {
+                client.extend_hold(moving, self.longest_hold, now);
             }
             client.terms.granted += lacks;
             client.need = None;
@@ -632,12 +750,35 @@ impl Ledger {
                 .for_each(|client| client.is_spent = false);
         }
         if next.is_none() {
+            self.moving = Duration::ZERO;
             self.grant_wishes();
         }
         self.recall_for(next, now);
     }
 
-    /// Returns the need that is met next: the oldest within a guarantee, or else the oldest that is reachable.
+    /// Ends the holds whose time is over, and those of clients that wait for memory which other holds cover.
+    fn end_holds(&mut self, now: Duration) {
+        for client in self.clients.values_mut() {
+            client.hold = client.hold.filter(|hold| now < hold.until());
+        }
+        // One after the other: each hold that ends may leave enough for the next client.
+        while let Some(id) = self.blocked_holder() {
+            self.clients.get_mut(&id).expect("it was found").hold = None;
+        }
+    }
+
+    /// Returns a client that holds its lease, and needs memory that other holds cover.
+    fn blocked_holder(&self) -> Option<ClientId> {
+        let mut clients = self.clients.iter();
+        let blocked = clients.find(|(id, client)| {
+            let is_needy = client.holds() && client.need.is_some();
+            is_needy && !client.is_within_guarantee() && !self.is_met_without_holds(**id)
+        });
+        blocked.map(|(id, _)| *id)
+    }
+
+    /// Returns the need that is met next: the oldest within a guarantee, or else the oldest of a client that holds, or else
+    /// the oldest that is reachable.
     fn next_need(&self) -> Option<ClientId> {
         let needy = || {
             self.clients
@@ -650,14 +791,25 @@ impl Ledger {
                 .map(|(id, _)| *id)
         };
         let guaranteed = oldest(&mut needy().filter(|(_, client)| client.is_within_guarantee()));
-        guaranteed.or_else(|| oldest(&mut needy()))
+        let held = || oldest(&mut needy().filter(|(_, client)| client.holds()));
+        guaranteed.or_else(held).or_else(|| oldest(&mut needy()))
     }
 
     fn is_reachable(&self, id: ClientId) -> bool {
+        self.is_met_by(id, |_| true)
+    }
+
+    fn is_met_without_holds(&self, id: ClientId) -> bool {
+        self.is_met_by(id, |client| !client.holds())
+    }
+
+    /// Returns whether the free bytes, and the excess of the other clients that answer and that the filter admits, are
+    /// enough for the need of a client.
+    fn is_met_by(&self, id: ClientId, filter: impl Fn(&Client) -> bool) -> bool {
         let others = self
             .clients
             .iter()
-            .filter(|(other, client)| **other != id && client.answers());
+            .filter(|(other, client)| **other != id && client.answers() && filter(client));
         let excess = others
             .map(|(_, client)| client.excess())
             .fold(0, u64::saturating_add);
@@ -703,12 +855,22 @@ impl Ledger {
         let lacking = need
             .saturating_add(self.leased())
             .saturating_sub(self.capacity);
+        // A need within a guarantee is met at once.
+        let ignores_holds = next.is_some_and(|id| self.clients[&id].is_within_guarantee());
+        self.is_held_up = match next {
+            Some(id) => !ignores_holds && !self.is_met_without_holds(id),
+            None => false,
+        };
+        if self.is_held_up {
+            self.look_at_holds(now);
+        }
+        let lacking = if self.is_held_up { 0 } else { lacking };
         let others = || {
             let clients = self
                 .clients
                 .iter()
                 .filter(|(id, client)| next != Some(**id) && client.answers());
-            clients.filter(|(_, client)| client.excess() > 0)
+            clients.filter(|(_, client)| client.excess() > 0 && (ignores_holds || !client.holds()))
         };
         let weighted = |is_spent: bool| -> Vec<(ClientId, u64, u32)> {
             let clients = others().filter(|(_, client)| client.is_spent == is_spent);
@@ -746,6 +908,24 @@ impl Ledger {
         }
     }
 
+    /// Asks the clients that hold what another one waits for how many blocks they granted, where it is time to. A client
+    /// answers new terms with a statement.
+    fn look_at_holds(&mut self, now: Duration) {
+        for client in self.clients.values_mut() {
+            let Some(hold) = &mut client.hold else {
+                continue;
+            };
+            if hold.next_look().is_some_and(|at| at <= now) {
+                let before = match hold.look {
+                    Look::Seen { blocks, .. } => Some(blocks),
+                    _ => None,
+                };
+                hold.look = Look::Asked { before };
+                client.note_terms();
+            }
+        }
+    }
+
     /// Checks the invariants.
     ///
     /// # Errors
@@ -765,6 +945,9 @@ impl Ledger {
             if client.need.is_some() && client.lacks() == 0 {
                 return Err(format!("{id:?} waits for nothing"));
             }
+        }
+        if self.is_held_up && self.next_time().is_none() {
+            return Err("a need waits for holds that no time ends".into());
         }
         let next = self.next_need();
         let is_met = next.is_some_and(|id| self.clients[&id].lacks() <= self.free());

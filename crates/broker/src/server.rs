@@ -40,9 +40,12 @@ pub struct BrokerConfig {
     pub socket: PathBuf,
     /// What is leased, in bytes.
     pub capacity: u64,
-    /// How long a client may take to act on a recall before others are asked in its place. The only time that the
-    /// broker measures. Default: 1 s.
+    /// How long a client may take to act on a recall before others are asked in its place. Default: 1 s.
     pub grace: Duration,
+    /// The longest time for which a client keeps memory that others gave back for it: 16 times as long as that took, and
+    /// no longer than this. A shorter one reduces the longest waits and the throughput, where clients compete.
+    /// Default: 1 s.
+    pub longest_hold: Duration,
 }
 
 impl BrokerConfig {
@@ -52,6 +55,7 @@ impl BrokerConfig {
             socket: socket.into(),
             capacity,
             grace: Duration::from_secs(1),
+            longest_hold: Duration::from_secs(1),
         }
     }
 }
@@ -161,11 +165,12 @@ impl Broker {
             socket,
             capacity,
             grace,
+            longest_hold,
         } = config;
         // First: another broker may run, and write the record.
         let listener = Listener::bind(&socket, Allowed::own())?;
         let record = beside(&socket, ".leases");
-        let mut ledger = Ledger::new(capacity, grace);
+        let mut ledger = Ledger::new(capacity, grace, longest_hold);
         let mut processes = BTreeMap::new();
         for recorded in read_record(&record)? {
             let process = recorded.process;

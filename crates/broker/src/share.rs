@@ -42,6 +42,10 @@ pub struct Statement {
     /// A number that rises when a caller waits for an answer: the broker answers with terms that have [heard](Terms::heard)
     /// it, whether or not they changed.
     pub asks: u64,
+    /// Nanoseconds that giving memory back took so far.
+    pub returning: u64,
+    /// Blocks that the client granted so far: one that granted none for a time does not need its lease.
+    pub blocks: u64,
     /// Bytes in use, for display.
     pub used: u64,
     /// Bytes held from the device, for display.

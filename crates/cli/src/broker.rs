@@ -17,6 +17,7 @@ pub(crate) fn serve(options: &BrokerCommand) -> anyhow::Result<()> {
     let capacity = options.capacity.as_u64();
     let config = BrokerConfig {
         grace: options.grace.into(),
+        longest_hold: options.longest_hold.into(),
         ..BrokerConfig::new(&options.socket, capacity)
     };
     check_capacity(options.device, capacity)?;

@@ -214,6 +214,79 @@ fn peer_of_another_user_is_refused_on_both_sides() {
     assert!(matches!(refused, Err(Error::Refused(_))));
 }
 
+/// The user of the child below, which needs no name.
+const OTHER_USER: u32 = 65_534;
+const AS_OTHER: &str = "WEIRPOOL_TEST_SOCKET_OF_ANOTHER_USER";
+
+/// Does nothing, unless this process was started by the next test.
+#[test]
+fn connects_as_another_user() {
+    let Some(path) = std::env::var_os(AS_OTHER) else {
+        return;
+    };
+    let allowed = Allowed::only([0, OTHER_USER]);
+    match Connection::connect(path, &allowed) {
+        Ok(connection) => match connection.receive::<Value>() {
+            Ok((value, _)) => println!("outcome: received {value}"),
+            Err(error) => println!("outcome: ended, {error}"),
+        },
+        Err(error) => println!("outcome: no connection, {error}"),
+    }
+}
+
+#[test]
+fn process_of_another_user_is_refused_unless_it_is_allowed() {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::getuid().is_root() {
+        println!("skipped: only root can start a process of another user");
+        return;
+    }
+    let folder = Folder::new("other-user");
+    let run = || {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "connects_as_another_user", "--nocapture"])
+            .env(AS_OTHER, folder.socket())
+            .current_dir("/")
+            .uid(OTHER_USER)
+            .gid(OTHER_USER)
+            .output();
+        let said = child.map(|child| String::from_utf8_lossy(&child.stdout).into_owned());
+        // The program itself may lie where other users cannot read it.
+        said.ok().filter(|said| said.contains("outcome: "))
+    };
+    let private = listen(&folder);
+    fs::set_permissions(&folder.0, Permissions::from_mode(0o755)).unwrap();
+    let Some(said) = run() else {
+        println!("skipped: a process of another user cannot be started here");
+        return;
+    };
+    assert!(
+        said.contains("no connection"),
+        "the socket is private: {said}"
+    );
+    drop(private);
+    // The socket lets others in, and their user is checked.
+    let listener = Listener::bind(folder.socket(), Allowed::only([0, 12_345])).unwrap();
+    let accepting = thread::spawn(move || (listener.accept(), listener));
+    let said = run().unwrap();
+    assert!(said.contains("outcome: ended"), "{said}");
+    let (refused, listener) = accepting.join().unwrap();
+    let Err(Error::Refused(peer)) = refused else {
+        panic!("the peer is refused: {refused:?}");
+    };
+    assert_eq!(peer.uid, OTHER_USER);
+    drop(listener);
+    let listener = Listener::bind(folder.socket(), Allowed::only([0, OTHER_USER])).unwrap();
+    let accepting = thread::spawn(move || {
+        let connection = listener.accept().unwrap();
+        connection.send(&json!("welcome"), &[]).unwrap();
+        connection.peer().uid
+    });
+    let said = run().unwrap();
+    assert!(said.contains("received \"welcome\""), "{said}");
+    assert_eq!(accepting.join().unwrap(), OTHER_USER);
+}
+
 #[test]
 fn frame_that_is_too_long_is_an_error_and_discarded() {
     let (one, other) = Connection::pair().unwrap();

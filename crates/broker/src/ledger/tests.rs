@@ -1,9 +1,12 @@
-//! The rules as a table of cases, and as invariants over random events.
+//! The rules as a table of cases, and as invariants over random events. Holds are in a file of their own.
+
+mod holds;
 
 use super::*;
 use proptest::prelude::*;
 
 const GRACE: Duration = Duration::from_secs(1);
+const HOLD: Duration = Duration::from_millis(400);
 const START: Duration = Duration::ZERO;
 
 /// A client that does what it is asked: it uses some bytes, and gives back all others.
@@ -14,12 +17,16 @@ struct Honest {
     returned: u64,
     needs: u64,
     used: u64,
+    blocks: u64,
+    returning: Duration,
 }
 
 struct World {
     ledger: Ledger,
     clients: Vec<Honest>,
     now: Duration,
+    /// How long it takes to give a byte back.
+    cost: Duration,
 }
 
 fn process(number: u32) -> Process {
@@ -47,9 +54,10 @@ fn joining(key: u64, guaranteed: u64, weight: u32) -> Joining {
 impl World {
     fn new(capacity: u64, shares: &[(u64, u32)]) -> Self {
         let mut world = Self {
-            ledger: Ledger::new(capacity, GRACE),
+            ledger: Ledger::new(capacity, GRACE, HOLD),
             clients: Vec::new(),
             now: START,
+            cost: Duration::ZERO,
         };
         for (at, (guaranteed, weight)) in shares.iter().enumerate() {
             let joining = joining(at as u64, *guaranteed, *weight);
@@ -65,6 +73,8 @@ impl World {
                 returned: 0,
                 needs: 0,
                 used: 0,
+                blocks: 0,
+                returning: Duration::ZERO,
             });
         }
         world.deliver();
@@ -89,6 +99,9 @@ impl World {
             returned: client.returned,
             needs: client.needs,
             answered: client.terms.number,
+            used: client.used,
+            blocks: client.blocks,
+            returning: client.returning.as_nanos() as u64,
             ..Statement::default()
         };
         self.ledger.state(client.id, statement, self.now).unwrap();
@@ -109,7 +122,22 @@ impl World {
             - client.used.min(client.terms.granted - client.returned);
         let owed = client.terms.recalled.saturating_sub(client.returned);
         client.returned += owed.min(idle);
+        client.returning += self.cost * owed.min(idle) as u32;
         self.state(at);
+    }
+
+    /// Lets time pass, and tells the ledger when it wants to know.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.ledger.next_time().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.ledger.pass_time(self.now);
+            self.deliver();
+            for at in 0..self.clients.len() {
+                self.answer(at);
+            }
+        }
+        self.now = end;
     }
 
     /// All clients but these answer until nothing changes.
@@ -369,7 +397,7 @@ fn client_that_comes_back_has_what_it_had() {
     assert_eq!(world.total(), 55);
 
     // A new broker knows the lease from its record, and counts it before the client is back.
-    let mut ledger = Ledger::new(100, GRACE);
+    let mut ledger = Ledger::new(100, GRACE, HOLD);
     ledger.restore(0, "client 0".into(), process(1), Share::default(), 55);
     let other = ledger.join(process(2), &joining(1, 0, 1), START).unwrap();
     assert_eq!(ledger.free(), 45);
@@ -404,7 +432,7 @@ fn client_that_comes_back_has_what_it_had() {
 
 #[test]
 fn guarantees_fit_the_capacity_together() {
-    let mut ledger = Ledger::new(100, GRACE);
+    let mut ledger = Ledger::new(100, GRACE, HOLD);
     ledger.join(process(1), &joining(1, 60, 1), START).unwrap();
     let refused = ledger.join(process(2), &joining(2, 50, 1), START);
     assert!(matches!(
@@ -429,7 +457,7 @@ fn guarantees_fit_the_capacity_together() {
 
 #[test]
 fn lowered_capacity_is_reached_before_anything_is_granted() {
-    let mut ledger = Ledger::new(50, GRACE);
+    let mut ledger = Ledger::new(50, GRACE, HOLD);
     let share = Share {
         guaranteed: 10,
         ..Share::default()
@@ -482,6 +510,7 @@ enum Event {
     Return(usize),
     Exit(usize),
     Time(u64),
+    Work(usize),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -494,6 +523,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => at.clone().prop_map(Event::Return),
         1 => at.prop_map(Event::Exit),
         1 => (0..1500_u64).prop_map(Event::Time),
+        2 => (0..20_u64).prop_map(Event::Time),
+        2 => (0..4_usize).prop_map(Event::Work),
     ]
 }
 
@@ -506,13 +537,16 @@ proptest! {
     fn random_events_keep_every_invariant(
         shares in prop::collection::vec((0..25_u64, 1..5_u32), 4),
         events in prop::collection::vec(event(), 0..80),
+        cost in prop_oneof![Just(0), 1..5_000_u64],
     ) {
         let mut world = World::new(100, &shares);
+        world.cost = Duration::from_micros(cost);
         let mut is_here = [true; 4];
         let mut generation = 0;
         for event in events {
             match event {
                 Event::Need(at, bytes) if is_here[at] => world.need(at, bytes),
+                Event::Work(at) => world.clients[at].blocks += 1,
                 Event::Use(at, bytes) => world.clients[at].used = bytes.min(world.lease(at)),
                 Event::Answer(at) if is_here[at] => world.answer(at),
                 Event::Part(at) if is_here[at] => {
@@ -543,7 +577,7 @@ proptest! {
                     generation += 100;
                     let joining = joining(at as u64 + generation, shares[at].0, shares[at].1);
                     let id = world.ledger.join(process(at as u32 + 1), &joining, world.now).unwrap();
-                    world.clients[at] = Honest { key: at as u64 + generation, id, terms: Terms::default(), returned: 0, needs: 0, used: 0 };
+                    world.clients[at] = Honest { key: at as u64 + generation, id, terms: Terms::default(), returned: 0, needs: 0, used: 0, blocks: 0, returning: Duration::ZERO };
                     is_here[at] = true;
                 }
                 Event::Time(milliseconds) => {
@@ -568,8 +602,12 @@ proptest! {
         }
         world.deliver();
         let away: Vec<_> = (0..4).filter(|at| !is_here[*at]).collect();
-        for _ in 0..4 {
+        for _ in 0..12 {
             world.settle(&away);
+            // Holds end.
+            world.now += HOLD;
+            world.ledger.pass_time(world.now);
+            world.deliver();
         }
         let promised: u64 = (0..4).filter(|at| is_here[*at]).map(|at| shares[at].0).sum();
         for client in world.ledger.figures().clients {

@@ -135,6 +135,10 @@ pub(crate) struct Broker {
     /// How long a process may take to act on a recall before others are asked in its place
     #[arg(long, value_name = "TIME", default_value = "1s")]
     pub(crate) grace: humantime::Duration,
+
+    /// The longest time for which a process keeps memory that others gave back for it: 16 times what that took, at most this
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    pub(crate) longest_hold: humantime::Duration,
 }
 
 /// Shows the processes of a broker, their leases, what they use and what they wait for, each time that it changes.

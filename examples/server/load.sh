@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Puts the server under load: 1, 8 and 64 clients, clients that go and readers that are slow, then twice the capacity;
+# then twice the capacity for a server whose requests fail and are sent again, and for one that splits its memory.
+# Arguments are options of the server. The programs are built before:
+#
+#   cargo build --release -p weirpool-server -p weirpool-cli      # with --features weirpool-server/cuda for a GPU
+#   examples/server/load.sh
+#   SECONDS_EACH=15 SECONDS_OVERLOAD=600 examples/server/load.sh --device cuda ...
+#
+# It fails if a request is lost, if memory is missing at the end, or if the server does not shut down in order.
+set -euo pipefail
+programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$(dirname "$0")/../../target}/release}
+address=${ADDRESS:-127.0.0.1:8087}
+each=${SECONDS_EACH:-3}
+overload=${SECONDS_OVERLOAD:-6}
+lengths=(--prompt-tokens "${PROMPT_TOKENS:-16..128}" --max-tokens "${MAX_TOKENS:-8..64}" --shared-prefix 0.5)
+export NO_COLOR=1
+log=$(mktemp)
+trap 'kill %% 2>/dev/null || true; rm -f "$log"' EXIT
+
+begin() {
+  "$programs/weirpool-server" --listen "$address" "$@" 2>"$log" &
+  server=$!
+  until curl --silent --fail "http://$address/readyz" >/dev/null; do
+    kill -0 "$server" 2>/dev/null || { cat "$log"; exit 1; }
+    sleep 0.1
+  done
+}
+
+load() { "$programs/weirpool" load "http://$address" "${lengths[@]}" "$@"; }
+
+end() {
+  curl --silent "http://$address/metrics" |
+    grep -E '^(weirpool_(waits_total|rejections_total|evictions_total)|server_(prompt|cached|answer)_tokens_total)' | sort
+  kill -TERM "$server"
+  # The server fails if memory is missing.
+  wait "$server" || { cat "$log"; exit 1; }
+  tail -n 1 "$log"
+}
+
+begin "$@"
+for clients in 1 8 64; do
+  echo "==> $clients clients"
+  load --clients "$clients" --duration "${each}s"
+done
+echo "==> 64 clients, of which some go and some read slowly"
+load --clients 64 --duration "${each}s" --abandon 0.3 --slow 0.1
+# Requests per second at 64 clients.
+capacity=$(load --clients 64 --duration "${each}s" --json | grep -oE '"done":[0-9]+' | cut -d: -f2)
+rate=$(awk "BEGIN { print 2 * $capacity / $each }")
+echo "==> twice the capacity: $rate requests per second for $overload s"
+load --rate "$rate" --duration "${overload}s"
+end
+echo "==> the same, but requests fail if memory is short, and clients send them again"
+begin "$@" --admission fail
+load --rate "$rate" --duration "${overload}s" --retry backoff
+end
+echo "==> the same, but each request takes memory for the whole context"
+begin "$@" --admission split
+load --rate "$rate" --duration "${overload}s"
+end

@@ -1,0 +1,399 @@
+//! The settings of the server: defaults, then a file, then the environment, then flags.
+
+use crate::engine::Admission;
+use crate::model::Shape;
+use bytesize::ByteSize;
+use clap::Parser;
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The device that the server runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceName {
+    /// The simulated device.
+    Sim,
+    /// An NVIDIA GPU; needs the feature `cuda`.
+    Cuda,
+}
+
+/// All settings. Durations are written as `30s`, sizes as `64MiB`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The address to listen on. Port 0 takes any free port.
+    pub listen: SocketAddr,
+    /// The device.
+    pub device: DeviceName,
+    /// The number of the GPU.
+    pub ordinal: usize,
+    /// Multiplies the time of the simulated device's operations.
+    pub slowdown: f64,
+    /// The memory of the pool: weights, activations, keys and values.
+    pub capacity: ByteSize,
+    /// How requests obtain memory.
+    pub admission: Admission,
+    /// Keeps the keys and values of earlier requests until their memory is needed.
+    pub prefix_cache: bool,
+    /// The model.
+    pub model: ModelConfig,
+    /// The number of streams, each with a batch of its own.
+    pub streams: usize,
+    /// The tokens of a page of keys and values.
+    pub page: usize,
+    /// The most sequences of a batch.
+    pub batch: usize,
+    /// The most tokens of a step.
+    pub rows: usize,
+    /// The most requests that wait for memory.
+    pub queue: usize,
+    /// How long a request may take if it has no `X-Deadline-Ms`, and the most that this header allows.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// How long answers that run may take once the server shuts down.
+    #[serde(with = "humantime_serde")]
+    pub drain_timeout: Duration,
+    /// The largest body of a request.
+    pub body_limit: ByteSize,
+    /// How long a client may take to send a request, and to accept a part of an answer.
+    #[serde(with = "humantime_serde")]
+    pub client_timeout: Duration,
+    /// The most connections; further ones wait to be accepted.
+    pub connections: usize,
+    /// The tenants. Without any, requests need no key.
+    pub tenants: Vec<TenantConfig>,
+}
+
+/// The model to serve.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// The name that clients know it by.
+    pub name: String,
+    /// A safetensors file with GPT-2's tensors. Its sizes replace those below, but for the heads.
+    pub weights: Option<PathBuf>,
+    /// The seed of generated weights.
+    pub seed: u64,
+    /// The transformer layers.
+    pub layers: usize,
+    /// The elements of a token's hidden state.
+    pub width: usize,
+    /// The attention heads.
+    pub heads: usize,
+    /// The number of tokens.
+    pub vocabulary: usize,
+    /// The most tokens of a sequence.
+    pub context: usize,
+}
+
+impl ModelConfig {
+    /// Returns the sizes of the model.
+    pub fn shape(&self) -> Shape {
+        let Self {
+            layers,
+            width,
+            heads,
+            vocabulary,
+            context,
+            ..
+        } = *self;
+        Shape {
+            layers,
+            width,
+            heads,
+            vocabulary,
+            context,
+        }
+    }
+}
+
+/// A tenant: a client with an API key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantConfig {
+    /// The name in metrics and on the page.
+    pub name: String,
+    /// What the client sends as `Authorization: Bearer <key>`.
+    pub key: String,
+    /// The most memory that its requests may hold.
+    #[serde(default)]
+    pub quota: Option<ByteSize>,
+    /// Its share while several tenants wait.
+    #[serde(default = "one")]
+    pub weight: u32,
+    /// The most of its requests that wait for its quota.
+    #[serde(default)]
+    pub queue: Option<usize>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// An inference server whose requests wait for memory instead of failing.
+///
+/// Each option is also a key of the file (with `_` for `-`), and a variable of the environment: `--drain-timeout` is
+/// `WEIRPOOL_SERVER_DRAIN_TIMEOUT`. The file has the table `model` and the array of tables `tenants` as well.
+#[derive(Clone, Debug, Default, Parser, Serialize)]
+#[command(version)]
+pub struct Flags {
+    /// A file of settings, in TOML.
+    #[arg(long)]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// The address to listen on [default: 127.0.0.1:8080].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// The device [default: sim].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceName>,
+    /// The number of the GPU [default: 0].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ordinal: Option<usize>,
+    /// Multiplies the time of the simulated device's operations [default: 20].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
+    /// The memory of the pool [default: 16MiB].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<ByteSize>,
+    /// How requests obtain memory [default: wait].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<Admission>,
+    /// Keeps the keys and values of earlier requests until their memory is needed [default: true].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_cache: Option<bool>,
+    /// The number of streams, each with a batch of its own [default: 2].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streams: Option<usize>,
+    /// The tokens of a page of keys and values [default: 16].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<usize>,
+    /// The most sequences of a batch [default: 32].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
+    /// The most tokens of a step [default: 256].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<usize>,
+    /// The most requests that wait for memory [default: 256].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<usize>,
+    /// How long a request may take [default: 30s].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// How long answers that run may take once the server shuts down [default: 30s].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain_timeout: Option<String>,
+    /// The largest body of a request [default: 1MiB].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub body_limit: Option<ByteSize>,
+    /// How long a client may take to send a request, and to accept a part of an answer [default: 10s].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_timeout: Option<String>,
+    /// The most connections [default: 1024].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<usize>,
+    /// The model. Variables of the environment are `WEIRPOOL_SERVER_MODEL__WIDTH` and so on.
+    #[command(flatten)]
+    pub model: ModelFlags,
+}
+
+/// The model's flags.
+#[derive(Clone, Debug, Default, clap::Args, Serialize)]
+pub struct ModelFlags {
+    /// A safetensors file with GPT-2's tensors, in place of generated weights.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+    /// The seed of generated weights [default: 1].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// The transformer layers [default: 2].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// The elements of a token's hidden state [default: 64].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// The attention heads [default: 4].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// The number of tokens; up to 256, tokens are bytes [default: 256].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+    /// The most tokens of a sequence [default: 512].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: ([127, 0, 0, 1], 8080).into(),
+            device: DeviceName::Sim,
+            ordinal: 0,
+            slowdown: 20.0,
+            capacity: ByteSize::mib(16),
+            admission: Admission::Wait,
+            prefix_cache: true,
+            model: ModelConfig {
+                name: "weirpool".to_owned(),
+                weights: None,
+                seed: 1,
+                layers: 2,
+                width: 64,
+                heads: 4,
+                vocabulary: 256,
+                context: 512,
+            },
+            streams: 2,
+            page: 16,
+            batch: 32,
+            rows: 256,
+            queue: 256,
+            timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
+            body_limit: ByteSize::mib(1),
+            client_timeout: Duration::from_secs(10),
+            connections: 1024,
+            tenants: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads the settings: defaults, the file, the environment, the flags, each over those before.
+    ///
+    /// # Errors
+    /// Returns an error that names the setting and its source if one is unknown or invalid.
+    pub fn load(flags: &Flags) -> anyhow::Result<Self> {
+        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        if let Some(file) = &flags.config {
+            anyhow::ensure!(file.is_file(), "there is no file {}", file.display());
+            figment = figment.merge(Toml::file_exact(file));
+        }
+        let environment = Env::prefixed("WEIRPOOL_SERVER_").split("__");
+        let config: Self = figment
+            .merge(environment)
+            .merge(Serialized::defaults(flags))
+            .extract()?;
+        config.checked()
+    }
+
+    fn checked(self) -> anyhow::Result<Self> {
+        for (name, value) in [
+            ("streams", self.streams),
+            ("page", self.page),
+            ("batch", self.batch),
+            ("rows", self.rows),
+            ("connections", self.connections),
+        ] {
+            anyhow::ensure!(value > 0, "{name} is 0; it is at least 1");
+            anyhow::ensure!(
+                value <= 1 << 20,
+                "{name} is {value}; it is at most {}",
+                1 << 20
+            );
+        }
+        anyhow::ensure!(
+            self.batch <= self.rows,
+            "a batch of {} sequences does not fit a step of {} rows; raise --rows, or lower --batch",
+            self.batch,
+            self.rows
+        );
+        anyhow::ensure!(
+            self.slowdown.is_finite() && (0.0..=1e6).contains(&self.slowdown),
+            "the slowdown of {} is not from 0 to 1,000,000",
+            self.slowdown
+        );
+        if let Some(reason) = self.model.shape().invalid() {
+            anyhow::bail!("the model is invalid: {reason}");
+        }
+        for (index, tenant) in self.tenants.iter().enumerate() {
+            anyhow::ensure!(
+                !tenant.key.is_empty(),
+                "tenant {} has an empty key",
+                tenant.name
+            );
+            let others = &self.tenants[..index];
+            anyhow::ensure!(
+                others
+                    .iter()
+                    .all(|other| other.key != tenant.key && other.name != tenant.name),
+                "two tenants share the name or the key of {}",
+                tenant.name
+            );
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_take_precedence_over_the_file() {
+        let path =
+            std::env::temp_dir().join(format!("weirpool-server-{}.toml", std::process::id()));
+        let text = "capacity = '1GiB'\ntimeout = '2m'\n[model]\nwidth = 128\n[[tenants]]\nname = 'chat'\nkey = 'k'\n";
+        std::fs::write(&path, text).unwrap();
+        let arguments = [
+            "server",
+            "--config",
+            path.to_str().unwrap(),
+            "--capacity",
+            "2GiB",
+        ];
+        let config = Config::load(&Flags::parse_from(arguments)).unwrap();
+        assert_eq!(config.capacity, ByteSize::gib(2));
+        assert_eq!(config.timeout, Duration::from_secs(120));
+        assert_eq!((config.model.width, config.model.heads), (128, 4));
+        assert_eq!(
+            (config.tenants[0].weight, config.tenants[0].quota),
+            (1, None)
+        );
+        std::fs::write(&path, "capasity = '1GiB'\n").unwrap();
+        let error = Config::load(&Flags::parse_from(&arguments[..3])).unwrap_err();
+        assert!(error.to_string().contains("capasity"), "{error}");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn extreme_settings_are_refused() {
+        let refused = |argument: &str| {
+            let flags = Flags::parse_from(["server", argument]);
+            Config::load(&flags).unwrap_err().to_string()
+        };
+        assert!(refused("--streams=0").contains("streams is 0"));
+        assert!(refused("--heads=3").contains("no multiple"));
+        assert!(refused("--slowdown=inf").contains("slowdown"));
+        assert!(refused("--batch=1000").contains("--rows"));
+        assert!(refused("--timeout=soon").contains("timeout"));
+    }
+}

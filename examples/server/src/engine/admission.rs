@@ -1,0 +1,159 @@
+//! Admission: a request waits here until memory is reserved for all that it will need.
+
+use super::sequence::Page;
+use super::{Engine, Event, Job, Sequence, WorkerHandle};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use weirpool::{AllocError, Reservation, Tag};
+
+/// How requests obtain memory. The server is made for the first; the others are what it is compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Admission {
+    /// A request waits until there is memory for its prompt and its longest answer.
+    #[default]
+    Wait,
+    /// A request fails if there is not enough memory now; its client tries again.
+    Fail,
+    /// A request waits until there is memory for a sequence of the whole context, whatever it needs.
+    Split,
+}
+
+/// The reason why a request is not admitted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error(transparent)]
+    Memory(#[from] AllocError),
+    #[error("the server is shutting down; send the request to another server")]
+    Closing,
+    #[error("the device has failed: {0}")]
+    Broken(String),
+}
+
+/// A request that was admitted.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    /// Ends with an event other than a token, or with the channel. Dropping it cancels the request.
+    pub(crate) events: mpsc::UnboundedReceiver<Event>,
+    /// The tokens of the prompt that were found in the prefix cache.
+    pub(crate) cached: usize,
+}
+
+impl Engine {
+    /// Waits until there is memory for a request, and begins it.
+    ///
+    /// # Errors
+    /// Returns an error if no memory comes in time, and [`Refusal::Closing`] if the engine is closed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future takes the request out of the queue.
+    pub(crate) async fn admit(&self, job: Job) -> Result<Admitted, Refusal> {
+        let closing = self.closing.cancelled();
+        tokio::select! {
+            biased;
+            () = closing => Err(Refusal::Closing),
+            admitted = self.admit_open(job) => admitted,
+        }
+    }
+
+    async fn admit_open(&self, job: Job) -> Result<Admitted, Refusal> {
+        let left = || job.deadline.saturating_duration_since(Instant::now());
+        let open = self.opening.open(left()).await?;
+        // The last token of an answer is not fed back.
+        let tokens = job.prompt.len() + job.max_tokens - 1;
+        let needed = tokens.div_ceil(self.settings.page);
+        let (mut shared, reservation) = match self.with_prefix(&job, needed) {
+            Some(found) => found,
+            None => {
+                let reservation = self.reserve(&job, needed).await?;
+                (self.pin(job.tenant, &job.prompt), reservation)
+            }
+        };
+        shared.truncate(needed - 1);
+        let cached = shared.len() * self.settings.page;
+        if let Some(mut prefixes) = self.prefixes() {
+            prefixes.count(job.prompt.len(), shared.len());
+        }
+        let lane = self.least_loaded();
+        let count = shared.len();
+        let mut pages: Vec<Page> = shared.into_iter().map(Page::Shared).collect();
+        for _ in count..needed {
+            pages.push(Page::Own(
+                reservation.allocate(&lane.stream, self.page_bytes)?,
+            ));
+        }
+        // What is left of the reservation, for pages that were found after all, goes back.
+        drop(reservation);
+        let (sender, events) = mpsc::unbounded_channel();
+        let sequence = Sequence {
+            prompt: job.prompt.len(),
+            tokens: job.prompt,
+            done: cached,
+            max_tokens: job.max_tokens,
+            sampling: job.sampling,
+            tenant: job.tenant,
+            deadline: job.deadline,
+            pages,
+            shared: count,
+            events: sender,
+            open,
+        };
+        lane.load.fetch_add(1, Ordering::Relaxed);
+        if lane.sequences.send(sequence).is_err() {
+            lane.load.fetch_sub(1, Ordering::Relaxed);
+            let fault = self.pool.health().fault;
+            let reason = fault.map_or("its worker has ended".to_owned(), |fault| fault.to_string());
+            return Err(Refusal::Broken(reason));
+        }
+        Ok(Admitted { events, cached })
+    }
+
+    /// Pins what the prefix cache has of the prompt, if memory for the rest is available now. Nothing is pinned while a
+    /// request waits: two requests could wait for what the other has pinned.
+    fn with_prefix(
+        &self,
+        job: &Job,
+        needed: usize,
+    ) -> Option<(Vec<weirpool::Pinned>, Reservation)> {
+        if self.settings.admission == Admission::Split {
+            return None;
+        }
+        let shared = self.pin(job.tenant, &job.prompt);
+        if shared.is_empty() {
+            return None;
+        }
+        let rest = vec![self.page_bytes; needed - shared.len()];
+        let reserved = self.pool.reserve_many(rest).tag(job.tenant).try_now();
+        Some((shared, reserved.ok()?))
+    }
+
+    async fn reserve(&self, job: &Job, needed: usize) -> Result<Reservation, AllocError> {
+        let pages = match self.settings.admission {
+            Admission::Split => self.shape.context.div_ceil(self.settings.page),
+            Admission::Wait | Admission::Fail => needed,
+        };
+        let request = self.pool.reserve_many(vec![self.page_bytes; pages]);
+        let request = request.tag(job.tenant);
+        let left = job.deadline.saturating_duration_since(Instant::now());
+        match self.settings.admission {
+            Admission::Fail => request.try_now(),
+            _ if job.is_urgent => request.deadline(left).await,
+            _ => request.timeout(left).await,
+        }
+    }
+
+    fn pin(&self, tenant: Tag, prompt: &[u32]) -> Vec<weirpool::Pinned> {
+        let prefixes = self.prefixes();
+        prefixes
+            .map(|mut prefixes| prefixes.pin(tenant, prompt))
+            .unwrap_or_default()
+    }
+
+    fn least_loaded(&self) -> &WorkerHandle {
+        let lanes = self.lanes.iter();
+        let least = lanes.min_by_key(|lane| lane.load.load(Ordering::Relaxed));
+        least.expect("an engine has a worker")
+    }
+}

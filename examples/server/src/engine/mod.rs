@@ -1,0 +1,255 @@
+//! The engine: a pool, the model's weights in it, a worker for each stream, and the admission of requests.
+//!
+//! A request is admitted once memory is reserved for all keys and values that it can have; from then on it neither waits
+//! nor fails for want of memory. It holds none while it waits.
+
+mod admission;
+mod open;
+mod prefixes;
+mod sequence;
+mod worker;
+
+use crate::kernels::Machine;
+use crate::model::{Layout, Limits, Shape, Weights};
+pub use admission::Admission;
+pub(crate) use admission::{Admitted, Refusal};
+use anyhow::Context;
+use open::Opening;
+pub(crate) use prefixes::PrefixFigures;
+use prefixes::Prefixes;
+use sequence::Sequence;
+pub(crate) use sequence::{Event, Finish, Job};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use weirpool::device::NativeStream;
+use weirpool::{Pool, PoolBuilder, SharedBlock, Stream, Tag};
+use worker::Worker;
+
+/// The settings of an engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Bytes of the pool.
+    pub(crate) capacity: u64,
+    pub(crate) streams: usize,
+    /// The tokens of a page.
+    pub(crate) page: usize,
+    /// The most sequences of a stream's batch.
+    pub(crate) batch: usize,
+    /// The most rows of a step.
+    pub(crate) rows: usize,
+    pub(crate) admission: Admission,
+    pub(crate) keeps_prefixes: bool,
+    /// The most requests that wait.
+    pub(crate) queue: usize,
+}
+
+/// See the [module](self).
+pub(crate) struct Engine {
+    pool: Pool,
+    shape: Shape,
+    settings: Settings,
+    page_bytes: u64,
+    opening: Opening,
+    prefixes: Option<Mutex<Prefixes>>,
+    lanes: Vec<WorkerHandle>,
+    /// Cancelled once no request is admitted any more.
+    closing: CancellationToken,
+    /// Cancelled once no sequence runs any more.
+    ended: CancellationToken,
+    workers: TaskTracker,
+}
+
+/// A worker, as the admission sees it.
+struct WorkerHandle {
+    stream: Stream,
+    sequences: mpsc::UnboundedSender<Sequence>,
+    /// The sequences that it was given and has not finished.
+    load: Arc<AtomicUsize>,
+}
+
+impl Engine {
+    /// Builds the pool, loads the weights, and starts the workers on the running runtime.
+    ///
+    /// # Errors
+    /// Returns an error if the device or a library of it is missing or fails, or if the capacity is too small to ever
+    /// serve a request.
+    pub(crate) async fn start<W: NativeStream>(
+        machine: Machine<W>,
+        weights: &Weights,
+        settings: Settings,
+        tune: impl FnOnce(PoolBuilder) -> PoolBuilder,
+    ) -> anyhow::Result<Arc<Self>> {
+        let shape = weights.shape();
+        let page_bytes = settings.page as u64 * shape.token_bytes();
+        let pages = shape.context.div_ceil(settings.page);
+        let activation = Layout::largest(
+            &shape,
+            Limits {
+                rows: settings.rows,
+                sequences: settings.batch,
+                pages,
+            },
+        );
+        let streams = settings.streams as u64;
+        let fixed = shape.weight_bytes() + streams * (activation + machine.workspace);
+        let least = fixed + page_bytes * pages as u64;
+        anyhow::ensure!(
+            settings.capacity >= least,
+            "a capacity of {} bytes is too small: weights, activations and one sequence of {} tokens need {least}; raise \
+             the capacity, or lower the context or the number of streams",
+            settings.capacity,
+            shape.context,
+        );
+        let pool = PoolBuilder::new(machine.device.clone())
+            .capacity(settings.capacity)
+            .queue_limit(settings.queue)
+            .load_shedding()
+            // Requests keep their memory for as long as their answers take: that is no deadlock.
+            .deadlock_grace(Duration::from_secs(3600));
+        let pool = tune(pool).build()?;
+        let (mut handles, mut workers) = (Vec::new(), Vec::new());
+        let mut loaded = None;
+        for index in 0..settings.streams {
+            let stream = pool.create_stream()?.named(format!("worker {index}"));
+            let weights = match &loaded {
+                None => loaded.insert(load(&pool, &stream, weights).await?),
+                Some(weights) => weights,
+            };
+            let kernels = (machine.kernels)()?;
+            let workspace = pool.allocate(&stream, machine.workspace.max(1));
+            let mut workspace = workspace.tag(Tag::new("workspace")).await?;
+            let bound = stream
+                .task("bind")
+                .try_submit(&mut workspace, |work: &W, memory| {
+                    anyhow::Ok(kernels.bind(work, memory)?)
+                });
+            bound?.await?;
+            let (sequences, incoming) = mpsc::unbounded_channel();
+            let load = Arc::new(AtomicUsize::new(0));
+            workers.push((weights.clone(), kernels, workspace, incoming, load.clone()));
+            handles.push(WorkerHandle {
+                stream,
+                sequences,
+                load,
+            });
+        }
+        let parts = Arc::new(weights.parts().clone());
+        let opening = Opening::new(pool.clone(), settings.streams, activation);
+        let engine = Arc::new(Self {
+            pool,
+            shape,
+            settings,
+            page_bytes,
+            opening,
+            prefixes: settings
+                .keeps_prefixes
+                .then(|| Mutex::new(Prefixes::new(settings.page))),
+            lanes: handles,
+            closing: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            workers: TaskTracker::new(),
+        });
+        for (handle, worker) in engine.lanes.iter().zip(workers) {
+            let (weights, kernels, workspace, incoming, load) = worker;
+            let worker = Worker {
+                stream: handle.stream.clone(),
+                parts: parts.clone(),
+                weights,
+                kernels,
+                _workspace: workspace,
+                incoming,
+                load,
+                ended: engine.ended.clone(),
+                engine: Arc::downgrade(&engine),
+                shape,
+                settings,
+            };
+            engine.workers.spawn(worker.run());
+        }
+        engine.workers.close();
+        Ok(engine)
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Returns the number of sequences that were admitted and have not ended.
+    pub(crate) fn running(&self) -> usize {
+        let loads = self
+            .lanes
+            .iter()
+            .map(|lane| lane.load.load(Ordering::Relaxed));
+        loads.sum()
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.is_cancelled()
+    }
+
+    /// Returns the figures of the prefix cache.
+    pub(crate) fn prefix_figures(&self) -> PrefixFigures {
+        let prefixes = self.prefixes();
+        prefixes
+            .map(|prefixes| prefixes.figures())
+            .unwrap_or_default()
+    }
+
+    fn prefixes(&self) -> Option<MutexGuard<'_, Prefixes>> {
+        let prefixes = self.prefixes.as_ref()?;
+        Some(prefixes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Refuses requests from now on, also those that wait. Sequences that were admitted go on.
+    pub(crate) fn close(&self) {
+        self.closing.cancel();
+    }
+
+    /// Waits until the sequences that were admitted have ended, closes the pool, and waits until all memory is free.
+    ///
+    /// # Errors
+    /// Returns an error if that takes longer than `patience`, if the device has failed, or if memory is missing.
+    pub(crate) async fn drain(&self, patience: Duration) -> anyhow::Result<()> {
+        self.close();
+        let ended = async {
+            while self.running() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let ended = tokio::time::timeout(patience, ended).await;
+        ended.with_context(|| {
+            let running = self.running();
+            format!("{running} answers were not complete after {patience:?}")
+        })?;
+        if let Some(mut prefixes) = self.prefixes() {
+            prefixes.clear();
+        }
+        // The weights go with the workers.
+        self.ended.cancel();
+        self.workers.wait().await;
+        let leaks = self.pool.close();
+        let drained = self.pool.drain().timeout(patience).await;
+        drained.with_context(|| leaks.to_string())
+    }
+}
+
+/// Copies the weights to the device.
+async fn load(pool: &Pool, stream: &Stream, weights: &Weights) -> anyhow::Result<SharedBlock> {
+    let bytes = weights.bytes();
+    let block = pool.allocate(stream, bytes.len() as u64);
+    let mut block = block.tag(Tag::new("weights")).await?;
+    // In pieces, since each is staged in pinned memory.
+    for (index, piece) in bytes.chunks(64 << 20).enumerate() {
+        let offset = (index * (64 << 20)) as u64;
+        block.upload(stream, offset, piece)?.await?;
+    }
+    Ok(block.share())
+}

@@ -1,0 +1,62 @@
+//! The activations of the workers: reserved while any request is there, and given back when the last one has ended.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::Mutex;
+use weirpool::{AllocError, Block, Pool, Reservation, Stream, Tag};
+
+/// Opens the workers for requests.
+///
+/// A request opens the workers before it reserves memory of its own, and no request opens them while it holds any: so the
+/// first request of an idle server waits for nothing but evictable memory, and two requests never wait for each other.
+pub(super) struct Opening {
+    pool: Pool,
+    workers: usize,
+    /// The bytes of one worker's activation.
+    bytes: u64,
+    open: Mutex<Weak<Open>>,
+}
+
+/// Workers that have memory for their steps.
+pub(super) struct Open {
+    reservation: Reservation,
+    bytes: u64,
+}
+
+impl Opening {
+    pub(super) fn new(pool: Pool, workers: usize, bytes: u64) -> Self {
+        Self {
+            pool,
+            workers,
+            bytes,
+            open: Mutex::default(),
+        }
+    }
+
+    /// # Errors
+    /// Returns an error if the memory is not available in time, or the pool fails.
+    pub(super) async fn open(&self, timeout: Duration) -> Result<Arc<Open>, AllocError> {
+        let mut current = self.open.lock().await;
+        if let Some(open) = current.upgrade() {
+            return Ok(open);
+        }
+        let activations = self.pool.reserve_many(vec![self.bytes; self.workers]);
+        let tag = Tag::new("activations");
+        let open = Arc::new(Open {
+            reservation: activations.tag(tag).timeout(timeout).await?,
+            bytes: self.bytes,
+        });
+        *current = Arc::downgrade(&open);
+        Ok(open)
+    }
+}
+
+impl Open {
+    /// Allocates the activation of one step. Each worker has at most one.
+    ///
+    /// # Errors
+    /// Returns an error if the device has failed.
+    pub(super) fn activation(&self, stream: &Stream) -> Result<Block, AllocError> {
+        self.reservation.allocate(stream, self.bytes)
+    }
+}

@@ -1,0 +1,105 @@
+//! A request in the batch of a worker.
+
+use super::open::Open;
+use crate::kernels::Span;
+use crate::model::Sampling;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use weirpool::{Block, Pinned, Tag};
+
+/// What a request asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    /// At least one token.
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) max_tokens: usize,
+    pub(crate) sampling: Sampling,
+    pub(crate) tenant: Tag,
+    pub(crate) deadline: Instant,
+    /// The client chose the deadline: the earlier it is, the earlier the request is served.
+    pub(crate) is_urgent: bool,
+}
+
+/// What a request receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Token(u32),
+    Finished(Finish),
+    /// The answer ends early, for this reason.
+    Failed(String),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// It has as many tokens as were asked for.
+    Length,
+    /// Its deadline passed.
+    Deadline,
+}
+
+/// A page of a sequence's cache.
+pub(super) enum Page {
+    /// Found in the prefix cache: complete, and only read.
+    Shared(Pinned),
+    Own(Block),
+}
+
+impl Page {
+    pub(super) fn span(&self) -> Span {
+        let block: &Block = match self {
+            Self::Shared(pinned) => pinned,
+            Self::Own(block) => block,
+        };
+        Span {
+            address: block.address().to_bits(),
+            bytes: block.size(),
+        }
+    }
+}
+
+/// See the [module](self).
+pub(super) struct Sequence {
+    /// The prompt, and the answer so far.
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt: usize,
+    /// The tokens whose keys and values are in the pages.
+    pub(super) done: usize,
+    pub(super) max_tokens: usize,
+    pub(super) sampling: Sampling,
+    pub(super) tenant: Tag,
+    pub(super) deadline: Instant,
+    pub(super) pages: Vec<Page>,
+    /// The number of pages that came from the prefix cache.
+    pub(super) shared: usize,
+    /// Unbounded, since an answer is short: a slow reader holds no memory of the device.
+    pub(super) events: mpsc::UnboundedSender<Event>,
+    pub(super) open: Arc<Open>,
+}
+
+impl Sequence {
+    /// Returns the number of tokens whose keys and values are not in the pages yet.
+    pub(super) fn left(&self) -> usize {
+        self.tokens.len() - self.done
+    }
+
+    /// Appends a token of the answer. Returns false if the sequence has ended.
+    pub(super) fn push(&mut self, token: u32) -> bool {
+        self.tokens.push(token);
+        if self.events.send(Event::Token(token)).is_err() {
+            return false;
+        }
+        let is_complete = self.tokens.len() - self.prompt >= self.max_tokens;
+        if is_complete {
+            self.end(Event::Finished(Finish::Length));
+        }
+        !is_complete
+    }
+
+    /// Tells the client that the answer has ended.
+    pub(super) fn end(&self, event: Event) {
+        // A client that has gone needs no answer.
+        let _ = self.events.send(event);
+    }
+}

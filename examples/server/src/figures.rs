@@ -1,0 +1,138 @@
+//! The figures of the server, for Prometheus: those of the pool, and those of requests.
+
+use crate::engine::Engine;
+use metrics::{Counter, Gauge, Histogram, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The bounds of the histograms, in seconds.
+const BOUNDS: [f64; 16] = [
+    0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
+];
+
+pub(crate) struct Figures {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    pool: Mutex<weirpool::Metrics>,
+    running: Gauge,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    answer_tokens: Counter,
+    first_token: Histogram,
+    per_token: Histogram,
+    duration: Histogram,
+}
+
+impl Figures {
+    pub(crate) fn new(engine: &Engine) -> anyhow::Result<Self> {
+        let recorder = PrometheusBuilder::new()
+            .set_buckets(&BOUNDS)?
+            .build_recorder();
+        let handle = recorder.handle();
+        let pool = Mutex::new(engine.pool().metrics("server"));
+        metrics::with_local_recorder(&recorder, || {
+            metrics::describe_counter!(
+                "server_requests_total",
+                Unit::Count,
+                "requests, by the status of the answer"
+            );
+            metrics::describe_gauge!(
+                "server_running_requests",
+                Unit::Count,
+                "requests that were admitted and run"
+            );
+            metrics::describe_counter!(
+                "server_prompt_tokens_total",
+                Unit::Count,
+                "tokens of prompts that were admitted"
+            );
+            metrics::describe_counter!(
+                "server_cached_tokens_total",
+                Unit::Count,
+                "tokens of them that were found in the prefix cache"
+            );
+            metrics::describe_counter!(
+                "server_answer_tokens_total",
+                Unit::Count,
+                "tokens of answers"
+            );
+            metrics::describe_histogram!(
+                "server_first_token_seconds",
+                Unit::Seconds,
+                "from the arrival of a request to its first token"
+            );
+            metrics::describe_histogram!(
+                "server_token_seconds",
+                Unit::Seconds,
+                "from one token of an answer to the next"
+            );
+            metrics::describe_histogram!(
+                "server_request_seconds",
+                Unit::Seconds,
+                "from the arrival of a request to its last token"
+            );
+        });
+        let registered = metrics::with_local_recorder(&recorder, || {
+            (
+                metrics::gauge!("server_running_requests"),
+                [
+                    metrics::counter!("server_prompt_tokens_total"),
+                    metrics::counter!("server_cached_tokens_total"),
+                    metrics::counter!("server_answer_tokens_total"),
+                ],
+                [
+                    metrics::histogram!("server_first_token_seconds"),
+                    metrics::histogram!("server_token_seconds"),
+                    metrics::histogram!("server_request_seconds"),
+                ],
+            )
+        });
+        let (running, [prompt_tokens, cached_tokens, answer_tokens], histograms) = registered;
+        let [first_token, per_token, duration] = histograms;
+        Ok(Self {
+            recorder,
+            handle,
+            pool,
+            running,
+            prompt_tokens,
+            cached_tokens,
+            answer_tokens,
+            first_token,
+            per_token,
+            duration,
+        })
+    }
+
+    /// Counts a request by the status of its answer.
+    pub(crate) fn answered(&self, status: u16) {
+        let count = || metrics::counter!("server_requests_total", "status" => status.to_string());
+        metrics::with_local_recorder(&self.recorder, count).increment(1);
+    }
+
+    /// Records a token: the time since the request arrived for its first one, since the token before for others.
+    pub(crate) fn token(&self, is_first: bool, time: Duration) {
+        self.answer_tokens.increment(1);
+        let histogram = if is_first {
+            &self.first_token
+        } else {
+            &self.per_token
+        };
+        histogram.record(time.as_secs_f64());
+    }
+
+    pub(crate) fn finished(&self, time: Duration) {
+        self.duration.record(time.as_secs_f64());
+    }
+
+    /// Returns all figures in the text format of Prometheus.
+    pub(crate) fn render(&self, engine: &Engine) -> String {
+        self.running.set(engine.running() as f64);
+        let prefixes = engine.prefix_figures();
+        self.prompt_tokens.absolute(prefixes.asked);
+        self.cached_tokens.absolute(prefixes.found);
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        metrics::with_local_recorder(&self.recorder, || pool.publish());
+        self.handle.render()
+    }
+}

@@ -1,0 +1,145 @@
+//! HTTP: routes, tenants, and the answers to what goes wrong.
+
+mod completions;
+mod openai;
+mod refusal;
+
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::figures::Figures;
+use axum::extract::State;
+use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+pub(crate) use refusal::Failure;
+use serde_json::json;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::SystemTime;
+use weirpool::Tag;
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) figures: Figures,
+    pub(crate) config: Config,
+    pub(crate) tenants: Tenants,
+    /// The number of the next answer.
+    pub(crate) next: AtomicU64,
+}
+
+/// The tenants by their keys.
+pub(crate) struct Tenants {
+    by_key: HashMap<String, Tag>,
+    /// The tenant of requests without a key, where none is needed.
+    anonymous: Option<Tag>,
+}
+
+impl Tenants {
+    /// Sets quotas and weights in the pool.
+    pub(crate) fn new(config: &Config, engine: &Engine) -> Self {
+        let mut by_key = HashMap::new();
+        for tenant in &config.tenants {
+            let tag = Tag::new(&tenant.name);
+            let account = engine.pool().tag(tag);
+            account.set_limit(tenant.quota.map(|quota| quota.as_u64()));
+            account.set_weight(tenant.weight);
+            account.set_queue_limit(tenant.queue.map(Into::into));
+            by_key.insert(tenant.key.clone(), tag);
+        }
+        let anonymous = by_key.is_empty().then(|| Tag::new("requests"));
+        Self { by_key, anonymous }
+    }
+
+    /// Returns the tenant of a request. Only configured names become tags, whatever clients send.
+    fn of(&self, headers: &HeaderMap) -> Result<Tag, Failure> {
+        if let Some(anonymous) = self.anonymous {
+            return Ok(anonymous);
+        }
+        let value = headers.get(header::AUTHORIZATION);
+        let value = value.and_then(|value| value.to_str().ok()).unwrap_or("");
+        let key = value.strip_prefix("Bearer ").map(str::trim);
+        let tenant = key.and_then(|key| self.by_key.get(key));
+        tenant.copied().ok_or_else(|| {
+            let message = "the header Authorization has no key of a tenant; send `Bearer <key>`";
+            Failure::new(StatusCode::UNAUTHORIZED, message)
+        })
+    }
+}
+
+/// Returns the routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let completions = post(completions::complete);
+    let counted = from_fn_with_state(app.clone(), count);
+    Router::new()
+        .route("/v1/completions", completions.layer(counted))
+        .route("/v1/models", get(models))
+        .route("/healthz", get(health))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(figures))
+        .fallback(async || Failure::new(StatusCode::NOT_FOUND, "there is no such page"))
+        .method_not_allowed_fallback(async || {
+            Failure::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this page does not answer this method",
+            )
+        })
+        .with_state(app)
+}
+
+/// Counts requests by the status of their answers.
+async fn count(
+    State(app): State<Arc<App>>,
+    request: Request<axum::body::Body>,
+    next: Next,
+) -> Response {
+    let response = next.run(request).await;
+    app.figures.answered(response.status().as_u16());
+    response
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<serde_json::Value> {
+    let model = json!({"id": app.config.model.name, "object": "model", "owned_by": "weirpool"});
+    Json(json!({"object": "list", "data": [model]}))
+}
+
+/// Alive: the device works. An orchestrator restarts a server that is not.
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let health = app.engine.pool().health();
+    let status = match &health.fault {
+        None => StatusCode::OK,
+        Some(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, format!("{health}\n")).into_response()
+}
+
+/// Ready: a request would be admitted, or wait. A load balancer sends none to a server that is not.
+async fn ready(State(app): State<Arc<App>>) -> Response {
+    let health = app.engine.pool().health();
+    let is_ready = health.is_serving() && !app.engine.is_closing();
+    let (status, text) = match is_ready {
+        true => (StatusCode::OK, "ready\n"),
+        false => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "not ready: shutting down, or the device has failed\n",
+        ),
+    };
+    (status, text).into_response()
+}
+
+async fn figures(State(app): State<Arc<App>>) -> Response {
+    let format = [(
+        header::CONTENT_TYPE,
+        "text/plain; version=0.0.4; charset=utf-8",
+    )];
+    (format, app.figures.render(&app.engine)).into_response()
+}
+
+/// Returns the time in seconds since 1970.
+fn unix_time() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,8 @@
+//! The server on the simulated device, called through its routes and over TCP.
+
+mod answers;
+mod common;
+mod overload;
+mod process;
+mod sockets;
+mod statuses;
