@@ -116,6 +116,9 @@ mod capture;
 pub mod compat;
 mod copy;
 mod current;
+#[cfg(feature = "dashboard")]
+#[cfg_attr(docsrs, doc(cfg(feature = "dashboard")))]
+pub mod dashboard;
 #[allow(unsafe_code)]
 pub mod device;
 #[cfg(feature = "dlpack")]
@@ -187,7 +190,7 @@ pub use pool::{
 };
 #[cfg(weirpool_loom)]
 pub use pool::{LeaseModel, Leased};
-pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
+pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{Accesses, HostTask, Submission, Submitted, Task};
