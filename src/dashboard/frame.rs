@@ -152,6 +152,13 @@ impl Frame {
         let label = |stream| StreamLabel::new(stream, &snapshot.history.streams).to_string();
         let (segments, small) = segments(&snapshot);
         let waiting = pool.waiting_requests(ROWS);
+        let (tags, streams) = (pool.statistics_by_tag(), pool.statistics_by_stream());
+        let tags = largest(tags, |tag| tag.used.current, |tag| tag.tag.name());
+        let streams = largest(
+            streams,
+            |stream| stream.used.current,
+            |stream| stream.stream,
+        );
         let own = [
             Times::of("waits for memory", &statistics.waits.times),
             Times::of("age of pending frees", &statistics.pending_ages),
@@ -172,10 +179,8 @@ impl Frame {
                 .iter()
                 .map(|request| Waiting::of(request, label(request.stream)))
                 .collect(),
-            tags: largest(pool.statistics_by_tag(), |tag| tag.used.current)
-                .map(|tag| Tagged::of(&tag))
-                .collect(),
-            streams: largest(pool.statistics_by_stream(), |stream| stream.used.current)
+            tags: tags.map(|tag| Tagged::of(&tag)).collect(),
+            streams: streams
                 .map(|stream| Streamed::of(&stream, label(stream.stream)))
                 .collect(),
             times: given.chain(own).collect(),
@@ -202,10 +207,16 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the first rows in the order of their figures, the largest first.
-fn largest<T>(mut rows: Vec<T>, figure: impl Fn(&T) -> u64) -> impl Iterator<Item = T> {
+/// Returns the rows with the largest figures, in the order of their names: so they stay where they are.
+fn largest<T, K: Ord>(
+    mut rows: Vec<T>,
+    figure: impl Fn(&T) -> u64,
+    name: impl Fn(&T) -> K,
+) -> impl Iterator<Item = T> {
     rows.sort_by_key(|row| Reverse(figure(row)));
-    rows.into_iter().take(ROWS)
+    rows.truncate(ROWS);
+    rows.sort_by_key(name);
+    rows.into_iter()
 }
 
 /// Returns the segments with the largest blocks, and the blocks that are left out.
@@ -459,8 +470,11 @@ mod tests {
         let frame = Frame::of(&pool);
         assert_eq!((frame.tags.len(), frame.streams.len()), (ROWS, ROWS));
         assert_eq!(frame.events.len(), ROWS);
-        // The largest ones, the largest first.
-        assert_eq!(frame.tags[0].used, held.last().unwrap().size());
+        // The largest ones.
+        let (smallest, largest) = (held[10].size(), held.last().unwrap().size());
+        let used: Vec<_> = frame.tags.iter().map(|tag| tag.used).collect();
+        assert_eq!(used.iter().min(), Some(&smallest));
+        assert_eq!(used.iter().max(), Some(&largest));
         let bytes = serde_json::to_string(&frame).unwrap().len();
         assert!(bytes < 64 << 10, "{bytes}");
     }

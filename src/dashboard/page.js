@@ -47,7 +47,7 @@ function list(id, entries) {
 
 // Shows rows under headings. A column whose heading ends with "#" holds numbers.
 function table(id, headings, rows, none) {
-  if (rows.length === 0) { byId(id).replaceChildren(row("td", [none], headings)); return; }
+  if (rows.length === 0) { byId(id).replaceChildren(row("td", [none], [""])); return; }
   const names = headings.map((heading) => heading.replace("#", ""));
   byId(id).replaceChildren(row("th", names, headings), ...rows.map((cells) => row("td", cells, headings)));
 }
@@ -92,7 +92,7 @@ function drawLevels() {
     pen.textAlign = "right"; pen.fillText(bytes(level), LEFT - 6, y(level) + 4);
     const ns = (last - first) * part / 4;
     pen.textAlign = part === 4 ? "right" : part === 0 ? "left" : "center";
-    const label = start.is_live ? (part === 4 ? "now" : "−" + time(last - first - ns)) : time(first + ns);
+    const label = !start.is_live ? time(ns) : part === 4 ? "now" : "−" + time(last - first - ns);
     if (part % 2 === 0 || width > 500) pen.fillText(label, x(first + ns), height - 4);
   }
   const steps = (level) => frames.forEach((frame, index) => {
@@ -346,7 +346,7 @@ function show(frame) {
   slider.value = String(current);
   const now = frames[current];
   const shown = start.is_live ? (follows ? "now" : time(frames.at(-1).time_ns - now.time_ns) + " ago")
-    : `${time(now.time_ns)} of ${time(span()[1])}`;
+    : `${time(now.time_ns - span()[0])} of ${time(span()[1] - span()[0])}`;
   byId("time").textContent = shown;
   slider.setAttribute("aria-valuetext", shown);
   drawLevels();

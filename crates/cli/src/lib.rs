@@ -116,9 +116,9 @@ fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
             let file = plot::file_for(file, &trace.name, traces.len() > 1);
             plot::draw(&file, &report, &drawable.samples)?;
         }
-        if let (Some(file), Some(recording)) = (&policy.html, &drawable.recording) {
+        if let (Some(file), Some(frames)) = (&policy.html, drawable.frames) {
             let file = plot::file_for(file, &trace.name, traces.len() > 1);
-            page::write(&file, &report, recording)?;
+            page::write(&file, &report, frames)?;
         }
         if options.json {
             output::print(&format!("{}\n", serde_json::to_string(&report)?))?;

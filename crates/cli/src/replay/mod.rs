@@ -8,12 +8,10 @@
 //! | [`session`], [`task`], [`backlog`] | the run, its tasks, and how far they run behind |
 //! | [`exchange`], [`patience`] | blocks that streams hand over; tasks that wait for memory |
 //! | [`timing`], [`samples`], [`progress`] | CPU time; levels over time; the bar on the terminal |
-//! | [`frames`] | the figures and blocks of the pool over time |
 //! | [`report`], [`record`] | the figures of a replay; a replay written as a trace |
 
 mod backlog;
 mod exchange;
-pub(crate) mod frames;
 mod patience;
 pub(crate) mod progress;
 mod record;
@@ -28,7 +26,6 @@ use crate::options::{Policy, Target};
 use crate::trace::Trace;
 use anyhow::bail;
 use backlog::Backlog;
-use frames::{Frame, Recording};
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
 use progress::Progress;
@@ -39,13 +36,17 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 use task::StreamTask;
+use weirpool::dashboard::Frame;
+
+/// The most frames of a page, with the one of its end.
+pub(crate) const FRAMES: usize = 300;
 
 /// What a run leaves to draw.
 #[derive(Debug)]
 pub(crate) struct Drawable {
     pub(crate) samples: Vec<Sample>,
-    /// The frames, if the policy asks for a page.
-    pub(crate) recording: Option<Recording>,
+    /// The pool over time, if the policy asks for a page.
+    pub(crate) frames: Option<Vec<Frame>>,
 }
 
 /// Replays `trace`, and returns the report and what can be drawn of the run.
@@ -68,9 +69,9 @@ pub(crate) fn replay(
     };
     let report = Report::new(trace, setting, &outcome, unlimited);
     let Outcome {
-        samples, recording, ..
+        samples, frames, ..
     } = outcome;
-    Ok((report, Drawable { samples, recording }))
+    Ok((report, Drawable { samples, frames }))
 }
 
 /// Returns the makespan without a limit on memory and without waits, where the machine can compare two runs.
@@ -106,7 +107,7 @@ fn run(
         frames: policy
             .html
             .is_some()
-            .then(|| Samples::over(trace.duration, frames::MOST - 1)),
+            .then(|| Samples::over(trace.duration, FRAMES - 1)),
         progress,
         latest: Latest::default(),
         patience: PATIENCE.saturating_add(policy.conditions.lag * 4),
@@ -237,15 +238,19 @@ impl<M: Machine> Run<'_, M> {
             self.progress.at(self.session.counts.borrow().operations);
         }
         if let Some(frames) = self.frames.as_mut().filter(|frames| frames.is_due(now)) {
-            frames.push(now, self.session.frame(now));
+            frames.push(now, Frame::of(&self.session.pool));
         }
     }
 
     fn outcome(self, makespan: Duration, figures: Figures) -> Outcome {
         let statistics = self.session.pool.statistics();
-        let recording = self.frames.map(|frames| {
-            let last = self.session.frame(self.session.now());
-            Recording::new(frames.into_vec(), last, &self.session.pool)
+        let frames = self.frames.map(|frames| {
+            let mut frames = frames.into_vec();
+            let last = Frame::of(&self.session.pool);
+            // The end replaces a frame of the same moment.
+            frames.pop_if(|frame| frame.time() >= last.time());
+            frames.push(last);
+            frames
         });
         let counts = self.session.counts.borrow();
         Outcome {
@@ -268,7 +273,7 @@ impl<M: Machine> Run<'_, M> {
             failures: counts.failures,
             corruptions: figures.corruptions,
             samples: self.samples.into_vec(),
-            recording,
+            frames,
         }
     }
 }

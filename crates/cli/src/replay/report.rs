@@ -1,6 +1,5 @@
 //! The figures of a replay: the outcome of its run, and the report that is printed.
 
-use super::frames::Recording;
 use super::samples::Sample;
 use crate::options::{Pace, Policy, Target};
 use crate::trace::Trace;
@@ -8,6 +7,7 @@ use crate::units;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::time::Duration;
+use weirpool::dashboard::Frame;
 
 /// The outcome of one run of a trace.
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ pub(crate) struct Outcome {
     /// Blocks whose contents differ from what was written, where they are verified.
     pub(crate) corruptions: Option<u64>,
     pub(crate) samples: Vec<Sample>,
-    /// The frames, if the policy asks for a page.
-    pub(crate) recording: Option<Recording>,
+    /// The pool over time, if the policy asks for a page.
+    pub(crate) frames: Option<Vec<Frame>>,
 }
 
 impl Outcome {

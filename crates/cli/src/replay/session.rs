@@ -1,7 +1,6 @@
 //! The state that all tasks of a run share: the device, the pool, the streams, and the counts.
 
 use super::exchange::Exchange;
-use super::frames::Frame;
 use super::patience::Patience;
 use super::record;
 use super::samples::Sample;
@@ -126,11 +125,6 @@ impl<M: Machine> Session<M> {
             pending: levels.pending.current,
             requested: self.counts.borrow().requested,
         }
-    }
-
-    /// Returns the pool's figures and blocks, which are current at `now`.
-    pub(crate) fn frame(&self, now: Duration) -> Frame {
-        Frame::of(&self.pool, now, self.counts.borrow().requested)
     }
 
     /// Gives all memory back to the device, so that the next run finds it as this one did.

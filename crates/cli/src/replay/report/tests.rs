@@ -25,7 +25,7 @@ pub(crate) fn outcome() -> Outcome {
         failures: 1,
         corruptions: None,
         samples: Vec::new(),
-        recording: None,
+        frames: None,
     }
 }
 
