@@ -55,6 +55,7 @@
 //!
 //! | layer | contents | must not know |
 //! |---|---|---|
+//! | `dashboard` | a page that shows a pool while it works | |
 //! | `tower` | memory for each request of a service | |
 //! | `testing` | checks of a pool from outside | |
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
@@ -97,6 +98,7 @@
 //! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
+//! - `dashboard`: a [live page](dashboard) of the pool.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
 //!

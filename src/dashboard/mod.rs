@@ -93,7 +93,12 @@ impl Dashboard {
     }
 
     fn page(&self) -> String {
-        page::live(&self.title, &self.viewers.pool.describe().to_string())
+        let mut description = self.viewers.pool.describe();
+        // Its name, without its figures: they change.
+        if let Some((name, _)) = description.device.split_once(" (") {
+            description.device = name.to_owned();
+        }
+        page::live(&self.title, &description.to_string())
     }
 }
 

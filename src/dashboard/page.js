@@ -402,7 +402,7 @@ function receive(frame) {
   if (frames.length > WITH_BLOCKS) frames[frames.length - 1 - WITH_BLOCKS].segments = null;
   if (frames.length > KEPT) { frames.shift(); current = Math.max(0, current - 1); }
   byId("main").hidden = false;
-  status(frame.health, frame.is_serving);
+  status(frame.health.split(";")[0], frame.is_serving);
   show(follows ? frames.length - 1 : current);
 }
 

@@ -9,7 +9,7 @@ const SCRIPT: &str = include_str!("page.js");
 
 /// The hashes of the two. A browser applies and runs nothing else in the page.
 const STYLE_HASH: &str = "sha256-8nhTXlnz7HulN3KoMjXaUCCgi3nTniVmtza8bU15WXU=";
-const SCRIPT_HASH: &str = "sha256-tWZFMLViaNuLCRxaFb65vmJ5S7EL04jd91UT+FnFmog=";
+const SCRIPT_HASH: &str = "sha256-Ip16/kdX66Cfe0uwvzbK68Y/IBQyJvIgMg7jMBYTHZE=";
 
 /// Returns the `Content-Security-Policy` of the page.
 pub(super) fn policy() -> String {
