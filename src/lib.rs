@@ -98,7 +98,7 @@
 //! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
-//! - `dashboard`: a [live page](dashboard) of the pool.
+//! - `dashboard`: a live page of the pool.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
 //!

@@ -12,7 +12,6 @@ use weirpool::device::{Argument, Device};
 pub(crate) struct Machine<W> {
     pub(crate) device: Arc<dyn Device>,
     /// Creates the kernels of one stream.
-    #[expect(clippy::type_complexity, reason = "a factory of trait objects")]
     pub(crate) kernels: Box<dyn Fn() -> anyhow::Result<Arc<dyn Kernels<W>>> + Send>,
     /// The bytes that the libraries of one stream work in.
     pub(crate) workspace: u64,
