@@ -16,7 +16,8 @@ overload=${SECONDS_OVERLOAD:-6}
 lengths=(--prompt-tokens "${PROMPT_TOKENS:-16..128}" --max-tokens "${MAX_TOKENS:-8..64}" --shared-prefix 0.5)
 export NO_COLOR=1
 log=$(mktemp)
-trap 'kill %% 2>/dev/null || true; rm -f "$log"' EXIT
+report=$(mktemp)
+trap 'kill %% 2>/dev/null || true; rm -f "$log" "$report"' EXIT
 
 begin() {
   "$programs/weirpool-server" --listen "$address" "$@" 2>"$log" &
@@ -27,11 +28,19 @@ begin() {
   done
 }
 
-load() { "$programs/weirpool" load "http://$address" "${lengths[@]}" "$@"; }
+# Fails if a request has no answer, or half of one.
+load() {
+  "$programs/weirpool" load "http://$address" "${lengths[@]}" "$@" | tee "$report"
+  if grep -E '^ends .*(broken|timed out|transport error|unsent)' "$report" >/dev/null; then
+    echo "requests were lost" >&2
+    return 1
+  fi
+}
 
 end() {
   curl --silent "http://$address/metrics" |
-    grep -E '^(weirpool_(waits_total|rejections_total|evictions_total)|server_(prompt|cached|answer)_tokens_total)' | sort
+    grep -E '^(weirpool_(waits_total|rejections_total|evictions_total)|server_(requests|answers|.*_tokens)_total|server_memory)' |
+    grep -v ' 0$' | sort
   kill -TERM "$server"
   # The server fails if memory is missing.
   wait "$server" || { cat "$log"; exit 1; }

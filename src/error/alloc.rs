@@ -100,9 +100,8 @@ pub enum AllocError {
     /// limit of their tag](crate::TagAccount::set_queue_limit). Retry later, or raise the limit with
     /// [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
     #[error(
-        "the queue{} is full: {waiting} requests wait for {}, {limit} may wait for {}; retry later, or raise the limit \
-         (request of {})",
-        OfTag(*tag), Bytes(*waiting_bytes), Bytes(*limit_bytes), Bytes(*requested)
+        "the queue{} is full: {waiting} requests wait for {}, {} may wait; retry later, or raise the limit (request of {})",
+        OfTag(*tag), Bytes(*waiting_bytes), Allowed(*limit, *limit_bytes), Bytes(*requested)
     )]
     QueueFull {
         /// The tag whose requests wait at its limit, if that queue is full and not the pool's.
@@ -252,6 +251,19 @@ impl fmt::Display for OfTag {
     }
 }
 
+/// The parts of a queue limit that are not infinite.
+struct Allowed(usize, u64);
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self(requests, u64::MAX) => write!(f, "{requests}"),
+            Self(usize::MAX, bytes) => write!(f, "requests for {}", Bytes(bytes)),
+            Self(requests, bytes) => write!(f, "{requests} for {}", Bytes(bytes)),
+        }
+    }
+}
+
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -335,6 +347,31 @@ mod tests {
         assert_eq!(error.retry_after(), Some(Duration::from_millis(200)));
         let text = "expected wait 1.2s exceeds the limit of 1s; retry later, or raise the limit";
         assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn full_queue_names_the_limits_that_there_are() {
+        for (limit, limit_bytes, expected) in [
+            (8, u64::MAX, "8 may wait;"),
+            (usize::MAX, 1 << 20, "requests for 1.0 MiB may wait;"),
+            (8, 1 << 20, "8 for 1.0 MiB may wait;"),
+        ] {
+            let text = AllocError::QueueFull {
+                tag: None,
+                requested: 64,
+                waiting: 7,
+                limit,
+                waiting_bytes: 512,
+                limit_bytes,
+                expected_wait: None,
+            }
+            .to_string();
+            assert!(
+                text.starts_with("the queue is full: 7 requests wait for 512 B, "),
+                "{text}"
+            );
+            assert!(text.contains(expected), "{text}");
+        }
     }
 
     #[test]

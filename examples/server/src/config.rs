@@ -1,6 +1,7 @@
 //! The settings of the server: defaults, then a file, then the environment, then flags.
 
-use crate::engine::Admission;
+use crate::engine::{ACTIVATIONS, Admission, WEIGHTS, WORKSPACE};
+use crate::http::ANONYMOUS;
 use crate::model::Shape;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -10,6 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// The bounds of times. Later points in time may not be representable.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The device that the server runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -142,7 +147,7 @@ fn one() -> u32 {
 #[command(version)]
 pub struct Flags {
     /// A file of settings, in TOML.
-    #[arg(long)]
+    #[arg(long, env = "WEIRPOOL_SERVER_CONFIG", hide_env_values = true)]
     #[serde(skip)]
     pub config: Option<PathBuf>,
     /// The address to listen on [default: 127.0.0.1:8080].
@@ -241,7 +246,7 @@ pub struct ModelFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heads: Option<usize>,
-    /// The number of tokens; up to 256, tokens are bytes [default: 256].
+    /// The number of tokens; with 256, tokens are bytes, and prompts may be text [default: 256].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
@@ -294,10 +299,17 @@ impl Config {
     pub fn load(flags: &Flags) -> anyhow::Result<Self> {
         let mut figment = Figment::from(Serialized::defaults(Self::default()));
         if let Some(file) = &flags.config {
-            anyhow::ensure!(file.is_file(), "there is no file {}", file.display());
+            anyhow::ensure!(
+                file.is_file(),
+                "there is no file {}; --config names a file in TOML",
+                file.display()
+            );
             figment = figment.merge(Toml::file_exact(file));
         }
-        let environment = Env::prefixed("WEIRPOOL_SERVER_").split("__");
+        // The file itself is found by its flag.
+        let environment = Env::prefixed("WEIRPOOL_SERVER_")
+            .ignore(&["config"])
+            .split("__");
         let config: Self = figment
             .merge(environment)
             .merge(Serialized::defaults(flags))
@@ -331,22 +343,56 @@ impl Config {
             "the slowdown of {} is not from 0 to 1,000,000",
             self.slowdown
         );
+        for (name, time) in [
+            ("timeout", self.timeout),
+            ("drain_timeout", self.drain_timeout),
+            ("client_timeout", self.client_timeout),
+        ] {
+            anyhow::ensure!(
+                (SHORTEST..=LONGEST).contains(&time),
+                "the {name} of {} is not from {} to {}",
+                humantime::format_duration(time),
+                humantime::format_duration(SHORTEST),
+                humantime::format_duration(LONGEST)
+            );
+        }
+        anyhow::ensure!(
+            (1 << 10..=1 << 30).contains(&self.body_limit.as_u64()),
+            "the body_limit of {} is not from 1 KiB to 1 GiB",
+            self.body_limit
+        );
+        anyhow::ensure!(
+            self.capacity.as_u64() <= 1 << 50,
+            "the capacity of {} is more than 1 PiB",
+            self.capacity
+        );
         if let Some(reason) = self.model.shape().invalid() {
             anyhow::bail!("the model is invalid: {reason}");
         }
         for (index, tenant) in self.tenants.iter().enumerate() {
+            let name = &tenant.name;
             anyhow::ensure!(
-                !tenant.key.is_empty(),
-                "tenant {} has an empty key",
-                tenant.name
+                !tenant.key.is_empty() && tenant.key.bytes().all(|byte| byte.is_ascii_graphic()),
+                "the key of tenant {name:?} cannot be sent in a header; it needs visible characters of ASCII, and no space"
+            );
+            anyhow::ensure!(
+                (1..=64).contains(&name.chars().count()) && !name.chars().any(char::is_control),
+                "tenant {name:?} has no name of 1 to 64 printable characters"
+            );
+            anyhow::ensure!(
+                ![WEIGHTS, ACTIVATIONS, WORKSPACE, ANONYMOUS].contains(&name.as_str()),
+                "the name {name:?} is that of memory of the server; choose another name for the tenant"
+            );
+            anyhow::ensure!(
+                tenant.weight > 0,
+                "the weight of tenant {name:?} is 0; it is at least 1"
             );
             let others = &self.tenants[..index];
             anyhow::ensure!(
                 others
                     .iter()
                     .all(|other| other.key != tenant.key && other.name != tenant.name),
-                "two tenants share the name or the key of {}",
-                tenant.name
+                "two tenants share the name or the key of {name:?}; give each its own"
             );
         }
         Ok(self)

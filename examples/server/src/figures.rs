@@ -12,6 +12,32 @@ const BOUNDS: [f64; 16] = [
     0.0001, 0.0003, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 ];
 
+/// How the answer to a request that was admitted ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerEnd {
+    /// It has as many tokens as were asked for.
+    Complete,
+    /// Its deadline passed.
+    Deadline,
+    /// Its client went.
+    Abandoned,
+    /// The device or the worker failed.
+    Failed,
+}
+
+impl AnswerEnd {
+    const NAMES: [&str; 4] = ["complete", "deadline", "abandoned", "failed"];
+}
+
+/// What memory is for. The memory of each tenant is in the pool's metrics of tags.
+const PURPOSES: [&str; 5] = [
+    "weights",
+    "workspace",
+    "activations",
+    "keys_and_values",
+    "prefix_cache",
+];
+
 pub(crate) struct Figures {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
@@ -23,6 +49,8 @@ pub(crate) struct Figures {
     first_token: Times,
     per_token: Times,
     duration: Times,
+    ends: [Counter; AnswerEnd::NAMES.len()],
+    memory: [Gauge; PURPOSES.len()],
     dashboard: Dashboard,
 }
 
@@ -50,7 +78,17 @@ impl Figures {
             metrics::describe_counter!(
                 "server_requests_total",
                 Unit::Count,
-                "requests, by the status of the answer"
+                "requests, by the status of the answer; none if the client went before"
+            );
+            metrics::describe_counter!(
+                "server_answers_total",
+                Unit::Count,
+                "answers to requests that were admitted, by how they ended"
+            );
+            metrics::describe_gauge!(
+                "server_memory_bytes",
+                Unit::Bytes,
+                "used memory of the device, by its purpose"
             );
             metrics::describe_gauge!(
                 "server_running_requests",
@@ -101,9 +139,13 @@ impl Figures {
                     metrics::histogram!("server_token_seconds"),
                     metrics::histogram!("server_request_seconds"),
                 ],
+                AnswerEnd::NAMES.map(|end| metrics::counter!("server_answers_total", "end" => end)),
+                PURPOSES
+                    .map(|purpose| metrics::gauge!("server_memory_bytes", "purpose" => purpose)),
             )
         });
-        let (running, [prompt_tokens, cached_tokens, answer_tokens], histograms) = registered;
+        let (running, tokens, histograms, ends, memory) = registered;
+        let [prompt_tokens, cached_tokens, answer_tokens] = tokens;
         let dashboard = Dashboard::new(engine.pool()).title("weirpool-server");
         let [first_token, per_token, duration] = histograms;
         let times = |metric, name| Times {
@@ -124,14 +166,21 @@ impl Figures {
             first_token,
             per_token,
             duration,
+            ends,
+            memory,
             dashboard,
         })
     }
 
     /// Counts a request by the status of its answer.
-    pub(crate) fn answered(&self, status: u16) {
-        let count = || metrics::counter!("server_requests_total", "status" => status.to_string());
+    pub(crate) fn answered(&self, status: &str) {
+        let count = || metrics::counter!("server_requests_total", "status" => status.to_owned());
         metrics::with_local_recorder(&self.recorder, count).increment(1);
+    }
+
+    /// Counts an answer by how it ended.
+    pub(crate) fn ended(&self, end: AnswerEnd) {
+        self.ends[end as usize].increment(1);
     }
 
     /// Records a token: the time since the request arrived for its first one, since the token before for others.
@@ -160,6 +209,10 @@ impl Figures {
         let prefixes = engine.prefix_figures();
         self.prompt_tokens.absolute(prefixes.asked);
         self.cached_tokens.absolute(prefixes.found);
+        let memory = engine.memory();
+        for (gauge, bytes) in self.memory.iter().zip(memory) {
+            gauge.set(bytes as f64);
+        }
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         metrics::with_local_recorder(&self.recorder, || pool.publish());
         self.handle.render()

@@ -19,6 +19,7 @@
 //! | `engine` | admission, the prefix cache, and a worker with a running batch for each stream |
 //! | [`model`] | sizes, weights, one step as a list of kernels; a reference implementation for tests |
 //! | `kernels` | the kernels of each device: the only part that differs |
+//! | `patient` | clients that read slowly |
 //! | `figures` | metrics |
 
 pub mod config;
@@ -27,6 +28,7 @@ mod figures;
 mod http;
 mod kernels;
 pub mod model;
+mod patient;
 pub mod server;
 
 pub use config::{Config, Flags};

@@ -57,6 +57,8 @@ async fn run(flags: &Flags) -> anyhow::Result<()> {
 struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -66,21 +68,21 @@ impl Signals {
         Ok(Self {
             #[cfg(unix)]
             terminate: signal(SignalKind::terminate())?,
+            #[cfg(unix)]
+            interrupt: signal(SignalKind::interrupt())?,
         })
     }
 
+    /// Returns at the next signal. One that came since the last call counts.
     async fn next(&mut self) {
-        let interrupt = async {
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
         #[cfg(unix)]
         tokio::select! {
-            () = interrupt => {}
+            _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
         #[cfg(not(unix))]
-        interrupt.await;
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }

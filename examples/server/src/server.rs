@@ -6,8 +6,10 @@ use crate::figures::Figures;
 use crate::http::{App, Tenants, router};
 use crate::kernels::{Machine, simulated};
 use crate::model::Weights;
+use crate::patient::Patient;
 use anyhow::Context;
 use axum::Router;
+use bytesize::ByteSize;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
@@ -21,6 +23,9 @@ use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::{Pool, PoolBuilder};
+
+/// The most bytes of the headers of a request, and of a part of an answer that waits to be sent.
+const HEADERS: usize = 64 << 10;
 
 /// A running server.
 pub struct Server {
@@ -46,13 +51,20 @@ impl Server {
     /// Returns the errors of [`start`](Self::start).
     pub async fn start_with(config: Config, clock: Clock) -> anyhow::Result<Self> {
         let shape = config.model.shape();
+        let needed = shape.weight_bytes();
+        anyhow::ensure!(
+            config.model.weights.is_some() || needed <= config.capacity.as_u64(),
+            "the capacity of {} is too small for weights of {}; raise the capacity, or choose a smaller model",
+            config.capacity,
+            ByteSize(needed),
+        );
         let weights = match &config.model.weights {
             Some(path) => Weights::read(path, shape.heads)?,
             None => Weights::generate(shape, config.model.seed),
         };
         match config.device {
             DeviceName::Sim => {
-                let memory = config.capacity.as_u64() + (64 << 20);
+                let memory = config.capacity.as_u64().saturating_add(64 << 20);
                 let (device, machine) = simulated::machine(memory, config.slowdown, clock);
                 Self::on(machine, Some(device), &weights, config).await
             }
@@ -139,7 +151,8 @@ impl Server {
             self.app.config.connections,
             self.app.config.client_timeout,
         );
-        tokio::spawn(accepting);
+        // Among the connections: at the end, it may begin some.
+        self.connections.spawn(accepting);
         Ok(address)
     }
 
@@ -175,12 +188,12 @@ async fn accept(
             (listener.accept().await, place)
         };
         let (accepted, place) = tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => break,
             accepted = accepted => accepted,
         };
         match accepted {
             Ok((stream, _)) => {
-                let served = serve(stream, router.clone(), stop.clone(), timeout);
+                let served = serve(stream, router.clone(), Some(stop.clone()), timeout);
                 connections.spawn(async move {
                     served.await;
                     drop(place);
@@ -193,34 +206,54 @@ async fn accept(
             }
         }
     }
+    // Clients that are connected already learn why they are not served. There are as many as the system queues.
+    let Ok(listener) = listener.into_std() else {
+        return;
+    };
+    while let Ok((stream, _)) = listener.accept() {
+        // Those that have sent nothing are closed.
+        let stream = stream.set_nonblocking(true).map(|()| stream);
+        let has_asked = |stream: &std::net::TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
+        let stream = stream.ok().filter(has_asked).map(TcpStream::from_std);
+        if let Some(Ok(stream)) = stream {
+            let last = serve(stream, router.clone(), None, timeout);
+            connections.spawn(last);
+        }
+    }
 }
 
-/// Serves one connection. A client that sends its headers too slowly, or reads nothing for too long, is cut off.
-async fn serve(stream: TcpStream, router: Router, stop: CancellationToken, timeout: Duration) {
+/// Serves one connection until the server stops; without `stop`, one request. A client that sends its headers or reads its
+/// answer too slowly is cut off.
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    stop: Option<CancellationToken>,
+    timeout: Duration,
+) {
     // Tokens are small, and are to arrive at once.
     let _ = stream.set_nodelay(true);
-    let mut stream = tokio_io_timeout::TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(timeout));
+    let stream = Patient::new(stream, timeout);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeout)
-        .serve_connection(
-            TokioIo::new(Box::pin(stream)),
-            TowerToHyperService::new(router),
-        );
+        .max_buf_size(HEADERS)
+        .keep_alive(stop.is_some())
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
-    let mut is_stopping = false;
+    let mut is_stopping = stop.is_none();
+    let stop = stop.unwrap_or_default();
     loop {
         tokio::select! {
-            () = stop.cancelled(), if !is_stopping => {
-                is_stopping = true;
-                connection.as_mut().graceful_shutdown();
-            }
+            biased;
             served = connection.as_mut() => {
                 if let Err(error) = served {
                     tracing::debug!(%error, "a connection ended");
                 }
                 return;
+            }
+            () = stop.cancelled(), if !is_stopping => {
+                is_stopping = true;
+                connection.as_mut().graceful_shutdown();
             }
         }
     }

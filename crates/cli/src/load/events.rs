@@ -82,8 +82,15 @@ fn event(line: &[u8]) -> Result<Option<Event>, Malformed> {
     let choice = &data["choices"][0];
     let text = choice["text"].as_str();
     let text = text.or_else(|| choice["delta"]["content"].as_str());
-    let has_text = text.is_some_and(|text| !text.is_empty());
-    Ok(Some(if has_text { Event::Token } else { Event::Other }))
+    // A token may have no text, such as a part of a character; and the last event may have text but no token.
+    let has_token = match choice["token_ids"].as_array() {
+        Some(tokens) => !tokens.is_empty(),
+        None => text.is_some_and(|text| !text.is_empty()),
+    };
+    Ok(Some(match has_token {
+        true => Event::Token,
+        false => Event::Other,
+    }))
 }
 
 /// Returns the message of an error as OpenAI shapes it, or the error as it is.
@@ -112,6 +119,8 @@ mod tests {
 
     const STREAM: &[u8] = b": keep-alive\r\n\r\nevent: x\ndata: {\"choices\":[{\"text\":\"a\"}]}\r\n\r\n\
         data:{\"choices\":[{\"text\":\"\"}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n\
+        data: {\"choices\":[{\"text\":\"\",\"token_ids\":[195]}]}\n\n\
+        data: {\"choices\":[{\"text\":\"c\",\"token_ids\":[]}]}\n\n\
         data: {\"choices\":[],\"usage\":{}}\n\ndata: {\"error\":{\"message\":\"late\"}}\n\ndata: [DONE]\n\n";
 
     #[test]
@@ -120,6 +129,8 @@ mod tests {
             Event::Token,
             Event::Other,
             Event::Token,
+            Event::Token,
+            Event::Other,
             Event::Other,
             Event::Error("late".to_owned()),
             Event::Done,

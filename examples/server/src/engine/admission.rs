@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use weirpool::{AllocError, Reservation, Tag};
 
 /// How requests obtain memory. The server is made for the first; the others are what it is compared with.
@@ -50,17 +51,18 @@ impl Engine {
     /// # Cancel safety
     /// Dropping the future takes the request out of the queue.
     pub(crate) async fn admit(&self, job: Job) -> Result<Admitted, Refusal> {
+        // Taken before the engine is seen to be open, so that `drain` waits for the request.
+        let admission = self.requests.token();
         let closing = self.closing.cancelled();
         tokio::select! {
             biased;
             () = closing => Err(Refusal::Closing),
-            admitted = self.admit_open(job) => admitted,
+            admitted = self.admit_open(job, admission) => admitted,
         }
     }
 
-    async fn admit_open(&self, job: Job) -> Result<Admitted, Refusal> {
-        let left = || job.deadline.saturating_duration_since(Instant::now());
-        let open = self.opening.open(left()).await?;
+    async fn admit_open(&self, job: Job, admission: TaskTrackerToken) -> Result<Admitted, Refusal> {
+        let open = self.opening.open(job.deadline).await?;
         // The last token of an answer is not fed back.
         let tokens = job.prompt.len() + job.max_tokens - 1;
         let needed = tokens.div_ceil(self.settings.page);
@@ -84,8 +86,8 @@ impl Engine {
                 reservation.allocate(&lane.stream, self.page_bytes)?,
             ));
         }
-        // What is left of the reservation, for pages that were found after all, goes back.
-        drop(reservation);
+        // What is left of the reservation, for pages that were found after all, goes back. A split does without that memory.
+        let split = (self.settings.admission == Admission::Split).then_some(reservation);
         let (sender, events) = mpsc::unbounded_channel();
         let sequence = Sequence {
             prompt: job.prompt.len(),
@@ -99,6 +101,8 @@ impl Engine {
             shared: count,
             events: sender,
             open,
+            _split: split,
+            _admission: admission,
         };
         lane.load.fetch_add(1, Ordering::Relaxed);
         if lane.sequences.send(sequence).is_err() {
@@ -151,9 +155,13 @@ impl Engine {
             .unwrap_or_default()
     }
 
+    /// Returns the worker with the fewest sequences; one that has ended only if all have.
     fn least_loaded(&self) -> &WorkerHandle {
         let lanes = self.lanes.iter();
-        let least = lanes.min_by_key(|lane| lane.load.load(Ordering::Relaxed));
+        let least = lanes.min_by_key(|lane| {
+            let has_ended = lane.sequences.is_closed();
+            (has_ended, lane.load.load(Ordering::Relaxed))
+        });
         least.expect("an engine has a worker")
     }
 }

@@ -29,6 +29,14 @@ use weirpool::device::NativeStream;
 use weirpool::{Pool, PoolBuilder, SharedBlock, Stream, Tag};
 use worker::Worker;
 
+/// The tags of memory that belongs to no tenant.
+pub(crate) const WEIGHTS: &str = "weights";
+pub(crate) const ACTIVATIONS: &str = "activations";
+pub(crate) const WORKSPACE: &str = "workspace";
+
+/// The most pages of a sequence: the depth of a tree of prefixes.
+const MOST_PAGES: usize = 1024;
+
 /// The settings of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
@@ -60,6 +68,8 @@ pub(crate) struct Engine {
     closing: CancellationToken,
     /// Cancelled once no sequence runs any more.
     ended: CancellationToken,
+    /// The requests that wait or run.
+    requests: TaskTracker,
     workers: TaskTracker,
 }
 
@@ -84,8 +94,14 @@ impl Engine {
         tune: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> anyhow::Result<Arc<Self>> {
         let shape = weights.shape();
-        let page_bytes = settings.page as u64 * shape.token_bytes();
+        let page_bytes = (settings.page as u64).saturating_mul(shape.token_bytes());
         let pages = shape.context.div_ceil(settings.page);
+        anyhow::ensure!(
+            pages <= MOST_PAGES,
+            "a context of {} tokens has {pages} pages of {}, but at most {MOST_PAGES}; raise --page",
+            shape.context,
+            settings.page
+        );
         let activation = Layout::largest(
             &shape,
             Limits {
@@ -95,8 +111,11 @@ impl Engine {
             },
         );
         let streams = settings.streams as u64;
-        let fixed = shape.weight_bytes() + streams * (activation + machine.workspace);
-        let least = fixed + page_bytes * pages as u64;
+        let worker = activation.saturating_add(machine.workspace);
+        let fixed = shape
+            .weight_bytes()
+            .saturating_add(streams.saturating_mul(worker));
+        let least = fixed.saturating_add(page_bytes.saturating_mul(pages as u64));
         anyhow::ensure!(
             settings.capacity >= least,
             "a capacity of {} bytes is too small: weights, activations and one sequence of {} tokens need {least}; raise \
@@ -121,7 +140,7 @@ impl Engine {
             };
             let kernels = (machine.kernels)()?;
             let workspace = pool.allocate(&stream, machine.workspace.max(1));
-            let mut workspace = workspace.tag(Tag::new("workspace")).await?;
+            let mut workspace = workspace.tag(Tag::new(WORKSPACE)).await?;
             let bound = stream
                 .task("bind")
                 .try_submit(&mut workspace, |work: &W, memory| {
@@ -151,6 +170,7 @@ impl Engine {
             lanes: handles,
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
+            requests: TaskTracker::new(),
             workers: TaskTracker::new(),
         });
         for (handle, worker) in engine.lanes.iter().zip(workers) {
@@ -191,6 +211,30 @@ impl Engine {
         loads.sum()
     }
 
+    /// Returns the used bytes of weights, libraries, activations, keys and values, and the prefix cache.
+    pub(crate) fn memory(&self) -> [u64; 5] {
+        let fixed = [WEIGHTS, WORKSPACE, ACTIVATIONS]
+            .map(|name| self.pool.tag(Tag::new(name)).statistics().used.current);
+        let statistics = self.pool.statistics();
+        let [weights, workspace, activations] = fixed;
+        let all = fixed.iter().sum::<u64>() + statistics.evictable;
+        let requests = statistics.used.current.saturating_sub(all);
+        [
+            weights,
+            workspace,
+            activations,
+            requests,
+            statistics.evictable,
+        ]
+    }
+
+    /// Returns the index of a worker that has ended before the engine did, if there is one.
+    pub(crate) fn lost_worker(&self) -> Option<usize> {
+        let mut lanes = self.lanes.iter();
+        let lost = lanes.position(|lane| lane.sequences.is_closed());
+        lost.filter(|_| !self.ended.is_cancelled())
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.is_cancelled()
     }
@@ -219,15 +263,13 @@ impl Engine {
     /// Returns an error if that takes longer than `patience`, if the device has failed, or if memory is missing.
     pub(crate) async fn drain(&self, patience: Duration) -> anyhow::Result<()> {
         self.close();
-        let ended = async {
-            while self.running() > 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let ended = tokio::time::timeout(patience, ended).await;
+        self.requests.close();
+        let ended = tokio::time::timeout(patience, self.requests.wait()).await;
         ended.with_context(|| {
             let running = self.running();
-            format!("{running} answers were not complete after {patience:?}")
+            format!(
+                "{running} answers were not complete after {patience:?}; raise --drain-timeout, or lower --timeout"
+            )
         })?;
         if let Some(mut prefixes) = self.prefixes() {
             prefixes.clear();
@@ -245,7 +287,7 @@ impl Engine {
 async fn load(pool: &Pool, stream: &Stream, weights: &Weights) -> anyhow::Result<SharedBlock> {
     let bytes = weights.bytes();
     let block = pool.allocate(stream, bytes.len() as u64);
-    let mut block = block.tag(Tag::new("weights")).await?;
+    let mut block = block.tag(Tag::new(WEIGHTS)).await?;
     // In pieces, since each is staged in pinned memory.
     for (index, piece) in bytes.chunks(64 << 20).enumerate() {
         let offset = (index * (64 << 20)) as u64;

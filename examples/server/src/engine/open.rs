@@ -1,8 +1,9 @@
 //! The activations of the workers: reserved while any request is there, and given back when the last one has ended.
 
+use super::ACTIVATIONS;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use weirpool::{AllocError, Block, Pool, Reservation, Stream, Tag};
 
 /// Opens the workers for requests.
@@ -35,13 +36,14 @@ impl Opening {
 
     /// # Errors
     /// Returns an error if the memory is not available in time, or the pool fails.
-    pub(super) async fn open(&self, timeout: Duration) -> Result<Arc<Open>, AllocError> {
+    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, AllocError> {
         let mut current = self.open.lock().await;
         if let Some(open) = current.upgrade() {
             return Ok(open);
         }
         let activations = self.pool.reserve_many(vec![self.bytes; self.workers]);
-        let tag = Tag::new("activations");
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let tag = Tag::new(ACTIVATIONS);
         let open = Arc::new(Open {
             reservation: activations.tag(tag).timeout(timeout).await?,
             bytes: self.bytes,

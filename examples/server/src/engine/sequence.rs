@@ -6,7 +6,8 @@ use crate::model::Sampling;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use weirpool::{Block, Pinned, Tag};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use weirpool::{Block, Pinned, Reservation, Tag};
 
 /// What a request asks for.
 #[derive(Clone, Debug)]
@@ -76,6 +77,10 @@ pub(super) struct Sequence {
     /// Unbounded, since an answer is short: a slow reader holds no memory of the device.
     pub(super) events: mpsc::UnboundedSender<Event>,
     pub(super) open: Arc<Open>,
+    /// Memory for the rest of the context, if each request has a fixed part of the memory.
+    pub(super) _split: Option<Reservation>,
+    /// The engine does not end before this is dropped.
+    pub(super) _admission: TaskTrackerToken,
 }
 
 impl Sequence {

@@ -38,7 +38,7 @@ struct Share {
 }
 
 impl<W: NativeStream> Worker<W> {
-    /// Runs until the engine has ended.
+    /// Runs until the engine has ended. The first sequences, up to the largest batch, take part in steps.
     pub(super) async fn run(mut self) {
         let mut batch = Vec::new();
         loop {
@@ -52,10 +52,8 @@ impl<W: NativeStream> Worker<W> {
                     None => return,
                 }
             }
-            while batch.len() < self.settings.batch {
-                let Ok(sequence) = self.incoming.try_recv() else {
-                    break;
-                };
+            // Also those behind the largest batch: they may end before their turn.
+            while let Ok(sequence) = self.incoming.try_recv() {
                 batch.push(sequence);
             }
             self.drop_ended(&mut batch);
@@ -65,7 +63,8 @@ impl<W: NativeStream> Worker<W> {
             if let Err(error) = self.step(&mut batch).await {
                 let reason = format!("{error:#}");
                 tracing::error!(%reason, "a step failed");
-                for sequence in batch.drain(..) {
+                let count = batch.len().min(self.settings.batch);
+                for sequence in batch.drain(..count) {
                     sequence.end(Event::Failed(reason.clone()));
                     self.retire(sequence, false);
                 }
@@ -126,7 +125,7 @@ impl<W: NativeStream> Worker<W> {
         let mut taken = vec![0; batch.len()];
         let is_answered = |sequence: &Sequence| sequence.left() == 1;
         for pass in [true, false] {
-            for (taken, sequence) in taken.iter_mut().zip(batch) {
+            for (taken, sequence) in taken.iter_mut().zip(batch).take(self.settings.batch) {
                 if is_answered(sequence) == pass {
                     *taken = sequence.left().min(room);
                     room -= *taken;

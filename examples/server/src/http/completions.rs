@@ -3,14 +3,17 @@
 use super::openai::{Answer, Completion, Text, usage};
 use super::{App, Failure, unix_time};
 use crate::engine::{Admitted, Event, Finish, Job};
+use crate::figures::AnswerEnd;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::response::sse::{self, Sse};
 use axum::response::{IntoResponse, Response};
+use bytesize::ByteSize;
 use futures::stream::{self, Stream, StreamExt};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,9 +31,12 @@ pub(super) async fn complete(
     let arrived = Instant::now();
     let tenant = app.tenants.of(request.headers())?;
     let (allowed, is_urgent) = allowed(request.headers(), app.config.timeout)?;
-    let body = read(&app, request.into_body()).await?;
     let model = &app.config.model.name;
-    let completion = Completion::parse(&body, model, &app.engine.shape())?;
+    // Not kept while the request waits: a body can be far larger than what it says.
+    let completion = {
+        let body = read(&app, request.into_body()).await?;
+        Completion::parse(&body, model, &app.engine.shape())?
+    };
     let Completion {
         prompt,
         max_tokens,
@@ -62,6 +68,7 @@ pub(super) async fn complete(
         arrived,
         last: arrived,
         tokens: 0,
+        end: AnswerEnd::Abandoned,
     };
     if is_streamed {
         let wants_usage = wants_usage.then_some((asked, cached));
@@ -89,26 +96,37 @@ fn allowed(headers: &HeaderMap, most: Duration) -> Result<(Duration, bool), Fail
 
 /// Reads the body of a request, within its limits.
 async fn read(app: &App, body: Body) -> Result<Vec<u8>, Failure> {
-    let limit = app.config.body_limit;
-    let body = Limited::new(body, usize::try_from(limit.as_u64()).unwrap_or(usize::MAX));
-    let read = timeout(app.config.client_timeout, body.collect()).await;
-    let read = read.map_err(|_| {
+    let collected = collect(body, app.config.body_limit);
+    let read = timeout(app.config.client_timeout, collected).await;
+    read.unwrap_or_else(|_| {
         let time = humantime::format_duration(app.config.client_timeout);
-        Failure::new(
+        Err(Failure::new(
             StatusCode::REQUEST_TIMEOUT,
             format!("the body did not arrive within {time}"),
-        )
-    })?;
-    match read {
-        Ok(body) => Ok(body.to_bytes().into()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let message = format!("the body exceeds {limit}");
-            Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
-        Err(error) => Err(Failure::invalid(format!(
-            "the body cannot be read: {error}"
-        ))),
+        ))
+    })
+}
+
+/// Copies the parts of a body: each may be one byte of a buffer that it keeps.
+async fn collect(mut body: Body, limit: ByteSize) -> Result<Vec<u8>, Failure> {
+    let too_large = || {
+        let message = format!("the body exceeds {limit}; send a shorter prompt");
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    if body.size_hint().lower() > limit.as_u64() {
+        return Err(too_large());
     }
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| Failure::invalid(format!("the body cannot be read: {error}")))?;
+        let part = frame.data_ref().map_or(&[][..], |part| &part[..]);
+        if (bytes.len() + part.len()) as u64 > limit.as_u64() {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(part);
+    }
+    Ok(bytes)
 }
 
 /// An answer that is being computed. Dropping it cancels that.
@@ -120,6 +138,14 @@ struct Running {
     /// When the last token came.
     last: Instant,
     tokens: usize,
+    /// How it ended so far: for its client, it has been abandoned until another end is seen.
+    end: AnswerEnd,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.app.figures.ended(self.end);
+    }
 }
 
 /// A part of an answer.
@@ -141,13 +167,19 @@ impl Running {
                 Part::Token(token, self.text.push(token))
             }
             Some(Event::Finished(finish)) => {
+                self.end = match finish {
+                    Finish::Length => AnswerEnd::Complete,
+                    Finish::Deadline => AnswerEnd::Deadline,
+                };
                 self.app.figures.finished(self.arrived.elapsed());
                 Part::End(finish, self.text.finish())
             }
             Some(Event::Failed(reason)) => {
+                self.end = AnswerEnd::Failed;
                 Part::Failed(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason))
             }
             None => {
+                self.end = AnswerEnd::Failed;
                 let message = "the worker ended before the answer was complete";
                 Part::Failed(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, message))
             }

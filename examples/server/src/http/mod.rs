@@ -21,6 +21,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 use weirpool::Tag;
 
+/// The tag of requests where there are no tenants.
+pub(crate) const ANONYMOUS: &str = "requests";
+
 /// What all requests share.
 pub(crate) struct App {
     pub(crate) engine: Arc<Engine>,
@@ -50,7 +53,7 @@ impl Tenants {
             account.set_queue_limit(tenant.queue.map(Into::into));
             by_key.insert(tenant.key.clone(), tag);
         }
-        let anonymous = by_key.is_empty().then(|| Tag::new("requests"));
+        let anonymous = by_key.is_empty().then(|| Tag::new(ANONYMOUS));
         Self { by_key, anonymous }
     }
 
@@ -91,15 +94,30 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Counts requests by the status of their answers.
+/// Counts requests by the status of their answers, and those whose clients went before.
 async fn count(
     State(app): State<Arc<App>>,
     request: Request<axum::body::Body>,
     next: Next,
 ) -> Response {
+    // Dropped without an answer if the client has gone.
+    let mut unanswered = Unanswered(Some(app));
     let response = next.run(request).await;
-    app.figures.answered(response.status().as_u16());
+    if let Some(app) = unanswered.0.take() {
+        app.figures.answered(response.status().as_str());
+    }
     response
+}
+
+/// A request that has no answer yet.
+struct Unanswered(Option<Arc<App>>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(app) = self.0.take() {
+            app.figures.answered("none");
+        }
+    }
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<serde_json::Value> {
@@ -110,6 +128,10 @@ async fn models(State(app): State<Arc<App>>) -> Json<serde_json::Value> {
 /// Alive: the device works. An orchestrator restarts a server that is not.
 async fn health(State(app): State<Arc<App>>) -> Response {
     let health = app.engine.pool().health();
+    if let Some(worker) = app.engine.lost_worker() {
+        let text = format!("worker {worker} has ended; restart the server\n");
+        return (StatusCode::INTERNAL_SERVER_ERROR, text).into_response();
+    }
     let status = match &health.fault {
         None => StatusCode::OK,
         Some(_) => StatusCode::INTERNAL_SERVER_ERROR,

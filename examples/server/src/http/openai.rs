@@ -6,6 +6,9 @@ use crate::model::{Sampling, Shape};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+/// A lower temperature means the most likely token.
+const COLD: f32 = 1e-3;
+
 /// A request. Further fields are in `rest`.
 #[derive(Debug, Deserialize)]
 struct Body {
@@ -98,6 +101,8 @@ impl Completion {
             let message = format!("the temperature of {temperature} is not from 0 to 2");
             return Err(Failure::invalid(message));
         }
+        // A logit over a smaller one may not be finite.
+        let temperature = if temperature < COLD { 0.0 } else { temperature };
         Ok(Self {
             prompt,
             max_tokens: max_tokens as usize,
@@ -281,6 +286,11 @@ mod tests {
         assert_eq!((&text.prompt, text.max_tokens), (&vec![104, 105], 3));
         assert_eq!(text.prompt, tokens.prompt);
         assert_eq!(tokens.sampling.seed, 1);
+        // The smallest number would turn each logit into an infinite one.
+        for temperature in ["-0.0", "1e-45", "1e-400", "0.0009"] {
+            let body = format!(r#"{{"prompt": "x", "temperature": {temperature}}}"#);
+            assert_eq!(parse(&body).unwrap().sampling.temperature, 0.0, "{body}");
+        }
     }
 
     #[test]
@@ -300,6 +310,26 @@ mod tests {
                 "context of 32",
             ),
             (r#"{"prompt": "x", "temperature": 3}"#, "temperature"),
+            (r#"{"prompt": "x", "temperature": -1e-9}"#, "temperature"),
+            (r#"{"prompt": "x", "temperature": 1e39}"#, "temperature"),
+            (r#"{"prompt": "x", "temperature": 1e999}"#, "out of range"),
+            (r#"{"prompt": "x", "temperature": NaN}"#, "no valid request"),
+            (r#"{"prompt": "x", "temperature": "1"}"#, "no valid request"),
+            (r#"{"prompt": "x", "max_tokens": -1}"#, "-1"),
+            (r#"{"prompt": "x", "max_tokens": 1e99}"#, "1e99"),
+            (r#"{"prompt": "x", "max_tokens": 2.5}"#, "2.5"),
+            (r#"{"prompt": "x", "seed": 1e30}"#, "1e30"),
+            (r#"{"prompt": "x", "prompt": "y"}"#, "duplicate field"),
+            (r#"{"prompt": [1.5]}"#, "no token"),
+            (r#"{"prompt": ["x"]}"#, "no token"),
+            (r#"{"prompt": [[1]]}"#, "no token"),
+            (r#"{"prompt": null}"#, "neither"),
+            (r#"{"prompt": "x", "n": 1.5}"#, "n is not supported"),
+            (r#"{"prompt": "x", "n": "1"}"#, "n is not supported"),
+            (r#"{"prompt": "x", "stream": "yes"}"#, "no valid request"),
+            (r#"{"prompt": "x", "stop": "a"}"#, "stop is not supported"),
+            (r#"{"prompt": "\ud800"}"#, "no valid request"),
+            (r#"{"prompt": "x"} {}"#, "no valid request"),
             (r#"{"prompt": "x", "n": 2}"#, "n is not supported"),
             (r#"{"prompt": "x", "stop": ["a"]}"#, "stop is not supported"),
             (r#"{"prompt": "x", "promt": 2}"#, "unknown field"),
@@ -313,8 +343,14 @@ mod tests {
                 failure.message
             );
         }
-        let nested = format!("{{\"prompt\": {}", "[".repeat(100_000));
-        assert!(parse(&nested).is_err());
+        for nesting in ["[", "{\"a\":"] {
+            for field in ["prompt", "other"] {
+                let nested = format!("{{\"{field}\": {}", nesting.repeat(100_000));
+                assert!(parse(&nested).is_err());
+            }
+        }
+        let invalid = Completion::parse(b"{\"prompt\": \"\xff\"}", "m", &SHAPE);
+        assert!(invalid.unwrap_err().message.contains("no valid request"));
     }
 
     #[test]

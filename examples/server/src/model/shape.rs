@@ -6,6 +6,10 @@ use std::ops::Range;
 /// Tensors begin at multiples of this many elements: 256 bytes, as cuBLAS prefers.
 const ALIGNMENT: usize = 64;
 
+/// More than any model of this shape has.
+const MOST_LAYERS: usize = 1024;
+const MOST_ELEMENTS: u128 = 1 << 40;
+
 /// The sizes of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
@@ -15,7 +19,7 @@ pub struct Shape {
     pub width: usize,
     /// The attention heads, which share the width.
     pub heads: usize,
-    /// The number of tokens. Up to 256, tokens are bytes.
+    /// The number of tokens. With 256, tokens are bytes, and prompts may be text.
     pub vocabulary: usize,
     /// The most tokens of a sequence.
     pub context: usize,
@@ -70,10 +74,27 @@ impl Shape {
                 "the width of {width} is no multiple of the {heads} heads"
             ));
         }
+        if layers > MOST_LAYERS {
+            return Some(format!(
+                "{layers} layers are more than {MOST_LAYERS}; lower the number of layers"
+            ));
+        }
         let bound = 1 << 24;
         let sizes = [layers, width, vocabulary, context];
         let largest = sizes.into_iter().max().expect("four sizes");
-        (largest > bound).then(|| format!("a size of {largest} exceeds {bound}"))
+        if largest > bound {
+            return Some(format!("a size of {largest} exceeds {bound}"));
+        }
+        let elements = self.elements();
+        (elements > MOST_ELEMENTS)
+            .then(|| format!("{elements} weights are more than {MOST_ELEMENTS}; lower its sizes"))
+    }
+
+    /// About the number of weights, for sizes that need not be valid.
+    fn elements(&self) -> u128 {
+        let [layers, width, vocabulary, context] =
+            [self.layers, self.width, self.vocabulary, self.context].map(|size| size as u128);
+        (vocabulary + context) * width + layers * 12 * width * width
     }
 
     /// The bytes of the keys and values of one token.
@@ -146,5 +167,33 @@ mod tests {
         let reason = shape.invalid().unwrap();
         assert_eq!(reason, "the width of 10 is no multiple of the 3 heads");
         assert!(Shape { heads: 0, ..shape }.invalid().is_some());
+        // None of these is as much as tried: it would not fit memory, or a number.
+        let huge = 1 << 24;
+        for shape in [
+            Shape {
+                layers: huge,
+                heads: 5,
+                ..shape
+            },
+            Shape {
+                width: huge,
+                heads: 1,
+                ..shape
+            },
+            Shape {
+                vocabulary: usize::MAX,
+                heads: 5,
+                ..shape
+            },
+            Shape {
+                vocabulary: huge,
+                context: huge,
+                width: huge,
+                heads: 1,
+                layers: 1024,
+            },
+        ] {
+            assert!(shape.invalid().is_some(), "{shape:?}");
+        }
     }
 }

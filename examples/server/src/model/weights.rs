@@ -107,13 +107,13 @@ impl Weights {
             path: path.to_owned(),
             error,
         })?;
-        Self::of_file(&file, heads).map_err(|problem| WeightsError::Unsuitable {
+        Self::of_file(&file, bytes.len(), heads).map_err(|problem| WeightsError::Unsuitable {
             path: path.to_owned(),
             problem,
         })
     }
 
-    fn of_file(file: &SafeTensors<'_>, heads: usize) -> Result<Self, String> {
+    fn of_file(file: &SafeTensors<'_>, bytes: usize, heads: usize) -> Result<Self, String> {
         let tensor = |name: &str| {
             let found = file.tensor(name);
             let found = found.or_else(|_| file.tensor(&format!("transformer.{name}")));
@@ -141,6 +141,14 @@ impl Weights {
             return Err(reason);
         }
         let parts = shape.parts();
+        // Sizes of a file may be wrong: no more is allocated than it has.
+        let parted = parts.wte.0.len() + parts.wpe.0.len();
+        let layers = shape.layers * 12 * shape.width * shape.width;
+        if (parted + layers) * size_of::<f32>() > bytes {
+            return Err(format!(
+                "its tensors are smaller than those of a model of {shape:?}"
+            ));
+        }
         let mut elements = vec![0.0; parts.end];
         let mut copy = |part: &Part, name: &str| {
             let found = tensor(name)?;

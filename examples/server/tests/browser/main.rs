@@ -21,7 +21,9 @@ use weirpool::{Pool, Tag};
 use weirpool_server::config::{ModelConfig, TenantConfig};
 use weirpool_server::{Config, Server};
 
-const TESTS: [(&str, fn(&mut Browser)); 8] = [
+type Test = (&'static str, fn(&mut Browser));
+
+const TESTS: [Test; 8] = [
     ("live_page_shows_what_the_service_does", live),
     ("page_works_by_keyboard", keyboard),
     ("page_fits_a_phone", phone),

@@ -12,7 +12,7 @@ use weirpool_server::model::{Weights, reference};
 /// Sums that are rounded in another order differ by far less; a wrong key or value changes logits by far more.
 const TOLERANCE: f32 = 1e-3;
 
-fn assert_right(weights: &Weights, prompt: &[u32], answer: &[u32]) {
+pub(crate) fn assert_right(weights: &Weights, prompt: &[u32], answer: &[u32]) {
     let regrets = reference::regrets(weights, prompt, answer);
     let largest = regrets.iter().copied().fold(0.0, f32::max);
     assert!(largest < TOLERANCE, "wrong tokens: {regrets:?}");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tower::ServiceExt;
 use weirpool::device::sim::Clock;
-use weirpool_server::config::ModelConfig;
+use weirpool_server::config::{ModelConfig, TenantConfig};
 use weirpool_server::model::Weights;
 use weirpool_server::{Config, Server};
 
@@ -30,6 +30,21 @@ pub(crate) fn config() -> Config {
             ..standard.model.clone()
         },
         ..standard
+    }
+}
+
+pub(crate) fn tenant(
+    name: &str,
+    key: &str,
+    quota: Option<ByteSize>,
+    queue: Option<usize>,
+) -> TenantConfig {
+    TenantConfig {
+        name: name.to_owned(),
+        key: key.to_owned(),
+        quota,
+        weight: 1,
+        queue,
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod answers;
 mod common;
+mod faults;
+mod hostile;
 mod overload;
 mod process;
 mod sockets;

@@ -89,21 +89,136 @@ fn second_signal_exits_at_once() {
     assert_eq!(status, Some(130), "{text}");
 }
 
+/// Two signals that come before the server can look at the first.
+#[test]
+fn signals_in_quick_succession_both_count() {
+    let program = Program::start(&["--slowdown=1000000"]);
+    let mut stream = program.ask(r#"{"prompt": "x", "max_tokens": 400, "stream": true}"#);
+    stream.read_exact(&mut [0; 15]).unwrap();
+    program.signal("INT");
+    program.signal("TERM");
+    let (status, text) = program.rest();
+    assert_eq!(status, Some(130), "{text}");
+}
+
+/// Runs the program, which has to end by itself, with variables of the environment.
+fn refused(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_weirpool-server"));
+    program.args(arguments).env("NO_COLOR", "1");
+    let output = program.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), text)
+}
+
 #[test]
 fn bad_settings_are_explained() {
     for (argument, expected) in [
         ("--capacity=1MiB", "raise the capacity"),
+        ("--capacity=16EiB", "1 PiB"),
         ("--config=/no/such/file", "no file"),
         ("--listen=192.0.2.1:80", "cannot listen"),
         ("--weights=/no/such/weights", "cannot read the weights"),
+        ("--weights=/dev/null", "not a safetensors file"),
+        ("--layers=16777216", "lower the number of layers"),
+        ("--width=16777216", "lower its sizes"),
+        ("--vocabulary=16777216", "raise the capacity"),
+        ("--context=16777216", "raise the capacity"),
+        ("--page=1048576", "raise the capacity"),
+        (
+            "--streams=1048576",
+            "lower the context or the number of streams",
+        ),
+        ("--rows=1048576", "raise the capacity"),
+        ("--timeout=0s", "is not from 1ms to"),
+        ("--timeout=1000000years", "is not from 1ms to"),
+        ("--client-timeout=100years", "client_timeout"),
+        ("--body-limit=0", "from 1 KiB to 1 GiB"),
+        ("--slowdown=NaN", "slowdown"),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_weirpool-server"))
-            .args([argument])
-            .env("NO_COLOR", "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{text}");
+        let (status, text) = refused(&[argument], &[]);
+        assert_eq!(status, Some(1), "{argument}: {text}");
         assert!(text.contains(expected), "{argument}: {text}");
+        assert_eq!(text.lines().count(), 1, "{argument}: {text}");
     }
+    let (_, text) = refused(&["--context=8192", "--page=1", "--capacity=1GiB"], &[]);
+    assert!(text.contains("raise --page"), "{text}");
+    for argument in [
+        "--capacity=much",
+        "--streams=-1",
+        "--device=tpu",
+        "--colour=blue",
+        "--admission=maybe",
+    ] {
+        let (status, text) = refused(&[argument], &[]);
+        assert_eq!(status, Some(2), "{argument}: {text}");
+        assert!(text.contains("--help"), "{argument}: {text}");
+    }
+}
+
+#[test]
+fn bad_settings_of_the_environment_and_of_tenants_are_explained() {
+    for (variable, value, expected) in [
+        ("WEIRPOOL_SERVER_CAPASITY", "1GiB", "capasity"),
+        ("WEIRPOOL_SERVER_CAPACITY", "much", "CAPACITY"),
+        ("WEIRPOOL_SERVER_MODEL__WIDTH", "-1", "MODEL"),
+        ("WEIRPOOL_SERVER_CONFIG", "/no/such/file", "no file"),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="weights", key="k"}]"#,
+            "another name",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="requests", key="k"}]"#,
+            "another name",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="", key="k"}]"#,
+            "1 to 64",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key=""}]"#,
+            "header",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key="two words"}]"#,
+            "header",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key="ü"}]"#,
+            "header",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key="k", weight=0}]"#,
+            "at least 1",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key="k"}, {name="a", key="l"}]"#,
+            "share",
+        ),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key="k"}, {name="b", key="k"}]"#,
+            "share",
+        ),
+        ("WEIRPOOL_SERVER_TENANTS", r#"[{name="a"}]"#, "key"),
+        (
+            "WEIRPOOL_SERVER_TENANTS",
+            r#"[{name="a", key="k", quotta="1GiB"}]"#,
+            "quotta",
+        ),
+    ] {
+        let (status, text) = refused(&[], &[(variable, value)]);
+        assert_eq!(status, Some(1), "{variable}={value}: {text}");
+        assert!(text.contains(expected), "{variable}={value}: {text}");
+    }
+    // Flags are above the environment, which is above the defaults.
+    let (_, text) = refused(&["--streams=0"], &[("WEIRPOOL_SERVER_STREAMS", "3")]);
+    assert!(text.contains("streams is 0"), "{text}");
 }

@@ -61,7 +61,19 @@ async fn hostile_requests_get_clear_answers() {
             "400",
         ),
         (header(&format!("x: {}", "y".repeat(1 << 20))), "431"),
-        (header("content-length: 5000000000"), "408"),
+        (header("content-length: 5000000000"), "413"),
+        (header("content-length: 99999999999999999999999"), "400"),
+        (header(&"x: y\r\n".repeat(200)), "431"),
+        (
+            header("transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\nx"),
+            "400",
+        ),
+        (header("transfer-encoding: chunked\r\n\r\nzz\r\nx"), "400"),
+        (header("transfer-encoding: gzip"), "400"),
+        (
+            header("expect: 100-continue\r\ncontent-length: 5000000000"),
+            "413",
+        ),
         (header("content-length: 10"), "408"),
         (post(&"x".repeat(2 << 20)), "413"),
         (post("{"), "400"),
@@ -90,6 +102,101 @@ async fn hostile_requests_get_clear_answers() {
     assert_serves(address).await;
     assert_idle(&server, idle).await;
     server.shut_down().await.unwrap();
+}
+
+#[tokio::test]
+async fn unusual_clients_are_served_and_keep_nothing() {
+    let config = Config {
+        body_limit: bytesize::ByteSize::kib(4),
+        client_timeout: Duration::from_secs(2),
+        ..config()
+    };
+    let (server, address, idle) = listening(config).await;
+    let valid = r#"{"prompt": "x"}"#;
+    // A byte in each chunk.
+    let chunks = |text: &str| {
+        text.chars()
+            .map(|letter| format!("1\r\n{letter}\r\n"))
+            .collect::<String>()
+            + "0\r\n\r\n"
+    };
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n";
+    let spread = valid.replace(' ', &" ".repeat(3_000));
+    let mut stream = write(address, format!("{head}\r\n{}", chunks(&spread)).as_bytes()).await;
+    assert!(read(&mut stream).await.starts_with("HTTP/1.1 200"));
+    let endless = valid.replace(' ', &" ".repeat(5_000));
+    let mut stream = write(
+        address,
+        format!("{head}\r\n{}", chunks(&endless)).as_bytes(),
+    )
+    .await;
+    assert!(read(&mut stream).await.starts_with("HTTP/1.1 413"));
+    // Two requests at once are answered in their order.
+    let both = post(valid).replace("connection: close\r\n", "") + &post(valid);
+    let answers = read(&mut write(address, both.as_bytes()).await).await;
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 2, "{answers}");
+    // An older protocol.
+    let old = post(valid).replace("HTTP/1.1", "HTTP/1.0");
+    assert!(
+        read(&mut write(address, old.as_bytes()).await)
+            .await
+            .starts_with("HTTP/1.0 200")
+    );
+    // It asks before it sends the body.
+    let length = valid.len();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let mut stream = write(address, head.as_bytes()).await;
+    let mut first = [0; 25];
+    stream.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(valid.as_bytes()).await.unwrap();
+    assert!(read(&mut stream).await.starts_with("HTTP/1.1 200"));
+    // It has sent all that it will send: for the server, it has gone. So has one that left a request behind.
+    let long = post(r#"{"prompt": "x", "max_tokens": 100}"#);
+    let mut half = write(address, long.as_bytes()).await;
+    half.shutdown().await.unwrap();
+    drop(read(&mut half).await);
+    drop(write(address, format!("{long}{long}").as_bytes()).await);
+    assert_idle(&server, idle).await;
+    // A connection without a request is closed after a time.
+    let mut kept = write(
+        address,
+        post(valid).replace("connection: close\r\n", "").as_bytes(),
+    )
+    .await;
+    let closed = tokio::time::timeout(Duration::from_secs(20), read(&mut kept)).await;
+    assert!(closed.unwrap().starts_with("HTTP/1.1 200"));
+    server.shut_down().await.unwrap();
+}
+
+/// The only place is taken; the others are connected, and have sent their requests.
+#[tokio::test]
+async fn clients_that_wait_to_be_accepted_are_refused_at_shutdown() {
+    let config = Config {
+        connections: 1,
+        slowdown: 1000.0,
+        ..config()
+    };
+    let (server, address, _) = listening(config).await;
+    let mut first = write(
+        address,
+        post(r#"{"prompt": "x", "max_tokens": 20, "stream": true}"#).as_bytes(),
+    )
+    .await;
+    first.read_exact(&mut [0; 15]).await.unwrap();
+    let mut others = Vec::new();
+    for _ in 0..5 {
+        others.push(write(address, post(r#"{"prompt": "x"}"#).as_bytes()).await);
+    }
+    let ended = tokio::spawn(server.shut_down());
+    assert!(read(&mut first).await.contains("[DONE]"));
+    for mut other in others {
+        let answer = read(&mut other).await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer:?}");
+    }
+    ended.await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Statuses: what fails says so, keeps no memory, and costs no other request anything.
 
 use crate::common::{
-    assert_idle, body, config, get, json_of, post, prompt, request, send, start, used,
+    assert_idle, body, config, get, json_of, post, prompt, request, send, start, tenant, used,
 };
 use axum::http::{HeaderValue, StatusCode};
 use bytesize::ByteSize;
@@ -11,7 +11,6 @@ use http_body_util::BodyExt;
 use serde_json::json;
 use std::time::Duration;
 use weirpool_server::Admission;
-use weirpool_server::config::TenantConfig;
 
 #[tokio::test(start_paused = true)]
 async fn full_queue_is_refused_with_the_time_of_a_retry() {
@@ -149,16 +148,6 @@ async fn client_that_goes_leaves_the_queue_and_frees_its_memory() {
     server.shut_down().await.unwrap();
 }
 
-fn tenant(name: &str, key: &str, quota: Option<ByteSize>, queue: Option<usize>) -> TenantConfig {
-    TenantConfig {
-        name: name.to_owned(),
-        key: key.to_owned(),
-        quota,
-        weight: 1,
-        queue,
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn tenants_have_keys_and_quotas() {
     let mut config = config();
@@ -254,6 +243,13 @@ async fn other_admissions_fail_or_waste() {
     );
     server.shut_down().await.unwrap();
     let server = start(with(Admission::Split)).await;
+    let idle = used(&server);
+    let streamed = json!({"prompt": prompt(1, 28), "max_tokens": 4, "stream": true});
+    let mut frames = send(&server, request(&streamed)).await.into_body();
+    assert!(frames.frame().await.is_some());
+    assert!(used(&server) >= idle + (128 << 10), "a whole context");
+    drop(frames);
+    assert_idle(&server, idle).await;
     let statuses = join_all((0..40).map(|number| post_owned(&server, number, 1))).await;
     assert!(
         statuses.iter().all(|status| *status == StatusCode::OK),
