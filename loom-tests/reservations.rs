@@ -3,7 +3,7 @@
 use super::external::external;
 use super::*;
 use loom::thread;
-use weirpool::{AllocError, Reservation, WaitLimit};
+use weirpool::{AllocError, Reservation, Source, WaitLimit};
 
 /// Creates a pool that makes streams wait for each other on the device.
 fn waiting_pool(device: &SimDevice, capacity: u64) -> Pool {
@@ -59,7 +59,8 @@ fn with_block_to_keep(pool: &Pool, a: &Stream) -> (Reservation, Block) {
 #[test]
 fn kept_block_against_a_draw_and_figures() {
     model("kept block against a draw and figures", || {
-        let device = device();
+        // With the checker, observers are told of each free, and nothing is kept.
+        let device = unwatched();
         let pool = waiting_pool(&device, 2 * MIB);
         let (work, a) = stream(&device, &pool);
         let (_, b) = stream(&device, &pool);
@@ -85,7 +86,8 @@ fn kept_block_against_a_draw_and_figures() {
 #[test]
 fn kept_block_against_the_end_of_its_reservation() {
     model("kept block against the end of its reservation", || {
-        let device = device();
+        // With the checker, observers are told of each free, and nothing is kept.
+        let device = unwatched();
         let pool = waiting_pool(&device, 2 * MIB);
         let (_, a) = stream(&device, &pool);
         let (_, b) = stream(&device, &pool);
@@ -94,6 +96,49 @@ fn kept_block_against_the_end_of_its_reservation() {
         drop(reservation);
         freeing.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Everything but a stream's own next draw finds the memory that a reservation keeps.
+#[test]
+fn kept_memory_is_found_by_every_other_look() {
+    model("kept memory is found by every other look", || {
+        let device = unwatched();
+        let pool = waiting_pool(&device, 4 * MIB);
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let (mut reservation, block) = with_block_to_keep(&pool, &a);
+        let address = block.address();
+        drop(block);
+        let again = |reservation: &Reservation| drop(reservation.allocate(&a, 4096).unwrap());
+        let kept = reservation.allocate(&a, 4096).unwrap();
+        assert_eq!((kept.address(), kept.source()), (address, Source::Lane));
+        drop(kept);
+        assert_eq!(reservation.left(), 2 * MIB);
+        again(&reservation);
+        again(&reservation);
+        assert_eq!(pool.statistics().set_aside, 2 * MIB);
+        again(&reservation);
+        again(&reservation);
+        let blocks = [(); 3].map(|()| reservation.allocate(&a, 4096).unwrap());
+        run(&work, 10);
+        drop(blocks);
+        let before = device.now();
+        let all = reservation.allocate(&b, 2 * MIB).unwrap();
+        assert_eq!((all.source(), device.now()), (Source::DeviceWait, before));
+        drop(all);
+        again(&reservation);
+        again(&reservation);
+        let part = reservation.split(MIB).unwrap();
+        assert_eq!((reservation.left(), part.left()), (MIB, MIB));
+        again(&part);
+        again(&part);
+        again(&part);
+        pool.check().unwrap();
+        drop((part, reservation));
+        device.advance(Duration::from_micros(20));
+        drop(pool.try_allocate(&b, 4 * MIB).unwrap());
         pool.check_conserved().unwrap();
     });
 }

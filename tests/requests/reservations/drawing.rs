@@ -219,7 +219,7 @@ fn each_layout_of_a_reservation_stays_available() {
     pool.check_conserved().unwrap();
 }
 
-/// A reservation keeps what its streams free, apart from the heap's books. Everything that looks at its memory finds it.
+/// Whatever looks at the memory of a reservation finds what its streams freed. See also the loom models of kept blocks.
 #[test]
 fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
     let device = manual();
