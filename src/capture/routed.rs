@@ -51,7 +51,7 @@ impl Routed {
         &self.stream.registration().service.driver
     }
 
-    /// Has the graph that the stream is being captured into keep the memory.
+    /// Makes the graph that the stream is being captured into keep the memory.
     ///
     /// # Errors
     /// Returns an error if the stream is not being captured, or the device has no graphs.

@@ -71,7 +71,8 @@ impl MaintenanceAlarm {
         self.armed.lock().waker.clone()
     }
 
-    /// Sets the alarm to the time that `at` returns, unless one is set or there is no waker. Calls `at` only if it does.
+    /// Sets the alarm to the time that `at` returns, unless one is set or there is no waker. Calls `at` only if it
+    /// does.
     pub(super) fn set(&self, device: &plain::Arc<dyn Device>, at: impl FnOnce() -> Duration) {
         if self.is_set.swap(true, Ordering::AcqRel) {
             return;

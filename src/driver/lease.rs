@@ -33,7 +33,7 @@ pub(crate) trait Lender: fmt::Debug + Send + Sync {
     /// Returns whether what was asked for is awaited.
     fn is_asking(&self) -> bool;
 
-    /// Has the lease applied again: memory came back while the broker waits for it.
+    /// Makes the queue apply the lease again: memory came back while the broker waits for it.
     fn look_again(&self);
 
     /// Ends the lease: the device has all memory back.

@@ -212,8 +212,8 @@ impl Streams {
     /// Asks every stream how far it has come, and frees what that proves free. Says whether there was any news.
     ///
     /// # Errors
-    /// A sticky error. Another error of one stream's event proves nothing (invariant `errors-are-errors`): the memory
-    /// it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
+    /// Returns a sticky error. Another error of one stream's event proves nothing (invariant `errors-are-errors`): the
+    /// memory it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
     pub(crate) fn reap(&self) -> Result<bool, DeviceError> {
         self.reap_by(|lane| lane.timeline.reap(&*self.device))
     }
@@ -279,7 +279,7 @@ impl Streams {
     /// that this frees.
     ///
     /// # Errors
-    /// What the device says instead of an answer.
+    /// Returns the device's error.
     pub(crate) fn has_passed(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
         let is_known = || lane.timeline.completed() >= ticket;
         if !is_known() {
@@ -338,7 +338,7 @@ impl Streams {
     /// Makes all freed memory count: flushes the caches, seals every stream, and asks how far it has come.
     ///
     /// # Errors
-    /// A sticky error.
+    /// Returns a sticky error.
     pub(super) fn reclaim(&self) -> Result<(), DeviceError> {
         self.flush(Flush::All);
         self.seal_lanes()?;
@@ -365,7 +365,7 @@ impl Streams {
     /// Checks, after flushing all caches, that no block is allocated any more.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns a description of the bytes that are missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.flush(Flush::All);
         heap::check::conserved(&self.heap.lock())

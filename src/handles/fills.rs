@@ -13,7 +13,7 @@ impl Registration {
     /// the point that a further stream must come after.
     ///
     /// # Errors
-    /// When the device cannot; the caller still owns the block.
+    /// Returns an error if the device cannot; the caller still owns the block.
     pub(crate) fn fill_granted(
         &self,
         after: Ticket,

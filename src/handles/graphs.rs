@@ -73,7 +73,7 @@ impl GraphShare {
     /// Allocates from the memory, for use in the order of the lane's stream, if it has enough.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw(
         &self,
         lane: &Arc<Lane>,
@@ -85,7 +85,7 @@ impl GraphShare {
     /// Allocates exactly the demanded bytes from `start`, if they are all in the memory, and not allocated.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw_at(
         &self,
         lane: &Arc<Lane>,
@@ -119,7 +119,7 @@ impl Route {
     /// belongs to as well.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw(
         &self,
         lane: &Lane,

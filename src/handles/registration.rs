@@ -35,7 +35,7 @@ impl Registration {
     /// Makes a stream known to a pool.
     ///
     /// # Errors
-    /// When it is a stream of another device, or the device cannot keep its order.
+    /// Returns an error if it is a stream of another device, or the device cannot keep its order.
     pub(crate) fn enter(
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,

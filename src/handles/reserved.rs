@@ -138,7 +138,7 @@ impl Reserved {
     /// Draws a part, for use in the order of the lane's stream, if enough is left.
     ///
     /// # Errors
-    /// When the pool is closed, or the device fails.
+    /// Returns an error if the pool is closed, or the device fails.
     pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Drawn, AllocError> {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
@@ -164,7 +164,7 @@ impl Reserved {
     /// Draws a part as [`draw`](Self::draw) does, and leaves the rest of the memory where it is.
     ///
     /// # Errors
-    /// When the pool is closed, or the device fails.
+    /// Returns an error if the pool is closed, or the device fails.
     pub(crate) fn draw_in_place(
         &self,
         lane: &Arc<Lane>,
@@ -181,7 +181,7 @@ impl Reserved {
     /// Draws exactly the demanded bytes from `start`, if they are all here, and not drawn.
     ///
     /// # Errors
-    /// When the pool is closed, or the device fails.
+    /// Returns an error if the pool is closed, or the device fails.
     pub(crate) fn draw_at(
         &self,
         lane: &Arc<Lane>,
@@ -274,7 +274,7 @@ impl Reserved {
     /// order.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw_captured(
         &self,
         lane: &Lane,

@@ -94,7 +94,7 @@ impl BrokerOptions {
     /// Joins the broker, and bounds the settings by what it can lease. Returns `None` if the pool runs alone.
     ///
     /// # Errors
-    /// When the broker is not there or refuses, or a setting excludes a lease.
+    /// Returns an error if the broker is not there or refuses, or a setting excludes a lease.
     pub(super) fn join(
         self,
         settings: &mut Settings,
@@ -179,10 +179,10 @@ impl Joined {
         self.reader.abandon();
     }
 
-    /// Has the broker's terms applied to the pool.
+    /// Starts the thread that applies the broker's terms to the pool.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub(super) fn start(self, service: &Arc<Service>) -> Result<(), BuildError> {
         let tenant = Tenant::new(service, self.lender);
         let started = self.reader.start(plain::Arc::new(PoolTenant(tenant)));

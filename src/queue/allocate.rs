@@ -87,7 +87,7 @@ impl Waiting {
     /// Joins the queue with a request that was denied, if waiting may help. [`poll`](Self::poll) it next.
     ///
     /// # Errors
-    /// When waiting would not help, or the request is not admitted.
+    /// Returns an error if waiting would not help, or the request is not admitted.
     pub(crate) fn join(
         &mut self,
         asker: Asker<'_>,
@@ -395,7 +395,7 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
 /// The memory is charged to the tag of the request. The code that frees it uncharges it.
 ///
 /// # Errors
-/// When there is not enough now, or there never will be.
+/// Returns an error if there is not enough now, or there never will be.
 pub(crate) fn try_now<'a>(
     asker: Asker<'a>,
     demand: &Demand,
@@ -414,7 +414,7 @@ pub(crate) fn try_now<'a>(
 /// Tries every source but the queue and caches, for several blocks.
 ///
 /// # Errors
-/// When there is not enough for all of them now, or there never will be.
+/// Returns an error if there is not enough for all of them now, or there never will be.
 pub(crate) fn try_all_now<'a>(
     asker: Asker<'a>,
     demand: Demand,

@@ -70,8 +70,8 @@ impl Drain {
     /// Blocks this thread until all memory is back, as [`Allocate::blocking`](crate::Allocate::blocking) does.
     ///
     /// # Errors
-    /// Those of the [future](Self), and [`DrainError::BlocksRuntime`] when it would have to wait in a task of a
-    /// current-thread tokio runtime.
+    /// Returns the errors of the [future](Self), and [`DrainError::BlocksRuntime`] when it would have to wait in a task
+    /// of a current-thread tokio runtime.
     pub fn blocking(self) -> Result<(), DrainError> {
         let drained = blocking::block_on_unless_in_task(self);
         drained.unwrap_or(Err(DrainError::BlocksRuntime))

@@ -297,7 +297,7 @@ impl Funnel {
         wakers.into_iter().for_each(wake);
     }
 
-    /// Has the stand-in serve by calling that waker.
+    /// Makes the stand-in serve by calling that waker.
     pub(super) fn set_stand_in(&self, waker: Option<Waker>) {
         let old = std::mem::replace(&mut *self.stand_in.waker.lock(), waker);
         // Outside the lock: it may own the pool.

@@ -97,7 +97,7 @@ pub trait PressureHook: Send + Sync {
     /// Frees memory of the pool. `shortfall` describes the request and the state of the pool.
     ///
     /// # Errors
-    /// Any error; it is only reported.
+    /// Returns any error; it is only reported.
     ///
     /// # Cancel safety
     /// The future is dropped when the request ends, at any await point.

@@ -13,7 +13,7 @@ pub(super) struct Scan(Option<Tried>);
 #[derive(Debug)]
 struct Tried {
     generation: u64,
-    /// The requests that came since.
+    /// The requests that arrived since.
     untried: Vec<Arc<Waiter>>,
 }
 

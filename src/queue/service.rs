@@ -53,7 +53,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// # Errors
-    /// As [`Driver::new`].
+    /// Returns the errors of [`Driver::new`].
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,

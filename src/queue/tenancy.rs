@@ -53,7 +53,7 @@ impl Tenancy {
 #[derive(Debug)]
 pub(crate) struct Tenant {
     link: Link,
-    /// Has the lender look again.
+    /// Makes the lender look again.
     waker: Waker,
 }
 

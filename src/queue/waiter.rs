@@ -120,7 +120,7 @@ impl Waiter {
     /// Gives the waiter its memory. Returns the waker to call.
     ///
     /// # Errors
-    /// With the memory, if the waiter is gone.
+    /// Returns the memory if the waiter is gone.
     pub(super) fn grant(&self, found: Unclaimed) -> Result<Waker, Unclaimed> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {

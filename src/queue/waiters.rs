@@ -119,7 +119,7 @@ impl Standing {
     /// Checks whether a request may join the fair queue, or the quota queue of the tag.
     ///
     /// # Errors
-    /// When it may not.
+    /// Returns an error if it may not.
     fn check(
         &self,
         newcomer: &Newcomer<'_>,
@@ -174,7 +174,7 @@ impl Queue {
     /// Adds a request: to the quota queue of its tag if that has reached its limit, and otherwise to the fair queue.
     ///
     /// # Errors
-    /// When it may not wait.
+    /// Returns an error if it may not wait.
     pub(super) fn join(
         &self,
         newcomer: Newcomer<'_>,
@@ -434,7 +434,7 @@ impl Queue {
         since.min()
     }
 
-    /// Returns when the oldest request came that waits for memory and not for the limit of its tag, on the device's
+    /// Returns when the oldest request arrived that waits for memory and not for the limit of its tag, on the device's
     /// clock.
     pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
         self.standing.lock().queued.oldest()

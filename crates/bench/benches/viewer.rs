@@ -1,8 +1,8 @@
 //! What a viewer of the dashboard costs a service: `cargo bench --bench viewer`.
 //!
-//! One thread allocates and frees blocks of random sizes among live ones, by turns without and with a viewer: a second each,
-//! or as long as the dashboard waits between frames, if that is longer. The ratio is the median over neighbouring turns.
-//! Times are of this machine, on the simulated device.
+//! One thread allocates and frees blocks of random sizes among live ones, by turns without and with a viewer: a second
+//! each, or as long as the dashboard waits between frames, if that is longer. The ratio is the median over neighbouring
+//! turns. Times are of this machine, on the simulated device.
 //!
 //! `-- --test` takes two short turns; `-- --turns 60` takes more.
 

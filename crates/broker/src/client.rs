@@ -197,7 +197,7 @@ impl Client {
     /// Joins the broker, and waits until it admits the client. [Start](Reader::start) it once there is a tenant.
     ///
     /// # Errors
-    /// If no broker listens, or it refuses.
+    /// Returns an error if no broker listens, or it refuses.
     pub fn join(config: ClientConfig) -> Result<(Self, Reader), ClientError> {
         let key = RandomState::new().hash_one(std::process::id());
         let (connection, capacity, terms) = admitted(&config, key, 0, 0)?;
@@ -341,7 +341,7 @@ impl Client {
         }
     }
 
-    /// Has the terms applied again, if the broker has asked for more than was returned: memory came back to the tenant.
+    /// Makes the worker apply the terms again, if the broker has asked for more than was returned: memory came back to the tenant.
     pub fn look_again(&self) {
         let mut state = self.shared.lock();
         if state.owes() > 0 {
@@ -371,7 +371,7 @@ impl Reader {
     /// Starts the client's threads, for this tenant.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub fn start(self, tenant: Arc<dyn Tenant>) -> io::Result<()> {
         let Self { shared, connection } = self;
         let (working, applied) = (shared.clone(), tenant.clone());
@@ -646,7 +646,7 @@ impl Watch {
     /// Connects to the broker at a socket.
     ///
     /// # Errors
-    /// If no broker listens.
+    /// Returns an error if no broker listens.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
         let connection = connect(socket)?;
         Ok(Self {
@@ -658,7 +658,7 @@ impl Watch {
     /// Waits until the figures change; returns at once the first time. `None` when the broker has ended.
     ///
     /// # Errors
-    /// If the broker refuses, or its answer is not valid.
+    /// Returns an error if the broker refuses, or its answer is not valid.
     pub fn next_figures(&mut self) -> Result<Option<Figures>, ClientError> {
         let seen = self.seen;
         let watch = Request::Watch {

@@ -427,7 +427,7 @@ impl Ledger {
     /// Admits a client. Its first terms are [news](Self::take_news).
     ///
     /// # Errors
-    /// If its share does not fit, or it claims a lease that it cannot have. Nothing changes.
+    /// Returns an error if its share does not fit, or it claims a lease that it cannot have. Nothing changes.
     pub fn join(
         &mut self,
         process: Process,
@@ -528,7 +528,7 @@ impl Ledger {
     /// Takes a client's statement.
     ///
     /// # Errors
-    /// If it cannot be true. Nothing changes.
+    /// Returns an error if it cannot be true. Nothing changes.
     pub fn state(
         &mut self,
         id: ClientId,

@@ -19,8 +19,8 @@ use weirpool_device::{DeviceError, Hold, HostFunction, RawStream};
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Has the driver call a function when the stream gets there. If the context is broken by then, the driver never calls
-/// it, and it is leaked.
+/// Makes the driver call a function when the stream gets there. If the context is broken by then, the driver never
+/// calls it, and it is leaked.
 ///
 /// # Safety
 /// The stream is usable, and its context current. The function calls no driver function, and does not panic.
