@@ -214,10 +214,15 @@ impl<T: Memory> Shared<T> {
     fn list(self: &plain::Arc<Self>, slot: &mut Slot<T>) -> Option<Listed> {
         let block = slot.memory.as_ref()?.the_block();
         let service = block.registration().service.clone();
-        let (bytes, tag) = (block.size(), block.tag());
+        let (address, bytes, tag) = (block.address(), block.size(), block.tag());
         let memory: plain::Weak<Self> = plain::Arc::downgrade(self);
         let evictables = &service.driver.evictables;
-        slot.place = evictables.list(Candidate { memory, bytes, tag });
+        slot.place = evictables.list(Candidate {
+            memory,
+            address,
+            bytes,
+            tag,
+        });
         Some(Listed { service, tag })
     }
 }

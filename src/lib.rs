@@ -55,6 +55,7 @@
 //!
 //! | layer | contents | must not know |
 //! |---|---|---|
+//! | `dashboard` | a page that shows a pool while it works | |
 //! | `tower` | memory for each request of a service | |
 //! | `testing` | checks of a pool from outside | |
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
@@ -97,6 +98,7 @@
 //! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
+//! - `dashboard`: a live page of the pool.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
 //!
@@ -116,6 +118,9 @@ mod capture;
 pub mod compat;
 mod copy;
 mod current;
+#[cfg(feature = "dashboard")]
+#[cfg_attr(docsrs, doc(cfg(feature = "dashboard")))]
+pub mod dashboard;
 #[allow(unsafe_code)]
 pub mod device;
 #[cfg(feature = "dlpack")]
@@ -187,7 +192,7 @@ pub use pool::{
 };
 #[cfg(weirpool_loom)]
 pub use pool::{LeaseModel, Leased};
-pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
+pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{Accesses, HostTask, Submission, Submitted, Task};

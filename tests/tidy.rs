@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 33] = [
+const LAYERS: [&str; 34] = [
     "sync",
     "fault",
     "rare",
@@ -39,6 +39,7 @@ const LAYERS: [&str; 33] = [
     "current",
     "compat",
     "tower",
+    "dashboard",
 ];
 
 /// The one import from above: the lane keeps references to registrations under its lock, but uses only itself in them.
@@ -407,4 +408,33 @@ fn names_in_the_table_of_names_exist() {
         "the table of names has {missing:?}, which the sources do not declare"
     );
     assert!(!is_declared("Pool::lake", &sources));
+}
+
+/// The last section of the page tells a newcomer which file to open, and where to begin in it.
+#[test]
+fn page_on_concepts_names_existing_files_and_items() {
+    let page = page("docs/guide/concepts.md");
+    let (_, section) = page
+        .split_once("# Where to find it in the source")
+        .expect("the section");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let texts: Vec<_> = ["src", "crates"]
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder)))
+        .map(|path| fs::read_to_string(path).expect("a readable file"))
+        .collect();
+    let code = texts.join("\n");
+    let names: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
+    assert!(names.len() > 15, "the names are found at all: {names:?}");
+    let is_path = |name: &str| root.join(name).exists() || root.join("src").join(name).exists();
+    let is_item = |name: &str| {
+        is_declared(name, &code)
+            || code.contains(&format!("const {name}:"))
+            || code.contains(&format!("fn {name}("))
+    };
+    let missing: Vec<_> = names
+        .into_iter()
+        .filter(|name| !is_path(name) && !is_item(name))
+        .collect();
+    assert!(missing.is_empty(), "the page names {missing:?}");
 }

@@ -3,10 +3,11 @@
 //! The list knows no blocks. What it lists evicts itself: it ends a block, which is an ordinary free. Memory in use is not
 //! listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
+use crate::device::DeviceAddress;
 use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use crate::trace;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 /// Memory that can be evicted.
@@ -19,6 +20,7 @@ pub(crate) trait Evict: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) memory: plain::Weak<dyn Evict>,
+    pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
     pub(crate) tag: Option<Tag>,
 }
@@ -76,6 +78,13 @@ impl Evictables {
     /// Returns the bytes on the list.
     pub(crate) fn bytes(&self) -> u64 {
         self.list.lock().bytes
+    }
+
+    /// Returns the addresses of the blocks on the list.
+    pub(super) fn addresses(&self) -> HashSet<DeviceAddress> {
+        let list = self.list.lock();
+        let candidates = list.candidates.values();
+        candidates.map(|candidate| candidate.address).collect()
     }
 
     /// Returns the bytes on the list that are charged to a tag. Takes time in proportion to the list.

@@ -9,7 +9,7 @@ use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
 use crate::measure::debug_in_units;
 use crate::sync::Guard;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -55,6 +55,9 @@ pub struct BlockInfo {
     pub size: u64,
     /// Whether it is used, pending, free or reserved.
     pub state: BlockState,
+    /// Whether a block in use can be [evicted](crate::Evictable) now.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub is_evictable: bool,
     /// The stream that uses the block, or whose cache holds it; `None` for other blocks.
     pub stream: Option<StreamId>,
     /// For a pending block, the streams whose work it waits for.
@@ -65,7 +68,7 @@ pub struct BlockInfo {
     pub reservation: Option<ReservationOrigin>,
 }
 
-debug_in_units!(struct BlockInfo { address, size as bytes, state, stream, waits_for, origin, reservation });
+debug_in_units!(struct BlockInfo { address, size as bytes, state, is_evictable, stream, waits_for, origin, reservation });
 
 /// A segment of a pool, with its blocks.
 #[derive(Clone, PartialEq, Eq)]
@@ -128,6 +131,7 @@ pub(super) struct Walk<'a> {
     heap: Guard<'a, Box<Heap>>,
     lanes: Lanes,
     origins: Origins,
+    evictable: HashSet<DeviceAddress>,
 }
 
 impl<'a> Walk<'a> {
@@ -137,6 +141,7 @@ impl<'a> Walk<'a> {
         Self {
             lanes: streams.lanes(),
             origins: origins.unwrap_or_default(),
+            evictable: streams.evictables.addresses(),
             core: streams,
             heap,
         }
@@ -228,12 +233,14 @@ impl<'a> Walk<'a> {
                 (BlockState::Pending, Some(stream))
             }
         };
+        let is_used = state == BlockState::Used;
         let live = self.origins.live.get(&found.address);
-        let live = live.filter(|_| state == BlockState::Used);
+        let live = live.filter(|_| is_used);
         BlockInfo {
             address: found.address.into(),
             size: found.bytes,
             state,
+            is_evictable: is_used && self.evictable.contains(&found.address.into()),
             stream,
             waits_for,
             origin: live.map(|live| live.origin.clone()),

@@ -13,7 +13,7 @@ use crate::observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 use crate::policy::{ReleaseThreshold, Reuse};
-use crate::queue::{Drain, QueueLimit, Reclaimer, Service};
+use crate::queue::{Drain, QueueLimit, Reclaimer, Service, WaitingRequest};
 use crate::stream::Stream;
 use std::time::Duration;
 
@@ -259,6 +259,28 @@ impl Pool {
     /// ```
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
         self.service().expected_wait(None, bytes)
+    }
+
+    /// Returns the first `most` requests that wait, in the order in which they are served if no other request comes; those
+    /// over the limit of their tag are last.
+    ///
+    /// ```
+    /// # use futures::FutureExt;
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).capacity(8 << 20).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let _block = pool.try_allocate(&stream, 8 << 20)?;
+    /// let mut request = Box::pin(pool.allocate(&stream, 4 << 20).into_future());
+    /// assert!(request.as_mut().now_or_never().is_none()); // it waits
+    /// let waiting = pool.waiting_requests(10);
+    /// assert_eq!((waiting.len(), waiting[0].requested), (1, 4 << 20));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn waiting_requests(&self, most: usize) -> Vec<WaitingRequest> {
+        let service = self.service();
+        let now = service.driver.device.now();
+        service.queue.waiting_requests(most, now)
     }
 
     /// Returns the account of a tag with this pool: its limit, its weight in the queue, and its figures.

@@ -60,6 +60,7 @@ mod tests;
 mod throttled;
 mod waiter;
 mod waiters;
+mod waiting;
 
 pub use admission::QueueLimit;
 pub(crate) use allocate::{
@@ -82,3 +83,4 @@ pub(crate) use service::Service;
 pub(crate) use tenancy::Tenant;
 pub use terms::Overtaking;
 pub(crate) use terms::{Rules, Terms};
+pub use waiting::WaitingRequest;

@@ -14,6 +14,7 @@ use super::queued::Queued;
 use super::quota_queue::QuotaQueues;
 use super::scopes::Scopes;
 use super::waiter::{Origin, Waiter};
+use super::waiting::WaitingRequest;
 use super::{Demand, Rules, Wants};
 use crate::driver::{Expected, gate};
 use crate::error::AllocError;
@@ -496,6 +497,22 @@ impl Queue {
         let in_order = self.first_of(&standing, most);
         let throttled = standing.quotas.waiters(None);
         in_order.chain(throttled).take(most).cloned().collect()
+    }
+
+    /// Describes the first `most` waiting requests, those over the limit of their tag last.
+    pub(crate) fn waiting_requests(&self, most: usize, now: Duration) -> Vec<WaitingRequest> {
+        let standing = self.standing.lock();
+        let in_order = self.first_of(&standing, most);
+        let in_order = in_order.map(|waiter| (waiter, None));
+        let throttled = standing.quotas.waiters(None);
+        let throttled = throttled.map(|waiter| (waiter, waiter.demand.tag));
+        let describe = |(waiter, over): (&Arc<Waiter>, _)| {
+            let bytes = waiter.demand.request.bytes;
+            let expected = standing.expected_wait(over, bytes, waiter.sort_key, now);
+            WaitingRequest::of(waiter, now, expected)
+        };
+        let first = in_order.chain(throttled).take(most);
+        first.map(describe).collect()
     }
 
     /// Returns the request that is served next.

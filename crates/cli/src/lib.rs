@@ -4,6 +4,7 @@
 //! weirpool                                                     # replays the three recorded traces
 //! weirpool replay --lag 1ms --order wait-first --plot replay.svg
 //! weirpool replay memory_log.csv snapshot.pickle
+//! weirpool replay --lag 1ms --html replay.html trace.csv
 //! weirpool replay --generate cross-stream --capacity 500MB --json
 //! weirpool replay --device cuda --kernels --lag 1ms            # built with --features cuda
 //! weirpool frontier --plot frontier.svg
@@ -48,7 +49,7 @@ use device::simulated::Simulator;
 use options::{Command, DeviceName, Frontier, Generated, Replay, Source};
 use output::ClosedPipe;
 use replay::progress::Progress;
-use show::{plot, table};
+use show::{page, plot, table};
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
@@ -109,11 +110,15 @@ fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
     for trace in &traces {
         let progress = Progress::new(&trace.name, trace.events.len(), options.json);
         let (target, policy) = (&options.target, &options.policy);
-        let (report, samples) = replay::replay(site, trace, target, policy, &progress)?;
+        let (report, drawable) = replay::replay(site, trace, target, policy, &progress)?;
         drop(progress);
         if let Some(file) = &options.plot {
             let file = plot::file_for(file, &trace.name, traces.len() > 1);
-            plot::draw(&file, &report, &samples)?;
+            plot::draw(&file, &report, &drawable.samples)?;
+        }
+        if let (Some(file), Some(frames)) = (&policy.html, drawable.frames) {
+            let file = plot::file_for(file, &trace.name, traces.len() > 1);
+            page::write(&file, &report, frames)?;
         }
         if options.json {
             output::print(&format!("{}\n", serde_json::to_string(&report)?))?;

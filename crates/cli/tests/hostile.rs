@@ -333,3 +333,139 @@ fn folder_is_no_trace() {
     let message = refusal(&folder.0, &[]);
     assert!(message.contains("cannot be read"), "{message}");
 }
+
+/// Returns the JSON of an element of a page.
+fn element(page: &str, id: &str) -> serde_json::Value {
+    let (_, rest) = page.split_once(&format!("id=\"{id}\">")).unwrap();
+    let (json, _) = rest.split_once("</script>").unwrap();
+    serde_json::from_str(json).unwrap()
+}
+
+/// Replays a trace that waits, with a page, and returns the page.
+fn page(folder: &Folder, extra: &[&str]) -> (String, serde_json::Value) {
+    let file = folder.0.join("page.html");
+    let html = format!("--html={}", file.display());
+    let output = weirpool()
+        .args(WAITING)
+        .args([&html, "--json"])
+        .args(extra)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let page = fs::read_to_string(file).unwrap();
+    (page, serde_json::from_slice(&output.stdout).unwrap())
+}
+
+const WAITING: [&str; 4] = [
+    "--generate=cross-stream",
+    "--operations=4000",
+    "--lag=1ms",
+    "--capacity=500MB",
+];
+
+#[test]
+fn page_loads_nothing_and_its_frames_are_in_order() {
+    let folder = Folder::new("page");
+    let (page, report) = page(&folder, &[]);
+    assert!(page.len() < 30_000_000, "{}", page.len());
+    for loads in [
+        "http:", "https:", "src=", "href", "@import", "url(", "fetch(",
+    ] {
+        assert!(!page.contains(loads), "{loads}");
+    }
+    assert!(page.contains("default-src 'none'"));
+
+    let start = element(&page, "start");
+    let frames = start["frames"].as_array().unwrap();
+    assert!((100..=300).contains(&frames.len()), "{}", frames.len());
+    let of = |frame: &serde_json::Value, key: &str| frame[key].as_u64().unwrap();
+    let times: Vec<_> = frames.iter().map(|frame| of(frame, "time_ns")).collect();
+    assert!(times.is_sorted_by(|one, next| one < next), "{times:?}");
+    let makespan = of(&report, "makespan_ns");
+    let span = times.last().unwrap() - times[0];
+    assert!(
+        span <= makespan && span >= makespan * 9 / 10,
+        "{span} of {makespan}"
+    );
+    for two in times.windows(2) {
+        assert!(two[1] - two[0] <= span / 25, "{two:?}: evenly");
+    }
+    for frame in frames {
+        let levels = &frame["levels"];
+        assert!(of(levels, "reserved") <= of(&report, "reserved_peak"));
+        assert!(of(levels, "requested") <= of(&report, "requested_high"));
+        let parts = ["used", "pending", "free"].map(|key| of(levels, key));
+        assert_eq!(parts.iter().sum::<u64>(), of(levels, "reserved"));
+        let segments = frame["segments"].as_array().unwrap().iter();
+        let blocks = segments.flat_map(|segment| segment["blocks"].as_array().unwrap());
+        let shown: u64 = blocks.map(|block| block[1].as_u64().unwrap()).sum();
+        assert_eq!(shown + of(frame, "small_bytes"), of(levels, "reserved"));
+    }
+    let last = frames.last().unwrap();
+    let waits = &last["times"][0];
+    assert_eq!(waits["name"], "waits for memory");
+    assert!(of(waits, "count") > 0);
+    assert_eq!(of(waits, "count"), of(&report, "waits"));
+}
+
+#[test]
+fn page_does_not_change_the_figures_of_a_replay() {
+    let folder = Folder::new("page-figures");
+    let figures = |report: &serde_json::Value| {
+        let mut figures = report.as_object().unwrap().clone();
+        for measured in ["ns_p50", "ns_p99", "ns_mean"] {
+            assert!(figures.remove(measured).is_some(), "{measured}");
+        }
+        figures
+    };
+    let (_, with) = page(&folder, &[]);
+    let output = weirpool().args(WAITING).arg("--json").output().unwrap();
+    let without: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(without["waits"].as_u64() > Some(0) && without["device_waits"].as_u64() > Some(0));
+    assert_eq!(figures(&with), figures(&without));
+}
+
+#[cfg(unix)]
+#[test]
+fn name_of_a_trace_cannot_leave_its_element() {
+    let folder = Folder::new("page-names");
+    let name = "<!--<script>alert(1)<script x>\u{2028}'\"&amp;";
+    let file = folder.file(&format!("{name}.csv"), TRACE.as_bytes());
+    let html = folder.0.join("page.html");
+    let output = replay(&file, &[&format!("--html={}", html.display())]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let page = fs::read_to_string(html).unwrap();
+    let (head, _) = page.split_once("<script type").unwrap();
+    let (_, data) = page.split_once("id=\"start\">").unwrap();
+    let (data, _) = data.split_once("</script>").unwrap();
+    assert!(!head.contains("alert") && !data.contains('<'), "{data}");
+    let title = &element(&page, "start")["title"];
+    assert!(title.as_str().unwrap().starts_with(name), "{title}");
+}
+
+#[test]
+fn page_that_cannot_be_written_ends_the_command() {
+    let folder = Folder::new("page-unwritable");
+    let file = folder.file("trace.csv", TRACE.as_bytes());
+    let html = folder.0.join("missing/page.html");
+    let output = replay(&file, &[&format!("--html={}", html.display())]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(
+        message.contains("page.html: cannot be written: "),
+        "{message}"
+    );
+}
+
+#[test]
+fn traces_have_a_page_each() {
+    let folder = Folder::new("pages");
+    let files = ["one.csv", "two.csv"].map(|name| folder.file(name, TRACE.as_bytes()));
+    let html = format!("--html={}", folder.0.join("page.html").display());
+    let output = weirpool().args(&files).args([&html, "--json"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(0));
+    for page in ["page.one.html", "page.two.html"] {
+        assert!(folder.0.join(page).is_file(), "{page}");
+    }
+}

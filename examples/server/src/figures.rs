@@ -1,10 +1,11 @@
-//! The figures of the server, for Prometheus: those of the pool, and those of requests.
+//! The figures of the server, for Prometheus and for its page: those of the pool, and those of requests.
 
 use crate::engine::Engine;
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use weirpool::dashboard::{Dashboard, Latency};
 
 /// The bounds of the histograms, in seconds.
 const BOUNDS: [f64; 16] = [
@@ -45,11 +46,25 @@ pub(crate) struct Figures {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     answer_tokens: Counter,
-    first_token: Histogram,
-    per_token: Histogram,
-    duration: Histogram,
+    first_token: Times,
+    per_token: Times,
+    duration: Times,
     ends: [Counter; AnswerEnd::NAMES.len()],
     memory: [Gauge; PURPOSES.len()],
+    dashboard: Dashboard,
+}
+
+/// Times for Prometheus and for the page.
+struct Times {
+    metric: Histogram,
+    shown: Latency,
+}
+
+impl Times {
+    fn record(&self, time: Duration) {
+        self.metric.record(time.as_secs_f64());
+        self.shown.record(time);
+    }
 }
 
 impl Figures {
@@ -131,7 +146,15 @@ impl Figures {
         });
         let (running, tokens, histograms, ends, memory) = registered;
         let [prompt_tokens, cached_tokens, answer_tokens] = tokens;
+        let dashboard = Dashboard::new(engine.pool()).title("weirpool-server");
         let [first_token, per_token, duration] = histograms;
+        let times = |metric, name| Times {
+            metric,
+            shown: dashboard.latency(name),
+        };
+        let first_token = times(first_token, "time to the first token");
+        let per_token = times(per_token, "time per token");
+        let duration = times(duration, "time of a request");
         Ok(Self {
             recorder,
             handle,
@@ -145,6 +168,7 @@ impl Figures {
             duration,
             ends,
             memory,
+            dashboard,
         })
     }
 
@@ -167,11 +191,16 @@ impl Figures {
         } else {
             &self.per_token
         };
-        histogram.record(time.as_secs_f64());
+        histogram.record(time);
     }
 
     pub(crate) fn finished(&self, time: Duration) {
-        self.duration.record(time.as_secs_f64());
+        self.duration.record(time);
+    }
+
+    /// The live page.
+    pub(crate) fn dashboard(&self) -> Dashboard {
+        self.dashboard.clone()
     }
 
     /// Returns all figures in the text format of Prometheus.

@@ -1,7 +1,15 @@
 //! Figures of other programs, read from the lines that they print.
 //!
 //! Each figure has a line: the allocator's name, the workload, numbers. Lines of any other form are skipped, so that
-//! whole logs can be passed.
+//! whole logs can be passed:
+//!
+//! ```text
+//! <name>  hot pair  65536 B  604.0 ns/pair
+//! <name>  mix 512B..64MiB, <=256 live  933.0 ns/op   reserved/peak-live 1.820
+//! <name>  handoff 8 streams,   20 us kernel  10117.0 ns/pair host, wall  14082.0 ns/iter, reserved 64 -> 96 MiB
+//! <name>  scarce alone,   20 us kernel  9200.0 ns/iter, refused 0
+//! <name>  scale 16 threads, own stream  0.180 M pairs/s
+//! ```
 
 /// A figure of another allocator.
 #[derive(Clone, Debug, PartialEq)]

@@ -179,6 +179,7 @@ impl Way {
             handle: chunk,
             upstream: self.upstream(),
             record: None,
+            html: None,
         }
     }
 

@@ -34,6 +34,12 @@ pub(crate) struct Policy {
     /// Writes the replay as a trace (.csv or .csv.gz), with its own times
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
+
+    /// Writes a page with the pool's figures and blocks over time, for a browser: one file that loads nothing else, with
+    /// at most 300 frames of the 500 largest blocks each, below 30 MB. With several traces, one page for each
+    /// (FILE.TRACE.html)
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) html: Option<PathBuf>,
 }
 
 /// The settings that a frontier does not vary.
@@ -86,6 +92,7 @@ impl Policy {
                 ..self.conditions.clone()
             },
             record: None,
+            html: None,
             order: OrderName::GrowFirst,
             ..self.clone()
         }

@@ -125,6 +125,7 @@ fn frontier_excludes_settings_that_it_chooses_itself() {
     }
     for unsound in [
         "--record=b.csv",
+        "--html=b.html",
         "--handle=16MiB",
         "--order=grow-first",
         "--remapping=never",
@@ -135,6 +136,14 @@ fn frontier_excludes_settings_that_it_chooses_itself() {
         assert!(command(&["frontier", unsound]).is_err(), "{unsound}");
     }
     assert!(!is_sound("--plot=b.svg"));
+}
+
+#[test]
+fn help_states_the_bounds_of_a_page() {
+    let help = Replay::command().render_long_help().to_string();
+    let help: Vec<_> = help.split_whitespace().collect();
+    assert!(help.join(" ").contains("at most 300 frames"));
+    assert_eq!(crate::replay::FRAMES, 300);
 }
 
 #[test]

@@ -36,8 +36,20 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 use task::StreamTask;
+use weirpool::dashboard::Frame;
 
-/// Replays `trace`, and returns the report and the samples for a plot.
+/// The most frames of a page, with the one of its end.
+pub(crate) const FRAMES: usize = 300;
+
+/// What a run leaves to draw.
+#[derive(Debug)]
+pub(crate) struct Drawable {
+    pub(crate) samples: Vec<Sample>,
+    /// The pool over time, if the policy asks for a page.
+    pub(crate) frames: Option<Vec<Frame>>,
+}
+
+/// Replays `trace`, and returns the report and what can be drawn of the run.
 ///
 /// # Errors
 /// Returns an error if the device or the pool fails, other than for lack of memory.
@@ -47,7 +59,7 @@ pub(crate) fn replay(
     target: &Target,
     policy: &Policy,
     progress: &Progress,
-) -> anyhow::Result<(Report, Vec<Sample>)> {
+) -> anyhow::Result<(Report, Drawable)> {
     let outcome = run(site, trace, policy, progress)?;
     let unlimited = unlimited(site, trace, policy, &outcome, progress)?;
     let setting = Setting {
@@ -56,7 +68,10 @@ pub(crate) fn replay(
         description: site.description(),
     };
     let report = Report::new(trace, setting, &outcome, unlimited);
-    Ok((report, outcome.samples))
+    let Outcome {
+        samples, frames, ..
+    } = outcome;
+    Ok((report, Drawable { samples, frames }))
 }
 
 /// Returns the makespan without a limit on memory and without waits, where the machine can compare two runs.
@@ -88,7 +103,11 @@ fn run(
     let mut run = Run {
         session: session.clone(),
         executor: LocalPool::new(),
-        samples: Samples::over(trace.duration),
+        samples: Samples::over(trace.duration, samples::MOST),
+        frames: policy
+            .html
+            .is_some()
+            .then(|| Samples::over(trace.duration, FRAMES - 1)),
         progress,
         latest: Latest::default(),
         patience: PATIENCE.saturating_add(policy.conditions.lag * 4),
@@ -112,7 +131,8 @@ fn run(
 struct Run<'a, M: Machine> {
     session: Rc<Session<M>>,
     executor: LocalPool,
-    samples: Samples,
+    samples: Samples<Sample>,
+    frames: Option<Samples<Frame>>,
     progress: &'a Progress,
     latest: Latest,
     /// The longest time without an operation while every task waits for another or for memory.
@@ -212,14 +232,26 @@ impl<M: Machine> Run<'_, M> {
     }
 
     fn sample(&mut self) {
-        if self.samples.is_due(self.session.now()) {
-            self.samples.push(self.session.sample());
+        let now = self.session.now();
+        if self.samples.is_due(now) {
+            self.samples.push(now, self.session.sample(now));
             self.progress.at(self.session.counts.borrow().operations);
+        }
+        if let Some(frames) = self.frames.as_mut().filter(|frames| frames.is_due(now)) {
+            frames.push(now, Frame::of(&self.session.pool));
         }
     }
 
     fn outcome(self, makespan: Duration, figures: Figures) -> Outcome {
         let statistics = self.session.pool.statistics();
+        let frames = self.frames.map(|frames| {
+            let mut frames = frames.into_vec();
+            let last = Frame::of(&self.session.pool);
+            // The end replaces a frame of the same moment.
+            frames.pop_if(|frame| frame.time() >= last.time());
+            frames.push(last);
+            frames
+        });
         let counts = self.session.counts.borrow();
         Outcome {
             requested_high: counts.requested_high,
@@ -241,6 +273,7 @@ impl<M: Machine> Run<'_, M> {
             failures: counts.failures,
             corruptions: figures.corruptions,
             samples: self.samples.into_vec(),
+            frames,
         }
     }
 }

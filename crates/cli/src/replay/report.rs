@@ -7,6 +7,7 @@ use crate::units;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::time::Duration;
+use weirpool::dashboard::Frame;
 
 /// The outcome of one run of a trace.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub(crate) struct Outcome {
     /// Blocks whose contents differ from what was written, where they are verified.
     pub(crate) corruptions: Option<u64>,
     pub(crate) samples: Vec<Sample>,
+    /// The pool over time, if the policy asks for a page.
+    pub(crate) frames: Option<Vec<Frame>>,
 }
 
 impl Outcome {

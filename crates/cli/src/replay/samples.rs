@@ -1,12 +1,12 @@
-//! Levels of the pool over time, few enough to draw.
+//! Samples of a run, evenly over its time, and not too many.
 //!
 //! A run may last much longer than its trace. When there are too many samples, every other one is dropped, and new ones
 //! are taken half as often.
 
 use std::time::Duration;
 
-/// The most samples that are kept.
-const MOST: usize = 2000;
+/// The most samples of levels.
+pub(crate) const MOST: usize = 2000;
 
 /// The levels at one moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,19 +21,21 @@ pub(crate) struct Sample {
 
 /// Samples, at least a step apart; the step grows as needed.
 #[derive(Debug)]
-pub(crate) struct Samples {
+pub(crate) struct Samples<T> {
+    most: usize,
     step: Duration,
     next: Duration,
-    taken: Vec<Sample>,
+    taken: Vec<T>,
 }
 
-impl Samples {
-    /// Returns no samples, for a run of the expected length.
-    pub(crate) fn over(expected: Duration) -> Self {
+impl<T> Samples<T> {
+    /// Returns no samples, for a run of the expected length; it keeps this many at `most`.
+    pub(crate) fn over(expected: Duration, most: usize) -> Self {
         Self {
-            step: (expected / MOST as u32).max(Duration::from_nanos(1)),
+            most,
+            step: (expected / most as u32).max(Duration::from_nanos(1)),
             next: Duration::ZERO,
-            taken: Vec::with_capacity(MOST),
+            taken: Vec::with_capacity(most),
         }
     }
 
@@ -42,11 +44,12 @@ impl Samples {
         now >= self.next
     }
 
-    pub(crate) fn push(&mut self, sample: Sample) {
-        if self.taken.len() == MOST {
+    /// Adds a sample that was taken at `at`.
+    pub(crate) fn push(&mut self, at: Duration, sample: T) {
+        if self.taken.len() == self.most {
             self.thin_out();
         }
-        self.next = sample.at + self.step;
+        self.next = at + self.step;
         self.taken.push(sample);
     }
 
@@ -60,7 +63,7 @@ impl Samples {
     }
 
     /// Returns the samples, in order.
-    pub(crate) fn into_vec(self) -> Vec<Sample> {
+    pub(crate) fn into_vec(self) -> Vec<T> {
         self.taken
     }
 }
@@ -69,34 +72,26 @@ impl Samples {
 mod tests {
     use super::*;
 
-    fn sample_at(at: Duration) -> Sample {
-        Sample {
-            at,
-            reserved: 4,
-            used: 2,
-            pending: 1,
-            requested: 2,
-        }
-    }
-
     #[test]
     fn samples_keep_their_distance_and_number() {
         let second = Duration::from_secs(1);
-        let mut samples = Samples::over(second);
-        // A run ten times as long as expected, looked at every 100 us.
-        for tick in 0..100_000 {
-            let now = Duration::from_micros(100) * tick;
-            if samples.is_due(now) {
-                samples.push(sample_at(now));
+        for most in [MOST, 299] {
+            let mut samples = Samples::over(second, most);
+            // A run ten times as long as expected, looked at every 100 us.
+            for tick in 0..100_000 {
+                let now = Duration::from_micros(100) * tick;
+                if samples.is_due(now) {
+                    samples.push(now, now);
+                }
             }
+            let taken = samples.into_vec();
+            assert!((most / 3..=most).contains(&taken.len()), "{}", taken.len());
+            assert!(
+                taken
+                    .windows(2)
+                    .all(|two| two[1] - two[0] >= second / most as u32)
+            );
+            assert!(*taken.last().unwrap() > second * 9);
         }
-        let taken = samples.into_vec();
-        assert!((MOST / 3..=MOST).contains(&taken.len()), "{}", taken.len());
-        assert!(
-            taken
-                .windows(2)
-                .all(|two| two[1].at - two[0].at >= second / MOST as u32)
-        );
-        assert!(taken.last().unwrap().at > second * 9);
     }
 }

@@ -115,11 +115,11 @@ impl<M: Machine> Session<M> {
         Some(Hope { signs, calls })
     }
 
-    /// Returns the current levels.
-    pub(crate) fn sample(&self) -> Sample {
+    /// Returns the levels, which are current at `now`.
+    pub(crate) fn sample(&self, now: Duration) -> Sample {
         let levels = self.pool.statistics();
         Sample {
-            at: self.now(),
+            at: now,
             reserved: levels.reserved.current,
             used: levels.used.current,
             pending: levels.pending.current,

@@ -1,5 +1,6 @@
-//! Reports as tables and pictures.
+//! Reports as tables, pictures and pages.
 
 pub(crate) mod chart;
+pub(crate) mod page;
 pub(crate) mod plot;
 pub(crate) mod table;

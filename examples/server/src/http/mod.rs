@@ -83,6 +83,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(health))
         .route("/readyz", get(ready))
         .route("/metrics", get(figures))
+        .route_service("/", app.figures.dashboard())
         .fallback(async || Failure::new(StatusCode::NOT_FOUND, "there is no such page"))
         .method_not_allowed_fallback(async || {
             Failure::new(

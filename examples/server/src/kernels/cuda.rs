@@ -29,8 +29,9 @@ const THREADS: u32 = 256;
 pub(crate) fn machine(ordinal: usize) -> anyhow::Result<Machine<CudaStream>> {
     let device = CudaDevice::new(ordinal)?;
     // SAFETY: the library's initializers have no preconditions; cudarc loads it in the same way.
+    let has_cublas = unsafe { sys::is_culib_present() };
     anyhow::ensure!(
-        unsafe { sys::is_culib_present() },
+        has_cublas,
         "the server needs cuBLAS, which was not found: install the CUDA toolkit (or the package nvidia-cublas of PyPI), \
          and have LD_LIBRARY_PATH name the folder of libcublas.so"
     );

@@ -25,6 +25,7 @@ pub(crate) fn outcome() -> Outcome {
         failures: 1,
         corruptions: None,
         samples: Vec::new(),
+        frames: None,
     }
 }
 
