@@ -42,7 +42,7 @@ impl Outcome {
             between,
         } = self;
         let tokens = first.len() + between.len();
-        let mut percentiles = |times: &mut Vec<Duration>| {
+        let percentiles = |times: &mut Vec<Duration>| {
             times.sort_unstable();
             let at = |share: usize| times[(times.len() - 1) * share / 100];
             format!("{:?} {:?}", at(50), at(99))
