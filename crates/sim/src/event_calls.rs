@@ -275,6 +275,21 @@ fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
     Recorded { point, fails }
 }
 
+/// Fails if the stream is being captured, for calls of a pool: its work on such a stream would run at each launch.
+pub(super) fn refuse_captured(
+    state: &State,
+    call: Call,
+    stream: RawStream,
+) -> Result<(), DeviceError> {
+    match state.recordings.of(stream) {
+        None => Ok(()),
+        Some(_) => {
+            let reason = "the stream is being captured; call again when the capture is over";
+            Err(unsupported(call, reason))
+        }
+    }
+}
+
 pub(super) fn unsupported(call: Call, reason: &'static str) -> DeviceError {
     DeviceError::new(call.name(), DeviceErrorKind::Unsupported, reason)
 }

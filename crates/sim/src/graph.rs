@@ -376,18 +376,3 @@ unsafe impl Captures for SimDevice {
         self.capture(Call::Upload, stream, upload)
     }
 }
-
-/// Fails if the stream is being captured, for calls of a pool: its work on such a stream would run at each launch.
-pub(super) fn refuse_captured(
-    state: &State,
-    call: Call,
-    stream: RawStream,
-) -> Result<(), DeviceError> {
-    match state.recordings.of(stream) {
-        None => Ok(()),
-        Some(_) => {
-            let reason = "the stream is being captured; call again when the capture is over";
-            Err(unsupported(call, reason))
-        }
-    }
-}

@@ -5,6 +5,8 @@ mod budget;
 mod bytes;
 #[cfg(target_os = "linux")]
 mod shared;
+#[cfg(target_os = "linux")]
+mod shared_bytes;
 mod space;
 
 pub(super) use access::{Illegal, Viewer};
