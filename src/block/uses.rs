@@ -81,8 +81,8 @@ impl<'a> Uses<'a> {
         self.conclude(on, access)
     }
 
-    /// Orders a stream after all uses so far, and notes that the block is used there from now on. Where the stream takes no
-    /// wait (the host's, or one that is being captured), the host waits.
+    /// Orders a stream after all uses so far, and notes that the block is used there from now on. Where the stream
+    /// takes no wait (the host's, or one that is being captured), the host waits.
     ///
     /// # Errors
     /// Returns an error if the device cannot tell when the earlier uses are over.

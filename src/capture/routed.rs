@@ -20,7 +20,8 @@ impl Routed {
     /// Begins to route a stream. Its freed blocks stay pending until this ends, and the pool makes no call on it.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, and an error if the stream is routed already.
+    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, and an error if the stream is routed
+    /// already.
     pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
         if !stream.is_of(&share.presence) {

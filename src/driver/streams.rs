@@ -29,7 +29,7 @@ pub(crate) struct Streams {
     pub(super) lanes: Busy<Registry>,
     active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
-    pub(super) neighbours: Neighbours,
+    pub(crate) neighbours: Neighbours,
 }
 
 impl Deref for Streams {
@@ -52,7 +52,7 @@ impl Streams {
             lanes: Busy::new(Guards::Registry, Registry::new()),
             active,
             events: Arc::new(Events::new(core.device.clone())),
-            neighbours: Neighbours::new(),
+            neighbours: Neighbours::new(core.device.clone()),
             core,
         }
     }
@@ -71,7 +71,7 @@ impl Streams {
     /// # Errors
     /// Returns an error if it is a stream of another device without access, or if the device cannot keep its order.
     pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
-        let neighbour = self.neighbour_with_access(stream.device_id())?;
+        let neighbour = self.neighbours.with_access(stream.device_id())?;
         self.expect_seen_by(stream.raw())?;
         self.register_at(stream, neighbour)
     }
@@ -85,7 +85,7 @@ impl Streams {
         stream: &dyn DeviceStream,
         device: &plain::Arc<dyn Device>,
     ) -> Result<Arc<Lane>, StreamError> {
-        let neighbour = self.neighbour_of_copies(device)?;
+        let neighbour = self.neighbours.of_copies(device)?;
         self.register_at(stream, neighbour)
     }
 
@@ -131,8 +131,8 @@ impl Streams {
         self.lanes.lock().lanes.clone()
     }
 
-    /// Returns the lanes that may cache blocks, or have freed memory that is not known to be complete; or all, if there are
-    /// few. The gate is closed before this, by a caller that no freed block may escape.
+    /// Returns the lanes that may cache blocks, or have freed memory that is not known to be complete; or all, if there
+    /// are few. The gate is closed before this, by a caller that no freed block may escape.
     pub(super) fn active_lanes(&self) -> Lanes {
         let lanes = self.lanes();
         if lanes.are_few() {
@@ -393,8 +393,8 @@ impl Streams {
         *watches = kept;
     }
 
-    /// Returns the lanes that memory is pending for. Where waiting comes first, all active lanes: the mere progress of a
-    /// stream may end what holds a waiter back.
+    /// Returns the lanes that memory is pending for. Where waiting comes first, all active lanes: the mere progress of
+    /// a stream may end what holds a waiter back.
     fn lanes_to_watch(&self) -> Vec<Arc<Lane>> {
         let lanes = self.active_lanes();
         if self.settings.order == Order::WaitFirst {

@@ -115,8 +115,8 @@ impl GraphShare {
 }
 
 impl Route {
-    /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block belongs
-    /// to as well.
+    /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block
+    /// belongs to as well.
     ///
     /// # Errors
     /// When the pool is closed, or the device failed.

@@ -217,8 +217,8 @@ impl Reserved {
         Ok(drawn?)
     }
 
-    /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's scope
-    /// may draw it.
+    /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's
+    /// scope may draw it.
     pub(crate) fn note_freed(&self, bytes: u64) {
         self.undraw(bytes);
         self.service()
@@ -270,7 +270,8 @@ impl Reserved {
         }
     }
 
-    /// Draws a part inside a capture of the lane's stream, in the capture's order, if there is memory for it in that order.
+    /// Draws a part inside a capture of the lane's stream, in the capture's order, if there is memory for it in that
+    /// order.
     ///
     /// # Errors
     /// When the pool is closed, or the device failed.
@@ -327,8 +328,8 @@ impl Reserved {
         Some(Self::over(presence, other, bytes, charge, location))
     }
 
-    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or of
-    /// the reservation that it was taken from.
+    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or
+    /// of the reservation that it was taken from.
     pub(crate) fn end(&self) {
         if self.parent.is_none() {
             self.disband();

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 /// How much time a pool spends on mapping scattered free memory into one range, rather than taking new memory.
 ///
-/// Moving a chunk takes about 64 us of host time and saves one new chunk. A new chunk takes as long, but only once. So a
-/// service that allocates every 50 us is best off if all free memory is moved before the pool grows: that costs 1 to 2 %
-/// of its time. A service that allocates every 300 ns would do little else.
+/// Moving a chunk takes about 64 us of host time and saves one new chunk. A new chunk takes as long, but only once. So
+/// a service that allocates every 50 us is best off if all free memory is moved before the pool grows: that costs 1 to
+/// 2 % of its time. A service that allocates every 300 ns would do little else.
 ///
 /// When its share of the time is used up, a pool takes new memory instead, as long as the capacity and the device have
-/// it, and up to twice the most that was in use. Where there is no new memory, free memory is moved whatever the policy,
-/// so no request fails because of it. With [`Order::WaitFirst`](crate::Order::WaitFirst), a request that may wait does
-/// so before the pool moves or takes more.
+/// it, and up to twice the most that was in use. Where there is no new memory, free memory is moved whatever the
+/// policy, so no request fails because of it. With [`Order::WaitFirst`](crate::Order::WaitFirst), a request that may
+/// wait does so before the pool moves or takes more.
 ///
 /// Explicit coalescing is neither limited nor counted: [`Pool::coalesce`] and [`CoalesceHeuristic`]. Without
 /// [virtual memory](crate::Upstream::Virtual) nothing is moved.

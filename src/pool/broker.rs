@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// The bytes asked for beyond a need by default: so that a pool that grows in small steps rarely asks.
 const HEADROOM: u64 = 64 << 20;
 
-/// How a pool takes part in the capacity that a broker leases, for [`PoolBuilder::broker`](crate::PoolBuilder::broker). A
-/// path is one with the defaults.
+/// How a pool takes part in the capacity that a broker leases, for [`PoolBuilder::broker`](crate::PoolBuilder::broker).
+/// A path is one with the defaults.
 ///
 /// ```no_run
 /// use weirpool::{BrokerOptions, Pool, device::sim::SimDevice};
@@ -70,8 +70,8 @@ impl BrokerOptions {
         self
     }
 
-    /// Sets the weight, at least 1: where several pools can give memory back, one of weight 2 keeps twice as much above its
-    /// guarantee as one of weight 1.
+    /// Sets the weight, at least 1: where several pools can give memory back, one of weight 2 keeps twice as much above
+    /// its guarantee as one of weight 1.
     pub fn weight(mut self, weight: u32) -> Self {
         self.share.weight = weight;
         self
@@ -84,8 +84,8 @@ impl BrokerOptions {
         self
     }
 
-    /// Runs without a broker if none listens when the pool is built. By default the build fails. A broker that refuses the
-    /// pool is an error either way.
+    /// Runs without a broker if none listens when the pool is built. By default the build fails. A broker that refuses
+    /// the pool is an error either way.
     pub fn or_alone(mut self) -> Self {
         self.is_optional = true;
         self

@@ -65,8 +65,8 @@ pub(crate) enum Late<T> {
 
 /// A request's position in the queue, while it has one; see the [module](self).
 ///
-/// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle of
-/// the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
+/// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle
+/// of the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting(Rare<Membership>);
 
@@ -389,8 +389,8 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     cached.map(Allocation::of_cache)
 }
 
-/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does. A request
-/// without a tag has [searched its cache](take_own) before.
+/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does. A
+/// request without a tag has [searched its cache](take_own) before.
 ///
 /// The memory is charged to the tag of the request. The code that frees it uncharges it.
 ///

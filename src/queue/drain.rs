@@ -1,8 +1,8 @@
 //! Draining: waits until all memory is back.
 //!
-//! While a drain waits, a bit of the gate is set. Frees then go to the heap, are sealed, and publish, as they do while a
-//! request waits. Allocations are granted as usual, but not from caches. So a drain is woken by each free that may be the
-//! last one, and by the device; it does not poll in between.
+//! While a drain waits, a bit of the gate is set. Frees then go to the heap, are sealed, and publish, as they do while
+//! a request waits. Allocations are granted as usual, but not from caches. So a drain is woken by each free that may be
+//! the last one, and by the device; it does not poll in between.
 
 use super::funnel::Member;
 use super::{Service, blocking};

@@ -50,8 +50,8 @@ impl Scan {
     }
 }
 
-/// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is complete
-/// meanwhile, so it does not matter which stream asks.
+/// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is
+/// complete meanwhile, so it does not matter which stream asks.
 #[derive(Debug)]
 struct InVain {
     usual_alignment: u64,

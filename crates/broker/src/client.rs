@@ -5,8 +5,8 @@
 //! back, and says goodbye. Either one applies terms to the tenant, which may take as long as unmapping does, and states
 //! the result: the reader where it has news and the worker is idle, because each change of the thread costs a wake-up.
 //!
-//! Calls of the tenant send what they want themselves if that does not wait, and leave it to the worker otherwise. None of them
-//! waits for the broker, but for [`Client::ask_and_wait`].
+//! Calls of the tenant send what they want themselves if that does not wait, and leave it to the worker otherwise. None
+//! of them waits for the broker, but for [`Client::ask_and_wait`].
 
 use crate::ledger::{Figures, Joining, Refused};
 use crate::message::{Reply, Request, VERSION};
@@ -49,9 +49,9 @@ pub trait Tenant: Send + Sync {
     /// First lets up to `first` bytes be held, and serves the requests that wait, if that is more than `bound`: it was
     /// granted for them, and then recalled for others.
     ///
-    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use
-    /// is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None` once
-    /// the tenant has ended. It holds no more than the larger of `bound` and that from then on.
+    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`,
+    /// no use is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None`
+    /// once the tenant has ended. It holds no more than the larger of `bound` and that from then on.
     ///
     /// Called by one thread at a time.
     fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held>;
@@ -298,8 +298,8 @@ impl Client {
     }
 
     /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to
-    /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not answer
-    /// within 100 ms is not waited for.
+    /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not
+    /// answer within 100 ms is not waited for.
     pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();

@@ -42,8 +42,8 @@ pub struct BrokerConfig {
     pub capacity: u64,
     /// How long a client may take to act on a recall before others are asked in its place. Default: 1 s.
     pub grace: Duration,
-    /// The longest time for which a client keeps memory that others gave back for it: 16 times as long as that took, and
-    /// no longer than this. A shorter one reduces the longest waits and the throughput, where clients compete.
+    /// The longest time for which a client keeps memory that others gave back for it: 16 times as long as that took,
+    /// and no longer than this. A shorter one reduces the longest waits and the throughput, where clients compete.
     /// Default: 1 s.
     pub longest_hold: Duration,
 }

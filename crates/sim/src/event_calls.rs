@@ -147,8 +147,8 @@ impl SimDevice {
     ///
     /// # Errors
     /// Returns the errors of [`Device::wait`](weirpool_device::Device::wait), and
-    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know. A wait
-    /// of a captured stream for an event from outside fails, and invalidates the capture.
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know. A
+    /// wait of a captured stream for an event from outside fails, and invalidates the capture.
     pub fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let supported = self.engine.settings.device_side_waits;
         self.engine.call(|state| {
