@@ -61,7 +61,7 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// 64 bits.
     ///
     /// # Cancel safety
-    /// Returns the errors of [`Allocate`].
+    /// Dropping the future does what dropping an [`Allocate`] does.
     #[track_caller]
     pub fn allocate<'a>(
         pool: &'a Pool,
@@ -105,7 +105,7 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
     /// [`Request::filled`](crate::Request::filled).
     ///
     /// # Cancel safety
-    /// Returns the errors of [`Allocate`].
+    /// Dropping the future does what dropping an [`Allocate`] does.
     #[track_caller]
     pub fn allocate_zeroed<'a>(
         pool: &'a Pool,
