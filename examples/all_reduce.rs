@@ -1,10 +1,10 @@
 //! Sums over all GPUs by NCCL, in memory of pools: `cargo run --release --features cuda --example all_reduce`. NCCL
 //! (`libnccl.so`) is loaded at run time.
 //!
-//! Each GPU has a thread, a pool and a stream. A collective is work that is submitted with its buffer, so that it comes after
-//! the earlier uses and is awaited like any other. The buffer is registered with the communicator once (`ncclCommRegister`),
-//! and the registration owns it: memory of a live block is never mapped elsewhere. A chunk of the pool holds a whole buffer,
-//! because NCCL registers one physical allocation at a time.
+//! Each GPU has a thread, a pool and a stream. A collective is work that is submitted with its buffer, so that it comes
+//! after the earlier uses and is awaited like any other. The buffer is registered with the communicator once
+//! (`ncclCommRegister`), and the registration owns it: memory of a live block is never mapped elsewhere. A chunk of the
+//! pool holds a whole buffer, because NCCL registers one physical allocation at a time.
 //!
 //! The bus bandwidth, as NCCL's own tests define it, stands beside that of memory from `cuMemAlloc` in the same run.
 

@@ -8,8 +8,8 @@
 //! - **split**: three processes, each with a third of the capacity, and no broker;
 //! - **together**: three processes with the broker, each guaranteed its weights.
 //!
-//! At the end two processes take the same memory by turns. The time from the request to its memory is split into what the
-//! one spends in giving memory back, what the other spends in mapping it, and the rest: messages and wake-ups.
+//! At the end two processes take the same memory by turns. The time from the request to its memory is split into what
+//! the one spends in giving memory back, what the other spends in mapping it, and the rest: messages and wake-ups.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {

@@ -1,8 +1,8 @@
 //! Bandwidth of copies between two GPUs, with access and without: `cargo run --release --features cuda --example
 //! peer_copies`.
 //!
-//! Without access the driver stages each copy through the host. The time is that of `ROUNDS` copies behind each other on
-//! one stream, from the submission of the first to the end of the last.
+//! Without access the driver stages each copy through the host. The time is that of `ROUNDS` copies behind each other
+//! on one stream, from the submission of the first to the end of the last.
 
 use std::time::Instant;
 use weirpool::device::cuda::CudaDevice;

@@ -1,13 +1,14 @@
-//! Two processes share memory of one device, in the ways of HIP's documentation of stream-ordered allocators, and in this
-//! crate's own: an exportable block over a connection.
+//! Two processes share memory of one device, in the ways of HIP's documentation of stream-ordered allocators, and in
+//! this crate's own: an exportable block over a connection.
 //!
 //! ```text
 //! cargo run --release --features ipc --example processes
 //! cargo run --release --features ipc,cuda --example processes -- --device cuda
 //! ```
 //!
-//! The program starts itself again as the importer. Both print what they do, and what it costs. With `--costs` it prints
-//! how long each call on a chunk takes on the host instead: the simulated device's cost model has its figures from a GPU.
+//! The program starts itself again as the importer. Both print what they do, and what it costs. With `--costs` it
+//! prints how long each call on a chunk takes on the host instead: the simulated device's cost model has its figures
+//! from a GPU.
 //!
 //! | step | exporter | importer |
 //! |---|---|---|

@@ -46,8 +46,8 @@ pub(crate) fn external(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
     (work, stream)
 }
 
-/// A block is freed, and its stream is destroyed, while another stream allocates the memory. No other thread records the
-/// event of the closed ticket, since the device would refuse a destroyed stream.
+/// A block is freed, and its stream is destroyed, while another stream allocates the memory. No other thread records
+/// the event of the closed ticket, since the device would refuse a destroyed stream.
 #[test]
 fn free_against_an_allocation_of_its_memory() {
     model("free against an allocation of its memory", || {

@@ -38,8 +38,8 @@ fn lane_free_against_enqueue() {
     });
 }
 
-/// A stream takes a slightly larger block from its lane, while another stream's request flushes the lane and then waits.
-/// One of the two gets the block, and the other does not miss it.
+/// A stream takes a slightly larger block from its lane, while another stream's request flushes the lane and then
+/// waits. One of the two gets the block, and the other does not miss it.
 #[test]
 fn larger_block_from_the_lane_against_a_flush() {
     model("larger block from the lane against a flush", || {

@@ -10,7 +10,8 @@ const SMALL: u64 = 4096;
 /// Observes a stream's owner, which is gone once the pool has dropped it.
 type Alive = Weak<dyn Any + Send + Sync>;
 
-/// Models a pool and a stream with one used block and one freed block. The pool keeps nothing of the stream after `play`.
+/// Models a pool and a stream with one used block and one freed block. The pool keeps nothing of the stream after
+/// `play`.
 fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
     model(name, move || {
         let (pool, stream, alive) = pool_and_stream();
@@ -34,7 +35,8 @@ fn pool_and_stream() -> (Pool, Stream, Alive) {
     (pool, stream, std::sync::Arc::downgrade(&work.keep_alive()))
 }
 
-/// A block is freed while the last handle is dropped: its reference is dropped with the cache's, or by the block itself.
+/// A block is freed while the last handle is dropped: its reference is dropped with the cache's, or by the block
+/// itself.
 #[test]
 fn the_last_handle_against_a_free() {
     model_of_an_end("the last handle against a free", |_, stream, block| {
@@ -44,7 +46,8 @@ fn the_last_handle_against_a_free() {
     });
 }
 
-/// A block is freed while another is granted, with the reference that was left or a new one, and freed after the handle.
+/// A block is freed while another is granted, with the reference that was left or a new one, and freed after the
+/// handle.
 #[test]
 fn a_grant_against_a_free_and_the_last_handle() {
     model_of_an_end(

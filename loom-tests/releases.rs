@@ -6,8 +6,8 @@ use loom::thread;
 use weirpool::compat::Attribute;
 use weirpool::{DriverPoolUse, Source, Upstream};
 
-/// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes after
-/// the freeing stream's work.
+/// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
+/// after the freeing stream's work.
 #[test]
 fn sealing_against_a_free() {
     model("sealing against a free", || {
@@ -126,8 +126,8 @@ fn completion_reaped_by_two_threads() {
     });
 }
 
-/// Two threads reap a stream of which the first of three tickets is complete. Neither takes another ticket for complete:
-/// the newest is queried, and the one in the middle must not be taken for the oldest.
+/// Two threads reap a stream of which the first of three tickets is complete. Neither takes another ticket for
+/// complete: the newest is queried, and the one in the middle must not be taken for the oldest.
 #[test]
 fn two_reapers_of_a_half_complete_stream() {
     model("two reapers of a half complete stream", || {
@@ -156,8 +156,8 @@ fn two_reapers_of_a_half_complete_stream() {
     });
 }
 
-/// The newest of several tickets is queried first, while another thread adds a further ticket and queries it. The further
-/// ticket does not become complete by the results of the others.
+/// The newest of several tickets is queried first, while another thread adds a further ticket and queries it. The
+/// further ticket does not become complete by the results of the others.
 #[test]
 fn query_of_the_newest_event_against_a_seal() {
     model("query of the newest event against a seal", || {

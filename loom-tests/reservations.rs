@@ -190,8 +190,8 @@ fn draw_against_an_exchange() {
     });
 }
 
-/// The stream that freed the drawn memory is dropped once its work is complete, while another thread polls its events. An
-/// earlier bug of this kind needed three preemptions.
+/// The stream that freed the drawn memory is dropped once its work is complete, while another thread polls its events.
+/// An earlier bug of this kind needed three preemptions.
 #[test]
 fn draw_against_the_end_of_a_stream() {
     model("draw against the end of a stream", || {
@@ -226,8 +226,8 @@ fn draw_against_the_end_of_a_stream() {
     });
 }
 
-/// A block of a reservation is freed while the reservation ends, and a request waits for all of it. Whichever of the two
-/// makes the memory available wakes the waiter.
+/// A block of a reservation is freed while the reservation ends, and a request waits for all of it. Whichever of the
+/// two makes the memory available wakes the waiter.
 #[test]
 fn free_to_a_reservation_against_its_end() {
     model("free to a reservation against its end", || {

@@ -23,8 +23,8 @@ fn sharded_pool(device: &SimDevice) -> Pool {
         .unwrap()
 }
 
-/// A block is freed to a shard while an event closes the ticket. The next owner of the memory comes after the work that was
-/// submitted before the free.
+/// A block is freed to a shard while an event closes the ticket. The next owner of the memory comes after the work that
+/// was submitted before the free.
 #[test]
 fn sealing_against_a_free_to_a_shard() {
     model("sealing against a free to a shard", || {
@@ -52,7 +52,8 @@ fn sealing_against_a_free_to_a_shard() {
     });
 }
 
-/// A block is freed to a shard while a request waits for all memory. The request gets it. Small, so that loom explores all.
+/// A block is freed to a shard while a request waits for all memory. The request gets it. Small, so that loom explores
+/// all.
 #[test]
 fn free_to_a_shard_against_a_waiter() {
     model("free to a shard against a waiter", || {
@@ -70,7 +71,8 @@ fn free_to_a_shard_against_a_waiter() {
 }
 
 /// Two threads free to their shards while a request waits for all memory. It gets it. The waiter's own thread is one of
-/// them, since loom does not end with three; `free_to_a_shard_against_a_waiter` has the race with the beginning of the wait.
+/// them, since loom does not end with three; `free_to_a_shard_against_a_waiter` has the race with the beginning of the
+/// wait.
 #[test]
 fn frees_to_two_shards_against_a_waiter() {
     model("frees to two shards against a waiter", || {
@@ -90,8 +92,8 @@ fn frees_to_two_shards_against_a_waiter() {
     });
 }
 
-/// Two threads allocate and free on one stream, each in its shard or the stream's own cache. No block has two owners, and
-/// no count is lost.
+/// Two threads allocate and free on one stream, each in its shard or the stream's own cache. No block has two owners,
+/// and no count is lost.
 #[test]
 fn two_shards_of_one_stream() {
     model("two shards of one stream", || {

@@ -1,5 +1,5 @@
-//! Random tasks under random schedules, where loom's models are too small: four threads with a stream each share a small
-//! pool, beside a reclaimer and a thread that lets the device proceed.
+//! Random tasks under random schedules, where loom's models are too small: four threads with a stream each share a
+//! small pool, beside a reclaimer and a thread that lets the device proceed.
 //!
 //! Each execution ends with every thread joined, every byte given back, and no finding of the ordering checker. A lost
 //! wake-up leaves a thread asleep, which shuttle reports as a deadlock.

@@ -163,8 +163,8 @@ fn unpinned_memory_wakes_a_request_that_joins() {
     });
 }
 
-/// The last pin, its owner and an eviction let go of the same memory: it is freed once, and a pin is never of memory that
-/// is free.
+/// The last pin, its owner and an eviction let go of the same memory: it is freed once, and a pin is never of memory
+/// that is free.
 #[test]
 fn memory_is_evicted_or_pinned() {
     model("memory is evicted or pinned", || {

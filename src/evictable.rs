@@ -36,7 +36,7 @@ use sealed::Memory;
 ///
 /// The memory that was used least recently is evicted first. To use it, [pin](Self::pin) it: what is pinned is not
 /// evicted. Evicting memory is an ordinary free: it is ordered after every use on every stream, and the pool neither
-/// copies it nor tells anybody.
+/// copies it nor reports it.
 ///
 /// The pool evicts when a request finds no memory in any other place: after growing, flushing caches and
 /// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or asks a
@@ -47,9 +47,9 @@ use sealed::Memory;
 /// [reservation](crate::Reservation) returns to it when evicted.
 ///
 /// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
-/// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once if
-/// that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other direction,
-/// memory is evicted for other processes once all of them have given back what is free, but not below the
+/// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
+/// if that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other
+/// direction, memory is evicted for other processes once all of them have given back what is free, but not below the
 /// guarantee.
 ///
 /// ```
@@ -73,7 +73,7 @@ use sealed::Memory;
 /// Dropping it frees the memory, or, while it is pinned, lets the last pin do so. The figures are in
 /// [`Statistics::evictable`](crate::Statistics::evictable), which counts what can be evicted now, and
 /// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
-/// while nobody else needs it.
+/// while no other request needs it.
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Evictable<T: Memory = Block>(plain::Arc<Shared<T>>);
 

@@ -30,7 +30,7 @@ impl Guest {
         let default = default_of(stream);
         let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
         let driver = &home.service.driver;
-        if !driver.is_accessible_from(device) {
+        if !driver.neighbours.is_accessible_from(device) {
             return Err(StreamError::ForeignDevice);
         }
         driver.expect_seen_by(raw)?;

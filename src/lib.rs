@@ -23,7 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The [guide] begins with [concepts](guide::concepts): the glossary, the states of a block, and where memory comes from.
+//! The [guide] begins with [concepts](guide::concepts): the glossary, the states of a block, and where memory comes
+//! from.
 //!
 //! # One allocation, followed through the layers
 //!
@@ -43,8 +44,8 @@
 //!    goes to the heap and notifies the queue.
 //! 6. Such a free, and the device when a stream advances, notify the first waiter, and a [`Reclaimer`] if there is one.
 //!    Whichever is polled first tries the sources for the head of the queue, sets the grant, and then wakes its waiter.
-//! 7. The [`Block`] is used in the order of its stream. Work is [submitted](Stream::submit) with the memory that it uses;
-//!    other uses on a further stream are declared with [`Block::used_on`].
+//! 7. The [`Block`] is used in the order of its stream. Work is [submitted](Stream::submit) with the memory that it
+//!    uses; other uses on a further stream are declared with [`Block::used_on`].
 //! 8. Dropping the block returns it to the lane, or to the heap as pending under the stream's open ticket. Once enough
 //!    bytes are freed, the ticket is *sealed*: closed under the lane's lock, and its event recorded after the lock is
 //!    released. When the event is seen complete, the block is free.
@@ -83,8 +84,9 @@
 //! | `fault` | faults that are injected on purpose, to check the tests | |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
-//! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its argument.
-//! The backends are crates of their own: `crates/sim` and `crates/cuda`, behind the contract of `crates/device`.
+//! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its
+//! argument. The backends are crates of their own: `crates/sim` and `crates/cuda`, behind the contract of
+//! `crates/device`.
 //!
 //! # Features
 //!

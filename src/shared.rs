@@ -15,8 +15,8 @@ use std::ops::Range;
 
 /// An owner of a [`Block`], or of a part of it.
 ///
-/// It is cheap to clone, and to restrict to a part. Each use on a stream is noted in the block's fences, whichever owner
-/// declares it. Dropping the last owner frees the block, in the order of all those streams.
+/// It is cheap to clone, and to restrict to a part. Each use on a stream is noted in the block's fences, whichever
+/// owner declares it. Dropping the last owner frees the block, in the order of all those streams.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};

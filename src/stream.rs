@@ -141,12 +141,12 @@ impl Stream {
     /// Makes later work of this stream start after `event`, by a wait on the device that does not block the host. From
     /// then on the pool may reuse memory that was freed before the event on this stream.
     ///
-    /// The event may be of another pool's stream, also on another device of the same host. It orders work; no memory moves
-    /// between pools.
+    /// The event may be of another pool's stream, also on another device of the same host. It orders work; no memory
+    /// moves between pools.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignDevice`] if the event is of a device that shares no events with this stream's, or the
-    /// device's error; the streams are not ordered then.
+    /// Returns [`StreamError::ForeignDevice`] if the event is of a device that shares no events with this stream's, or
+    /// the device's error; the streams are not ordered then.
     pub fn wait(&self, event: &Event) -> Result<(), StreamError> {
         let Registration { service, lane, .. } = &*self.registration;
         if !self.is_of_pool(&event.registration) {

@@ -133,14 +133,14 @@ pub enum ReserveError<E> {
 ///
 /// The need of a request is known only once the request arrives. So the service is ready when the inner service is, and
 /// the response's future waits for memory. It holds the inner service's readiness meanwhile. If requests that wait for
-/// memory are to count against a limit of concurrent requests (`tower`'s `ConcurrencyLimit`), put the limit outside this
-/// layer; otherwise put it inside. [`PoolBuilder::queue_limit`] bounds how many requests wait, [`Need::deadline`] and
-/// [`Need::timeout`] bound how long. All three fail a request before the inner service sees it.
+/// memory are to count against a limit of concurrent requests (`tower`'s `ConcurrencyLimit`), put the limit outside
+/// this layer; otherwise put it inside. [`PoolBuilder::queue_limit`] bounds how many requests wait, [`Need::deadline`]
+/// and [`Need::timeout`] bound how long. All three fail a request before the inner service sees it.
 ///
 /// # Cancel safety
 ///
-/// Dropping a response's future leaves the queue, or drops the inner future in the scope of its reservation and then the
-/// reservation. Blocks that the inner service still holds, or has passed on, live on as ordinary blocks.
+/// Dropping a response's future leaves the queue, or drops the inner future in the scope of its reservation and then
+/// the reservation. Blocks that the inner service still holds, or has passed on, live on as ordinary blocks.
 ///
 /// [`tower`]: https://docs.rs/tower
 /// [`PoolBuilder::queue_limit`]: crate::PoolBuilder::queue_limit

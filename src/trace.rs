@@ -19,7 +19,13 @@
 //! | `DEBUG` | `waiting`: a span from joining the queue to leaving it, with the event `waited` inside |
 //! | `DEBUG` | `grown`, `remapped`, `trimmed`; `device wait`; `stream registered`, `stream named`, `stream gone` |
 //! | `TRACE` | `granted`, `freed`: every block, also those of the lanes; `submitted`: work, with its name; `reaped` |
-#![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+#![cfg_attr(
+    not(feature = "tracing"),
+    allow(
+        unused_variables,
+        reason = "without the feature, each event is an empty function"
+    )
+)]
 
 use crate::device::DeviceError;
 use crate::error::Shortfall;

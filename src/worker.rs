@@ -1,5 +1,5 @@
-//! The thread that makes device calls, and calls of other libraries, for drops and futures, which must not block: one per
-//! process, started when it is first needed.
+//! The thread that makes device calls, and calls of other libraries, for drops and futures, which must not block: one
+//! per process, started when it is first needed.
 
 use crate::device::{Alarm, Device};
 use crate::queue::Passages;

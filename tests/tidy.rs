@@ -196,7 +196,8 @@ fn page_on_behaviours_names_existing_tests() {
     }
 }
 
-/// The page on safety names modules, tests of loom without a file, and faults, in this order, in the columns of a table.
+/// The page on safety names modules, tests of loom without a file, and faults, in this order, in the columns of a
+/// table.
 #[test]
 fn page_on_safety_names_existing_modules_tests_and_faults() {
     let page = page("docs/guide/safety.md");

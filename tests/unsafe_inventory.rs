@@ -1,5 +1,6 @@
-//! Every use of `unsafe` in the pool and in the devices is listed in `docs/unsafe.md`, with the number of its uses and the argument
-//! why they are sound. Clippy (`undocumented_unsafe_blocks`) holds that each block has a comment of its own.
+//! Every use of `unsafe` in the pool and in the devices is listed in `docs/unsafe.md`, with the number of its uses and
+//! the argument why they are sound. Clippy (`undocumented_unsafe_blocks`) holds that each block has a comment of its
+//! own.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,6 +75,9 @@ fn page_lists_every_file_that_uses_unsafe() {
     let gone: Vec<_> = (listed.keys())
         .filter(|file| !found.contains_key(*file))
         .collect();
-    assert!(gone.is_empty(), "docs/unsafe.md lists {gone:?} in vain");
+    assert!(
+        gone.is_empty(),
+        "docs/unsafe.md lists {gone:?}, which have no unsafe code: remove them"
+    );
     assert!(listed.values().all(|(_, argument)| argument.len() > 20));
 }

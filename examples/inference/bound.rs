@@ -1,11 +1,11 @@
 //! The longest that a request may wait for memory, given the requests ahead of it.
 //!
 //! Requests take all their memory at once, first come, first served. Let `C` be the memory that they share, in steps of
-//! `h`, and consider a request `i` from its arrival `t` until its grant. In all that time the queue's head, which is `i`
-//! or a request ahead of it, did not fit. Let `b` be the largest request that was head meanwhile. Since all sizes are
-//! multiples of `h`, the requests ahead of `i` held at least `C - b + h` at every moment. No other request held memory,
-//! because none behind `i` was granted before it. A request ahead of `i` held its bytes at most from `t` until it returned
-//! them, so
+//! `h`, and consider a request `i` from its arrival `t` until its grant. In all that time the queue's head, which is
+//! `i` or a request ahead of it, did not fit. Let `b` be the largest request that was head meanwhile. Since all sizes
+//! are multiples of `h`, the requests ahead of `i` held at least `C - b + h` at every moment. No other request held
+//! memory, because none behind `i` was granted before it. A request ahead of `i` held its bytes at most from `t` until
+//! it returned them, so
 //!
 //! ```text
 //!              sum over j ahead of i of  bytes(j) * (returned(j) - max(granted(j), t))
@@ -13,10 +13,10 @@
 //!                                       C - b + h
 //! ```
 //!
-//! The bound is the byte-seconds of the queue ahead, divided by the memory. All of its terms are measured, so it does not
-//! depend on how fast the device is, or how long requests hold their memory. It holds if no memory is idle while a request
-//! waits for it, and if no request overtakes another. The bound tolerates memory that is on its way from one request to
-//! the next. That takes as long as the host takes to run a task.
+//! The bound is the byte-seconds of the queue ahead, divided by the memory. All of its terms are measured, so it does
+//! not depend on how fast the device is, or how long requests hold their memory. It holds if no memory is idle while a
+//! request waits for it, and if no request overtakes another. The bound tolerates memory that is on its way from one
+//! request to the next. That takes as long as the host takes to run a task.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What polls the service: it runs on any executor, and these are tried.
 //!
-//! With the crate's feature `tokio` the pool has a reclaimer as a task of the runtime's while somebody waits.
+//! With the crate's feature `tokio` the pool has a reclaimer as a task of the runtime's while a request waits.
 //! Elsewhere those who wait would drive themselves, each woken for all; so the service spawns one there.
 
 use clap::ValueEnum;

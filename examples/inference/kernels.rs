@@ -1,4 +1,5 @@
-//! What differs between devices: the kernels, and how a device is opened. All else is generic over the backend's stream.
+//! What differs between devices: the kernels, and how a device is opened. All else is generic over the backend's
+//! stream.
 
 use std::sync::Arc;
 use std::time::Duration;

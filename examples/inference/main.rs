@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Requests arrive at random, faster than they can be served. Each needs the model's weights, which all share, an
-//! activation for each step, and a cache that grows. A device runs their steps, 4 at once, on 8 streams. [`service`] and
-//! [`lease`] show how a service should manage memory:
+//! activation for each step, and a cache that grows. A device runs their steps, 4 at once, on 8 streams. [`service`]
+//! and [`lease`] show how a service should manage memory:
 //!
 //! - a request takes all the memory that it will need up front, and waits for it in the pool's queue in the order of
 //!   arrival, so that no request holds some memory and waits for more;
@@ -19,8 +19,8 @@
 //!
 //! The program runs three variants of the service: this one; one whose requests fail if there is no memory at once, and
 //! retry with exponential back-off; and one with memory for all requests in flight. The first must have no failures and
-//! no wait longer than the [bound] that follows from the queue ahead of it; otherwise the program ends with an error. It
-//! must reach 95 % of the throughput of unlimited memory, since by construction the device's places are scarcer than
+//! no wait longer than the [bound] that follows from the queue ahead of it; otherwise the program ends with an error.
+//! It must reach 95 % of the throughput of unlimited memory, since by construction the device's places are scarcer than
 //! memory ([`theory`]).
 //!
 //! | module | purpose |

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const TEMPLATE: &str = "{prefix:10} {bar:30.cyan/blue} {human_pos}/{human_len} requests, {msg}";
 
-/// A bar on standard error: only on a terminal, and only where nobody parses the output.
+/// A bar on standard error: only on a terminal, and only where no program parses the output.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,

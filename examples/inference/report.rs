@@ -138,7 +138,7 @@ fn bounded(verdict: &Verdict) -> String {
             told(tightest),
             verdict.broken
         ),
-        _ => "nobody had to wait".to_owned(),
+        _ => "no request had to wait".to_owned(),
     }
 }
 

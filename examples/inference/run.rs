@@ -29,7 +29,7 @@ use weirpool::{Pool, SharedBlock, Stream, Tag};
 /// Longer than any request is served.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) kind: Kind,

@@ -30,7 +30,7 @@ pub(crate) struct Service {
     pub(crate) counters: Counters,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) arrived: Duration,
@@ -40,7 +40,7 @@ pub(crate) struct Record {
     pub(crate) stay: Option<Stay>,
     /// When it was served, or given up.
     pub(crate) ended: Duration,
-    /// How long it waited for memory, whatever came of it.
+    /// How long it waited for memory, whatever its outcome.
     pub(crate) waited: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! One stream of the service: it takes the steps that are ready, in batches, and submits them to the device.
 //!
-//! Memory is freed in the order of the stream: as soon as the last step that uses it is submitted, and long before it has
-//! run. Until then the memory is pending, which the pool keeps track of.
+//! Memory is freed in the order of the stream: as soon as the last step that uses it is submitted, and long before it
+//! has run. Until then the memory is pending, which the pool keeps track of.
 
 use crate::kernels::{Kernels, Step};
 use crate::lease::Lease;

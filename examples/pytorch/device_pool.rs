@@ -150,8 +150,8 @@ impl DevicePool {
         address
     }
 
-    /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. Without such a pool,
-    /// from the device's.
+    /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. Without such a
+    /// pool, from the device's.
     ///
     /// # Errors
     /// Returns an error if there was no memory in time, or the device failed.

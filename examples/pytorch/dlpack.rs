@@ -1,4 +1,5 @@
-//! Blocks as DLPack tensors for Python, and tensors of other libraries as blocks: `weirpool_dlpack.py` calls these functions.
+//! Blocks as DLPack tensors for Python, and tensors of other libraries as blocks: `weirpool_dlpack.py` calls these
+//! functions.
 //!
 //! Blocks have numbers. Kernels of this library write them, on streams of the pool, so that a test can see that other
 //! libraries read the right values on theirs.
@@ -140,8 +141,8 @@ pub extern "C" fn weirpool_dlpack_stream(device: c_int, stream: c_int) -> *mut c
     found.unwrap_or(std::ptr::null_mut())
 }
 
-/// Allocates a block on a stream of the pool, and waits until memory is available. Returns its number, or 0, with the reason
-/// on stderr.
+/// Allocates a block on a stream of the pool, and waits until memory is available. Returns its number, or 0, with the
+/// reason on stderr.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_dlpack_allocate(device: c_int, stream: c_int, bytes: u64) -> u64 {
     let allocated = call(|| {
@@ -172,8 +173,8 @@ pub extern "C" fn weirpool_dlpack_free(number: u64) -> c_int {
     taken.map_or(-1, |_| 0)
 }
 
-/// Writes `stamp`, `stamp + 1`, … into a block (`is_sum` 0), or adds `stamp` to each word, by a kernel on a stream of the pool
-/// that first spins for this many cycles. Only blocks that were not exported can be written, and foreign ones.
+/// Writes `stamp`, `stamp + 1`, … into a block (`is_sum` 0), or adds `stamp` to each word, by a kernel on a stream of
+/// the pool that first spins for this many cycles. Only blocks that were not exported can be written, and foreign ones.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_dlpack_kernel(
     number: u64,
@@ -333,8 +334,8 @@ pub unsafe extern "C" fn weirpool_dlpack_release(tensor: *mut c_void, is_version
     let _ = released;
 }
 
-/// Takes a tensor of another library as a block of a stream of the pool, on which the tensor's data is ready. Returns its
-/// number, or 0; the tensor is released in any case.
+/// Takes a tensor of another library as a block of a stream of the pool, on which the tensor's data is ready. Returns
+/// its number, or 0; the tensor is released in any case.
 ///
 /// # Safety
 /// `tensor` must be a tensor of the named kind that the caller owns.

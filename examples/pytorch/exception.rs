@@ -11,7 +11,7 @@ type Throw = unsafe extern "C-unwind" fn(*const c_char) -> !;
 /// Longer reasons are cut.
 const LONGEST: usize = 1024;
 
-/// Throws a `std::runtime_error`. Where there is no libstdc++ nobody would catch one: then the reason is told, and
+/// Throws a `std::runtime_error`. Where there is no libstdc++ no code would catch one: then the reason is printed, and
 /// null returned.
 ///
 /// # Safety

@@ -1,9 +1,9 @@
 //! The memory pools of PyTorch's graphs.
 //!
-//! PyTorch announces a capture before it begins, and names the pool that the capture is to allocate from. The streams of
-//! the capture are not named: PyTorch passes a C++ function that recognises them. This library does not call it, and asks
-//! the driver which capture a stream is part of when memory is allocated on it. The extension `graph_trees.cpp` calls the
-//! function, also for pools that are used outside captures, and then names the pool of each allocation.
+//! PyTorch announces a capture before it begins, and names the pool that the capture is to allocate from. The streams
+//! of the capture are not named: PyTorch passes a C++ function that recognises them. This library does not call it, and
+//! asks the driver which capture a stream is part of when memory is allocated on it. The extension `graph_trees.cpp`
+//! calls the function, also for pools that are used outside captures, and then names the pool of each allocation.
 
 use crate::device_pool::DevicePool;
 use std::collections::HashMap;

@@ -15,14 +15,16 @@
 //! `RuntimeError` with the reason. [`weirpool_alloc`] is for callers that check for null. `Tensor.record_stream` has an
 //! effect only once [`weirpool_record_stream`] is registered; the script shows how.
 //!
-//! `torch.cuda.graph` works once the three functions for pools of graphs are registered ([`weirpool_begin_allocate_to_pool`]
-//! and its neighbours). `examples/pytorch/graphs.py` checks that. `torch.compile(mode="reduce-overhead")` makes *trees* of
-//! graphs, which need checkpoints of their pool: PyTorch has no hooks for these, so the extension `graph_trees.cpp` derives
-//! PyTorch's class and calls the functions of [`checkpoints`]. `examples/pytorch/graph_trees.py` checks that.
+//! `torch.cuda.graph` works once the three functions for pools of graphs are registered
+//! ([`weirpool_begin_allocate_to_pool`] and its neighbours). `examples/pytorch/graphs.py` checks that.
+//! `torch.compile(mode="reduce-overhead")` makes *trees* of graphs, which need checkpoints of their pool: PyTorch has
+//! no hooks for these, so the extension `graph_trees.cpp` derives PyTorch's class and calls the functions of
+//! [`checkpoints`]. `examples/pytorch/graph_trees.py` checks that.
 //!
 //! Some features of PyTorch work with no pluggable allocator: its own figures (`memory_stats`, `memory_allocated`,
 //! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; and its own way of sharing
-//! tensors with other processes, for which there are the functions of `sharing` (feature `ipc`). `empty_cache` has no effect.
+//! tensors with other processes, for which there are the functions of `sharing` (feature `ipc`). `empty_cache` has no
+//! effect.
 //!
 //! | module | purpose |
 //! |---|---|
@@ -55,8 +57,8 @@ use report::{Once, tell};
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Allocates `size` bytes of a device for use in the order of a stream, and waits until memory is available. Returns null
-/// for zero bytes, and on failure, with the reason on stderr.
+/// Allocates `size` bytes of a device for use in the order of a stream, and waits until memory is available. Returns
+/// null for zero bytes, and on failure, with the reason on stderr.
 ///
 /// ```c
 /// void* weirpool_alloc(ssize_t size, int device, cudaStream_t stream);
@@ -78,7 +80,8 @@ pub unsafe extern "C" fn weirpool_alloc(
     })
 }
 
-/// Allocates as [`weirpool_alloc`] does, for callers in C++. On failure it throws a `std::runtime_error` with the reason.
+/// Allocates as [`weirpool_alloc`] does, for callers in C++. On failure it throws a `std::runtime_error` with the
+/// reason.
 ///
 /// # Safety
 /// As for [`weirpool_alloc`]. All frames up to the one that catches the exception must allow unwinding.
@@ -128,8 +131,8 @@ pub unsafe extern "C" fn weirpool_free(
     }
 }
 
-/// Declares that work of a further stream will use the memory at `address`, so that after its free it is not reused before
-/// that work is complete. Pass it to `set_record_stream_fn`, so that `Tensor.record_stream` calls it.
+/// Declares that work of a further stream will use the memory at `address`, so that after its free it is not reused
+/// before that work is complete. Pass it to `set_record_stream_fn`, so that `Tensor.record_stream` calls it.
 ///
 /// ```c
 /// void weirpool_record_stream(void* address, cudaStream_t stream);
@@ -206,8 +209,8 @@ pub extern "C" fn weirpool_pool_uses(device: c_int, id: MempoolId) -> usize {
     figure(device, |pool| pool.graphs.uses(id) as u64) as usize
 }
 
-/// Allocates as [`weirpool_alloc_or_throw`] does, from the memory of a pool of graphs. The stream may be part of a capture
-/// or not.
+/// Allocates as [`weirpool_alloc_or_throw`] does, from the memory of a pool of graphs. The stream may be part of a
+/// capture or not.
 ///
 /// # Safety
 /// As for [`weirpool_alloc_or_throw`].

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where stderr is closed, nobody is told.
+/// Where stderr is closed, nothing is reported.
 pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "weirpool: {text}");
 }

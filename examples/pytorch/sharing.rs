@@ -1,8 +1,9 @@
 //! Tensors between processes: memory with chunks of its own, sent over a socket that Python made.
 //!
-//! PyTorch's own way, `cudaIpcGetMemHandle` of a tensor's base address, takes no memory of a pluggable allocator: the driver
-//! refuses the addresses of virtual memory, and PyTorch's importer has no hook (`getIpcDevPtr`). So a shared tensor is made in
-//! memory of its own, by `weirpool_sharing.py`, which wraps the addresses that these functions return.
+//! PyTorch's own way, `cudaIpcGetMemHandle` of a tensor's base address, takes no memory of a pluggable allocator: the
+//! driver refuses the addresses of virtual memory, and PyTorch's importer has no hook (`getIpcDevPtr`). So a shared
+//! tensor is made in memory of its own, by `weirpool_sharing.py`, which wraps the addresses that these functions
+//! return.
 
 use crate::device_pool::{self, DevicePool};
 use crate::report::tell;
@@ -59,8 +60,8 @@ fn settle(pool: &DevicePool, stream: CUstream) -> Result<(), String> {
     settled.result().map_err(|error| error.to_string())
 }
 
-/// Allocates memory that can be sent to other processes, filled with zeros. Returns its address, or 0, with the reason on
-/// stderr.
+/// Allocates memory that can be sent to other processes, filled with zeros. Returns its address, or 0, with the reason
+/// on stderr.
 ///
 /// ```c
 /// uint64_t weirpool_ipc_allocate(int device, uint64_t bytes);
@@ -82,8 +83,8 @@ pub extern "C" fn weirpool_ipc_allocate(device: c_int, bytes: u64) -> u64 {
     allocated.unwrap_or(0)
 }
 
-/// Frees memory that [`weirpool_ipc_allocate`] or [`weirpool_ipc_receive`] returned, behind all work that was submitted to the
-/// stream. Other processes keep what they received.
+/// Frees memory that [`weirpool_ipc_allocate`] or [`weirpool_ipc_receive`] returned, behind all work that was submitted
+/// to the stream. Other processes keep what they received.
 ///
 /// ```c
 /// int weirpool_ipc_free(uint64_t address, cudaStream_t stream);
@@ -104,8 +105,8 @@ pub unsafe extern "C" fn weirpool_ipc_free(address: u64, stream: CUstream) -> c_
     freed.map_or(-1, |()| 0)
 }
 
-/// Opens a connection over a socket of type `SOCK_SEQPACKET`, whose peer belongs to the same user. The connection owns the
-/// descriptor. Returns its number, or 0.
+/// Opens a connection over a socket of type `SOCK_SEQPACKET`, whose peer belongs to the same user. The connection owns
+/// the descriptor. Returns its number, or 0.
 ///
 /// ```c
 /// uint64_t weirpool_ipc_open(int device, int descriptor);
@@ -194,8 +195,8 @@ pub extern "C" fn weirpool_ipc_wait(address: u64) -> c_int {
     released.map_or(-1, |()| 0)
 }
 
-/// Waits for memory of the peer. Writes its size and its label, cut to `capacity` bytes with the zero at its end. Returns its
-/// address, or 0 when the connection has ended.
+/// Waits for memory of the peer. Writes its size and its label, cut to `capacity` bytes with the zero at its end.
+/// Returns its address, or 0 when the connection has ended.
 ///
 /// ```c
 /// uint64_t weirpool_ipc_receive(uint64_t connection, uint64_t* bytes, char* label, size_t capacity);

@@ -14,18 +14,19 @@ use std::panic::Location;
 const CALL: &str = "copy";
 
 impl Block {
-    /// Copies the bytes of `range`, counted from this block's beginning, to another block, starting `offset` bytes from its
-    /// beginning. The blocks may be of different pools, and of different devices of one host.
+    /// Copies the bytes of `range`, counted from this block's beginning, to another block, starting `offset` bytes from
+    /// its beginning. The blocks may be of different pools, and of different devices of one host.
     ///
-    /// The copy runs on `stream`, which is registered with the pool of either block. It comes after every use that may have
-    /// written this block, as for [`read_on`](Self::read_on), and after every earlier use of the other one, as for
-    /// [`write_on`](Self::write_on), on every stream of both pools; later uses of both are ordered after it. Its uses are
-    /// counted: both blocks may be dropped as soon as this returns. The future is ready when the copy is complete; on a
-    /// stream that is being [captured](crate::Pool::capture) at once, and each launch of the graph copies.
+    /// The copy runs on `stream`, which is registered with the pool of either block. It comes after every use that may
+    /// have written this block, as for [`read_on`](Self::read_on), and after every earlier use of the other one, as for
+    /// [`write_on`](Self::write_on), on every stream of both pools; later uses of both are ordered after it. Its uses
+    /// are counted: both blocks may be dropped as soon as this returns. The future is ready when the copy is complete;
+    /// on a stream that is being [captured](crate::Pool::capture) at once, and each launch of the graph copies.
     ///
-    /// The copy is direct within a device, and between devices where the stream's device has [access](crate::Pool::enable_access)
-    /// to the other's memory. Otherwise it is staged through memory of the host, in stream order as well, and without a wait
-    /// of the host for the device. (CUDA: `cuMemcpyAsync`, `cuMemcpyPeerAsync`.)
+    /// The copy is direct within a device, and between devices where the stream's device has
+    /// [access](crate::Pool::enable_access) to the other's memory. Otherwise it is staged through memory of the host,
+    /// in stream order as well, and without a wait of the host for the device. (CUDA: `cuMemcpyAsync`,
+    /// `cuMemcpyPeerAsync`.)
     ///
     /// ```
     /// use weirpool::{Pool, device::sim::SimDevice};
@@ -48,8 +49,8 @@ impl Block {
     /// Returns [`CopyError::OutOfBounds`] if the range is not within this block, or does not fit into the other;
     /// [`StreamError::ForeignPool`](crate::StreamError) if the stream is registered with neither pool;
     /// [`StreamError::ForeignDevice`](crate::StreamError) if the devices are not of one host;
-    /// [`CopyError::NoAccessInCapture`]; and the errors of `read_on` and `write_on`. Nothing is copied then, unless the error
-    /// is that the device could not record the event behind the copy.
+    /// [`CopyError::NoAccessInCapture`]; and the errors of `read_on` and `write_on`. Nothing is copied then, unless the
+    /// error is that the device could not record the event behind the copy.
     #[track_caller]
     pub fn copy_to(
         &self,
@@ -81,9 +82,12 @@ impl Block {
             },
             bytes,
             // The lanes of both pools keep the access that there is now.
-            is_direct: ends
-                .iter()
-                .all(|end| end.service.driver.is_accessible_from(device.id())),
+            is_direct: ends.iter().all(|end| {
+                end.service
+                    .driver
+                    .neighbours
+                    .is_accessible_from(device.id())
+            }),
             location: Location::caller(),
         };
         let is_captured = on.lane.cache.is_captured();
@@ -102,8 +106,8 @@ impl Block {
             capture(peers, on, &copy)?;
             return Ok(Upload::captured());
         }
-        // SAFETY: the lane keeps the stream's owner. Both blocks stay mapped until the stream has passed their frees, since
-        // the uses are noted; the copy is ordered after all other uses. Access stays while the lanes live.
+        // SAFETY: the lane keeps the stream's owner. Both blocks stay mapped until the stream has passed their frees,
+        // since the uses are noted; the copy is ordered after all other uses. Access stays while the lanes live.
         #[allow(unsafe_code)]
         let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
         let transfer = on.service.driver.noted(transfer)?;

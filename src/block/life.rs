@@ -1,8 +1,8 @@
 //! A block's beginning and end, and its growth in place in between.
 //!
 //! The plain cases are on the hot path: [`Block::at_once`] makes a block of what the stream's cache granted, and
-//! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user does,
-//! and of the free before any other request can be granted the memory.
+//! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user
+//! does, and of the free before any other request can be granted the memory.
 
 use super::{Block, Extra};
 use crate::device::DeviceError;
@@ -188,8 +188,8 @@ pub(super) fn tell_granted(registration: &Registration, allocation: &Allocation,
     trace::granted(asked, &allocation.source, allocation.address);
 }
 
-/// Tells observers of a grant, and fills the memory as the caller or the pool asks. Returns the point of the stream that further streams
-/// must come after.
+/// Tells observers of a grant, and fills the memory as the caller or the pool asks. Returns the point of the stream
+/// that further streams must come after.
 ///
 /// # Errors
 /// Returns the errors of [`Block::new`].
@@ -231,8 +231,8 @@ fn begin(
     filled
 }
 
-/// As [`begin`], for memory that the demand's tag was charged for. The error is the caller's whole: if the caller took it
-/// apart, the block would not stay in registers.
+/// As [`begin`], for memory that the demand's tag was charged for. The error is the caller's whole: if the caller took
+/// it apart, the block would not stay in registers.
 #[cold]
 #[inline(never)]
 fn begin_charged(
@@ -250,7 +250,8 @@ fn begin_charged(
 
 /// Growth in place.
 impl Block {
-    /// Notes that addresses above the block are kept for it. Its free bypasses the cache, so that they become available.
+    /// Notes that addresses above the block are kept for it. Its free bypasses the cache, so that they become
+    /// available.
     pub(crate) fn give_room(&mut self) {
         self.extra.get_mut().get_or_insert_default().has_room = true;
     }
@@ -334,8 +335,8 @@ impl Block {
 
 /// The end.
 impl Block {
-    /// Frees the block in the order of the streams that it was used on, as dropping it does. Returns a future that is ready
-    /// when no device work can touch the memory any more.
+    /// Frees the block in the order of the streams that it was used on, as dropping it does. Returns a future that is
+    /// ready when no device work can touch the memory any more.
     #[track_caller]
     pub fn deallocate(mut self) -> Deallocation {
         let deallocation = self.free_awaited(Location::caller());
@@ -377,8 +378,9 @@ impl Block {
         capture.is_some_and(|capture| order() == Some(capture))
     }
 
-    /// Frees a block that has ended. Returns the points that its memory waits for. A free in the block's capture happens
-    /// at each launch: then the points are those of the stream, which its user cannot await before the capture is over.
+    /// Frees a block that has ended. Returns the points that its memory waits for. A free in the block's capture
+    /// happens at each launch: then the points are those of the stream, which its user cannot await before the capture
+    /// is over.
     fn free(&mut self, block: Use) -> Fences {
         // Without the lock: few blocks have anything extra.
         let capture = self.extra.get_mut().as_ref();
@@ -568,8 +570,8 @@ impl Drop for Block {
     }
 }
 
-/// The future of a free: ready when no device work can touch the memory any more, whichever block the memory belongs to by
-/// then. Dropping it does not stop the free.
+/// The future of a free: ready when no device work can touch the memory any more, whichever block the memory belongs to
+/// by then. Dropping it does not stop the free.
 ///
 /// # Errors
 /// Returns an error if the device cannot record an event, or reports an error instead of completion. If the error is
@@ -601,8 +603,8 @@ pub struct DeallocateError {
 
 /// The bytes of a block that were not requested, and the tag that it is charged to, if any.
 ///
-/// Both share one word: a block that is moved is copied word by word, and reading in one word what was just written in two
-/// stalls the processor.
+/// Both share one word: a block that is moved is copied word by word, and reading in one word what was just written in
+/// two stalls the processor.
 #[derive(Clone, Copy)]
 pub(super) struct Charge(u64);
 

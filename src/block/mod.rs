@@ -169,9 +169,9 @@ impl Block {
     /// for that, [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, [`StreamError::ForeignDevice`] if it is
-    /// also of another device that has no [access](crate::Pool::enable_access), or the device's error. The stream must not
-    /// use the block then.
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, [`StreamError::ForeignDevice`] if it
+    /// is also of another device that has no [access](crate::Pool::enable_access), or the device's error. The stream
+    /// must not use the block then.
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.uses().note(self.own(stream)?, Access::Always)?;
         Ok(())
@@ -302,6 +302,7 @@ impl Block {
             .registration()
             .service
             .driver
+            .neighbours
             .is_accessible_from(device)
         {
             true => StreamError::ForeignPool,
@@ -367,8 +368,8 @@ impl Block {
             service.driver.noted(captured)?;
             return Ok(Upload::captured());
         }
-        // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream has
-        // passed the free, since the use is noted; and the copy is ordered after every other use.
+        // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream
+        // has passed the free, since the use is noted; and the copy is ordered after every other use.
         #[allow(unsafe_code)]
         let transfer = unsafe { device.upload(lane.raw, address, bytes, location) };
         let transfer = service.driver.noted(transfer)?;

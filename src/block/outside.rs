@@ -1,6 +1,6 @@
 //! Blocks whose memory is not in the heap: it has chunks and addresses of its own, and an owner outside of the pool's
-//! layers. Their uses are ordered like those of any block. When the block ends, its owner gets the memory, with the points
-//! of the streams that it waits for.
+//! layers. Their uses are ordered like those of any block. When the block ends, its owner gets the memory, with the
+//! points of the streams that it waits for.
 
 use super::Block;
 use crate::driver::Use;
@@ -14,7 +14,8 @@ pub(crate) trait Outside: fmt::Debug + Send + Sync {
     /// blocks, because drops call it.
     fn ended(self: Box<Self>, passages: Passages);
 
-    /// Returns whether the pool made the memory known: then it tells checkers of the block. Others tell of memory of theirs.
+    /// Returns whether the pool made the memory known: then it tells checkers of the block. Others tell of memory of
+    /// theirs.
     fn is_of_pool(&self) -> bool {
         true
     }
@@ -64,8 +65,8 @@ mod begin {
     use std::panic::Location;
 
     impl Block {
-        /// Makes a block of memory outside of the heap. Uses on further streams come after the point `after` of the block's
-        /// own stream.
+        /// Makes a block of memory outside of the heap. Uses on further streams come after the point `after` of the
+        /// block's own stream.
         pub(crate) fn of_outside(
             registration: &Arc<Registration>,
             (address, bytes): (u64, u64),

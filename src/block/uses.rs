@@ -81,8 +81,8 @@ impl<'a> Uses<'a> {
         self.conclude(on, access)
     }
 
-    /// Orders a stream after all uses so far, and notes that the block is used there from now on. Where the stream takes no
-    /// wait (the host's, or one that is being captured), the host waits.
+    /// Orders a stream after all uses so far, and notes that the block is used there from now on. Where the stream
+    /// takes no wait (the host's, or one that is being captured), the host waits.
     ///
     /// # Errors
     /// Returns an error if the device cannot tell when the earlier uses are over.
@@ -148,7 +148,7 @@ impl<'a> Uses<'a> {
         Ok(())
     }
 
-    /// Has the block freed in the order of `stream` as well, which does not use it. If the block's own stream is
+    /// Makes the free follow the order of `stream` as well, which does not use the block. If the block's own stream is
     /// external, that stream may be gone: then the free follows `stream` instead of it. Work on the own stream must
     /// then come before what was submitted to `stream` so far, as CUDA's `cudaFreeAsync` requires.
     ///

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::panic::Location;
 
 impl<T> Buffer<T> {
-    /// Copies all elements to the beginning of another buffer, of any pool and of any device of the same host, in the order
-    /// of `stream`; see [`Block::copy_to`](crate::Block::copy_to).
+    /// Copies all elements to the beginning of another buffer, of any pool and of any device of the same host, in the
+    /// order of `stream`; see [`Block::copy_to`](crate::Block::copy_to).
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -72,8 +72,8 @@ impl<T: NoUninit> Buffer<T> {
     }
 
     /// Copies elements to the beginning of the buffer, after all earlier uses on every stream. Later uses are ordered
-    /// after the copy as after [`Block::write_on`](crate::Block::write_on). When this returns, the elements are taken and
-    /// the copy is submitted; the future is ready once the copy is complete.
+    /// after the copy as after [`Block::write_on`](crate::Block::write_on). When this returns, the elements are taken
+    /// and the copy is submitted; the future is ready once the copy is complete.
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -162,8 +162,8 @@ impl<T: AnyBitPattern> Buffer<T> {
     }
 
     /// Copies all elements to the host, after all work that may have written them on any stream; see
-    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. When this returns, the copy is
-    /// submitted; the future is ready with the elements.
+    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. When this returns, the
+    /// copy is submitted; the future is ready with the elements.
     ///
     /// # Errors
     /// Returns the errors of [`Block::download`](crate::Block::download).
@@ -204,8 +204,8 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// Returns the errors of [`Block::download`](crate::Block::download), with the range in bytes.
     ///
     /// # Cancel safety
-    /// A poll of the future writes the slice; the device never does. After the future is dropped or forgotten, the slice
-    /// is not written.
+    /// A poll of the future writes the slice; the device never does. After the future is dropped or forgotten, the
+    /// slice is not written.
     #[track_caller]
     pub fn read_into<'a>(
         &self,

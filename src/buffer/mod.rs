@@ -57,11 +57,11 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Allocate`](crate::Allocate), and [`AllocError::TooLarge`] if the number of bytes exceeds
+    /// Returns the errors of [`Allocate`], and [`AllocError::TooLarge`] if the number of bytes exceeds
     /// 64 bits.
     ///
     /// # Cancel safety
-    /// As [`Allocate`](crate::Allocate).
+    /// Dropping the future does what dropping an [`Allocate`] does.
     #[track_caller]
     pub fn allocate<'a>(
         pool: &'a Pool,
@@ -105,7 +105,7 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
     /// [`Request::filled`](crate::Request::filled).
     ///
     /// # Cancel safety
-    /// As [`Allocate`](crate::Allocate).
+    /// Dropping the future does what dropping an [`Allocate`] does.
     #[track_caller]
     pub fn allocate_zeroed<'a>(
         pool: &'a Pool,

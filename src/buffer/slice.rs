@@ -13,8 +13,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::Location;
 
-/// A part of a [`Buffer`] or [`Block`], borrowed mutably: no other part overlaps it. For kernels that write one part each,
-/// and, with the feature `cuda`, as a `DevicePtrMut` of cudarc's.
+/// A part of a [`Buffer`] or [`Block`], borrowed mutably: no other part overlaps it. For kernels that write one part
+/// each, and, with the feature `cuda`, as a `DevicePtrMut` of cudarc's.
 ///
 /// ```
 /// # use weirpool::{Buffer, CopyError, Pool, device::sim::{Operation, SimDevice}};
@@ -170,7 +170,8 @@ impl<'a, T> SliceMut<'a, T> {
         Ok((self.part(0..mid)?, rest.part(mid..len)?))
     }
 
-    /// Returns this part as an argument of work on `stream`, ordered after the grant and nothing else, as [`Block::on`].
+    /// Returns this part as an argument of work on `stream`, ordered after the grant and nothing else, as
+    /// [`Block::on`].
     ///
     /// # Errors
     /// Returns the errors of [`Block::on`].
@@ -186,8 +187,8 @@ impl<'a, T> SliceMut<'a, T> {
         self.block.argument(stream, Access::Read, self.bytes())
     }
 
-    /// Returns this part as an argument of work on `stream` that writes it, ordered after every earlier use of the block,
-    /// as [`Block::write_on`].
+    /// Returns this part as an argument of work on `stream` that writes it, ordered after every earlier use of the
+    /// block, as [`Block::write_on`].
     ///
     /// # Errors
     /// Returns the errors of [`Block::write_on`].

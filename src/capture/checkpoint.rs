@@ -13,8 +13,8 @@ use crate::sync::plain;
 use std::fmt;
 use std::panic::Location;
 
-/// The ranges of a [`GraphMemory`] that were allocated at one moment. Made by [`GraphMemory::checkpoint`], and given back
-/// to [`GraphMemory::restore`].
+/// The ranges of a [`GraphMemory`] that were allocated at one moment. Made by [`GraphMemory::checkpoint`], and given
+/// back to [`GraphMemory::restore`].
 ///
 /// It owns no memory, and does not keep the memory of the graphs set aside.
 #[derive(Clone)]
@@ -85,8 +85,8 @@ impl GraphMemory {
     /// [allocated](Self::allocate) outside them. Takes time proportional to the number of blocks in the pool, under the
     /// heap's lock.
     ///
-    /// Graphs that share memory form a tree if each capture continues from the state in which another one ended. To add a
-    /// branch, [restore](Self::restore) the state at its root first. Then the new capture does not overwrite what the
+    /// Graphs that share memory form a tree if each capture continues from the state in which another one ended. To add
+    /// a branch, [restore](Self::restore) the state at its root first. Then the new capture does not overwrite what the
     /// launches so far left in the blocks of the checkpoint.
     ///
     /// ```
@@ -124,12 +124,12 @@ impl GraphMemory {
         }
     }
 
-    /// Allocates exactly the ranges of a checkpoint again, for use in the order of `stream`, and returns them as blocks in
-    /// the order of [`GraphCheckpoint::ranges`]. Their bytes stay as they are, also in a pool that fills its blocks.
+    /// Allocates exactly the ranges of a checkpoint again, for use in the order of `stream`, and returns them as blocks
+    /// in the order of [`GraphCheckpoint::ranges`]. Their bytes stay as they are, also in a pool that fills its blocks.
     ///
-    /// Free the blocks of the memory first. Those that are still allocated stay so, and must not overlap the checkpoint. If
-    /// the stream does not come after the last free of a range yet, it is made to wait on the device. Launches of graphs
-    /// are not frees: order the stream after those that write the ranges.
+    /// Free the blocks of the memory first. Those that are still allocated stay so, and must not overlap the
+    /// checkpoint. If the stream does not come after the last free of a range yet, it is made to wait on the device.
+    /// Launches of graphs are not frees: order the stream after those that write the ranges.
     ///
     /// # Errors
     /// Returns [`RestoreError`]. No range stays allocated then.

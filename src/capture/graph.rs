@@ -10,8 +10,8 @@ use std::fmt;
 /// A graph of captured work, which owns the memory that was allocated in the capture. Made by
 /// [`Capture::end`](crate::Capture::end).
 ///
-/// Dropping it does not stop its launches. The memory returns to the pool once the last one is complete, and no other owner
-/// of the [memory](GraphMemory) is left.
+/// Dropping it does not stop its launches. The memory returns to the pool once the last one is complete, and no other
+/// owner of the [memory](GraphMemory) is left.
 #[must_use = "a graph does nothing until it is launched"]
 pub struct CapturedGraph {
     graph: Box<dyn Graph>,
@@ -26,20 +26,20 @@ impl CapturedGraph {
     /// Submits the captured work to a stream, behind all work submitted to it so far and behind the earlier launches of
     /// the graph. On a stream that is being captured, the work becomes part of that capture.
     ///
-    /// A launch is a use of the graph's blocks, as any work that is given their addresses. To use such a block on another
-    /// stream, [order](Stream::wait) that stream after the launch.
+    /// A launch is a use of the graph's blocks, as any work that is given their addresses. To use such a block on
+    /// another stream, [order](Stream::wait) that stream after the launch.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, or the device's error. Nothing is submitted
-    /// then.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, or the device's error. Nothing is
+    /// submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
         if !stream.is_of(self.memory.pool().presence()) {
             return Err(StreamError::ForeignPool);
         }
         assert_unlocked("launch");
         let driver = &stream.registration().service.driver;
-        // SAFETY: the stream's lane keeps its owner. The graph keeps the memory that was allocated in the capture; other
-        // memory is kept by the user who captured work on it.
+        // SAFETY: the stream's lane keeps its owner. The graph keeps the memory that was allocated in the capture;
+        // other memory is kept by the user who captured work on it.
         #[allow(unsafe_code)]
         let launched = unsafe { self.graph.launch(stream.raw()) };
         driver.noted(launched)?;

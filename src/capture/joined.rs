@@ -27,13 +27,13 @@ impl JoinedCapture {
         })
     }
 
-    /// Notes that the capture is over, and records an event behind the blocks from before the capture that were freed during
-    /// it, so that their memory becomes available. Dropping this value does so too, except on an external stream, which may
-    /// be gone by then: there such memory stays pending until the next free on the stream.
+    /// Notes that the capture is over, and records an event behind the blocks from before the capture that were freed
+    /// during it, so that their memory becomes available. Dropping this value does so too, except on an external
+    /// stream, which may be gone by then: there such memory stays pending until the next free on the stream.
     ///
     /// # Errors
-    /// Returns the device's error if the event cannot be recorded, as when the stream is still being captured. The memory
-    /// stays pending then.
+    /// Returns the device's error if the event cannot be recorded, as when the stream is still being captured. The
+    /// memory stays pending then.
     pub fn end(self) -> Result<(), DeviceError> {
         let stream = self.routed.stream().clone();
         drop(self);

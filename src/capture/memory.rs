@@ -16,18 +16,18 @@ use std::panic::Location;
 /// # Guarantees
 ///
 /// - No other request gets the memory until the last owner is gone: the handles of this type, and every graph that was
-///   captured with it, whose last launch has completed. So the addresses of a graph stay valid for every launch, also those
-///   of blocks that were dropped in the capture.
+///   captured with it, whose last launch has completed. So the addresses of a graph stay valid for every launch, also
+///   those of blocks that were dropped in the capture.
 /// - Inside a capture, a block that was dropped is reused in the order of its stream, at once. A further stream of the
 ///   capture gets other memory.
 /// - Blocks that are alive after the last owner is gone stay valid; they become ordinary blocks.
 ///
 /// Several graphs can share the memory, as in PyTorch's graph pools. What one capture dropped, a later one reuses. So
-/// launches of such graphs must not run at the same time, and a launch may overwrite what another graph left in its blocks,
-/// unless the blocks are alive.
+/// launches of such graphs must not run at the same time, and a launch may overwrite what another graph left in its
+/// blocks, unless the blocks are alive.
 ///
-/// Captures take more memory from the pool when they need it. A request inside a capture never waits: to be sure that it
-/// succeeds, [`give`](Self::give) a reservation beforehand.
+/// Captures take more memory from the pool when they need it. A request inside a capture never waits: to be sure that
+/// it succeeds, [`give`](Self::give) a reservation beforehand.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -78,17 +78,18 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Allocates `bytes`, or a [`Layout`], from this memory outside captures, for use in the order of `stream`: for inputs
-    /// of graphs, and for a first run without a graph. The memory takes more from the pool if it has to. Blocks that are
-    /// dropped return to the memory.
+    /// Allocates `bytes`, or a [`Layout`], from this memory outside captures, for use in the order of `stream`: for
+    /// inputs of graphs, and for a first run without a graph. The memory takes more from the pool if it has to. Blocks
+    /// that are dropped return to the memory.
     ///
-    /// Nothing waits on the host. A launch of a graph may overwrite the block, as it may overwrite those of other graphs
-    /// with this memory, unless the block was alive while the graph was captured.
+    /// Nothing waits on the host. A launch of a graph may overwrite the block, as it may overwrite those of other
+    /// graphs with this memory, unless the block was alive while the graph was captured.
     ///
     /// # Errors
     /// Returns [`AllocError::NotReserved`] if the memory has too little, and the pool no more now:
-    /// [reserve](Pool::reserve), which waits, and [`give`](Self::give). Returns [`AllocError::StreamCaptured`] while the
-    /// stream is being captured: allocate from the pool then. Otherwise returns the errors of [`Pool::try_allocate`].
+    /// [reserve](Pool::reserve), which waits, and [`give`](Self::give). Returns [`AllocError::StreamCaptured`] while
+    /// the stream is being captured: allocate from the pool then. Otherwise returns the errors of
+    /// [`Pool::try_allocate`].
     #[track_caller]
     pub fn allocate(
         &self,
@@ -112,8 +113,8 @@ impl GraphMemory {
     /// whichever library its owner and its launches are.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and the device's error if the stream is not
-    /// being captured, or if it is in a session of the pool already.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and the device's error if the stream is
+    /// not being captured, or if it is in a session of the pool already.
     pub fn join(&self, stream: &Stream) -> Result<JoinedCapture, StreamError> {
         JoinedCapture::new(self, stream)
     }

@@ -20,7 +20,8 @@ impl Routed {
     /// Begins to route a stream. Its freed blocks stay pending until this ends, and the pool makes no call on it.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, and an error if the stream is routed already.
+    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, and an error if the stream is routed
+    /// already.
     pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
         if !stream.is_of(&share.presence) {
@@ -50,7 +51,7 @@ impl Routed {
         &self.stream.registration().service.driver
     }
 
-    /// Has the graph that the stream is being captured into keep the memory.
+    /// Makes the graph that the stream is being captured into keep the memory.
     ///
     /// # Errors
     /// Returns an error if the stream is not being captured, or the device has no graphs.

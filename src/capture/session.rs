@@ -14,11 +14,13 @@ const END: &str = "end_capture";
 ///
 /// While it exists, requests for the stream allocate from the memory of the capture, at once: one that would have to
 /// wait fails with [`NotReservedForCapture`](crate::AllocError::NotReservedForCapture). Fills and uploads on the stream
-/// become part of the graph, those that the pool makes for its blocks included. A download fails: make it after a launch.
+/// become part of the graph, those that the pool makes for its blocks included. A download fails: make it after a
+/// launch.
 ///
-/// Blocks of the capture that are dropped in it are reused in it. Blocks from before the capture that are dropped in it are
-/// freed when it is over; keep those that the graph uses for as long as it is launched. The pool records no event on the
-/// stream, and does not make it wait, until the capture is over: [`Stream::event`], and awaiting a free on the stream, fail.
+/// Blocks of the capture that are dropped in it are reused in it. Blocks from before the capture that are dropped in it
+/// are freed when it is over; keep those that the graph uses for as long as it is launched. The pool records no event
+/// on the stream, and does not make it wait, until the capture is over: [`Stream::event`], and awaiting a free on the
+/// stream, fail.
 ///
 /// Dropping it aborts the capture. It can be ended or dropped on any thread, in any state: also if the capture was
 /// invalidated, or ended by other code.
@@ -30,11 +32,11 @@ pub struct Capture {
 }
 
 impl Pool {
-    /// Begins to capture `stream` into a graph, with memory of its own. Work that is submitted to the stream from now on
-    /// becomes part of the graph; see [`Capture`]. The memory that was freed on the stream so far is sealed first.
+    /// Begins to capture `stream` into a graph, with memory of its own. Work that is submitted to the stream from now
+    /// on becomes part of the graph; see [`Capture`]. The memory that was freed on the stream so far is sealed first.
     ///
-    /// (The semantics are those of PyTorch's and Warp's private pools. CUDA's own allocation nodes differ: they give memory
-    /// back within the graph.)
+    /// (The semantics are those of PyTorch's and Warp's private pools. CUDA's own allocation nodes differ: they give
+    /// memory back within the graph.)
     ///
     /// ```
     /// # use std::time::Duration;
@@ -60,8 +62,8 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool. Returns the device's error if the device has
-    /// no graphs, or if the stream cannot be captured or is being captured already.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool. Returns the device's error if the device
+    /// has no graphs, or if the stream cannot be captured or is being captured already.
     pub fn capture(&self, stream: &Stream) -> Result<Capture, StreamError> {
         self.graph_memory().capture(stream)
     }
@@ -126,8 +128,8 @@ impl Capture {
     /// Ends the capture, and returns its graph.
     ///
     /// # Errors
-    /// Returns the device's error if the capture was invalidated, if a stream that joined it was not joined again, or if
-    /// other code ended it. The capture is over then, and there is no graph.
+    /// Returns the device's error if the capture was invalidated, if a stream that joined it was not joined again, or
+    /// if other code ended it. The capture is over then, and there is no graph.
     pub fn end(mut self) -> Result<CapturedGraph, DeviceError> {
         let graph = self.finish()?;
         Ok(CapturedGraph::new(graph, self.memory.clone()))

@@ -159,14 +159,14 @@ impl Attribute {
     }
 
     /// Sets this attribute of `pool`: a reuse flag to 0 or, with any other value, to 1; a figure in bytes; or
-    /// [`UsedMemHigh`](Self::UsedMemHigh) to the current figure, for which `value` is 0. That also resets the marks of the
-    /// streams, from which it is computed.
+    /// [`UsedMemHigh`](Self::UsedMemHigh) to the current figure, for which `value` is 0. That also resets the marks of
+    /// the streams, from which it is computed.
     ///
     /// [`ReservedMemCurrent`](Self::ReservedMemCurrent) makes memory calls, which may take a while.
     ///
     /// # Errors
-    /// Returns [`AttributeError::ReadOnly`] for [`UsedMemCurrent`](Self::UsedMemCurrent), [`AttributeError::NotZero`] for
-    /// [`UsedMemHigh`](Self::UsedMemHigh) with a value other than 0, or the device's error.
+    /// Returns [`AttributeError::ReadOnly`] for [`UsedMemCurrent`](Self::UsedMemCurrent), [`AttributeError::NotZero`]
+    /// for [`UsedMemHigh`](Self::UsedMemHigh) with a value other than 0, or the device's error.
     #[doc(alias = "cudaMemPoolSetAttribute")]
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]

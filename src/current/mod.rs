@@ -212,7 +212,7 @@ impl fmt::Debug for Current {
 
 /// Returns the device's default pool. It is built with the defaults of [`PoolConfig`](crate::PoolConfig) at the first
 /// call, and is the same from then on, as with `cudaDeviceGetDefaultMemPool`. It costs nothing until it is requested,
-/// directly or as the [current](current) pool.
+/// directly or as the [current] pool.
 ///
 /// It belongs to the process and lives as long, together with the device, its address range and the memory that it
 /// holds; [`Pool::trim_to`] releases that memory. It is not destroyed at the end of the process: the CUDA driver may no

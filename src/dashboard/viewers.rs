@@ -8,10 +8,11 @@ use crate::pool::Pool;
 use crate::sync::plain::{Arc, Mutex, Weak};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-/// The time between frames.
+/// The least time between frames, and the most until the end of the pool is noticed.
 const PERIOD: Duration = Duration::from_millis(250);
 /// The time from one collection to the next, in units of what the collection takes.
 const SHARE: u32 = 400;
@@ -94,21 +95,24 @@ impl Viewers {
 /// Collects frames while there are viewers and the pool is open.
 async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
     let mut recent = [Duration::MAX; 4];
+    let mut next = Instant::now();
     while let Some(this) = viewers.upgrade() {
         // Before the frame, so that the last one shows that the pool is closed.
-        let is_closed = this.pool.health().is_closed;
+        let is_closed = this.pool.service().driver.is_closed();
         let begin = Instant::now();
-        sender.send_replace(event(&this.frame()));
-        // The shortest of the last ones: the others were interrupted.
-        recent.rotate_left(1);
-        recent[3] = begin.elapsed();
-        let took = recent.into_iter().min().unwrap_or_default();
+        if is_closed || begin >= next {
+            sender.send_replace(event(&this.frame()));
+            // The shortest of the last ones: the others were interrupted.
+            recent.rotate_left(1);
+            recent[3] = begin.elapsed();
+            let took = recent.into_iter().min().unwrap_or_default();
+            next = begin + took.saturating_mul(SHARE);
+        }
         if is_closed {
             return;
         }
         drop(this);
-        let pause = PERIOD.max(took.saturating_mul(SHARE));
-        let _ = tokio::time::timeout(pause, sender.closed()).await;
+        let _ = tokio::time::timeout(PERIOD, sender.closed()).await;
         if sender.receiver_count() > 0 {
             continue;
         }

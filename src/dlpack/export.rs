@@ -60,16 +60,16 @@ fn bytes_of(shape: &[i64], dtype: DLDataType) -> Result<u64, DlpackError> {
 }
 
 impl SharedBlock {
-    /// Exports these bytes as a tensor, without a copy, to a library that uses it on the stream `consumer`. The tensor keeps
-    /// the block until the library drops the tensor.
+    /// Exports these bytes as a tensor, without a copy, to a library that uses it on the stream `consumer`. The tensor
+    /// keeps the block until the library drops the tensor.
     ///
-    /// The stream is made to wait for all earlier uses of the whole block, and the block counts as used there from then on:
-    /// see [`dlpack`](crate::dlpack). The library may write the bytes; reads that are declared later, by
-    /// [`read_on`](Self::read_on) and the like, come after what it has submitted by then. The tensor is in row-major order. `M`
-    /// is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the first version.
+    /// The stream is made to wait for all earlier uses of the whole block, and the block counts as used there from then
+    /// on: see [`dlpack`](crate::dlpack). The library may write the bytes; reads that are declared later, by
+    /// [`read_on`](Self::read_on) and the like, come after what it has submitted by then. The tensor is in row-major
+    /// order. `M` is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the first version.
     ///
-    /// On an external stream, no event is recorded but at the drop of the tensor. So [`read_on`](Self::read_on) and the like
-    /// return an error meanwhile; order other streams by an event of your own, and use [`on`](Self::on).
+    /// On an external stream, no event is recorded but at the drop of the tensor. So [`read_on`](Self::read_on) and the
+    /// like return an error meanwhile; order other streams by an event of your own, and use [`on`](Self::on).
     ///
     /// Where the stream cannot be made to wait on the device, the host waits for the earlier uses.
     ///

@@ -17,9 +17,9 @@ use std::panic::Location;
 
 /// A tensor of another library, as a block.
 ///
-/// It is created by [`Stream::import_dlpack`]. The block can be used like any other, in submitted work too. The library's
-/// function that releases the tensor is called once the block is dropped and all work that uses it is complete, on a thread of
-/// the crate's own; never if the device is broken.
+/// It is created by [`Stream::import_dlpack`]. The block can be used like any other, in submitted work too. The
+/// library's function that releases the tensor is called once the block is dropped and all work that uses it is
+/// complete, on a thread of the crate's own; never if the device is broken.
 ///
 /// The memory is none of the pool's: its statistics and limits do not count it, and it is not reused.
 #[derive(Debug)]
@@ -130,19 +130,19 @@ fn described<M: ManagedTensorBase>(
 }
 
 impl Stream {
-    /// Takes a tensor of another library as a block of this stream, without a copy. The tensor is kept until all work that
-    /// uses the block is complete: see [`Foreign`].
+    /// Takes a tensor of another library as a block of this stream, without a copy. The tensor is kept until all work
+    /// that uses the block is complete: see [`Foreign`].
     ///
     /// In Python, pass this stream to the producer's `__dlpack__(stream=…)`, which makes the data ready on it.
     ///
     /// # Errors
-    /// Returns an error, with the tensor, if the tensor is not in the kind of memory that the pool has on the stream's device,
-    /// is not in row-major order, or has no bytes.
+    /// Returns an error, with the tensor, if the tensor is not in the kind of memory that the pool has on the stream's
+    /// device, is not in row-major order, or has no bytes.
     ///
     /// # Safety
-    /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before what is
-    /// submitted to this stream from now on. Until the tensor is released, the producer must not write it, nor read it if it is
-    /// written here, but in an order with this stream's work.
+    /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before what
+    /// is submitted to this stream from now on. Until the tensor is released, the producer must not write it, nor read
+    /// it if it is written here, but in an order with this stream's work.
     #[track_caller]
     #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
     pub unsafe fn import_dlpack<M: ManagedTensorBase>(

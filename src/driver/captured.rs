@@ -1,8 +1,8 @@
 //! Memory of graphs: allocations and frees inside a capture.
 //!
 //! The memory is set aside from the heap as reservations are. It is reused in the *order* of one captured stream, which
-//! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block that
-//! is freed in the capture has a fence of that order, which no event proves. The fence counts as complete when the
+//! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block
+//! that is freed in the capture has a fence of that order, which no event proves. The fence counts as complete when the
 //! capture is over: only later captures with the same memory can be granted the block then.
 
 use super::streams::Streams;
@@ -15,8 +15,8 @@ use crate::sync::Arc;
 use smallvec::SmallVec;
 
 impl Streams {
-    /// Begins the capture of a lane's stream, in an order of its own, once the pool's own calls on it have returned. Its
-    /// cached blocks go to the heap. Returns `None` if the stream is being captured already.
+    /// Begins the capture of a lane's stream, in an order of its own, once the pool's own calls on it have returned.
+    /// Its cached blocks go to the heap. Returns `None` if the stream is being captured already.
     pub(crate) fn begin_capture(&self, lane: &Lane) -> Option<StreamId> {
         let order = self.lanes.lock().next_id();
         if !lane.cache.begin_capture(order) {

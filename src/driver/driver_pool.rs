@@ -15,8 +15,8 @@ use std::fmt;
 /// A memory pool of the driver: CUDA's `cudaMemPool_t`, HIP's `hipMemPool_t`.
 ///
 /// A [`Pool`](crate::Pool) can take its memory from it: see [`DriverPoolUse`]. The pool may be shared with code that
-/// allocates from it directly. This is a handle; clones are the same pool. A custom pool is destroyed with its last handle,
-/// and after the last block of it is freed.
+/// allocates from it directly. This is a handle; clones are the same pool. A custom pool is destroyed with its last
+/// handle, and after the last block of it is freed.
 ///
 /// ```
 /// use weirpool::device::sim::SimDevice;
@@ -55,16 +55,16 @@ struct Owned {
     serde(rename_all = "snake_case")
 )]
 pub enum DriverPoolUse {
-    /// The driver's pool gives segments, of which this crate's pool makes blocks: with its caches, reuse and waiting, as of
-    /// any plain memory. The default.
+    /// The driver's pool gives segments, of which this crate's pool makes blocks: with its caches, reuse and waiting,
+    /// as of any plain memory. The default.
     #[default]
     SubAllocated,
-    /// Every allocation and every free is passed on to the driver's pool, in the order of the block's stream. The driver
-    /// decides about reuse, and keeps freed memory or not. Requests wait, are counted and limited as in any pool: a request
-    /// waits while the live blocks leave no room within the capacity, or while the driver refuses.
+    /// Every allocation and every free is passed on to the driver's pool, in the order of the block's stream. The
+    /// driver decides about reuse, and keeps freed memory or not. Requests wait, are counted and limited as in any
+    /// pool: a request waits while the live blocks leave no room within the capacity, or while the driver refuses.
     ///
-    /// If a stream takes no work when a block is freed there (because it is being captured, for example), the block goes
-    /// back to the driver some time after its work is complete. Such a pool takes no
+    /// If a stream takes no work when a block is freed there (because it is being captured, for example), the block
+    /// goes back to the driver some time after its work is complete. Such a pool takes no
     /// [reservations](crate::Pool::reserve).
     PassedThrough,
 }
@@ -79,8 +79,8 @@ pub struct DriverPoolBuilder {
 }
 
 impl DriverPoolBuilder {
-    /// Sets the kind of memory, which stands for CUDA's allocation type and location; see [`DriverPoolProperties::kind`].
-    /// Default: memory of the device.
+    /// Sets the kind of memory, which stands for CUDA's allocation type and location; see
+    /// [`DriverPoolProperties::kind`]. Default: memory of the device.
     pub fn kind(mut self, kind: MemoryKind) -> Self {
         self.properties.kind = kind;
         self
@@ -340,8 +340,8 @@ impl DriverPool {
         }
     }
 
-    /// Exports the pool as a file descriptor, by which another process [imports](Self::import) it. The pool was built with
-    /// [`HandleTypes::POSIX_FD`].
+    /// Exports the pool as a file descriptor, by which another process [imports](Self::import) it. The pool was built
+    /// with [`HandleTypes::POSIX_FD`].
     ///
     /// # Errors
     /// Returns the device's error.
@@ -357,8 +357,8 @@ impl DriverPool {
     /// `ipc::PointerData`; nothing is allocated from it.
     ///
     /// # Errors
-    /// Returns [`BuildError::Unsupported`] if the device's driver has no pools, or the device's error if the descriptor is
-    /// no pool of the same device.
+    /// Returns [`BuildError::Unsupported`] if the device's driver has no pools, or the device's error if the descriptor
+    /// is no pool of the same device.
     #[cfg(unix)]
     #[doc(alias = "cudaMemPoolImportFromShareableHandle")]
     #[doc(alias = "hipMemPoolImportFromShareableHandle")]
@@ -410,8 +410,8 @@ impl DriverPool {
         }
     }
 
-    /// Returns how many bytes the pool could still give, where the device has `left`: with what it reserved and has free,
-    /// and within its maximum.
+    /// Returns how many bytes the pool could still give, where the device has `left`: with what it reserved and has
+    /// free, and within its maximum.
     pub(super) fn left(&self, left: u64) -> u64 {
         let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
         let used = attribute(PoolAttribute::UsedMemCurrent);
@@ -447,8 +447,8 @@ impl DriverPool {
     /// Returns an error if the device call fails; the block stays allocated.
     ///
     /// # Safety
-    /// The pool allocated the block, and it was not freed. All of its uses come before the present point of the stream, or
-    /// are complete. The stream is one of the pool's device, and usable during the call.
+    /// The pool allocated the block, and it was not freed. All of its uses come before the present point of the stream,
+    /// or are complete. The stream is one of the pool's device, and usable during the call.
     pub(crate) unsafe fn free(&self, address: u64, stream: RawStream) -> Result<(), DeviceError> {
         // SAFETY: the handle keeps the pool; the caller guarantees the rest.
         unsafe { self.pools().free_to(self.0.raw, address, stream) }

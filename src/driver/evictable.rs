@@ -1,7 +1,7 @@
-//! Evictable memory: blocks that their user can do without, in the order of their last use.
+//! Evictable memory: blocks that the pool may take back from their user, in the order of their last use.
 //!
-//! The list knows no blocks. What it lists evicts itself: it ends a block, which is an ordinary free. Memory in use is not
-//! listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
+//! The list knows no blocks. What it lists evicts itself: it ends a block, which is an ordinary free. Memory in use is
+//! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
 use crate::device::DeviceAddress;
 use crate::measure::Tag;
@@ -111,8 +111,8 @@ impl Evictables {
         trace::evicted(bytes);
     }
 
-    /// Evicts the least recently used memory, of one tag or of all, until that many bytes are free or the list is empty.
-    /// Returns the bytes evicted. No lock is held while memory is freed.
+    /// Evicts the least recently used memory, of one tag or of all, until that many bytes are free or the list is
+    /// empty. Returns the bytes evicted. No lock is held while memory is freed.
     pub(crate) fn evict(&self, bytes: u64, of: Option<Tag>) -> u64 {
         let mut evicted = 0;
         while evicted < bytes {

@@ -35,7 +35,7 @@ impl Default for Retired {
 }
 
 impl Retired {
-    /// Has a new lane keep the marks.
+    /// Makes a new lane keep the marks.
     pub(super) fn introduce(&self, lane: &Lane) {
         let marks = self.marks.iter().map(|(mark, _)| *mark);
         marks
@@ -157,8 +157,8 @@ impl Maintenance {
         Hits(hits)
     }
 
-    /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and not
-    /// known to be complete.
+    /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and
+    /// not known to be complete.
     pub(crate) fn figures_of(&self, lane: &Lane) -> (LaneFigures, u64) {
         self.return_all_kept();
         let heap = self.heap.lock();

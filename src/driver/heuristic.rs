@@ -66,8 +66,8 @@ impl CoalesceHeuristic {
         })
     }
 
-    /// Coalesces once more than `count` free blocks could be released, and shrinks or grows the pool to the most that was
-    /// [in use](Statistics::in_use).
+    /// Coalesces once more than `count` free blocks could be released, and shrinks or grows the pool to the most that
+    /// was [in use](Statistics::in_use).
     pub fn blocks_releasable_hwm(count: u64) -> Self {
         let to = To::MostInUse;
         Self(Kind::Blocks {
@@ -76,15 +76,15 @@ impl CoalesceHeuristic {
         })
     }
 
-    /// Coalesces once `percent` of the pool could be released. 0 means never; 100 and more means once no block lives and
-    /// nothing is pending, whatever the lanes cache.
+    /// Coalesces once `percent` of the pool could be released. 0 means never; 100 and more means once no block lives
+    /// and nothing is pending, whatever the lanes cache.
     pub fn percent_releasable(percent: u8) -> Self {
         let to = To::Current;
         Self(Kind::Percent { percent, to })
     }
 
-    /// Coalesces once `percent` of the pool could be released, as [`percent_releasable`](Self::percent_releasable) does,
-    /// and shrinks or grows the pool to the most that was [in use](Statistics::in_use).
+    /// Coalesces once `percent` of the pool could be released, as [`percent_releasable`](Self::percent_releasable)
+    /// does, and shrinks or grows the pool to the most that was [in use](Statistics::in_use).
     pub fn percent_releasable_hwm(percent: u8) -> Self {
         let to = To::MostInUse;
         Self(Kind::Percent { percent, to })
@@ -97,8 +97,8 @@ impl CoalesceHeuristic {
 
     /// Returns the reserved bytes that the pool is to have afterwards, or `None` to do nothing now.
     ///
-    /// If the free memory is contiguous already, only a heuristic that changes the pool's size, or a user's function, has
-    /// something to do.
+    /// If the free memory is contiguous already, only a heuristic that changes the pool's size, or a user's function,
+    /// has something to do.
     pub fn decide(&self, figures: &Statistics) -> Option<u64> {
         let (is_due, to) = match &self.0 {
             Kind::Blocks { more_than, to } => (figures.releasable_blocks > *more_than, *to),

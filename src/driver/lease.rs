@@ -33,7 +33,7 @@ pub(crate) trait Lender: fmt::Debug + Send + Sync {
     /// Returns whether what was asked for is awaited.
     fn is_asking(&self) -> bool;
 
-    /// Has the lease applied again: memory came back while the broker waits for it.
+    /// Makes the queue apply the lease again: memory came back while the broker waits for it.
     fn look_again(&self);
 
     /// Ends the lease: the device has all memory back.
@@ -50,7 +50,7 @@ pub(crate) trait Lender: fmt::Debug + Send + Sync {
 pub struct BrokerLease {
     /// What the pool may hold, including what the broker has asked for and the pool has not given back.
     pub leased: u64,
-    /// What is never taken back.
+    /// The bytes that are never taken back.
     pub guaranteed: u64,
     /// The most that the pool may hold.
     pub limit: u64,

@@ -8,14 +8,15 @@
 //! No free goes unnoticed: the first free after a flush takes the slow path, which sets the alarm, and maintenance ends
 //! only when all caches are flushed.
 
+use super::alarm::MaintenanceAlarm;
 use super::supply::Supply;
 use super::{Change, CoalesceHeuristic, DriverPool, Trimmed, gate};
-use crate::device::{Alarm, DeviceError};
+use crate::device::DeviceError;
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
 use crate::lane::{Flush, Lane};
 use crate::measure::Mark;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use crate::sync::{Arc, Ordering, SharedFlag, SharedNumber};
 use std::ops::Deref;
 use std::task::Waker;
 use std::time::Duration;
@@ -44,36 +45,7 @@ pub(crate) struct Maintenance {
     is_shrunk: SharedFlag,
     /// A caller has synchronized since the last maintenance.
     is_synchronized: SharedFlag,
-    /// An alarm is set. Every free that does not stay in a cache reads it.
-    is_armed: SharedFlag,
-    armed: Mutex<Armed>,
-}
-
-#[derive(Debug, Default)]
-struct Armed {
-    /// Does the maintenance; none before the pool is complete, and after its last handle is gone.
-    waker: Option<Waker>,
-    /// The alarm and its number.
-    alarm: Option<(u64, Alarm)>,
-    /// Alarms so far.
-    count: u64,
-}
-
-impl Armed {
-    /// Returns the waker, and the number of the alarm for it.
-    fn next(&mut self) -> Option<(Waker, u64)> {
-        let waker = self.waker.clone()?;
-        self.count += 1;
-        Some((waker, self.count))
-    }
-
-    /// Keeps an alarm. It may have gone off by now, and a later one may be here already. Returns the alarm to drop.
-    fn put(&mut self, number: u64, alarm: Alarm) -> Option<(u64, Alarm)> {
-        match &self.alarm {
-            Some((later, _)) if *later > number => Some((number, alarm)),
-            _ => self.alarm.replace((number, alarm)),
-        }
-    }
+    alarm: MaintenanceAlarm,
 }
 
 impl Deref for Maintenance {
@@ -95,8 +67,7 @@ impl Maintenance {
             interval: settings.interval.max(SHORTEST_INTERVAL),
             is_shrunk: SharedFlag::new(false),
             is_synchronized: SharedFlag::new(false),
-            is_armed: SharedFlag::new(false),
-            armed: Mutex::new(Guards::Registry, Armed::default()),
+            alarm: MaintenanceAlarm::new(),
         }
     }
 
@@ -123,17 +94,7 @@ impl Maintenance {
 
     /// Sets the waker that does the maintenance when it is due; `None` ends the maintenance.
     pub(crate) fn set_waker(&self, waker: Option<Waker>) {
-        let old = {
-            let mut armed = self.armed.lock();
-            let alarm = if waker.is_none() {
-                armed.alarm.take()
-            } else {
-                None
-            };
-            (std::mem::replace(&mut armed.waker, waker), alarm)
-        };
-        // Outside the lock: dropping the alarm calls the device, and the waker may own anything.
-        drop(old);
+        self.alarm.set_waker(waker);
     }
 
     /// Sets the most bytes that may be held from the device, a multiple of the chunks. Free memory above it is
@@ -179,7 +140,7 @@ impl Maintenance {
 
     /// Sets the alarm, after memory came back, if maintenance may have something to do.
     pub(crate) fn note_return(&self) {
-        if self.keeps_all() || self.is_armed.load(Ordering::Relaxed) {
+        if self.keeps_all() || self.alarm.is_set() {
             return;
         }
         if self.heuristic.is_some() || self.reserved() > self.most_cached() {
@@ -195,8 +156,7 @@ impl Maintenance {
         if !is_due || self.is_synchronized.swap(true, Ordering::AcqRel) {
             return;
         }
-        let waker = self.armed.lock().waker.clone();
-        match waker {
+        match self.alarm.waker() {
             Some(waker) => waker.wake(),
             None => self.is_synchronized.store(false, Ordering::Release),
         }
@@ -213,18 +173,10 @@ impl Maintenance {
     }
 
     fn arm(&self) {
-        if self.is_armed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let next = self.armed.lock().next();
-        let Some((waker, number)) = next else {
-            return self.is_armed.store(false, Ordering::Release);
-        };
-        self.heap.lock().mark_free();
-        let at = self.device.now().saturating_add(self.interval);
-        let alarm = Alarm::new(&self.device, at, &waker);
-        let old = self.armed.lock().put(number, alarm);
-        drop(old);
+        self.alarm.set(&self.device, || {
+            self.heap.lock().mark_free();
+            self.device.now().saturating_add(self.interval)
+        });
     }
 
     /// Does the maintenance that is due, when the alarm went off. It is put off while a request waits: then there is
@@ -235,7 +187,7 @@ impl Maintenance {
     pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
         let is_synchronized = self.is_synchronized.swap(false, Ordering::AcqRel);
         let free_low = self.totals().free_low;
-        self.is_armed.store(false, Ordering::Release);
+        self.alarm.note_gone_off();
         if self.fault().is_some() {
             // The device takes nothing back.
             return Ok(());
@@ -296,10 +248,10 @@ impl Maintenance {
         Ok(may_follow)
     }
 
-    /// Notes outside pressure: the device refused memory within the capacity, because others hold it. Memory that stays free
-    /// for the interval is then given back, as with a release threshold of 0: they may need it.
+    /// Notes outside pressure: the device refused memory within the capacity, because others hold it. Memory that stays
+    /// free for the interval is then given back, as with a release threshold of 0: they may need it.
     pub(super) fn note_pressure(&self) {
-        if !self.is_armed.load(Ordering::Relaxed) {
+        if !self.alarm.is_set() {
             self.arm();
         }
     }
@@ -337,14 +289,18 @@ impl Maintenance {
         self.release_above(bytes)
     }
 
-    /// Evicts memory, the least recently used first, and releases it as [`reclaim_above`](Self::reclaim_above) does. Stops
-    /// once no more than that many bytes are held, nothing is evictable, or the rest waits for work of the device.
+    /// Evicts memory, the least recently used first, and releases it as [`reclaim_above`](Self::reclaim_above) does.
+    /// Stops once no more than that many bytes are held, nothing is evictable, or the rest waits for work of the
+    /// device.
     ///
     /// # Errors
     /// Returns an error if the device call fails; what was released before counts.
     #[cfg_attr(
         not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(dead_code)
+        allow(
+            dead_code,
+            reason = "only a pool that leases its memory gives it back so"
+        )
     )]
     pub(crate) fn evict_above(&self, bytes: u64) -> Result<(), DeviceError> {
         loop {
@@ -466,8 +422,8 @@ impl Maintenance {
         done
     }
 
-    /// Charges the capacity for memory outside of the heap. Releases free memory, cached blocks included, if it lacks the
-    /// room.
+    /// Charges the capacity for memory outside of the heap. Releases free memory, cached blocks included, if it lacks
+    /// the room.
     ///
     /// # Errors
     /// Returns the bytes that the capacity has left.

@@ -2,13 +2,15 @@
 
 #![allow(unsafe_code)]
 
+mod accessors;
+
 use super::Settings;
-use super::accessors::Accessors;
 use super::segments::SegmentSource;
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::fault::injected;
 use crate::heap::{Mapping, Outcome, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use accessors::Accessors;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -89,8 +91,8 @@ impl Memory {
             None => self.create(),
         };
         let chunk = chunk.map_err(|error| (false, error))?;
-        // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was just
-        // created, or unmapped.
+        // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was
+        // just created, or unmapped.
         let mapped = unsafe { self.device.map(step.to, chunk, self.chunk_bytes) };
         if let Err(error) = mapped {
             let _ = self.destroy(chunk);
@@ -215,8 +217,8 @@ impl Memory {
     /// Returns an error if the device call fails; the segment stays.
     ///
     /// # Safety
-    /// The segment is one of the driver's pool. All uses of it come before the present point of the stream, which is one of
-    /// the device, and usable during the call.
+    /// The segment is one of the driver's pool. All uses of it come before the present point of the stream, which is
+    /// one of the device, and usable during the call.
     pub(super) unsafe fn free_in_order(
         &self,
         address: u64,
@@ -240,8 +242,8 @@ impl Memory {
         // Before the device has it: from then on the address may be given to another, and noted here anew.
         let segment = self.held.lock().segments.remove(&address);
         if segment.is_some() {
-            // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are complete
-            // (invariant `order`).
+            // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are
+            // complete (invariant `order`).
             let freed = unsafe { self.segments.free(address, bytes) };
             return freed.map_err(|error| {
                 self.held.lock().segments.insert(address, bytes);

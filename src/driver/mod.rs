@@ -24,7 +24,8 @@
 //! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
 //! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
-//! | `neighbours`, `accessors` | other devices of the host, and their access to the memory |
+//! | `alarm` | when the maintenance is done |
+//! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the driver reports what makes memory reachable |
 //! | `fill` | filling memory that is granted or freed |
@@ -37,7 +38,8 @@
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
-mod accessors;
+mod access;
+mod alarm;
 mod allocation;
 mod captured;
 mod core;

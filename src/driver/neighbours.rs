@@ -1,20 +1,19 @@
 //! The other devices of the host whose streams use memory of the pool, and which of them have access to it.
 //!
 //! A stream of another device is registered for its own uses only where that device has access. Copies are made by the
-//! device itself, and are noted on streams of any device beside the pool's. The access is changed by one thread at a time,
-//! and taken back only while no such stream is registered, nor has work left: each lane counts as an owner of its
+//! device itself, and are noted on streams of any device beside the pool's. The access is changed by one thread at a
+//! time, and taken back only while no such stream is registered, nor has work left: each lane counts as an owner of its
 //! [`Neighbour`], and lives until its work is complete.
 
-use super::streams::Streams;
-use super::supply::Supply;
-use crate::device::{Device, DeviceId, Peer};
+use crate::device::{Device, DeviceId};
 use crate::error::{AccessError, StreamError};
 use crate::fault::injected;
 use crate::lane::Neighbour;
 use crate::sync::{Arc, Guards, Mutex, plain};
 
+/// Whether a device has access to the pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     Closed,
     /// A thread gives or takes back the access.
     Changing,
@@ -29,23 +28,30 @@ struct Entry {
 
 /// See the [module](self). There are as many entries as the host has devices, at most.
 #[derive(Debug)]
-pub(super) struct Neighbours(Mutex<Vec<Entry>>);
+pub(crate) struct Neighbours {
+    /// The pool's own device.
+    device: plain::Arc<dyn Device>,
+    entries: Mutex<Vec<Entry>>,
+}
 
 impl Neighbours {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(Guards::Registry, Vec::new()))
+    pub(super) fn new(device: plain::Arc<dyn Device>) -> Self {
+        Self {
+            device,
+            entries: Mutex::new(Guards::Registry, Vec::new()),
+        }
     }
 
     fn with<R>(&self, device: DeviceId, look: impl FnOnce(Option<&mut Entry>) -> R) -> R {
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         let mut entries = entries.iter_mut();
         look(entries.find(|entry| entry.neighbour.device.id() == device))
     }
 
     /// Enters a device, if it is not known.
-    fn enter(&self, device: &plain::Arc<dyn Device>) {
+    pub(super) fn enter(&self, device: &plain::Arc<dyn Device>) {
         let neighbour = Arc::new(Neighbour::new(device.clone()));
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         let id = device.id();
         let is_known = entries
             .iter()
@@ -57,7 +63,7 @@ impl Neighbours {
     }
 
     /// Begins to change an access. Returns whether there is anything to change.
-    fn begin(&self, device: DeviceId, target: Stage) -> Result<bool, AccessError> {
+    pub(super) fn begin(&self, device: DeviceId, target: Stage) -> Result<bool, AccessError> {
         self.with(device, |entry| {
             let Some(entry) = entry else {
                 return Ok(false);
@@ -78,18 +84,17 @@ impl Neighbours {
         })
     }
 
-    fn end(&self, device: DeviceId, stage: Stage) {
+    /// Ends a change that [began](Self::begin).
+    pub(super) fn end(&self, device: DeviceId, stage: Stage) {
         self.with(device, |entry| {
             entry.expect("entries stay").stage = stage;
         });
     }
-}
 
-impl Streams {
     /// Returns whether the device has access to the pool's memory: it is the pool's own, or was given it.
     pub(crate) fn is_accessible_from(&self, device: DeviceId) -> bool {
         device == self.device.id()
-            || self.neighbours.with(device, |entry| {
+            || self.with(device, |entry| {
                 entry.is_some_and(|entry| entry.stage == Stage::Open)
             })
     }
@@ -104,14 +109,14 @@ impl Streams {
     ///
     /// # Errors
     /// Returns an error if the device has no access.
-    pub(super) fn neighbour_with_access(
+    pub(super) fn with_access(
         &self,
         device: DeviceId,
     ) -> Result<Option<Arc<Neighbour>>, StreamError> {
         if device == self.device.id() {
             return Ok(None);
         }
-        self.neighbours.with(device, |entry| match entry {
+        self.with(device, |entry| match entry {
             Some(entry) if entry.stage == Stage::Open => Ok(Some(entry.neighbour.clone())),
             _ => Err(StreamError::ForeignDevice),
         })
@@ -121,7 +126,7 @@ impl Streams {
     ///
     /// # Errors
     /// Returns an error if the device is not beside the pool's, or while its access is being changed.
-    pub(super) fn neighbour_of_copies(
+    pub(super) fn of_copies(
         &self,
         device: &plain::Arc<dyn Device>,
     ) -> Result<Option<Arc<Neighbour>>, StreamError> {
@@ -132,86 +137,10 @@ impl Streams {
         if !self.is_beside(id) {
             return Err(StreamError::ForeignDevice);
         }
-        self.neighbours.enter(device);
-        self.neighbours.with(id, |entry| match entry {
+        self.enter(device);
+        self.with(id, |entry| match entry {
             Some(entry) if entry.stage != Stage::Changing => Ok(Some(entry.neighbour.clone())),
             _ => Err(StreamError::AccessChanging),
         })
-    }
-}
-
-impl Supply {
-    /// Returns whether a device could be given access to the pool's memory.
-    pub(crate) fn is_access_supported(&self, device: &dyn Device) -> bool {
-        let id = device.id();
-        if id == self.device.id() {
-            return true;
-        }
-        let (own, kind) = (self.device.ordinal(), self.settings.kind);
-        // All devices see the host's memory, and managed memory.
-        let is_everywhere = kind.is_of_host() || kind.is_seen_by_host();
-        self.is_beside(id) && (is_everywhere || device.capabilities().peers.contains(own))
-    }
-
-    /// Gives a device access to the pool's memory. Returns whether it had none.
-    ///
-    /// # Errors
-    /// Returns an error if that is not supported, another thread changes the access, or a device call fails. Nothing has
-    /// changed then.
-    pub(crate) fn enable_access(
-        &self,
-        device: &plain::Arc<dyn Device>,
-    ) -> Result<bool, AccessError> {
-        if device.id() == self.device.id() {
-            return Ok(false);
-        }
-        if !self.is_access_supported(&**device) {
-            return Err(AccessError::Unsupported {
-                device: device.describe(),
-                owner: self.device.describe(),
-            });
-        }
-        self.neighbours.enter(device);
-        self.change(device, Stage::Open)
-    }
-
-    /// Takes the access of a device back. Returns whether it had any.
-    ///
-    /// # Errors
-    /// Returns an error if streams of the device are registered or have work left, another thread changes the access, or a
-    /// device call fails. The pool then counts the access as enabled.
-    pub(crate) fn disable_access(
-        &self,
-        device: &plain::Arc<dyn Device>,
-    ) -> Result<bool, AccessError> {
-        if device.id() == self.device.id() {
-            return Err(AccessError::OwnDevice);
-        }
-        // Lanes of streams that are gone are dropped once their work is complete.
-        self.settle()?;
-        self.change(device, Stage::Closed)
-    }
-
-    fn change(&self, device: &plain::Arc<dyn Device>, target: Stage) -> Result<bool, AccessError> {
-        let id = device.id();
-        if !self.neighbours.begin(id, target)? {
-            return Ok(false);
-        }
-        let before = match target {
-            Stage::Open => Stage::Closed,
-            _ => Stage::Open,
-        };
-        let peer = Peer {
-            id,
-            ordinal: device.ordinal(),
-        };
-        let changed = match target {
-            Stage::Open => self.memory.allow(peer),
-            _ => self.memory.forbid(peer),
-        };
-        let stage = if changed.is_ok() { target } else { before };
-        self.neighbours.end(id, stage);
-        self.noted(changed)?;
-        Ok(true)
     }
 }

@@ -15,7 +15,7 @@ impl Streams {
     /// freed.
     ///
     /// # Errors
-    /// A sticky error; what was freed stays pending.
+    /// Returns a sticky error; what was freed stays pending.
     pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
         for lane in self.active_lanes().iter() {
             match self.seal_for_others(lane) {

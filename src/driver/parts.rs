@@ -36,7 +36,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// One part at that place.
+    /// Creates a request for one part at that address.
     pub(crate) fn one(part: Part, placement: Placement) -> Self {
         Self {
             all: plain::Arc::new([part]),
@@ -82,9 +82,9 @@ impl PartsSearch<'_> {
             .collect())
     }
 
-    /// Releases the free memory that parts were found in, in vain. The first part may lie in a segment that is too large
-    /// for it, and leave too little for the others: once that segment is released, each part gets one of its own. Memory
-    /// whose chunks can be remapped needs none of this. Returns whether to search again.
+    /// Releases the free memory of parts that were found for nothing. The first part may lie in a segment that is too
+    /// large for it, and leave too little for the others: once that segment is released, each part gets one of its own.
+    /// Memory whose chunks can be remapped needs none of this. Returns whether to search again.
     ///
     /// # Errors
     /// Returns an error if the device fails, or memory calls are needed that may not be made here.

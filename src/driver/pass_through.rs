@@ -1,9 +1,9 @@
 //! Frees that are passed on to a memory pool of the driver, in the order of a stream.
 //!
 //! A block is a whole segment then, and leaves the heap with its free: what is pending or free is known to the driver
-//! alone. The stream whose order the free is in is first made to wait for all other streams that used the block. Where no
-//! stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it is pending, and
-//! maintenance gives its segment back once it is complete.
+//! alone. The stream whose order the free is in is first made to wait for all other streams that used the block. Where
+//! no stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it is pending,
+//! and maintenance gives its segment back once it is complete.
 
 #![allow(unsafe_code)]
 
@@ -12,8 +12,8 @@ use crate::heap::{BlockId, Fence, Fences};
 use crate::lane::{Lane, Use};
 
 impl Driver {
-    /// Passes the free of a block on, in the order of one of the lanes it was used on, which are usable now. `fences` are
-    /// the points after which the block is unused. Returns whether the block is gone.
+    /// Passes the free of a block on, in the order of one of the lanes it was used on, which are usable now. `fences`
+    /// are the points after which the block is unused. Returns whether the block is gone.
     pub(super) fn pass_on<'a>(
         &self,
         mut lanes: impl Iterator<Item = &'a Lane>,
@@ -36,8 +36,8 @@ impl Driver {
 
     /// Frees a whole segment behind the present point of a lane's stream.
     fn free_in_order_of(&self, lane: &Lane, block: &Use) -> bool {
-        // SAFETY: the driver's pool allocated the segment, which this call owns. The stream comes after all uses of it. The
-        // lane keeps the stream's owner; an external stream is named only in calls made with it.
+        // SAFETY: the driver's pool allocated the segment, which this call owns. The stream comes after all uses of it.
+        // The lane keeps the stream's owner; an external stream is named only in calls made with it.
         let freed = unsafe {
             self.memory
                 .free_in_order(block.address, block.bytes, lane.raw)

@@ -42,8 +42,8 @@ impl Driver {
         if self.settings.passes_through() && self.pass_on(std::iter::once(lane), &fences, block) {
             return self.record_closed(lane, freed.closed);
         }
-        // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made to
-        // wait for it. The publication comes after the record, so that a request that found it so looks again.
+        // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made
+        // to wait for it. The publication comes after the record, so that a request that found it so looks again.
         let recipient = self.heap.lock().free(id, fences);
         self.record_closed(lane, freed.closed);
         self.note_free(recipient);

@@ -202,8 +202,8 @@ impl<'a> Search<'a> {
         lease.ask_and_wait(lacking)
     }
 
-    /// Returns whether the request has to wait because the broker takes back memory that is in use: it would exceed what
-    /// is left by that many bytes.
+    /// Returns whether the request has to wait because the broker takes back memory that is in use: it would exceed
+    /// what is left by that many bytes.
     fn is_held_back(&self, beyond: u64) -> bool {
         let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
         !(may_ask && self.borrow(beyond) && self.to.driver.beyond_use(self.request.bytes) == 0)
@@ -293,8 +293,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Evicts what the request lacks, and at least a quarter of its bytes at a time: what is free may be scattered. If all
-    /// that is evictable would not be enough, nothing is evicted.
+    /// Evicts what the request lacks, and at least a quarter of its bytes at a time: what is free may be scattered. If
+    /// all that is evictable would not be enough, nothing is evicted.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {

@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use super::accessors::Accessibility;
 use super::{DriverPool, DriverPoolUse, Settings};
 use crate::device::{Device, DeviceError, MemoryKind, RawStream};
 use crate::sync::plain;
@@ -107,5 +106,32 @@ impl Settings {
         let pool = self.driver_pool.as_ref();
         let most = pool.map_or(0, |(pool, _)| pool.properties().max_size);
         if most == 0 { u64::MAX } else { most }
+    }
+}
+
+/// How a peer is given access to memory of a source.
+pub(super) enum Accessibility<'a> {
+    /// Every device has access.
+    Everywhere,
+    /// Chunk by chunk.
+    Chunks,
+    /// To all plain memory of the device at once.
+    Plain,
+    /// To the pool of the driver.
+    DriverPool(&'a super::DriverPool),
+}
+
+impl<'a> Accessibility<'a> {
+    pub(super) fn of(
+        kind: MemoryKind,
+        is_virtual: bool,
+        driver_pool: Option<&'a super::DriverPool>,
+    ) -> Self {
+        match driver_pool {
+            _ if kind != MemoryKind::Device => Self::Everywhere,
+            Some(pool) => Self::DriverPool(pool),
+            None if is_virtual => Self::Chunks,
+            None => Self::Plain,
+        }
     }
 }

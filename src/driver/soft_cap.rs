@@ -1,4 +1,5 @@
-//! The soft cap of a pool: a mark on the reserved bytes. The pool may exceed it, says so, and gives memory above it back.
+//! The soft cap of a pool: a mark on the reserved bytes. The pool may exceed it, says so, and gives memory above it
+//! back.
 
 use crate::sync::{Ordering, SharedFlag, SharedNumber};
 
@@ -29,8 +30,8 @@ impl SoftCap {
         self.is_exceeded.store(false, Ordering::Relaxed);
     }
 
-    /// Notes the reserved bytes after a growth or a release. Returns the cap if this exceeds it for the first time since
-    /// the pool was within it.
+    /// Notes the reserved bytes after a growth or a release. Returns the cap if this exceeds it for the first time
+    /// since the pool was within it.
     pub(super) fn newly_exceeded(&self, reserved: u64) -> Option<u64> {
         let bytes = self.bytes();
         let is_exceeded = reserved > bytes;

@@ -42,9 +42,9 @@ pub struct Statistics {
     #[doc(alias = "hipMemPoolAttrReservedMemHigh")]
     #[doc(alias = "getActualSize")]
     pub reserved: Level,
-    /// In live blocks, or set aside for reservations. The high-water mark is never too low. It is exact while one stream
-    /// is used by one thread at a time; otherwise it is the lower of two bounds: the sum of the streams' own marks,
-    /// and the mark that counts cached blocks as used.
+    /// In live blocks, or set aside for reservations. The high-water mark is never too low. It is exact while one
+    /// stream is used by one thread at a time; otherwise it is the lower of two bounds: the sum of the streams' own
+    /// marks, and the mark that counts cached blocks as used.
     #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
@@ -108,7 +108,7 @@ pub struct Statistics {
     pub releasable_bytes: u64,
     /// Number of grants by source, including those passed on because their waiter was gone.
     pub hits: Hits,
-    /// How requests waited.
+    /// Waits of requests: counts, outcomes and times.
     pub waits: WaitStatistics,
     /// How long frees were pending: from the recording of the event that covers them until the event was *seen*
     /// complete. So it depends on the device, and on how often the pool polls events. An event counts once, however
@@ -118,8 +118,8 @@ pub struct Statistics {
     pub growths: u64,
     /// Number of chunks allocated from the device so far.
     pub chunks_created: u64,
-    /// Number of chunks that were mapped elsewhere so far. If it stays low while requests grow the pool although more is
-    /// free than they lack, the remapping budget is spent: see [`Remapping`](crate::Remapping).
+    /// Number of chunks that were mapped elsewhere so far. If it stays low while requests grow the pool although more
+    /// is free than they lack, the remapping budget is spent: see [`Remapping`](crate::Remapping).
     pub remaps: u64,
     /// Number of device-side waits that the pool inserted.
     pub device_waits: u64,

@@ -30,7 +30,7 @@ pub(crate) struct Streams {
     pub(super) lanes: Busy<Registry>,
     active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
-    pub(super) neighbours: Neighbours,
+    pub(crate) neighbours: Neighbours,
     pub(super) kept_books: KeptBooks,
 }
 
@@ -54,7 +54,7 @@ impl Streams {
             lanes: Busy::new(Guards::Registry, Registry::new()),
             active,
             events: Arc::new(Events::new(core.device.clone())),
-            neighbours: Neighbours::new(),
+            neighbours: Neighbours::new(core.device.clone()),
             kept_books: KeptBooks::new(),
             core,
         }
@@ -74,7 +74,7 @@ impl Streams {
     /// # Errors
     /// Returns an error if it is a stream of another device without access, or if the device cannot keep its order.
     pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
-        let neighbour = self.neighbour_with_access(stream.device_id())?;
+        let neighbour = self.neighbours.with_access(stream.device_id())?;
         self.expect_seen_by(stream.raw())?;
         self.register_at(stream, neighbour)
     }
@@ -88,7 +88,7 @@ impl Streams {
         stream: &dyn DeviceStream,
         device: &plain::Arc<dyn Device>,
     ) -> Result<Arc<Lane>, StreamError> {
-        let neighbour = self.neighbour_of_copies(device)?;
+        let neighbour = self.neighbours.of_copies(device)?;
         self.register_at(stream, neighbour)
     }
 
@@ -134,8 +134,8 @@ impl Streams {
         self.lanes.lock().lanes.clone()
     }
 
-    /// Returns the lanes that may cache blocks, or have freed memory that is not known to be complete; or all, if there are
-    /// few. The gate is closed before this, by a caller that no freed block may escape.
+    /// Returns the lanes that may cache blocks, or have freed memory that is not known to be complete; or all, if there
+    /// are few. The gate is closed before this, by a caller that no freed block may escape.
     pub(super) fn active_lanes(&self) -> Lanes {
         let lanes = self.lanes();
         if lanes.are_few() {
@@ -215,8 +215,8 @@ impl Streams {
     /// Asks every stream how far it has come, and frees what that proves free. Says whether there was any news.
     ///
     /// # Errors
-    /// A sticky error. Another error of one stream's event proves nothing (invariant `errors-are-errors`): the memory
-    /// it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
+    /// Returns a sticky error. Another error of one stream's event proves nothing (invariant `errors-are-errors`): the
+    /// memory it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
     pub(crate) fn reap(&self) -> Result<bool, DeviceError> {
         self.reap_by(|lane| lane.timeline.reap(&*self.device))
     }
@@ -282,7 +282,7 @@ impl Streams {
     /// that this frees.
     ///
     /// # Errors
-    /// What the device says instead of an answer.
+    /// Returns the device's error.
     pub(crate) fn has_passed(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
         let is_known = || lane.timeline.completed() >= ticket;
         if !is_known() {
@@ -341,7 +341,7 @@ impl Streams {
     /// Makes all freed memory count: flushes the caches, seals every stream, and asks how far it has come.
     ///
     /// # Errors
-    /// A sticky error.
+    /// Returns a sticky error.
     pub(super) fn reclaim(&self) -> Result<(), DeviceError> {
         self.flush(Flush::All);
         self.seal_lanes()?;
@@ -368,7 +368,7 @@ impl Streams {
     /// Checks, after flushing all caches, that no block is allocated any more.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns a description of the bytes that are missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.return_all_kept();
         self.flush(Flush::All);
@@ -397,8 +397,8 @@ impl Streams {
         *watches = kept;
     }
 
-    /// Returns the lanes that memory is pending for. Where waiting comes first, all active lanes: the mere progress of a
-    /// stream may end what holds a waiter back.
+    /// Returns the lanes that memory is pending for. Where waiting comes first, all active lanes: the mere progress of
+    /// a stream may end what holds a waiter back.
     fn lanes_to_watch(&self) -> Vec<Arc<Lane>> {
         let lanes = self.active_lanes();
         if self.settings.order == Order::WaitFirst {

@@ -123,7 +123,7 @@ impl Supply {
 
     /// Grows for a request that was served by other memory before a thread came to grow for it. Where growing comes
     /// first, the pool grows however fast memory comes back: else a pool that is short for moments would never grow.
-    /// The pool can do without it.
+    /// A failure is not reported.
     pub(crate) fn grow_after_all(&self, request: Request) {
         if self.settings.order == Order::GrowFirst && !self.is_closed() {
             let plan = self.heap.lock().plan_one_more(request);
@@ -197,8 +197,8 @@ impl Supply {
         Ok(grant)
     }
 
-    /// Takes a segment from the device: in the order of the stream that it is for, where the stream allows it now, or for
-    /// any use. Returns its address, and the point that further streams must come after.
+    /// Takes a segment from the device: in the order of the stream that it is for, where the stream allows it now, or
+    /// for any use. Returns its address, and the point that further streams must come after.
     fn take_segment(&self, segment: NewSegment, whom: &For) -> (Result<u64, DeviceError>, Fences) {
         let (bytes, alignment) = (segment.bytes, segment.alignment());
         if let For::Stream { lane, is_ordered } = whom
@@ -396,8 +396,8 @@ impl Supply {
     }
 
     /// Returns whether the device refuses memory that it has, although nothing of the pool is in use or on its way:
-    /// then no other pool or process stands in the way, and only time would pass. A pool of the driver may refuse because
-    /// of work that only the driver knows.
+    /// then no other pool or process stands in the way, and only time would pass. A pool of the driver may refuse
+    /// because of work that only the driver knows.
     pub(super) fn refuses_for_no_reason(&self, bytes: u64) -> bool {
         let totals = self.totals();
         let in_use = totals.in_use.current + totals.claimed + totals.planned;

@@ -8,8 +8,8 @@
 
 #![allow(unsafe_code)]
 
-use super::accessors::Accessibility;
 use super::memory::Held;
+use super::segments::Accessibility;
 use super::segments::SegmentSource;
 use super::{Driver, Lender};
 use crate::device::{Device, Watch};
@@ -173,8 +173,8 @@ impl DeferredRelease {
         }
     }
 
-    /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then as
-    /// long as the process.
+    /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then
+    /// as long as the process.
     fn release(&self, held: &Held) {
         assert_unlocked("release");
         let mut is_all = true;

@@ -4,8 +4,8 @@ use super::Statistics;
 use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
 
-/// How far [`Pool::trim_to`](crate::Pool::trim_to) or [`Pool::resize`](crate::Pool::resize) got, and what keeps the rest; in
-/// bytes. `used + pending + free + moving = reserved`.
+/// How far [`Pool::trim_to`](crate::Pool::trim_to) or [`Pool::resize`](crate::Pool::resize) got, and what keeps the
+/// rest; in bytes. `used + pending + free + moving = reserved`.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -36,8 +36,8 @@ pub struct Trimmed {
     /// Freed, but behind device work that is not complete: trim again when it is. After a resize, the pool releases it
     /// by itself.
     pub pending: u64,
-    /// Free, and kept: within the target, or in a chunk that is partly in use. Where memory is plain, in a segment that is
-    /// partly in use or larger than the excess.
+    /// Free, and kept: within the target, or in a chunk that is partly in use. Where memory is plain, in a segment that
+    /// is partly in use or larger than the excess.
     pub free: u64,
     /// Claimed by another thread that maps or releases memory at this moment.
     pub moving: u64,

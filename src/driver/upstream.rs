@@ -37,9 +37,8 @@ pub enum Upstream {
     Pinned,
     /// Memory that host and device access, and that moves to where it is used.
     Managed,
-    /// Memory of a pool of the driver: the one given to
-    /// [`PoolBuilder::driver_pool`](crate::PoolBuilder::driver_pool), or the default pool of the device. On a device whose
-    /// driver has none, it is [`Virtual`](Self::Virtual) memory.
+    /// Memory of a pool of the driver: the one given to [`PoolBuilder::driver_pool`](crate::PoolBuilder::driver_pool),
+    /// or the default pool of the device. On a device whose driver has none, it is [`Virtual`](Self::Virtual) memory.
     DriverPool(DriverPoolUse),
     /// Memory of the host alone: for its own [stream](crate::Pool::host_stream), and no other.
     Host,

@@ -93,7 +93,7 @@ pub enum AllocError {
     TimedOut {
         /// The time that the request waited, on the device's clock.
         waited: Duration,
-        /// How memory stood at the end.
+        /// The figures of the pool when the request failed.
         shortfall: Box<Shortfall>,
     },
     /// As many requests wait for memory as the [queue limit](crate::PoolConfig::queue_limit) allows, or the [queue
@@ -119,8 +119,8 @@ pub enum AllocError {
         /// The expected wait of the request behind the others, if it can be estimated.
         expected_wait: Option<Duration>,
     },
-    /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only where
-    /// the pool [sheds load](crate::PoolConfig::load_shedding).
+    /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only
+    /// where the pool [sheds load](crate::PoolConfig::load_shedding).
     #[error(
         "expected wait {expected:?} exceeds the limit of {limit:?}; retry later, or raise the limit"
     )]
@@ -138,9 +138,9 @@ pub enum AllocError {
          or reserve up front"
     )]
     Deadlocked(Box<Shortfall>),
-    /// The tag holds as much as its limit allows, and its requests hold that memory themselves while they wait for more.
-    /// Free memory and retry, [reserve](crate::Pool::reserve) all that a request needs up front, or raise the limit
-    /// with [`TagAccount::set_limit`](crate::TagAccount::set_limit). Only where the pool [fails
+    /// The tag holds as much as its limit allows, and its requests hold that memory themselves while they wait for
+    /// more. Free memory and retry, [reserve](crate::Pool::reserve) all that a request needs up front, or raise the
+    /// limit with [`TagAccount::set_limit`](crate::TagAccount::set_limit). Only where the pool [fails
     /// deadlocks](crate::PoolConfig::fail_deadlocks_after).
     #[error(
         "deadlocked at the limit of tag {tag}: the request of {} waits, {} of {} are held by requests that wait for each \
@@ -191,8 +191,8 @@ pub enum AllocError {
         /// The largest piece of those, in bytes.
         largest: u64,
     },
-    /// The stream is being captured, and allocates from the memory of its capture only. [Give](crate::GraphMemory::give)
-    /// the reservation to that memory, or allocate from it when the capture is over.
+    /// The stream is being captured, and allocates from the memory of its capture only.
+    /// [Give](crate::GraphMemory::give) the reservation to that memory, or allocate from it when the capture is over.
     #[error(
         "the stream is being captured, and allocates from the memory of its capture only; give the reservation to that \
          memory, or call again when the capture is over"
@@ -202,9 +202,9 @@ pub enum AllocError {
     /// [`unpooled`](crate::PoolBuilder::unpooled).
     #[error("an unpooled pool cannot reserve memory; build the pool without `unpooled`")]
     NotReservable,
-    /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken. Allocate
-    /// a larger block and copy, or allocate with [room](crate::Allocate::room) from the start; if the room was refused,
-    /// ask for less.
+    /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken.
+    /// Allocate a larger block and copy, or allocate with [room](crate::Allocate::room) from the start; if the room was
+    /// refused, ask for less.
     #[error(
         "no room to grow: {} of addresses are available; allocate a larger block and copy, or allocate with room from \
          the start",

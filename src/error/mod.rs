@@ -34,8 +34,8 @@ pub enum DrainError {
         /// The number of waiting requests.
         waiting: usize,
     },
-    /// The drain would block the thread of a current-thread tokio runtime, and with it the tasks that would free memory.
-    /// `.await` it, or call it inside `tokio::task::spawn_blocking`.
+    /// The drain would block the thread of a current-thread tokio runtime, and with it the tasks that would free
+    /// memory. `.await` it, or call it inside `tokio::task::spawn_blocking`.
     #[error(
         "draining would block the thread of a current-thread tokio runtime, and all of its tasks; .await the drain, or \
          call it inside spawn_blocking"
@@ -242,8 +242,8 @@ pub enum CopyError {
     /// The stream may not use the block.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The copy is made in a capture, and the stream's device has no access to both blocks: a copy that is staged through
-    /// the host cannot be part of a graph.
+    /// The copy is made in a capture, and the stream's device has no access to both blocks: a copy that is staged
+    /// through the host cannot be part of a graph.
     #[error(
         "a copy between devices without access cannot be captured; enable access before the capture begins \
          (`Pool::enable_access`), or copy outside of the capture"

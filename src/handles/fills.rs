@@ -9,11 +9,11 @@ use crate::sync::Arc;
 use std::panic::Location;
 
 impl Registration {
-    /// Fills a block that was granted to the stream behind the point `after`, as the caller or the pool asks. Returns the
-    /// point that a further stream must come after.
+    /// Fills a block that was granted to the stream behind the point `after`, as the caller or the pool asks. Returns
+    /// the point that a further stream must come after.
     ///
     /// # Errors
-    /// When the device cannot; the caller still owns the block.
+    /// Returns an error if the device cannot; the caller still owns the block.
     pub(crate) fn fill_granted(
         &self,
         after: Ticket,
@@ -35,8 +35,9 @@ impl Registration {
         filling.granted(&self.lane, after, caller.fill.is_some())
     }
 
-    /// Fills a block that is about to be freed, behind the point `earlier` of its home stream, if there is one. `lanes` are
-    /// the streams that it was used on. In the capture that the block was allocated in, the fill is captured. Returns whether the first of them now comes after all uses.
+    /// Fills a block that is about to be freed, behind the point `earlier` of its home stream, if there is one. `lanes`
+    /// are the streams that it was used on. In the capture that the block was allocated in, the fill is captured.
+    /// Returns whether the first of them now comes after all uses.
     pub(crate) fn fill_ending(
         &self,
         observers: &Observers,

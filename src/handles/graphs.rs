@@ -73,7 +73,7 @@ impl GraphShare {
     /// Allocates from the memory, for use in the order of the lane's stream, if it has enough.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw(
         &self,
         lane: &Arc<Lane>,
@@ -85,7 +85,7 @@ impl GraphShare {
     /// Allocates exactly the demanded bytes from `start`, if they are all in the memory, and not allocated.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw_at(
         &self,
         lane: &Arc<Lane>,
@@ -115,11 +115,11 @@ impl GraphShare {
 }
 
 impl Route {
-    /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block belongs
-    /// to as well.
+    /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block
+    /// belongs to as well.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw(
         &self,
         lane: &Lane,

@@ -50,7 +50,7 @@ impl Presence {
     }
 
     /// # Errors
-    /// When the stream was registered with another pool.
+    /// Returns an error if the stream was registered with another pool.
     ///
     /// # Panics
     /// On a device that checks orderings, with a violation that was found where no caller could be told.

@@ -32,8 +32,8 @@ impl Native {
     }
 }
 
-/// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has the
-/// name meanwhile. External streams are not kept, and are not entered.
+/// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has
+/// the name meanwhile. External streams are not kept, and are not entered.
 ///
 /// The models have no weak references, and no streams that are found again.
 #[derive(Debug, Default)]

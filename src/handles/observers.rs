@@ -1,6 +1,6 @@
-//! Observers of each block's life: the checker of a device that checks orderings, and the event log of a pool that keeps a
-//! history. They also hold the fills. A pool without any of these has no observers, and an allocation or a free only
-//! looks at one pointer.
+//! Observers of each block's life: the checker of a device that checks orderings, and the event log of a pool that
+//! keeps a history. They also hold the fills. A pool without any of these has no observers, and an allocation or a free
+//! only looks at one pointer.
 
 use crate::device::{BlockObserver, RawStream};
 use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fill, Fills};
@@ -181,7 +181,7 @@ impl Observers {
     /// Raises violations that were found earlier, in places that could not report them.
     ///
     /// # Panics
-    /// When there are any.
+    /// If there are any.
     pub(crate) fn call_out(&self) {
         if let Some(checker) = &self.checker {
             checker.raise_violations();

@@ -11,9 +11,9 @@ use crate::queue::{Asker, Service};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, plain};
 use std::any::Any;
 
-/// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes no
-/// cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next one.
-/// Dropping the last reference retires the stream.
+/// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes
+/// no cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next
+/// one. Dropping the last reference retires the stream.
 ///
 /// It lies on cache lines of its own, because the hot path reads it.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Registration {
     /// Makes a stream known to a pool.
     ///
     /// # Errors
-    /// When it is a stream of another device, or the device cannot keep its order.
+    /// Returns an error if it is a stream of another device, or the device cannot keep its order.
     pub(crate) fn enter(
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,
@@ -44,8 +44,8 @@ impl Registration {
         Ok(Self::of_lane(presence, stream, lane))
     }
 
-    /// Returns a registration of another pool's stream with this one, on which copies are noted: one that exists, or a new
-    /// one.
+    /// Returns a registration of another pool's stream with this one, on which copies are noted: one that exists, or a
+    /// new one.
     ///
     /// # Errors
     /// Returns an error if the stream is of a device that is not beside the pool's.
@@ -115,8 +115,9 @@ impl Registration {
         }
     }
 
-    /// Closes the reference cache, unless a block has made a new handle since the last one was dropped: that handle opens
-    /// the cache under the same lock, and closes it later. The caller's own reference keeps the registration alive.
+    /// Closes the reference cache, unless a block has made a new handle since the last one was dropped: that handle
+    /// opens the cache under the same lock, and closes it later. The caller's own reference keeps the registration
+    /// alive.
     fn close_references(&self) {
         let is_last = || self.handles.load(Ordering::Relaxed) == 0;
         let left = self

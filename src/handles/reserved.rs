@@ -121,7 +121,7 @@ impl Reserved {
     /// Draws a part, for use in the order of the lane's stream, if enough is left.
     ///
     /// # Errors
-    /// When the pool is closed, or the device fails.
+    /// Returns an error if the pool is closed, or the device fails.
     pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Drawn, AllocError> {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
@@ -149,7 +149,7 @@ impl Reserved {
     /// Draws a part as [`draw`](Self::draw) does, and leaves the rest of the memory where it is.
     ///
     /// # Errors
-    /// When the pool is closed, or the device fails.
+    /// Returns an error if the pool is closed, or the device fails.
     pub(crate) fn draw_in_place(
         &self,
         lane: &Arc<Lane>,
@@ -166,7 +166,7 @@ impl Reserved {
     /// Draws exactly the demanded bytes from `start`, if they are all here, and not drawn.
     ///
     /// # Errors
-    /// When the pool is closed, or the device fails.
+    /// Returns an error if the pool is closed, or the device fails.
     pub(crate) fn draw_at(
         &self,
         lane: &Arc<Lane>,
@@ -250,8 +250,8 @@ impl Reserved {
         self.service().driver.return_kept(&mut self.book.lock());
     }
 
-    /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's scope
-    /// may draw it.
+    /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's
+    /// scope may draw it.
     pub(crate) fn note_freed(&self, bytes: u64) {
         self.undraw(bytes);
         self.service()
@@ -303,10 +303,11 @@ impl Reserved {
         }
     }
 
-    /// Draws a part inside a capture of the lane's stream, in the capture's order, if there is memory for it in that order.
+    /// Draws a part inside a capture of the lane's stream, in the capture's order, if there is memory for it in that
+    /// order.
     ///
     /// # Errors
-    /// When the pool is closed, or the device failed.
+    /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw_captured(
         &self,
         lane: &Lane,
@@ -362,8 +363,8 @@ impl Reserved {
         Some(Self::over(presence, other, bytes, charge, location))
     }
 
-    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or of
-    /// the reservation that it was taken from.
+    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or
+    /// of the reservation that it was taken from.
     pub(crate) fn end(&self) {
         (self.service().driver).end_keeping(self.reservation, &self.book);
         if self.parent.is_none() {

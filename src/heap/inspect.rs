@@ -75,7 +75,7 @@ pub(crate) struct Found {
     pub(crate) holding: Holding,
 }
 
-/// Who holds a block, and which fences its last use left.
+/// The owner of a block, and the fences that its last use left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free,
@@ -159,8 +159,8 @@ pub(crate) fn reservations(heap: &Heap) -> impl Iterator<Item = (ReservationId, 
     reservations.map(|id| (*id, reservation::left(&heap.map, *id).0))
 }
 
-/// Returns the address and the bytes of each block that was granted from one of these reservations, lowest first, in time
-/// proportional to the number of all blocks.
+/// Returns the address and the bytes of each block that was granted from one of these reservations, lowest first, in
+/// time proportional to the number of all blocks.
 pub(crate) fn granted_from(heap: &Heap, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
     let blocks = heap.map.blocks().iter().map(|(_, block)| block);
     let granted = blocks.filter(|block| match block.state {

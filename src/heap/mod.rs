@@ -33,11 +33,11 @@
 //!   left, the block is free. If the block was granted from a reservation that still exists, it returns there.
 //! - *complete* moves pending blocks to free. Only the last fence does: each ticket completes once, and hearing of it
 //!   again changes nothing (invariant *completes-once*).
-//! - *plan* claims the blocks of a window, because the device must be asked before it can be granted and no lock is held
-//!   meanwhile (invariant *no-lock-across-calls*). *commit* ends every plan, also one that failed: the blocks are then
-//!   what the device left them as.
-//! - *plan_release* and *commit_release* do the same for memory that goes back to the device. Only free memory does: work
-//!   may still touch pending memory (invariant *safe-teardown*).
+//! - *plan* claims the blocks of a window, because the device must be asked before it can be granted and no lock is
+//!   held meanwhile (invariant *no-lock-across-calls*). *commit* ends every plan, also one that failed: the blocks are
+//!   then what the device left them as.
+//! - *plan_release* and *commit_release* do the same for memory that goes back to the device. Only free memory does:
+//!   work may still touch pending memory (invariant *safe-teardown*).
 //! - *reserve* moves used blocks to reserved, and *disband* moves reserved blocks to free or pending.
 //! - A hole becomes the room of a block that asked for room to grow. It is a hole again when that block is given back.
 //!
@@ -173,7 +173,8 @@ impl Heap {
         self.capacity.lease()
     }
 
-    /// Returns how many bytes the lease lacks for the request to be served by growth; 0 if a larger lease would not help.
+    /// Returns how many bytes the lease lacks for the request to be served by growth; 0 if a larger lease would not
+    /// help.
     pub(crate) fn lacking(&self, request: Request, view: &View<'_>) -> u64 {
         let whole = self.capacity.without_lease();
         let (map, totals) = (&self.map, self.map.totals());

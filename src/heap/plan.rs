@@ -17,7 +17,7 @@ use crate::fault::injected;
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]
-#[must_use = "a plan is committed, whatever became of it"]
+#[must_use = "a plan is committed, whatever its outcome"]
 pub(crate) enum Plan {
     /// A window of addresses, with chunks to be mapped into its holes.
     Map(Mapping),

@@ -255,8 +255,8 @@ pub(crate) fn take(
     Some(grant(heap, reservation, request, view, id))
 }
 
-/// Grants one of the smallest blocks that are large enough, if the requester is ordered after it. Most requests find one,
-/// and need no forecasts.
+/// Grants one of the smallest blocks that are large enough, if the requester is ordered after it. Most requests find
+/// one, and need no forecasts.
 pub(crate) fn take_ordered(
     heap: &mut Heap,
     reservation: ReservationId,

@@ -34,7 +34,7 @@ impl Target {
 
 /// Free memory that is claimed for release.
 #[derive(Debug)]
-#[must_use = "a release is committed, whatever became of it"]
+#[must_use = "a release is committed, whatever its outcome"]
 pub(crate) struct Release {
     /// The spans to release, in this order: address and bytes of a chunk, or of a segment.
     pub(crate) spans: Vec<(u64, u64)>,

@@ -24,8 +24,9 @@ use weirpool_wire as wire;
 
 /// A connection to a process that exports blocks, imports them, or both.
 ///
-/// Dropping it closes it, once the peer is told of each imported block that it was released: until then the connection stays
-/// open, and refuses new blocks. What was sent stays with the peer, and its [`Sent`] is an error from the closing on.
+/// Dropping it closes it, once the peer is told of each imported block that it was released: until then the connection
+/// stays open, and refuses new blocks. What was sent stays with the peer, and its [`Sent`] is an error from the closing
+/// on.
 pub struct Connection {
     inner: plain::Arc<Inner>,
 }
@@ -138,8 +139,8 @@ impl Connection {
     /// Sends a block to the peer, once all writes that were submitted before this call are complete.
     ///
     /// These are the uses that [`Block::read_on`] comes after. The future is ready when the block is on its way; the
-    /// [`Sent`] that it returns is ready when the peer has released it. Until then, the two processes share the memory: a
-    /// later write here can be seen there at any time. A block can be sent to any number of peers, and again.
+    /// [`Sent`] that it returns is ready when the peer has released it. Until then, the two processes share the memory:
+    /// a later write here can be seen there at any time. A block can be sent to any number of peers, and again.
     ///
     /// `label` is for the importer, up to [`MOST_LABEL`] bytes.
     ///
@@ -453,13 +454,14 @@ impl Inner {
     }
 }
 
-/// A block on its way: the future of its release. Ready when the importer has released the block and its work is complete.
+/// A block on its way: the future of its release. Ready when the importer has released the block and its work is
+/// complete.
 ///
 /// Dropping it does not take the block back.
 ///
 /// # Errors
-/// Returns [`IpcError::Refused`] if the peer did not import the block, [`IpcError::Ended`] if the connection has ended (a
-/// peer that lives may still use the block), or the device's error if the block could not be exported.
+/// Returns [`IpcError::Refused`] if the peer did not import the block, [`IpcError::Ended`] if the connection has ended
+/// (a peer that lives may still use the block), or the device's error if the block could not be exported.
 ///
 /// # Cancel safety
 /// Dropping it stops waiting and has no other effect.

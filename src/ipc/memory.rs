@@ -93,8 +93,8 @@ impl Mapping {
             ..
         } = chunk;
         let address = device.reserve(bytes)?;
-        // SAFETY: the range was just reserved, and the chunk is not mapped. A wrong size of an imported chunk is refused
-        // here.
+        // SAFETY: the range was just reserved, and the chunk is not mapped. A wrong size of an imported chunk is
+        // refused here.
         if let Err(error) = unsafe { device.map(address, raw, bytes) } {
             // SAFETY: nothing is mapped in the range.
             let _ = unsafe { device.unreserve(address, bytes) };
@@ -130,8 +130,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Gives the memory back, on the worker, once the passages are over; then calls `then`. If the device is broken, the
-    /// memory is leaked, and `then` is dropped.
+    /// Gives the memory back, on the worker, once the passages are over; then calls `then`. If the device is broken,
+    /// the memory is leaked, and `then` is dropped.
     fn release_after(self, passages: Option<Passages>, then: impl FnOnce() + Send + 'static) {
         release_later(self.chunk.device.clone(), passages, move || {
             // SAFETY: the block has ended, and all work of its streams up to then is complete.
@@ -283,7 +283,8 @@ fn begin(
     );
     let lane = &registration.lane;
     let driver = &registration.service.driver;
-    // SAFETY: the lane keeps the stream's owner, and the memory stays mapped until the block's streams have passed its end.
+    // SAFETY: the lane keeps the stream's owner, and the memory stays mapped until the block's streams have passed its
+    // end.
     let filled = unsafe {
         let device = &driver.device;
         device.fill(lane.raw, range.0, range.1, 0, location)
@@ -294,8 +295,8 @@ fn begin(
 
 /// Exportable memory.
 impl Pool {
-    /// Allocates a block with a chunk of its own, filled with zeros, if the capacity has room for it and the device has the memory now.
-    /// Free memory of the pool is released for it.
+    /// Allocates a block with a chunk of its own, filled with zeros, if the capacity has room for it and the device has
+    /// the memory now. Free memory of the pool is released for it.
     ///
     /// # Errors
     /// Returns [`IpcError::NoRoom`], [`IpcError::Unsupported`], an error if the stream belongs to another pool, or the
@@ -314,8 +315,8 @@ impl Pool {
 
     /// Allocates a block with a chunk of its own, and waits for room in the capacity like any request of the pool.
     ///
-    /// The request waits in the pool's queue for memory of that size, releases it to the device, and takes it as a chunk
-    /// of its own. Another request may take the room in between: then it waits again, up to 8 times.
+    /// The request waits in the pool's queue for memory of that size, releases it to the device, and takes it as a
+    /// chunk of its own. Another request may take the room in between: then it waits again, up to 8 times.
     ///
     /// # Errors
     /// Returns the errors of [`try_allocate_exportable`](Self::try_allocate_exportable) and of

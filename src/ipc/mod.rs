@@ -1,7 +1,7 @@
 //! Memory between processes.
 //!
-//! A process exports a block over a private Unix socket, and another process on the same device imports it: no bytes are
-//! copied. Linux only; feature `ipc`.
+//! A process exports a block over a private Unix socket, and another process on the same device imports it: no bytes
+//! are copied. Linux only; feature `ipc`.
 //!
 //! ```
 //! use weirpool::ipc::{Connection, IpcError, wire};
@@ -36,23 +36,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The sockets are those of [`wire`]: `wire::Listener::bind` in one process, and `wire::Connection::connect` in the other.
-//! They are private to one user, and check the peer's credentials.
+//! The sockets are those of [`wire`]: `wire::Listener::bind` in one process, and `wire::Connection::connect` in the
+//! other. They are private to one user, and check the peer's credentials.
 //!
 //! # Exportable memory
-//! An [`Exportable`] block has one chunk of its own, and addresses of its own. So an importer sees nothing beside it, the
-//! pool never maps it elsewhere, and never grants it to another request: when the block ends, its chunk goes back to the
-//! device. It is filled with zeros first, because chunks that a process gives back can come to it again with their
-//! contents. It costs four device calls (about 100 µs for 64 MiB) where a block of the pool costs none, and its size is rounded up
-//! to the device's granularity: 2 MiB.
+//! An [`Exportable`] block has one chunk of its own, and addresses of its own. So an importer sees nothing beside it,
+//! the pool never maps it elsewhere, and never grants it to another request: when the block ends, its chunk goes back
+//! to the device. It is filled with zeros first, because chunks that a process gives back can come to it again with
+//! their contents. It costs four device calls (about 100 µs for 64 MiB) where a block of the pool costs none, and its
+//! size is rounded up to the device's granularity: 2 MiB.
 //!
-//! It counts against the pool's capacity until the block has ended, its work is complete, *and* every importer has released
-//! it or is gone: until then the device does not have the memory back.
+//! It counts against the pool's capacity until the block has ended, its work is complete, *and* every importer has
+//! released it or is gone: until then the device does not have the memory back.
 //!
 //! # Order
 //! [`Connection::send`] sends once every earlier write to the block is complete on the exporting device. An importer's
-//! first use therefore comes after them. From then on the processes share the memory, and no order of streams reaches from
-//! one into the other: await [`Sent`] before the exporter writes again.
+//! first use therefore comes after them. From then on the processes share the memory, and no order of streams reaches
+//! from one into the other: await [`Sent`] before the exporter writes again.
 //!
 //! # Life
 //! | event | what follows |
@@ -65,15 +65,15 @@
 //! | a peer breaks the protocol | the connection ends with an error on both sides, and nothing else is affected |
 //!
 //! # Threads
-//! No call here blocks, and nothing polls: futures are woken by the device and by two threads per connection, of which one
-//! receives and one sends. One further thread per process unmaps what was dropped. They work on any executor.
+//! No call here blocks, and nothing polls: futures are woken by the device and by two threads per connection, of which
+//! one receives and one sends. One further thread per process unmaps what was dropped. They work on any executor.
 //!
 //! # Pools of the driver
-//! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's calls, for
-//! programs that have their own protocol. `examples/processes.rs` has both ways.
+//! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
+//! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
-//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `worker` is the thread that
-//! unmaps.
+//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `worker` is the
+//! thread that unmaps.
 
 mod connection;
 mod error;

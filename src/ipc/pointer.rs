@@ -19,14 +19,14 @@ use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The description of a block of a [`DriverPool`], for a process that has [imported](DriverPool::import) the pool: CUDA's
-/// `cudaMemPoolPtrExportData`, with the size of the block. It is plain data.
+/// The description of a block of a [`DriverPool`], for a process that has [imported](DriverPool::import) the pool:
+/// CUDA's `cudaMemPoolPtrExportData`, with the size of the block. It is plain data.
 ///
 /// The exporting pool passes its allocations on to the driver's pool
-/// ([`DriverPoolUse::PassedThrough`](crate::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the processes:
-/// the exporter keeps the block until the importer has dropped its own, and the importer's first use comes after the exporter's
-/// writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block over a
-/// [`Connection`](super::Connection) does that by itself.
+/// ([`DriverPoolUse::PassedThrough`](crate::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the
+/// processes: the exporter keeps the block until the importer has dropped its own, and the importer's first use comes
+/// after the exporter's writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block
+/// over a [`Connection`](super::Connection) does that by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointerData {
     /// The driver's description.
@@ -56,12 +56,12 @@ impl PointerData {
         })
     }
 
-    /// Maps the block here, for use in the order of `stream` and of all others of `pool`. Also returns the future of its
-    /// end: the exporter frees the block after that.
+    /// Maps the block here, for use in the order of `stream` and of all others of `pool`. Also returns the future of
+    /// its end: the exporter frees the block after that.
     ///
     /// # Errors
-    /// Returns an error if the stream belongs to another pool, or the device's error if this is no block of the imported
-    /// pool. The data may come from a hostile process.
+    /// Returns an error if the stream belongs to another pool, or the device's error if this is no block of the
+    /// imported pool. The data may come from a hostile process.
     #[doc(alias = "cudaMemPoolImportPointer")]
     #[doc(alias = "hipMemPoolImportPointer")]
     #[track_caller]
@@ -99,8 +99,8 @@ impl PointerData {
     }
 }
 
-/// The end of a block that was imported by pointer: ready when the block was dropped, its work is complete, and the driver
-/// has it back; or when that can never be, because the device is broken.
+/// The end of a block that was imported by pointer: ready when the block was dropped, its work is complete, and the
+/// driver has it back; or when that can never be, because the device is broken.
 ///
 /// # Cancel safety
 /// Dropping it stops waiting and has no other effect.

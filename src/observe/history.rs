@@ -5,15 +5,15 @@ use crate::id::{StreamId, StreamNames};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The recent events of a pool, oldest first: see [`Pool::history`](crate::Pool::history). Displayed as one line for each
-/// event.
+/// The recent events of a pool, oldest first: see [`Pool::history`](crate::Pool::history). Displayed as one line for
+/// each event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct History {
     /// The events in the order in which they happened. Their times never go back.
     pub entries: Vec<HistoryEntry>,
-    /// Number of earlier events that are no longer kept.
+    /// Number of earlier events that were dropped.
     pub forgotten: u64,
     /// The [names](crate::Stream::named) of the registered streams that have one.
     pub streams: BTreeMap<StreamId, String>,

@@ -34,8 +34,8 @@ pub struct StreamStatistics {
     /// In live blocks. The high-water mark is exact while one thread at a time uses the stream; otherwise it is the
     /// highest that was seen.
     pub used: Level,
-    /// Freed by the stream, or used by it and freed, but behind device work that is not known to be complete. Bytes that
-    /// wait for several streams count for each.
+    /// Freed by the stream, or used by it and freed, but behind device work that is not known to be complete. Bytes
+    /// that wait for several streams count for each.
     pub pending: u64,
     /// Cached by the stream's lane.
     pub cached_in_lane: u64,

@@ -9,8 +9,8 @@ use std::fmt;
 /// Reports what happened in a pool since the scope began, on all threads: made by
 /// [`Pool::statistics_scope`](crate::Pool::statistics_scope), after RMM's statistics adaptor.
 ///
-/// Scopes are independent: they may nest or overlap, and each has its own high-water marks. An allocation costs the same
-/// with and without open scopes. A scope is a handle of the pool and keeps it alive.
+/// Scopes are independent: they may nest or overlap, and each has its own high-water marks. An allocation costs the
+/// same with and without open scopes. A scope is a handle of the pool and keeps it alive.
 #[must_use = "a scope reports something when it is read or ended"]
 pub struct StatisticsScope {
     presence: Arc<Presence>,

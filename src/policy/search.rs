@@ -32,8 +32,8 @@ pub(crate) enum Prepare {
     Spill,
     /// Asks the device once more, where it has enough memory and refused for no visible reason.
     AskAgain,
-    /// Asks the broker for a larger lease, where the lease and not the capacity is in the way. A queued request does not wait
-    /// for the answer: the grant is published.
+    /// Asks the broker for a larger lease, where the lease and not the capacity is in the way. A queued request does
+    /// not wait for the answer: the grant is published.
     Borrow,
     /// Takes memory back that its users can do without, the least recently used first. Comes again while it brings
     /// something.

@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// The bytes asked for beyond a need by default: so that a pool that grows in small steps rarely asks.
 const HEADROOM: u64 = 64 << 20;
 
-/// How a pool takes part in the capacity that a broker leases, for [`PoolBuilder::broker`](crate::PoolBuilder::broker). A
-/// path is one with the defaults.
+/// How a pool takes part in the capacity that a broker leases, for [`PoolBuilder::broker`](crate::PoolBuilder::broker).
+/// A path is one with the defaults.
 ///
 /// ```no_run
 /// use weirpool::{BrokerOptions, Pool, device::sim::SimDevice};
@@ -70,8 +70,8 @@ impl BrokerOptions {
         self
     }
 
-    /// Sets the weight, at least 1: where several pools can give memory back, one of weight 2 keeps twice as much above its
-    /// guarantee as one of weight 1.
+    /// Sets the weight, at least 1: where several pools can give memory back, one of weight 2 keeps twice as much above
+    /// its guarantee as one of weight 1.
     pub fn weight(mut self, weight: u32) -> Self {
         self.share.weight = weight;
         self
@@ -84,8 +84,8 @@ impl BrokerOptions {
         self
     }
 
-    /// Runs without a broker if none listens when the pool is built. By default the build fails. A broker that refuses the
-    /// pool is an error either way.
+    /// Runs without a broker if none listens when the pool is built. By default the build fails. A broker that refuses
+    /// the pool is an error either way.
     pub fn or_alone(mut self) -> Self {
         self.is_optional = true;
         self
@@ -94,7 +94,7 @@ impl BrokerOptions {
     /// Joins the broker, and bounds the settings by what it can lease. Returns `None` if the pool runs alone.
     ///
     /// # Errors
-    /// When the broker is not there or refuses, or a setting excludes a lease.
+    /// Returns an error if the broker is not there or refuses, or a setting excludes a lease.
     pub(super) fn join(
         self,
         settings: &mut Settings,
@@ -179,10 +179,10 @@ impl Joined {
         self.reader.abandon();
     }
 
-    /// Has the broker's terms applied to the pool.
+    /// Starts the thread that applies the broker's terms to the pool.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub(super) fn start(self, service: &Arc<Service>) -> Result<(), BuildError> {
         let tenant = Tenant::new(service, self.lender);
         let started = self.reader.start(plain::Arc::new(PoolTenant(tenant)));

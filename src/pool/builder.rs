@@ -323,12 +323,12 @@ impl PoolBuilder {
         self
     }
 
-    /// Shares the device with pools of other processes: a broker leases the capacity. The option is the path of its socket,
-    /// or [`BrokerOptions`](crate::BrokerOptions). Default: no broker.
+    /// Shares the device with pools of other processes: a broker leases the capacity. The option is the path of its
+    /// socket, or [`BrokerOptions`](crate::BrokerOptions). Default: no broker.
     ///
     /// A request that is short of the lease asks the broker, and waits in the queue as for any memory.
-    /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A request
-    /// above the limit fails at once.
+    /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A
+    /// request above the limit fails at once.
     ///
     /// When the broker asks for memory, a thread of the pool's own gives back what is free. Allocations from the caches
     /// of streams know nothing of it, unless the broker needs memory that is in use.

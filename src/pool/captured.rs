@@ -1,4 +1,5 @@
-//! Requests for blocks of the memory of graphs: on a stream that is being captured, or outside captures, without waiting.
+//! Requests for blocks of the memory of graphs: on a stream that is being captured, or outside captures, without
+//! waiting.
 
 use super::request::Request;
 use super::reservation::ForReservation;
@@ -45,8 +46,8 @@ pub(super) fn allocate(
     }
 }
 
-/// Allocates from memory for graphs outside captures, in the order of the stream. The memory takes more from the pool if
-/// it has to.
+/// Allocates from memory for graphs outside captures, in the order of the stream. The memory takes more from the pool
+/// if it has to.
 ///
 /// # Errors
 /// Returns [`AllocError::NotReserved`] if the pool has no more now.
@@ -87,8 +88,8 @@ pub(crate) fn expect_outside(
     }
 }
 
-/// Allocates exactly a range of memory for graphs, for use in the order of the stream. The bytes stay as they are. `None`
-/// if a part of the range is not available.
+/// Allocates exactly a range of memory for graphs, for use in the order of the stream. The bytes stay as they are.
+/// `None` if a part of the range is not available.
 ///
 /// # Errors
 /// Returns an error if the pool is closed or the device failed.
@@ -106,7 +107,8 @@ pub(crate) fn allocate_at(
     Ok(block)
 }
 
-/// Draws, and if there is too little, once more after the memory took more from the pool. `None` if the pool has no more.
+/// Draws, and if there is too little, once more after the memory took more from the pool. `None` if the pool has no
+/// more.
 ///
 /// # Errors
 /// Returns an error if waiting would not help.
@@ -126,8 +128,8 @@ fn draw_or_grow(
     }
 }
 
-/// Adds memory for one request to that of the capture: whole chunks, or if the pool does not have them, as little as the
-/// request needs. Returns whether the pool had memory.
+/// Adds memory for one request to that of the capture: whole chunks, or if the pool does not have them, as little as
+/// the request needs. Returns whether the pool had memory.
 ///
 /// # Errors
 /// Returns an error if waiting would not help.

@@ -126,7 +126,7 @@ pub(super) fn rounded(
 /// Returns the size of the pool's chunks, in bytes.
 ///
 /// # Errors
-/// Where there are none.
+/// Returns an error if there are none.
 pub(super) fn chunk_of(registration: &Registration) -> Result<u64, AllocError> {
     let settings = &registration.service.driver.settings;
     if settings.is_pooled && settings.geometry.virtual_memory {

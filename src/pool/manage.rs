@@ -59,8 +59,8 @@ impl Pool {
     /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory
     /// that the device has. Returns the new capacity, and how much of the memory above it was released.
     ///
-    /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory above
-    /// the capacity is released immediately, and used memory some time after it is freed (see
+    /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory
+    /// above the capacity is released immediately, and used memory some time after it is freed (see
     /// [`PoolConfig::maintenance_interval`](crate::PoolConfig::maintenance_interval)).
     ///
     /// ```
@@ -96,8 +96,9 @@ impl Pool {
         Ok(resized?)
     }
 
-    /// Evicts the least recently used [evictable](crate::Evictable) memory, until that many bytes are evicted or no more is
-    /// evictable. Returns the bytes that were. For a service that shrinks its caches before they are in the way.
+    /// Evicts the least recently used [evictable](crate::Evictable) memory, until that many bytes are evicted or no
+    /// more is evictable. Returns the bytes that were. For a service that shrinks its caches before they are in the
+    /// way.
     pub fn evict(&self, bytes: u64) -> u64 {
         self.service().driver.evictables.evict(bytes, None)
     }
@@ -261,8 +262,8 @@ impl Pool {
         self.service().expected_wait(None, bytes)
     }
 
-    /// Returns the first `most` requests that wait, in the order in which they are served if no other request comes; those
-    /// over the limit of their tag are last.
+    /// Returns the first `most` requests that wait, in the order in which they are served if no other request comes;
+    /// those over the limit of their tag are last.
     ///
     /// ```
     /// # use futures::FutureExt;
@@ -314,11 +315,11 @@ impl Pool {
             .collect()
     }
 
-    /// Returns the number of freed blocks that are pending on a stream, in constant time: for a scheduler that asks often,
-    /// where [`Stream::statistics`] would be too slow. 0 for a stream of another pool.
+    /// Returns the number of freed blocks that are pending on a stream, in constant time: for a scheduler that asks
+    /// often, where [`Stream::statistics`] would be too slow. 0 for a stream of another pool.
     ///
-    /// A block that was used on several streams counts for each. Blocks cached by the stream's lane count until all that
-    /// was freed on the stream is known to be complete. Neither seals nor polls events; see [`reap`](Self::reap).
+    /// A block that was used on several streams counts for each. Blocks cached by the stream's lane count until all
+    /// that was freed on the stream is known to be complete. Neither seals nor polls events; see [`reap`](Self::reap).
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};
@@ -481,9 +482,9 @@ impl Pool {
     /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is
     /// pending. All memory that the pool holds is free then, and no work of the device touches it.
     ///
-    /// A drain ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all
-    /// of them have come back. [Evictable](crate::Evictable) memory is evicted. Exportable blocks are not awaited: they are no
-    /// memory of the heap, and a process that imported one may keep it for ever. They are counted in
+    /// A drain ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all of
+    /// them have come back. [Evictable](crate::Evictable) memory is evicted. Exportable blocks are not awaited: they
+    /// are no memory of the heap, and a process that imported one may keep it for ever. They are counted in
     /// [`Statistics::exportable`] until they are back.
     ///
     /// To end a service, [`close`](Self::close) the pool first:

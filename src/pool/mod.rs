@@ -133,9 +133,9 @@ impl Pool {
         &self.presence.service
     }
 
-    /// Registers one of the device's streams, or one of another device with [access](Self::enable_access), with the pool, so
-    /// that memory can be allocated and freed in its order.
-    /// The pool keeps the stream usable as long as it may record an event on it.
+    /// Registers one of the device's streams, or one of another device with [access](Self::enable_access), with the
+    /// pool, so that memory can be allocated and freed in its order. The pool keeps the stream usable as long as it may
+    /// record an event on it.
     ///
     /// A stream that is registered twice has two lanes and two orders, each of them safe. A stream that the pool cannot
     /// keep (it has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and

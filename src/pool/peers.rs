@@ -8,13 +8,13 @@ use std::fmt;
 
 /// Access of other devices of the host.
 ///
-/// Access belongs to the memory of a pool, and is directional: it lets another device use the memory of this pool, and not
-/// this pool's device the memory of the other. It covers what the pool maps later. It is not enabled by itself, since each
-/// chunk then costs a further device call when it is mapped.
+/// Access belongs to the memory of a pool, and is directional: it lets another device use the memory of this pool, and
+/// not this pool's device the memory of the other. It covers what the pool maps later. It is not enabled by itself,
+/// since each chunk then costs a further device call when it is mapped.
 ///
-/// With access, streams of the other device can be [registered](Pool::register) with the pool, so that its kernels read and
-/// write blocks in place, and [`Block::copy_to`](crate::Block::copy_to) copies directly. Without it, copies are staged
-/// through the host, and a stream of the other device is refused.
+/// With access, streams of the other device can be [registered](Pool::register) with the pool, so that its kernels read
+/// and write blocks in place, and [`Block::copy_to`](crate::Block::copy_to) copies directly. Without it, copies are
+/// staged through the host, and a stream of the other device is refused.
 ///
 /// ```
 /// use weirpool::{Pool, StreamError, device::sim::SimDevice};
@@ -33,9 +33,9 @@ use std::fmt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// (Warp: `is_mempool_access_supported` and its siblings, and `is_peer_access_supported` and its siblings for plain memory;
-/// CUDA: `cuMemSetAccess`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`, whichever suits the pool's memory; HIP: the query
-/// of the access path.)
+/// (Warp: `is_mempool_access_supported` and its siblings, and `is_peer_access_supported` and its siblings for plain
+/// memory; CUDA: `cuMemSetAccess`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`, whichever suits the pool's memory;
+/// HIP: the query of the access path.)
 impl Pool {
     /// Returns whether the device could be given access to the pool's memory. It is true of the pool's own device.
     #[doc(alias = "is_mempool_access_supported")]
@@ -49,19 +49,22 @@ impl Pool {
     #[doc(alias = "is_mempool_access_enabled")]
     #[doc(alias = "is_peer_access_enabled")]
     pub fn is_access_enabled(&self, device: &impl AsDevice) -> bool {
-        self.service().driver.is_accessible_from(device.device_id())
+        self.service()
+            .driver
+            .neighbours
+            .is_accessible_from(device.device_id())
     }
 
-    /// Lets the device use the pool's memory, live blocks and memory that is mapped later included. Returns whether it could
-    /// not before.
+    /// Lets the device use the pool's memory, live blocks and memory that is mapped later included. Returns whether it
+    /// could not before.
     ///
-    /// This is a device call for each chunk of virtual memory that is mapped (some 20 µs), and one call for other memory. It
-    /// may block the thread for that time.
+    /// This is a device call for each chunk of virtual memory that is mapped (some 20 µs), and one call for other
+    /// memory. It may block the thread for that time.
     ///
     /// # Errors
-    /// Returns [`AccessError::Unsupported`] if the device cannot reach the memory, [`AccessError::Changing`] while another
-    /// thread changes the access of the same device, or the device's error. Nothing has changed then: what was made
-    /// accessible is taken back.
+    /// Returns [`AccessError::Unsupported`] if the device cannot reach the memory, [`AccessError::Changing`] while
+    /// another thread changes the access of the same device, or the device's error. Nothing has changed then: what was
+    /// made accessible is taken back.
     #[doc(alias = "set_mempool_access_enabled")]
     #[doc(alias = "set_peer_access_enabled")]
     pub fn enable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
@@ -70,8 +73,8 @@ impl Pool {
 
     /// Takes the access of the device back. Returns whether it had any.
     ///
-    /// It is refused while the memory may be in use there: while streams of the device are registered with the pool, and
-    /// until the work of those that were is complete. It does not wait; await that work, and drop the handles.
+    /// It is refused while the memory may be in use there: while streams of the device are registered with the pool,
+    /// and until the work of those that were is complete. It does not wait; await that work, and drop the handles.
     ///
     /// # Errors
     /// Returns [`AccessError::InUse`] in that case, [`AccessError::OwnDevice`] for the pool's own device,
@@ -81,7 +84,8 @@ impl Pool {
         self.service().driver.disable_access(&device.to_shared())
     }
 
-    /// Enables the access of the device until the guard is dropped. If it is enabled already, the guard changes nothing.
+    /// Enables the access of the device until the guard is dropped. If it is enabled already, the guard changes
+    /// nothing.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -111,8 +115,8 @@ impl Pool {
 
 /// The access of a device to the memory of a pool, until this is dropped. Made by [`Pool::scoped_access`].
 ///
-/// If the memory is in use on the device when it is dropped, the access stays enabled. [`end`](Self::end) returns that as an
-/// error.
+/// If the memory is in use on the device when it is dropped, the access stays enabled. [`end`](Self::end) returns that
+/// as an error.
 #[must_use = "the access ends when the guard is dropped"]
 pub struct AccessGuard {
     pool: Pool,

@@ -50,8 +50,8 @@ use std::time::Duration;
 ///   made by a [pressure hook](crate::PressureHook).
 ///
 /// Inside a [capture](crate::Pool::capture), where no request waits:
-/// - [`NotReservedForCapture`](AllocError::NotReservedForCapture): the memory of the capture has too little left, and the
-///   pool has no more now.
+/// - [`NotReservedForCapture`](AllocError::NotReservedForCapture): the memory of the capture has too little left, and
+///   the pool has no more now.
 ///
 /// After waiting:
 /// - [`TimedOut`](AllocError::TimedOut): the [timeout](Self::timeout) or [deadline](Self::deadline) is over.

@@ -3,8 +3,8 @@
 //!
 //! [`KnownStreams`] finds a registered stream again. A stream that cannot be destroyed while it is registered is found
 //! by its name, and released once the pool is its only owner. An external stream is found by its number, because its
-//! name may belong to another stream by now. The pool cannot tell whether an external stream still lives: it is released
-//! once it is idle, and was not asked for while many others came.
+//! name may belong to another stream by now. The pool cannot tell whether an external stream still lives: it is
+//! released once it is idle, and was not asked for while many others came.
 
 use super::Pool;
 use crate::device::{Device, DeviceError, DeviceId, DeviceStream, RawStream};

@@ -85,7 +85,7 @@ impl Admission {
     /// Checks whether another request may join this queue: the pool's, or a tag's.
     ///
     /// # Errors
-    /// When as many wait as may.
+    /// Returns an error if as many wait as may.
     pub(super) fn check(
         &self,
         tag: Option<Tag>,
@@ -116,7 +116,7 @@ impl Admission {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// A request leaves, served at that time or not at all.
+    /// Notes that a request leaves, served at that time or not at all.
     pub(super) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
         self.requests -= 1;
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -136,13 +136,13 @@ pub(super) struct Pace {
     bytes: f64,
     seconds: f64,
     grants: u32,
-    /// The time of the last grant, or of the coming of the first waiter if that is later; `None` if no request waits.
+    /// The time of the last grant, or of the first waiter's arrival if that is later; `None` if no request waits.
     since: Option<Duration>,
 }
 
 const KEPT: f64 = 63.0 / 64.0;
 
-/// Fewer grants are no basis for an estimate.
+/// The fewest grants from which a wait is estimated.
 const ENOUGH: u32 = 8;
 
 impl Pace {

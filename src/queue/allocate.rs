@@ -65,8 +65,8 @@ pub(crate) enum Late<T> {
 
 /// A request's position in the queue, while it has one; see the [module](self).
 ///
-/// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle of
-/// the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
+/// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle
+/// of the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting(Rare<Membership>);
 
@@ -87,7 +87,7 @@ impl Waiting {
     /// Joins the queue with a request that was denied, if waiting may help. [`poll`](Self::poll) it next.
     ///
     /// # Errors
-    /// When waiting would not help, or the request is not admitted.
+    /// Returns an error if waiting would not help, or the request is not admitted.
     pub(crate) fn join(
         &mut self,
         asker: Asker<'_>,
@@ -389,13 +389,13 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     cached.map(Allocation::of_cache)
 }
 
-/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does. A request
-/// without a tag has [searched its cache](take_own) before.
+/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does. A
+/// request without a tag has [searched its cache](take_own) before.
 ///
 /// The memory is charged to the tag of the request. The code that frees it uncharges it.
 ///
 /// # Errors
-/// When there is not enough now, or there never will be.
+/// Returns an error if there is not enough now, or there never will be.
 pub(crate) fn try_now<'a>(
     asker: Asker<'a>,
     demand: &Demand,
@@ -414,7 +414,7 @@ pub(crate) fn try_now<'a>(
 /// Tries every source but the queue and caches, for several blocks.
 ///
 /// # Errors
-/// When there is not enough for all of them now, or there never will be.
+/// Returns an error if there is not enough for all of them now, or there never will be.
 pub(crate) fn try_all_now<'a>(
     asker: Asker<'a>,
     demand: Demand,

@@ -13,8 +13,9 @@ pub(crate) fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     at_once(&mut future).unwrap_or_else(|| park_until(future))
 }
 
-/// Runs a future of the pool to its end on this thread. Returns `None` if it has to wait, and this thread runs a task of
-/// a current-thread tokio runtime: all other tasks of the runtime would wait as well, among them those that free memory.
+/// Runs a future of the pool to its end on this thread. Returns `None` if it has to wait, and this thread runs a task
+/// of a current-thread tokio runtime: all other tasks of the runtime would wait as well, among them those that free
+/// memory.
 pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(mut future: F) -> Option<F::Output> {
     at_once(&mut future)
         .or_else(|| (!spawn::is_in_single_thread_task()).then(|| park_until(future)))

@@ -17,7 +17,7 @@ impl<'a> Charge<'a> {
     /// Charges the bytes of a demand.
     ///
     /// # Errors
-    /// When the tag's limit does not allow it now, or other requests of that tag come first.
+    /// Returns an error if the tag's limit does not allow it now, or other requests of that tag come first.
     #[inline]
     pub(super) fn of(
         service: &'a Service,

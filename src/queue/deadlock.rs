@@ -76,8 +76,8 @@ impl Deadlock {
     }
 }
 
-/// Returns how long nothing may move before every request is searched for. Looking at a long queue takes time: each 1,024
-/// requests make it 1 ms longer, so that the looks stay rare.
+/// Returns how long nothing may move before every request is searched for. Looking at a long queue takes time: each
+/// 1,024 requests make it 1 ms longer, so that the looks stay rare.
 fn grace(service: &Service) -> Duration {
     let queued = u32::try_from(service.queue.queued()).unwrap_or(u32::MAX);
     let longer = Duration::from_millis(1) * (queued / 1024);
@@ -85,8 +85,8 @@ fn grace(service: &Service) -> Duration {
 }
 
 impl Pass<'_> {
-    /// Looks for a deadlock, when the head cannot be served and no request may overtake it. If nothing moves for the grace,
-    /// serves the first request that can be served.
+    /// Looks for a deadlock, when the head cannot be served and no request may overtake it. If nothing moves for the
+    /// grace, serves the first request that can be served.
     pub(super) fn look_for_deadlock(&self, head: &Arc<Waiter>) -> Served {
         let service = self.service;
         let Some(returns) = service.driver.returns_if_quiet() else {
@@ -139,8 +139,8 @@ impl Pass<'_> {
     }
 }
 
-/// Lists the holders of memory, the largest first: tags, and locations in the user's source if the pool keeps a history.
-/// With a tag, only the holders of its memory.
+/// Lists the holders of memory, the largest first: tags, and locations in the user's source if the pool keeps a
+/// history. With a tag, only the holders of its memory.
 pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     let accounts = service.queue.accounts.iter();
     let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));

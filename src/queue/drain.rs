@@ -1,8 +1,8 @@
 //! Draining: waits until all memory is back.
 //!
-//! While a drain waits, a bit of the gate is set. Frees then go to the heap, are sealed, and publish, as they do while a
-//! request waits. Allocations are granted as usual, but not from caches. So a drain is woken by each free that may be the
-//! last one, and by the device; it does not poll in between.
+//! While a drain waits, a bit of the gate is set. Frees then go to the heap, are sealed, and publish, as they do while
+//! a request waits. Allocations are granted as usual, but not from caches. So a drain is woken by each free that may be
+//! the last one, and by the device; it does not poll in between.
 
 use super::funnel::Member;
 use super::{Service, blocking};
@@ -70,8 +70,8 @@ impl Drain {
     /// Blocks this thread until all memory is back, as [`Allocate::blocking`](crate::Allocate::blocking) does.
     ///
     /// # Errors
-    /// Those of the [future](Self), and [`DrainError::BlocksRuntime`] when it would have to wait in a task of a
-    /// current-thread tokio runtime.
+    /// Returns the errors of the [future](Self), and [`DrainError::BlocksRuntime`] when it would have to wait in a task
+    /// of a current-thread tokio runtime.
     pub fn blocking(self) -> Result<(), DrainError> {
         let drained = blocking::block_on_unless_in_task(self);
         drained.unwrap_or(Err(DrainError::BlocksRuntime))

@@ -34,8 +34,8 @@ use std::task::{Context, Poll};
 /// [`try_allocate`](crate::Pool::try_allocate) never asks. [Pending](Shortfall::pending) memory may be enough without
 /// help.
 ///
-/// The request keeps its queue position meanwhile. It takes memory that the hook frees, and memory that any other caller
-/// frees. The hook's answer decides nothing.
+/// The request keeps its queue position meanwhile. It takes memory that the hook frees, and memory that any other
+/// caller frees. The hook's answer decides nothing.
 ///
 /// # What it may do
 ///
@@ -97,7 +97,7 @@ pub trait PressureHook: Send + Sync {
     /// Frees memory of the pool. `shortfall` describes the request and the state of the pool.
     ///
     /// # Errors
-    /// Any error; it is only reported.
+    /// Returns any error; it is only reported.
     ///
     /// # Cancel safety
     /// The future is dropped when the request ends, at any await point.

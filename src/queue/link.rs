@@ -4,8 +4,8 @@ use super::Service;
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::task::Wake;
 
-/// The service that reclaimers, the stand-in and the keeper act on, until the link is cut: a waker that the device or a dead runtime
-/// still holds must not keep the pool alive.
+/// The service that reclaimers, the stand-in and the keeper act on, until the link is cut: a waker that the device or a
+/// dead runtime still holds must not keep the pool alive.
 #[derive(Clone, Debug)]
 pub(super) struct Link(Arc<Mutex<Option<Arc<Service>>>>);
 
@@ -25,8 +25,8 @@ impl Link {
     }
 }
 
-/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block on a thread of
-/// its own.
+/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block on a thread
+/// of its own.
 #[derive(Debug)]
 pub(super) struct Keeper(pub(super) Link);
 

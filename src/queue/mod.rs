@@ -1,12 +1,12 @@
 //! Waiting: the queue, the futures, and the reclaimer.
 //!
-//! A request that cannot be served joins the [queue](waiters). It closes the gate first, and then searches for memory. A
-//! free that reads an open gate has put its block where that search finds it; a free that reads a closed gate
-//! [publishes](funnel) it. One thread at a time *serves* the queue. A thread that finds it busy leaves a note and goes on,
-//! so no thread waits for a lock while the device is called.
+//! A request that cannot be served joins the [queue](waiters). It closes the gate first, and then searches for memory.
+//! A free that reads an open gate has put its block where that search finds it; a free that reads a closed gate
+//! [publishes](funnel) it. One thread at a time *serves* the queue. A thread that finds it busy leaves a note and goes
+//! on, so no thread waits for a lock while the device is called.
 //!
-//! The waiting requests and the [reclaimer] drive the serving: they serve when they are polled. The [funnel] notifies them
-//! when memory becomes reachable, so no task polls in between.
+//! The waiting requests and the [reclaimer] drive the serving: they serve when they are polled. The [funnel] notifies
+//! them when memory becomes reachable, so no task polls in between.
 //!
 //! | file | what is in it |
 //! |---|---|

@@ -35,7 +35,7 @@ impl Passage {
     /// Returns whether the stream has passed the point, as far as the device can tell now.
     ///
     /// # Errors
-    /// The device's error.
+    /// Returns the device's error.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
         self.service.driver.has_passed(&self.lane, self.ticket)
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(super) struct Queued {
     order: FairQueue<Arc<Waiter>>,
     pub(super) admission: Admission,
-    /// When each request came, in the order of their coming.
+    /// When each request arrived, in the order of arrival.
     arrivals: BTreeMap<Position, Duration>,
     /// How many requests are for each stream.
     by_stream: BTreeMap<StreamId, usize>,
@@ -82,7 +82,8 @@ impl Queued {
         self.order.head()
     }
 
-    /// Returns the first `most` requests in the order in which they are served if no request comes, each at its cost.
+    /// Returns the first `most` requests in the order in which they are served if no further request arrives, each at
+    /// its cost.
     pub(super) fn first<'a>(
         &'a self,
         most: usize,
@@ -91,7 +92,7 @@ impl Queued {
         self.order.first(most, cost)
     }
 
-    /// Returns when the oldest request came.
+    /// Returns when the oldest request arrived.
     pub(super) fn oldest(&self) -> Option<Duration> {
         self.arrivals.values().next().copied()
     }

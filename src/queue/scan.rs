@@ -13,7 +13,7 @@ pub(super) struct Scan(Option<Tried>);
 #[derive(Debug)]
 struct Tried {
     generation: u64,
-    /// The requests that came since.
+    /// The requests that arrived since.
     untried: Vec<Arc<Waiter>>,
 }
 
@@ -50,8 +50,8 @@ impl Scan {
     }
 }
 
-/// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is complete
-/// meanwhile, so it does not matter which stream asks.
+/// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is
+/// complete meanwhile, so it does not matter which stream asks.
 #[derive(Debug)]
 struct InVain {
     usual_alignment: u64,

@@ -53,7 +53,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// # Errors
-    /// As [`Driver::new`].
+    /// Returns the errors of [`Driver::new`].
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
@@ -155,8 +155,8 @@ impl Service {
         drop(old);
     }
 
-    /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was spawned
-    /// for the requests ends with them.
+    /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
+    /// spawned for the requests ends with them.
     fn watch(&self) {
         let is_awaited = !self.queue.is_empty();
         if !is_awaited {
@@ -213,8 +213,8 @@ impl Service {
         moved.has_candidate
     }
 
-    /// Removes a request whose future ends. Serves requests that move up, because their own executors may be dead; also if
-    /// the request was notified and did not serve. After the last request nothing is watched any more.
+    /// Removes a request whose future ends. Serves requests that move up, because their own executors may be dead; also
+    /// if the request was notified and did not serve. After the last request nothing is watched any more.
     pub(super) fn depart(this: &Arc<Self>, waiter: &Waiter, waited: Option<Duration>) {
         let has_candidate = this.leave(waiter, waited);
         if let (Some(tag), None, false) = (waiter.demand.tag, waited, waiter.is_throttled()) {
@@ -296,8 +296,8 @@ impl Service {
         }
     }
 
-    /// Evicts memory of a tag for a request that its limit does not allow, unless all of it would not be enough. Returns
-    /// whether any was.
+    /// Evicts memory of a tag for a request that its limit does not allow, unless all of it would not be enough.
+    /// Returns whether any was.
     pub(super) fn evict_for(&self, tag: Tag, bytes: u64) -> bool {
         let account = self.queue.accounts.of(tag);
         let evictables = &self.driver.evictables;
@@ -402,8 +402,8 @@ impl Service {
         })
     }
 
-    /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses while
-    /// nothing of the pool is in use.
+    /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses
+    /// while nothing of the pool is in use.
     pub(super) fn is_short_for_others(&self) -> bool {
         self.driver.lease.is_asking()
             || self.driver.is_refused() && self.driver.totals().used.current == 0

@@ -1,7 +1,8 @@
 //! Serving: one pass over the queue, in which each request that can be served is.
 //!
-//! The head is granted the memory that the driver finds for it, then the next head, and so on. While the head cannot be served no
-//! request is, except those that may [overtake](super::terms::Overtaking) it, and in a [deadlock](super::deadlock).
+//! The head is granted the memory that the driver finds for it, then the next head, and so on. While the head cannot be
+//! served no request is, except those that may [overtake](super::terms::Overtaking) it, and in a
+//! [deadlock](super::deadlock).
 //!
 //! A request that was searched for in vain is not searched for again before something is
 //! [published](super::funnel): the outcome would be the same.

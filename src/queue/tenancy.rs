@@ -53,7 +53,7 @@ impl Tenancy {
 #[derive(Debug)]
 pub(crate) struct Tenant {
     link: Link,
-    /// Has the lender look again.
+    /// Makes the lender look again.
     waker: Waker,
 }
 
@@ -65,8 +65,8 @@ impl Tenant {
         Self { link, waker }
     }
 
-    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the requests
-    /// that it was asked for, before it is recalled for others.
+    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the
+    /// requests that it was asked for, before it is recalled for others.
     ///
     /// Then bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`,
     /// bounds what it uses as well. Returns what it holds then; `None` after the last handle of the pool is gone.

@@ -45,10 +45,11 @@ impl Terms {
 
 /// How often a waiting request may be passed by requests behind it.
 ///
-/// While the head of the queue cannot be served, free memory is kept for it, and all requests behind it wait. With a bound
-/// above zero, a request that can be served may pass others, as long as each of those was passed by at most `times`
-/// requests with at most `bytes` bytes together. The bound limits how much longer a wait becomes. Only the first 64
-/// requests of the queue are looked at. [Tags with weights](crate::TagAccount::set_weight) take turns among these.
+/// While the head of the queue cannot be served, free memory is kept for it, and all requests behind it wait. With a
+/// bound above zero, a request that can be served may pass others, as long as each of those was passed by at most
+/// `times` requests with at most `bytes` bytes together. The bound limits how much longer a wait becomes. Only the
+/// first 64 requests of the queue are looked at. [Tags with weights](crate::TagAccount::set_weight) take turns among
+/// these.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Overtaking {

@@ -8,10 +8,10 @@
 //!        └────── cancel ─────────────────────────────────────▶ Gone
 //! ```
 //!
-//! The state is set before the waker is called. In the other order the future could look, find nothing, and sleep
-//! for ever. A grant that finds its waiter gone is returned to the server that made it. A future that is dropped
-//! after the grant takes the grant out and gives it back. So a grant has one owner at every moment. A grant does not keep
-//! the pool alive: a forgotten future leaks its memory, and no more.
+//! The state is set before the waker is called. In the other order the future could look, find nothing, and sleep for
+//! ever. A grant that finds its waiter gone is returned to the server that made it. A future that is dropped after the
+//! grant takes the grant out and gives it back. So a grant has one owner at every moment. A grant does not keep the
+//! pool alive: a forgotten future leaks its memory, and no more.
 
 use super::fair_queue::{Flow, SortKey};
 use super::{Demand, Service, Wants};
@@ -120,7 +120,7 @@ impl Waiter {
     /// Gives the waiter its memory. Returns the waker to call.
     ///
     /// # Errors
-    /// With the memory, if the waiter is gone.
+    /// Returns the memory if the waiter is gone.
     pub(super) fn grant(&self, found: Unclaimed) -> Result<Waker, Unclaimed> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
@@ -295,7 +295,8 @@ impl Turn {
     }
 }
 
-/// Memory that was found for a request, and not yet granted. Dropped, it goes back to the pool: no lock may be held then.
+/// Memory that was found for a request, and not yet granted. Dropped, it goes back to the pool: no lock may be held
+/// then.
 #[derive(Debug)]
 #[must_use = "memory that is not claimed goes back to the pool"]
 pub(super) struct Unclaimed {

@@ -119,7 +119,7 @@ impl Standing {
     /// Checks whether a request may join the fair queue, or the quota queue of the tag.
     ///
     /// # Errors
-    /// When it may not.
+    /// Returns an error if it may not.
     fn check(
         &self,
         newcomer: &Newcomer<'_>,
@@ -174,7 +174,7 @@ impl Queue {
     /// Adds a request: to the quota queue of its tag if that has reached its limit, and otherwise to the fair queue.
     ///
     /// # Errors
-    /// When it may not wait.
+    /// Returns an error if it may not wait.
     pub(super) fn join(
         &self,
         newcomer: Newcomer<'_>,
@@ -397,8 +397,8 @@ impl Queue {
         throttled.filter_map(|waiter| waiter.notify()).collect()
     }
 
-    /// Returns the waker of the first waiter in order that was not notified already. One that was, and has not been polled
-    /// since, is on its way, or does not answer.
+    /// Returns the waker of the first waiter in order that was not notified already. One that was, and has not been
+    /// polled since, is on its way, or does not answer.
     pub(super) fn next_to_notify(&self) -> Option<Waker> {
         let standing = self.standing.lock();
         let mut first = self.first_of(&standing, NOTIFIED);
@@ -434,7 +434,8 @@ impl Queue {
         since.min()
     }
 
-    /// Returns when the oldest request came that waits for memory and not for the limit of its tag, on the device's clock.
+    /// Returns when the oldest request arrived that waits for memory and not for the limit of its tag, on the device's
+    /// clock.
     pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
         self.standing.lock().queued.oldest()
     }
@@ -520,7 +521,8 @@ impl Queue {
         self.standing.lock().queued.head().cloned()
     }
 
-    /// Returns the head and the requests that may overtake it, in the order in which they are served if no request comes.
+    /// Returns the head and the requests that may overtake it, in the order in which they are served if no request
+    /// comes.
     pub(super) fn looked_at(&self) -> SmallVec<[Arc<Waiter>; 1]> {
         let standing = self.standing.lock();
         let in_order = self.first_of(&standing, self.looked_at);

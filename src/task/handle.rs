@@ -13,8 +13,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 pin_project_lite::pin_project! {
-    /// Work that was [submitted](crate::Stream::submit) to a stream: a future that is ready once the device has passed the
-    /// work, and returns the closure's value.
+    /// Work that was [submitted](crate::Stream::submit) to a stream: a future that is ready once the device has passed
+    /// the work, and returns the closure's value.
     ///
     /// Dropping a task detaches it: the work runs all the same, and later work of the stream comes after it.
     ///
@@ -68,8 +68,8 @@ impl<T> Task<T> {
         self.point.registration.lane.id
     }
 
-    /// Records the event behind the work now, unless a later event of the stream covers it already. From then on the task
-    /// does not wait for work that is submitted later.
+    /// Records the event behind the work now, unless a later event of the stream covers it already. From then on the
+    /// task does not wait for work that is submitted later.
     ///
     /// # Errors
     /// Returns an error if the device cannot record; a later poll tries again.

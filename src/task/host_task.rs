@@ -19,8 +19,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 pin_project_lite::pin_project! {
-    /// A future of the host in the order of a stream. Made by [`Stream::spawn`](crate::Stream::spawn), which says when it is
-    /// polled, what it may do, and how long it holds the stream.
+    /// A future of the host in the order of a stream. Made by [`Stream::spawn`](crate::Stream::spawn), which says when
+    /// it is polled, what it may do, and how long it holds the stream.
     ///
     /// # Errors
     /// Returns the device's error if the stream cannot reach the task; the future is dropped then, without a poll.

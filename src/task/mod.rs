@@ -77,8 +77,8 @@ impl Stream {
     /// `Arc<CudaStream>`; an [`Argument`](crate::device::Argument) is a kernel argument. While no other stream uses the
     /// memory, this makes no heap allocation and no device call of its own.
     ///
-    /// If the closure panics, the panic is passed on. Work that it had enqueued runs, and its uses stay noted. For a closure
-    /// that can fail see [`Submission::try_submit`].
+    /// If the closure panics, the panic is passed on. Work that it had enqueued runs, and its uses stay noted. For a
+    /// closure that can fail see [`Submission::try_submit`].
     ///
     /// # Errors
     /// Returns [`TaskError::OtherBackend`] if the closure takes another type of stream, [`TaskError::Closed`] after
@@ -106,19 +106,20 @@ impl Stream {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// A thread of the device calls the function; on CUDA that is `cuLaunchHostFunc`. The stream stands still meanwhile, and
-    /// so may other streams' functions. The function must not call CUDA, this crate's pools and devices, or drop their
-    /// blocks; it must not wait for work of the device. It may send to a channel and wake a task. To await something
-    /// in stream order, use [`spawn`](Self::spawn). Memory that the function uses is declared with [`Submission::uses`].
+    /// A thread of the device calls the function; on CUDA that is `cuLaunchHostFunc`. The stream stands still
+    /// meanwhile, and so may other streams' functions. The function must not call CUDA, this crate's pools and devices,
+    /// or drop their blocks; it must not wait for work of the device. It may send to a channel and wake a task. To
+    /// await something in stream order, use [`spawn`](Self::spawn). Memory that the function uses is declared with
+    /// [`Submission::uses`].
     ///
-    /// It costs a device call and a few heap allocations, and on CUDA about ten microseconds in which the stream waits for the
-    /// host; `cargo bench --bench submit` measures it.
+    /// It costs a device call and a few heap allocations, and on CUDA about ten microseconds in which the stream waits
+    /// for the host; `cargo bench --bench submit` measures it.
     ///
     /// If the function panics, the task returns [`TaskError::Panicked`], and the stream goes on.
     ///
     /// # Errors
-    /// Returns [`TaskError::Closed`] after [`Pool::close`](crate::Pool::close), and the device's error: also if it cannot
-    /// call the host, or the stream is being captured. The function is dropped then.
+    /// Returns [`TaskError::Closed`] after [`Pool::close`](crate::Pool::close), and the device's error: also if it
+    /// cannot call the host, or the stream is being captured. The function is dropped then.
     #[track_caller]
     pub fn run<T: Send + 'static>(
         &self,
@@ -127,8 +128,8 @@ impl Stream {
         Submission::new(self, None).run(function)
     }
 
-    /// Returns a host task: `future` is polled once the stream has reached this point, and work that is submitted to the
-    /// stream later starts after the future has ended.
+    /// Returns a host task: `future` is polled once the stream has reached this point, and work that is submitted to
+    /// the stream later starts after the future has ended.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -149,26 +150,26 @@ impl Stream {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The caller polls the task: it awaits it, or gives it to its runtime, as `tokio::spawn(stream.spawn(future)?)`. The
-    /// stream is held from the start by a flag: on CUDA a word of host memory that the stream waits for
+    /// The caller polls the task: it awaits it, or gives it to its runtime, as `tokio::spawn(stream.spawn(future)?)`.
+    /// The stream is held from the start by a flag: on CUDA a word of host memory that the stream waits for
     /// (`cuStreamWaitValue32`), or, where the driver has no such wait, a host function that blocks until the future has
     /// ended. The future may call anything, except that it must not wait for later work of this stream.
     ///
     /// A task that is dropped before its end, or whose future panics, lets the stream go on: it is counted in
-    /// [`StreamStatistics::abandoned_host_tasks`](crate::StreamStatistics), a subscriber of `tracing` is warned, and a panic
-    /// reaches the poller. A future that never ends, or a task that is forgotten, holds the stream for ever, which
-    /// [`StreamStatistics::host_tasks`](crate::StreamStatistics) shows.
+    /// [`StreamStatistics::abandoned_host_tasks`](crate::StreamStatistics), a subscriber of `tracing` is warned, and a
+    /// panic reaches the poller. A future that never ends, or a task that is forgotten, holds the stream for ever,
+    /// which [`StreamStatistics::host_tasks`](crate::StreamStatistics) shows.
     ///
     /// # Errors
-    /// Returns [`TaskError::Closed`] after [`Pool::close`](crate::Pool::close), and the device's error: also if it cannot
-    /// hold the stream, or the stream is being captured. The stream is not held then.
+    /// Returns [`TaskError::Closed`] after [`Pool::close`](crate::Pool::close), and the device's error: also if it
+    /// cannot hold the stream, or the stream is being captured. The stream is not held then.
     #[track_caller]
     pub fn spawn<F: Future>(&self, future: F) -> Result<HostTask<F>, TaskError> {
         Submission::new(self, None).spawn(future)
     }
 
-    /// Names the work that is submitted next. The name is shown by the simulated device's ordering checker, by `tracing`, by
-    /// [histories](crate::PoolBuilder::history), and by the export for Perfetto.
+    /// Names the work that is submitted next. The name is shown by the simulated device's ordering checker, by
+    /// `tracing`, by [histories](crate::PoolBuilder::history), and by the export for Perfetto.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -186,8 +187,9 @@ impl Stream {
         Submission::new(self, Some(name.into()))
     }
 
-    /// Makes later work of this stream start after the work of a task, by a wait on the device that does not block the host.
-    /// No event is needed. Memory that the task wrote needs not even this: a submission that uses it orders itself.
+    /// Makes later work of this stream start after the work of a task, by a wait on the device that does not block the
+    /// host. No event is needed. Memory that the task wrote needs not even this: a submission that uses it orders
+    /// itself.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -204,8 +206,8 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignDevice`] if the task is of a device that shares no events with this stream's, or the
-    /// device's error; the streams are not ordered then. The task may be of another pool's stream.
+    /// Returns [`StreamError::ForeignDevice`] if the task is of a device that shares no events with this stream's, or
+    /// the device's error; the streams are not ordered then. The task may be of another pool's stream.
     pub fn after(&self, task: &impl Submitted) -> Result<(), TaskError> {
         let (own, point) = (self.registration(), task.point());
         let earlier = &point.registration;

@@ -37,8 +37,8 @@ impl<'s> Submission<'s> {
         }
     }
 
-    /// Declares memory that work of the host uses, as in [`submit`](Self::submit): the stream is ordered after the earlier
-    /// uses now, and the uses are noted. The host can use memory that it [sees](crate::Upstream) only.
+    /// Declares memory that work of the host uses, as in [`submit`](Self::submit): the stream is ordered after the
+    /// earlier uses now, and the uses are noted. The host can use memory that it [sees](crate::Upstream) only.
     ///
     /// ```
     /// # use weirpool::{Pool, Upstream, device::sim::SimDevice};
@@ -88,8 +88,8 @@ impl<'s> Submission<'s> {
     /// ```
     ///
     /// # Errors
-    /// Returns the closure's error, and the errors of [`Stream::submit`] as that type. Work that the closure had enqueued
-    /// before its error runs, and its uses stay noted.
+    /// Returns the closure's error, and the errors of [`Stream::submit`] as that type. Work that the closure had
+    /// enqueued before its error runs, and its uses stay noted.
     #[track_caller]
     pub fn try_submit<W: NativeStream, A: Accesses, T, E: From<TaskError>>(
         self,

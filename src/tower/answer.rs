@@ -23,8 +23,8 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 /// | [`TooLarge`](Self::TooLarge), [`OverLimit`](Self::OverLimit) | 413 Content Too Large |
 /// | all others: the device's errors, and calls that the service should not make | 500 Internal Server Error |
 ///
-/// A request that is cancelled has no answer: its client is gone. [`RefusalLayer`](crate::RefusalLayer) answers for a whole
-/// service.
+/// A request that is cancelled has no answer: its client is gone. [`RefusalLayer`](crate::RefusalLayer) answers for a
+/// whole service.
 impl AllocError {
     /// Returns the status of the answer to a request that failed with this error.
     pub fn status(&self) -> StatusCode {
@@ -57,8 +57,8 @@ impl AllocError {
         }
     }
 
-    /// Returns the value of the header `Retry-After`: [`retry_after`](Self::retry_after) in whole seconds, rounded up. With
-    /// the statuses 429 and 503 it is 1 if that time is not known, unless the pool is closed.
+    /// Returns the value of the header `Retry-After`: [`retry_after`](Self::retry_after) in whole seconds, rounded up.
+    /// With the statuses 429 and 503 it is 1 if that time is not known, unless the pool is closed.
     pub fn retry_after_header(&self) -> Option<HeaderValue> {
         let is_busy = matches!(
             self.status(),
@@ -70,8 +70,8 @@ impl AllocError {
         Some(wait.as_secs().saturating_add(part).into())
     }
 
-    /// Returns an answer with the [status](Self::status), [`Retry-After`](Self::retry_after_header), and the error's message
-    /// as text. The message has figures of the pool; where those are not public, write a body of your own.
+    /// Returns an answer with the [status](Self::status), [`Retry-After`](Self::retry_after_header), and the error's
+    /// message as text. The message has figures of the pool; where those are not public, write a body of your own.
     pub fn response<B: From<String>>(&self) -> Response<B> {
         let mut response = text(self.status(), self.to_string());
         if let Some(seconds) = self.retry_after_header() {
@@ -171,8 +171,9 @@ impl Need {
         Ok(self.deadline(within))
     }
 
-    /// Charges the reservation to the tag that `tag` returns for the value of a header. It is called with `None` if there
-    /// is no header, or its value is not text. The scheme `Bearer` of the header `Authorization` is left out of the value.
+    /// Charges the reservation to the tag that `tag` returns for the value of a header. It is called with `None` if
+    /// there is no header, or its value is not text. The scheme `Bearer` of the header `Authorization` is left out of
+    /// the value.
     ///
     /// Tags are never freed, so `tag` must look the value up in a table of the service, and must not create a
     /// [`Tag`] of it: clients could create any number.

@@ -14,11 +14,11 @@ use std::task::{Context, Poll, ready};
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// A [`tower`] layer that reserves memory for each HTTP request, and holds it until the body of the response has ended or
-/// is dropped: for answers that are streamed while they are computed.
+/// A [`tower`] layer that reserves memory for each HTTP request, and holds it until the body of the response has ended
+/// or is dropped: for answers that are streamed while they are computed.
 ///
-/// - `need` computes the [`Need`] of a request: asynchronously, from all of it. It passes the request on, and may read the
-///   body and replace it.
+/// - `need` computes the [`Need`] of a request: asynchronously, from all of it. It passes the request on, and may read
+///   the body and replace it.
 /// - The handler runs in the [scope](Reservation::scope) of the reservation, and so does each poll of the body.
 /// - The handler reaches the reservation as an `Arc<Reservation>` among the request's extensions. It may move the `Arc`
 ///   into the body, or into a task; the memory is reserved as long as any `Arc` exists.
@@ -84,9 +84,9 @@ pub struct HttpReserveLayer<N> {
 }
 
 impl<N> HttpReserveLayer<N> {
-    /// Creates a layer. `need` is an `FnMut(Request<B>) -> impl Future<Output = Result<(M, Request<C>), E>>`, where `M` is a
-    /// number of bytes or a [`Need`], the inner service takes a `Request<C>`, and `E` is its error. Reports about its
-    /// reservations name the location of this call.
+    /// Creates a layer. `need` is an `FnMut(Request<B>) -> impl Future<Output = Result<(M, Request<C>), E>>`, where `M`
+    /// is a number of bytes or a [`Need`], the inner service takes a `Request<C>`, and `E` is its error. Reports about
+    /// its reservations name the location of this call.
     #[track_caller]
     pub fn new(pool: &Pool, need: N) -> Self {
         Self {
@@ -116,7 +116,8 @@ impl<S, N: Clone> Layer<S> for HttpReserveLayer<N> {
     }
 }
 
-/// A service whose HTTP requests have their memory before they reach the inner service. Created by [`HttpReserveLayer`].
+/// A service whose HTTP requests have their memory before they reach the inner service. Created by
+/// [`HttpReserveLayer`].
 #[derive(Clone, Debug)]
 pub struct HttpReserveService<S, N> {
     inner: S,

@@ -10,8 +10,9 @@ use std::task::{Context, Poll, ready};
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// A [`tower`](https://docs.rs/tower) layer that answers requests for which there is no memory, so that the service's errors
-/// are those of the handler alone. Put it outside of a [`ReserveLayer`](crate::ReserveLayer) or an `HttpReserveLayer`.
+/// A [`tower`](https://docs.rs/tower) layer that answers requests for which there is no memory, so that the service's
+/// errors are those of the handler alone. Put it outside of a [`ReserveLayer`](crate::ReserveLayer) or an
+/// `HttpReserveLayer`.
 ///
 /// With the feature `http`, `AllocError::response` makes an answer with a status and `Retry-After`:
 ///

@@ -1,5 +1,5 @@
-//! A GPU that several processes take memory from: a simulated device in each, and one file with what each of them holds.
-//! It notes when all of them together hold more than the GPU has. It shares no code with the broker.
+//! A GPU that several processes take memory from: a simulated device in each, and one file with what each of them
+//! holds. It notes when all of them together hold more than the GPU has. It shares no code with the broker.
 
 use crate::common::{MIB, pass_on};
 use rustix::fs::{FlockOperation, flock};

@@ -111,7 +111,7 @@ impl Wake for Count {
     }
 }
 
-/// Polls once with a waker that nobody hears.
+/// Polls once with a waker that does nothing.
 pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_with(future, Waker::noop())
 }

@@ -16,7 +16,7 @@
 /// }
 /// ```
 ///
-/// Whom it is passed on to may depend on the name of the call: `|probe, call| probe.enter(call)? => map, unmap`.
+/// Its recipient may depend on the name of the call: `|probe, call| probe.enter(call)? => map, unmap`.
 #[allow(unused_macros, reason = "few tests have such a device")]
 macro_rules! pass_on {
     (|$front:ident| $to:expr => $($name:ident),+ $(,)?) => {

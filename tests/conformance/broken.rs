@@ -25,8 +25,8 @@ const PIECE: u64 = 2 * MIB;
 /// The time after which a call counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// *errors-are-errors*: a sticky error while tasks of several streams, threads, a reservation, a drain and others wait. From
-/// then on every device call fails.
+/// *errors-are-errors*: a sticky error while tasks of several streams, threads, a reservation, a drain and others wait.
+/// From then on every device call fails.
 pub(crate) fn broken_device_fails_all_waiters<B: Bench>() {
     let (site, probe) = Site::<B>::probed(CAPACITY, settings_for_waiters);
     let apart = |worker: Worker<B>| (worker.work, worker.stream);

@@ -201,7 +201,7 @@ pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
     let gate = first.use_until_opened(&pending[0], 1);
     drop(pending);
     let Err(AllocError::Exhausted(shortfall)) = second.try_take(8 * MIB) else {
-        panic!("there is not so much");
+        panic!("more memory than there is");
     };
     assert_shortfall(&shortfall);
     // The pool reports the same figures on request, not only in the error.

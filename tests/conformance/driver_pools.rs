@@ -1,4 +1,5 @@
-//! Pools over the driver's own memory pools: sub-allocated, and passed through. A device whose driver has none falls back.
+//! Pools over the driver's own memory pools: sub-allocated, and passed through. A device whose driver has none falls
+//! back.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -240,7 +241,8 @@ pub(crate) fn passed_memory_is_freed_after_all_streams<B: Bench>() {
     through.end(&[&home, &further]);
 }
 
-/// Memory that is allocated in the order of a stream whose earlier work still runs is used on another stream behind that.
+/// Memory that is allocated in the order of a stream whose earlier work still runs is used on another stream behind
+/// that.
 pub(crate) fn further_stream_comes_after_a_passed_allocation<B: Bench>() {
     let Some(through) = Through::<B>::new(16 * MIB) else {
         return;

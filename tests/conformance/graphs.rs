@@ -54,8 +54,8 @@ pub(crate) fn addresses_stay_valid_over_launches<B: Bench>() {
     site.assert_sound();
 }
 
-/// [PyTorch's trees of graphs] A branch that is captured behind a restored checkpoint leaves the result of the root alone,
-/// and a branch that was captured before may use the same memory.
+/// [PyTorch's trees of graphs] A branch that is captured behind a restored checkpoint leaves the result of the root
+/// alone, and a branch that was captured before may use the same memory.
 pub(crate) fn restored_checkpoint_is_not_overwritten_by_another_branch<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let [captured, other] = site.workers();
@@ -213,7 +213,8 @@ pub(crate) fn aborted_capture_leaves_nothing<B: Bench>() {
     site.assert_sound();
 }
 
-/// A block from before the capture is dropped in it. No event is recorded on the stream, and the block is free afterwards.
+/// A block from before the capture is dropped in it. No event is recorded on the stream, and the block is free
+/// afterwards.
 pub(crate) fn earlier_block_is_freed_after_the_capture<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [captured, other] = site.workers();

@@ -198,8 +198,8 @@ impl Probe {
     }
 }
 
-// SAFETY: the device behind makes every call that returns a result, except for wrong results that tests request. They do so
-// only for memory whose contents they do not need.
+// SAFETY: the device behind makes every call that returns a result, except for wrong results that tests request. They
+// do so only for memory whose contents they do not need.
 unsafe impl Device for Probe {
     pass_on! {
         |probe| probe.inner() =>

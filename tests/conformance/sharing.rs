@@ -33,7 +33,7 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     site.assert_sound();
 }
 
-/// [12] PyTorch `record_stream`: used on several streams and freed on one: nobody has it before all have
+/// [12] PyTorch `record_stream`: used on several streams and freed on one: no stream gets it before all have
 /// passed, not even the stream that it was allocated on.
 pub(crate) fn block_used_on_several_streams_waits_for_all<B: Bench>() {
     for taker in [0, 3] {
@@ -202,8 +202,9 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     site.assert_sound();
 }
 
-/// A device that can share its chunks exports one by a descriptor, and imports it as the same memory. It outlives the exporter's
-/// own chunk. A descriptor of anything else is refused, and so is a size that is wrong, at the latest when the chunk is mapped.
+/// A device that can share its chunks exports one by a descriptor, and imports it as the same memory. It outlives the
+/// exporter's own chunk. A descriptor of anything else is refused, and so is a size that is wrong, at the latest when
+/// the chunk is mapped.
 pub(crate) fn exported_chunk_is_the_same_memory<B: Bench>() {
     #[cfg(unix)]
     {

@@ -182,7 +182,7 @@ fn own_and_give_back<B: Bench>(worker: &Worker<B>, seed: u64, owned: &Owned) {
     }
 }
 
-/// Address ranges, with their ends, that somebody owns.
+/// Address ranges, with their ends, that have an owner.
 #[derive(Default)]
 struct Owned(Mutex<BTreeMap<DeviceAddress, DeviceAddress>>);
 

@@ -1,5 +1,5 @@
-//! A broker moves memory between two processes on one GPU: each finds the words that it wrote, and the lease of a killed
-//! process goes to the other one.
+//! A broker moves memory between two processes on one GPU: each finds the words that it wrote, and the lease of a
+//! killed process goes to the other one.
 
 use crate::bench::Bench;
 use crate::children::Neighbour;

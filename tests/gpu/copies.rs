@@ -134,7 +134,7 @@ pub(crate) fn copies_come_after_what_their_stream_waited_for<S: Setting>() {
     site.assert_conserved();
 }
 
-/// The copy goes on: what it writes to on the host is nobody else's until it is over.
+/// The copy goes on: the host memory that it writes to is not reused until it is over.
 pub(crate) fn dropped_download_has_no_effect<S: Setting>() {
     let site = Site::<Cuda<S>>::new(8 * MIB);
     let [dropped, kept] = site.workers();
@@ -156,7 +156,7 @@ pub(crate) fn dropped_download_has_no_effect<S: Setting>() {
     first.open();
     dropped.settle();
     let bytes = block_on(download).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == 2), "somebody else's bytes");
+    assert!(bytes.iter().all(|byte| *byte == 2), "another owner's bytes");
     // And their memory on the host can be used again.
     for (worker, block, value) in [(&dropped, &blocks[0], 1), (&kept, &blocks[1], 2)] {
         assert!(

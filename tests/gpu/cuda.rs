@@ -166,8 +166,8 @@ impl<S: Setting> Bench for Cuda<S> {
         let gpu = gpu();
         let context = CudaContext::new(gpu.context().ordinal());
         let context = context.expect("the primary context, once more");
-        // SAFETY: the tests do not use slices whose order cudarc tracks by events. With tracking, cudarc would wait for the
-        // whole device when the first stream is created.
+        // SAFETY: the tests do not use slices whose order cudarc tracks by events. With tracking, cudarc would wait for
+        // the whole device when the first stream is created.
         unsafe { context.disable_event_tracking() };
         Self::over(gpu, context)
     }
@@ -188,8 +188,8 @@ impl<S: Setting> Bench for Cuda<S> {
     }
 
     fn external(&self, work: &Arc<CudaStream>) -> ExternalStream {
-        // SAFETY: each test keeps the stream for as long as it uses the stream or memory allocated there. The tests verify that
-        // this suffices.
+        // SAFETY: each test keeps the stream for as long as it uses the stream or memory allocated there. The tests
+        // verify that this suffices.
         unsafe { self.device.external_stream(work.cu_stream()) }.expect("a stream of the driver's")
     }
 

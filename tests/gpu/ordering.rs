@@ -1,5 +1,5 @@
 //! Umpire's scenario: memory is touched, a long kernel runs, the memory is checked, all on one stream. It is
-//! freed, and somebody else has it, on another stream. The check must never see what the next owner wrote.
+//! freed, and another owner has it, on another stream. The check must never see what the next owner wrote.
 //!
 //! The long kernel ends some time after it was told to, so that nothing here rests on how fast the host is:
 //! until then the next owner's work must not run. That the check would see it if it did is tested as well,

@@ -134,7 +134,8 @@ pub(crate) fn exit_elsewhere() {
     panic!("{block:?} with {used:?} in use");
 }
 
-/// The thread that watches events cannot be started: a wait wakes its task at once, which then queries the event itself.
+/// The thread that watches events cannot be started: a wait wakes its task at once, which then queries the event
+/// itself.
 pub(crate) fn pool_serves_where_no_thread_can_be_started() {
     assert_child_without_threads(WITHOUT_THREADS);
 }

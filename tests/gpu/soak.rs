@@ -1,6 +1,6 @@
-//! Many tasks, as an inference server has them: requests of all sizes on a few streams, more of them than
-//! there is memory for, for some seconds. Every word of every block is the owner's own. Some requests are cancelled, some
-//! blocks are freed on another stream, and some servers capture graphs and launch them.
+//! Many tasks, as an inference server has them: requests of all sizes on a few streams, more of them than there is
+//! memory for, for some seconds. Every word of every block is the owner's own. Some requests are cancelled, some blocks
+//! are freed on another stream, and some servers capture graphs and launch them.
 
 use crate::bench::{Span, Witness};
 use crate::common::MIB;
@@ -40,7 +40,7 @@ struct Server<S: Setting> {
     /// A stream that no other server uses, so that it can be captured. Not every server has one.
     captured: Option<Worker<Cuda<S>>>,
     witness: Witness,
-    /// Words that nobody wrote yet.
+    /// Words that no task wrote yet.
     words: Arc<AtomicU32>,
     random: fastrand::Rng,
 }
@@ -92,7 +92,8 @@ impl<S: Setting> Server<S> {
         }
     }
 
-    /// Captures the write of a block, and launches the graph a few times. Between the launches the block has another word.
+    /// Captures the write of a block, and launches the graph a few times. Between the launches the block has another
+    /// word.
     async fn capture(&mut self) {
         let Some(captured) = self.captured.clone() else {
             return;

@@ -404,8 +404,8 @@ fn dropped_send_sends_nothing() {
     assert_eq!(pair.importer.receive(&pair.into).unwrap().label(), "second");
 }
 
-/// Every device call of an export and an import fails once, with each kind of error. Nothing is lost, and what did not fail
-/// works.
+/// Every device call of an export and an import fails once, with each kind of error. Nothing is lost, and what did not
+/// fail works.
 #[test]
 fn failing_calls_lose_nothing() {
     use DeviceErrorKind::{InvalidArgument, Other, OutOfMemory};

@@ -160,7 +160,8 @@ fn consumer_reads_after_the_producers_work() {
     site.settle();
 }
 
-/// The consumer drops the tensor on a thread of its own, before its work has begun. The next owner comes after that work.
+/// The consumer drops the tensor on a thread of its own, before its work has begun. The next owner comes after that
+/// work.
 #[test]
 fn memory_is_reused_after_the_work_that_the_consumer_had_submitted_when_it_dropped_the_tensor() {
     for is_on_a_thread in [false, true] {

@@ -322,8 +322,8 @@ fn handles_of_evicted_memory_keep_no_pool_alive() {
     assert!(cached.pin().is_none());
 }
 
-/// Random operations beside a model: a queue of what is evictable. Everything evicted was the least recently used, and a
-/// request fails only if all that is free and evictable together is not enough.
+/// Random operations beside a model: a queue of what is evictable. Everything evicted was the least recently used, and
+/// a request fails only if all that is free and evictable together is not enough.
 #[test]
 fn evictions_follow_a_model() {
     for seed in 0..200 {

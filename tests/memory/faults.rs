@@ -303,8 +303,8 @@ fn use_that_cannot_be_ordered_is_refused() {
     pool.check_conserved().unwrap();
 }
 
-/// Memory was unmapped, but its chunk could not be released. The pool does not grant those addresses without memory behind
-/// them.
+/// Memory was unmapped, but its chunk could not be released. The pool does not grant those addresses without memory
+/// behind them.
 #[test]
 fn unmapped_memory_is_not_granted_when_its_release_fails() {
     let device = manual();
@@ -324,8 +324,8 @@ fn unmapped_memory_is_not_granted_when_its_release_fails() {
     pool.check_conserved().unwrap();
 }
 
-/// *safe-teardown*: the pool is dropped when no event could be recorded for its last free. So the end of the work is unknown,
-/// and the memory is leaked.
+/// *safe-teardown*: the pool is dropped when no event could be recorded for its last free. So the end of the work is
+/// unknown, and the memory is leaked.
 #[test]
 fn unsealed_memory_of_a_dropped_pool_is_leaked() {
     let device = manual();
@@ -450,8 +450,8 @@ fn event_with_an_error_causes_no_growth() {
     assert_eq!(pool.statistics().reserved.current, reserved);
 }
 
-/// The newest event reports an error, and an older one is incomplete. So no event tells when the work behind the newest one
-/// ends.
+/// The newest event reports an error, and an older one is incomplete. So no event tells when the work behind the newest
+/// one ends.
 #[test]
 fn teardown_ends_behind_an_event_with_an_error() {
     for blocking in [false, true] {

@@ -1,12 +1,14 @@
 //! Random tasks on random streams, with every operation of the public interface, under three oracles:
 //!
-//! - **Order.** A spy around the device keeps vector clocks of its own, from the calls that it sees: a use of memory must
-//!   come after every use of its earlier owners. It shares no code with the pool or with the checker of the simulator.
+//! - **Order.** A spy around the device keeps vector clocks of its own, from the calls that it sees: a use of memory
+//!   must come after every use of its earlier owners. It shares no code with the pool or with the checker of the
+//!   simulator.
 //! - **Bytes.** Each owner stamps both ends of its block, and a later operation checks the stamps.
-//! - **Progress.** No task holds memory while it waits for more, so each wait must end. A quiet system in which a task still
-//!   waits fails the test.
+//! - **Progress.** No task holds memory while it waits for more, so each wait must end. A quiet system in which a task
+//!   still waits fails the test.
 //!
-//! `WEIRPOOL_STRESS_SEEDS=5000 cargo test --release --test random stress` runs more seeds; `WEIRPOOL_STRESS_SEED=17` runs one.
+//! `WEIRPOOL_STRESS_SEEDS=5000 cargo test --release --test random stress` runs more seeds; `WEIRPOOL_STRESS_SEED=17`
+//! runs one.
 
 use crate::common::*;
 use futures::future::{Either, join_all, select};

@@ -1,8 +1,8 @@
-//! Every future of the pool, ended in every way after every number of polls: dropped, forgotten, moved to another task or
-//! runtime, woken by wakers that panic or call back, and dropped inside the drop of its own waker.
+//! Every future of the pool, ended in every way after every number of polls: dropped, forgotten, moved to another task
+//! or runtime, woken by wakers that panic or call back, and dropped inside the drop of its own waker.
 //!
-//! Whatever happens to the subject, a second request, which is polled only when it is woken, is served; every byte comes
-//! back, except what a forgotten future was granted; and the ordering checker finds no violation.
+//! Whatever happens to the subject, a second request, which is polled only when it is woken, is served; every byte
+//! comes back, except what a forgotten future was granted; and the ordering checker finds no violation.
 
 use crate::common::*;
 use std::future::Future;

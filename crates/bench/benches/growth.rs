@@ -1,9 +1,9 @@
 //! Cost as work grows: `cargo bench --bench growth`.
 //!
-//! Each row has one kind of item in growing numbers: streams, waiting requests, chunks, tags, pools. A cell is the time of
-//! one operation while that many items exist, or the time of an operation on all of them divided by their number. A cost
-//! that does not grow with the number stays the same along its row. Times are of this machine, on the simulated device;
-//! only their ratio along a row means anything.
+//! Each row has one kind of item in growing numbers: streams, waiting requests, chunks, tags, pools. A cell is the time
+//! of one operation while that many items exist, or the time of an operation on all of them divided by their number. A
+//! cost that does not grow with the number stays the same along its row. Times are of this machine, on the simulated
+//! device; only their ratio along a row means anything.
 //!
 //! `-- --test` runs each row once with few items; `-- --most 1000` bounds the numbers.
 

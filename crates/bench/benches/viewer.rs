@@ -1,8 +1,8 @@
 //! What a viewer of the dashboard costs a service: `cargo bench --bench viewer`.
 //!
-//! One thread allocates and frees blocks of random sizes among live ones, by turns without and with a viewer: a second each,
-//! or as long as the dashboard waits between frames, if that is longer. The ratio is the median over neighbouring turns.
-//! Times are of this machine, on the simulated device.
+//! One thread allocates and frees blocks of random sizes among live ones, by turns without and with a viewer: a second
+//! each, or as long as the dashboard waits between frames, if that is longer. The ratio is the median over neighbouring
+//! turns. Times are of this machine, on the simulated device.
 //!
 //! `-- --test` takes two short turns; `-- --turns 60` takes more.
 
@@ -117,11 +117,13 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Returns a frame as the page gets it, and the time that it takes.
-fn frame_of(pool: &Pool) -> (String, Duration) {
+/// Returns a frame as the page gets it, the time that it takes, and the time of its snapshot, which has the heap's lock.
+fn frame_of(pool: &Pool) -> (String, Duration, Duration) {
     let begin = Instant::now();
     let frame = serde_json::to_string(&Frame::of(pool)).expect("plain data");
-    (frame, begin.elapsed())
+    let took = begin.elapsed();
+    drop(pool.snapshot());
+    (frame, took, begin.elapsed() - took)
 }
 
 fn main() {
@@ -131,11 +133,13 @@ fn main() {
     } else {
         &[100, 10_000, 100_000]
     };
-    println!("live blocks    pairs/s alone   with a viewer      ratio   one frame   frames/s");
+    println!(
+        "live blocks    pairs/s alone   with a viewer      ratio   one frame   snapshot   frames/s"
+    );
     for &blocks in sizes {
         let mut work = Work::new(blocks);
         work.turn(Duration::from_millis(100));
-        let (frame, took) = frame_of(&work.pool);
+        let (frame, took, locked) = frame_of(&work.pool);
         let (turns, time) = if options.test {
             (1, Duration::from_millis(20))
         } else {
@@ -152,11 +156,12 @@ fn main() {
             seen += events;
         }
         println!(
-            "{blocks:>11} {:>16.0} {:>15.0} {:>10.4} {:>8.2} ms {:>10.1}   ({} KiB of JSON)",
+            "{blocks:>11} {:>16.0} {:>15.0} {:>10.4} {:>8.2} ms {:>7.2} ms {:>10.1}   ({} KiB of JSON)",
             median(alone),
             median(with),
             median(ratios),
             took.as_secs_f64() * 1e3,
+            locked.as_secs_f64() * 1e3,
             f64::from(seen) / (time.as_secs_f64() * turns as f64),
             frame.len() >> 10,
         );

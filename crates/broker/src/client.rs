@@ -5,8 +5,8 @@
 //! back, and says goodbye. Either one applies terms to the tenant, which may take as long as unmapping does, and states
 //! the result: the reader where it has news and the worker is idle, because each change of the thread costs a wake-up.
 //!
-//! Calls of the tenant send what they want themselves if that does not wait, and leave it to the worker otherwise. None of them
-//! waits for the broker, but for [`Client::ask_and_wait`].
+//! Calls of the tenant send what they want themselves if that does not wait, and leave it to the worker otherwise. None
+//! of them waits for the broker, but for [`Client::ask_and_wait`].
 
 use crate::ledger::{Figures, Joining, Refused};
 use crate::message::{Reply, Request, VERSION};
@@ -49,9 +49,9 @@ pub trait Tenant: Send + Sync {
     /// First lets up to `first` bytes be held, and serves the requests that wait, if that is more than `bound`: it was
     /// granted for them, and then recalled for others.
     ///
-    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`, no use
-    /// is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None` once
-    /// the tenant has ended. It holds no more than the larger of `bound` and that from then on.
+    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`,
+    /// no use is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None`
+    /// once the tenant has ended. It holds no more than the larger of `bound` and that from then on.
     ///
     /// Called by one thread at a time.
     fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held>;
@@ -197,7 +197,7 @@ impl Client {
     /// Joins the broker, and waits until it admits the client. [Start](Reader::start) it once there is a tenant.
     ///
     /// # Errors
-    /// If no broker listens, or it refuses.
+    /// Returns an error if no broker listens, or it refuses.
     pub fn join(config: ClientConfig) -> Result<(Self, Reader), ClientError> {
         let key = RandomState::new().hash_one(std::process::id());
         let (connection, capacity, terms) = admitted(&config, key, 0, 0)?;
@@ -298,8 +298,8 @@ impl Client {
     }
 
     /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to
-    /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not answer
-    /// within 100 ms is not waited for.
+    /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not
+    /// answer within 100 ms is not waited for.
     pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();
@@ -341,7 +341,7 @@ impl Client {
         }
     }
 
-    /// Has the terms applied again, if the broker has asked for more than was returned: memory came back to the tenant.
+    /// Makes the worker apply the terms again, if the broker has asked for more than was returned: memory came back to the tenant.
     pub fn look_again(&self) {
         let mut state = self.shared.lock();
         if state.owes() > 0 {
@@ -371,7 +371,7 @@ impl Reader {
     /// Starts the client's threads, for this tenant.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub fn start(self, tenant: Arc<dyn Tenant>) -> io::Result<()> {
         let Self { shared, connection } = self;
         let (working, applied) = (shared.clone(), tenant.clone());
@@ -646,7 +646,7 @@ impl Watch {
     /// Connects to the broker at a socket.
     ///
     /// # Errors
-    /// If no broker listens.
+    /// Returns an error if no broker listens.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
         let connection = connect(socket)?;
         Ok(Self {
@@ -658,7 +658,7 @@ impl Watch {
     /// Waits until the figures change; returns at once the first time. `None` when the broker has ended.
     ///
     /// # Errors
-    /// If the broker refuses, or its answer is not valid.
+    /// Returns an error if the broker refuses, or its answer is not valid.
     pub fn next_figures(&mut self) -> Result<Option<Figures>, ClientError> {
         let seen = self.seen;
         let watch = Request::Watch {

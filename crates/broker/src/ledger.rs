@@ -1,44 +1,47 @@
-//! The ledger: which client holds how much of the capacity, and which need is met next. It does no I/O and has no clock.
+//! The ledger: which client holds how much of the capacity, and which need is met next. It does no I/O and has no
+//! clock.
 //!
 //! # Rules
 //!
-//! - The **lease** of a client is what it was granted, less what it returned. A client returns bytes after its device has
-//!   them back. So a lease counts while any of its memory may exist.
-//! - **Capacity**: a grant is made only from bytes that no lease covers. The sum of leases never exceeds the capacity; if the
-//!   capacity was lowered between two runs, nothing is granted until the sum is within it.
+//! - The **lease** of a client is what it was granted, less what it returned. A client returns bytes after its device
+//!   has them back. So a lease counts while any of its memory may exist.
+//! - **Capacity**: a grant is made only from bytes that no lease covers. The sum of leases never exceeds the capacity;
+//!   if the capacity was lowered between two runs, nothing is granted until the sum is within it.
 //! - **Guarantee**: guarantees together are within the capacity. A lease is never recalled below its guarantee. A need
 //!   within the guarantee comes before all other needs.
 //! - **Order**: a need is *reachable* if the free bytes, and the bytes above the guarantees of clients that answer, are
 //!   enough. Reachable needs are met in the order of their arrival. A need that is not reachable is passed over
 //!   until it is: other clients use their guarantees, or a client does not answer.
-//! - **Recall**: for the need that is next, free memory is asked of the clients above their guarantee. Clients give until the
-//!   rest of each, over its weight, is equal. A client that answered with less than it was asked for has no more free memory.
-//!   If the need is still not met, the recall becomes *binding*: each client above its guarantee begins to use no more than
-//!   it is to keep, and returns memory as its requests end, until the need is met. Each is asked for all that lacks,
-//!   because the memory of any of them may be in use for ever.
-//! - **Hold**: a client that was granted memory which others had to give back keeps its lease for 16 times what giving it
-//!   back took, and at most for the longest hold. Meanwhile it is asked for nothing, and its further needs come before
-//!   those of others. So most of the time goes to work, and not to moving memory. A hold ends early in three cases: for a
-//!   sixteenth of it, while another client waited, the client granted no block and used nothing of the grant; the client
-//!   itself waits for memory that other holds cover; its connection ends. A need within a guarantee ignores all holds,
-//!   and begins none. While a need waits for holds to end, no memory is recalled for it: the others use theirs.
-//! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it until it
-//!   speaks; it costs others what it holds.
-//! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease: its
-//!   process may go on to use the memory, and reconnect.
+//! - **Recall**: for the need that is next, free memory is asked of the clients above their guarantee. Clients give
+//!   until the rest of each, over its weight, is equal. A client that answered with less than it was asked for has no
+//!   more free memory. If the need is still not met, the recall becomes *binding*: each client above its guarantee
+//!   begins to use no more than it is to keep, and returns memory as its requests end, until the need is met. Each is
+//!   asked for all that lacks, because the memory of any of them may be in use for ever.
+//! - **Hold**: a client that was granted memory which others had to give back keeps its lease for 16 times what giving
+//!   it back took, and at most for the longest hold. Meanwhile it is asked for nothing, and its further needs come
+//!   before those of others. So most of the time goes to work, and not to moving memory. A hold ends early in three
+//!   cases: for a sixteenth of it, while another client waited, the client granted no block and used nothing of the
+//!   grant; the client itself waits for memory that other holds cover; its connection ends. A need within a guarantee
+//!   ignores all holds, and begins none. While a need waits for holds to end, no memory is recalled for it: the others
+//!   use theirs.
+//! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it
+//!   until it speaks; it costs others what it holds.
+//! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease:
+//!   its process may go on to use the memory, and reconnect.
 //!
 //! # Progress
 //!
-//! Let the need of client `i` be such that lease and need are at most the capacity less the guarantees of the others. Then
-//! the free bytes and the excess of the others are always enough: it is reachable while all clients answer. It becomes the
-//! oldest reachable need after finitely many others, because younger needs do not pass it, but for those within guarantees.
-//! While it is the oldest, each client above its guarantee may only shrink, and does so as its requests end. Needs within guarantees
-//! take at most the guarantees, which the bound above leaves out. So the need is met once the clients have
-//! ended what they run: no request starves. A need beyond that bound is met when others leave enough of their guarantees unused.
+//! Let the need of client `i` be such that lease and need are at most the capacity less the guarantees of the others.
+//! Then the free bytes and the excess of the others are always enough: it is reachable while all clients answer. It
+//! becomes the oldest reachable need after finitely many others, because younger needs do not pass it, but for those
+//! within guarantees. While it is the oldest, each client above its guarantee may only shrink, and does so as its
+//! requests end. Needs within guarantees take at most the guarantees, which the bound above leaves out. So the need is
+//! met once the clients have ended what they run: no request starves. A need beyond that bound is met when others leave
+//! enough of their guarantees unused.
 //!
-//! Holds delay it by a bounded time. A hold lasts no longer than the longest hold, and a new one begins only when the oldest need
-//! is met. So a need with `a` needs before it is met after at most `a + 1` times the sum of the longest hold and the
-//! time in which clients end what they run and give memory back. With `n` clients, `a` is at most `n - 1`.
+//! Holds delay it by a bounded time. A hold lasts no longer than the longest hold, and a new one begins only when the
+//! oldest need is met. So a need with `a` needs before it is met after at most `a + 1` times the sum of the longest
+//! hold and the time in which clients end what they run and give memory back. With `n` clients, `a` is at most `n - 1`.
 //!
 //! Two processes that each hold memory while they wait for more can deadlock, like two tasks of one pool. The broker
 //! does not resolve that: reserve what a task needs up front, or set a timeout.
@@ -49,8 +52,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use thiserror::Error;
 
-/// How many times as long as giving memory back took, the next client keeps it. Mapping takes up to 1.5 times as long as
-/// unmapping, so at least 6/7 of the time goes to work.
+/// How many times as long as giving memory back took, the next client keeps it. Mapping takes up to 1.5 times as long
+/// as unmapping, so at least 6/7 of the time goes to work.
 const HOLD: u32 = 16;
 
 /// The part of a hold after which a client that granted no block loses it to a client that waits.
@@ -290,8 +293,8 @@ impl Client {
         self.hold = Some(hold).filter(|hold| !hold.length.is_zero());
     }
 
-    /// Takes the answer to a look. A client that granted no block in between, and uses none of what it was granted, loses
-    /// its hold.
+    /// Takes the answer to a look. A client that granted no block in between, and uses none of what it was granted,
+    /// loses its hold.
     fn note_blocks(&mut self, now: Duration) {
         let unused = self.lease().saturating_sub(self.statement.used);
         let blocks = self.statement.blocks;
@@ -356,8 +359,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger of this capacity in bytes. A client that does not act on a recall for `grace` is silent. No hold
-    /// lasts longer than `longest_hold`; with zero, there are none.
+    /// Creates a ledger of this capacity in bytes. A client that does not act on a recall for `grace` is silent. No
+    /// hold lasts longer than `longest_hold`; with zero, there are none.
     pub fn new(capacity: u64, grace: Duration, longest_hold: Duration) -> Self {
         Self {
             capacity,
@@ -424,7 +427,7 @@ impl Ledger {
     /// Admits a client. Its first terms are [news](Self::take_news).
     ///
     /// # Errors
-    /// If its share does not fit, or it claims a lease that it cannot have. Nothing changes.
+    /// Returns an error if its share does not fit, or it claims a lease that it cannot have. Nothing changes.
     pub fn join(
         &mut self,
         process: Process,
@@ -525,7 +528,7 @@ impl Ledger {
     /// Takes a client's statement.
     ///
     /// # Errors
-    /// If it cannot be true. Nothing changes.
+    /// Returns an error if it cannot be true. Nothing changes.
     pub fn state(
         &mut self,
         id: ClientId,
@@ -588,8 +591,8 @@ impl Ledger {
         }
     }
 
-    /// Notes that a client's connection ended. Its lease stays until it returns or its process ends; a client that holds
-    /// nothing is forgotten.
+    /// Notes that a client's connection ended. Its lease stays until it returns or its process ends; a client that
+    /// holds nothing is forgotten.
     pub fn part(&mut self, id: ClientId, now: Duration) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
@@ -639,8 +642,8 @@ impl Ledger {
         self.settle(now);
     }
 
-    /// Returns when to [pass the time](Self::pass_time) next; `None` while every client has answered, and no need waits for
-    /// a hold to end.
+    /// Returns when to [pass the time](Self::pass_time) next; `None` while every client has answered, and no need waits
+    /// for a hold to end.
     pub fn next_time(&self) -> Option<Duration> {
         let clients = self.clients.values();
         let asked = clients.filter_map(|client| client.asked_since);
@@ -777,8 +780,8 @@ impl Ledger {
         blocked.map(|(id, _)| *id)
     }
 
-    /// Returns the need that is met next: the oldest within a guarantee, or else the oldest of a client that holds, or else
-    /// the oldest that is reachable.
+    /// Returns the need that is met next: the oldest within a guarantee, or else the oldest of a client that holds, or
+    /// else the oldest that is reachable.
     fn next_need(&self) -> Option<ClientId> {
         let needy = || {
             self.clients
@@ -908,8 +911,8 @@ impl Ledger {
         }
     }
 
-    /// Asks the clients that hold what another one waits for how many blocks they granted, where it is time to. A client
-    /// answers new terms with a statement.
+    /// Asks the clients that hold what another one waits for how many blocks they granted, where it is time to. A
+    /// client answers new terms with a statement.
     fn look_at_holds(&mut self, now: Duration) {
         for client in self.clients.values_mut() {
             let Some(hold) = &mut client.hold else {
@@ -965,8 +968,8 @@ impl Client {
     }
 }
 
-/// Splits `bytes` over clients, of which each has an excess and a weight, so that what is left of each excess over its weight is
-/// equal, or less where there was less. Returns less in all if the excess of all is less.
+/// Splits `bytes` over clients, of which each has an excess and a weight, so that what is left of each excess over its
+/// weight is equal, or less where there was less. Returns less in all if the excess of all is less.
 fn split(bytes: u64, clients: &[(ClientId, u64, u32)]) -> BTreeMap<ClientId, u64> {
     let mut given = BTreeMap::new();
     if bytes == 0 {

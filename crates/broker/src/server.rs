@@ -42,8 +42,8 @@ pub struct BrokerConfig {
     pub capacity: u64,
     /// How long a client may take to act on a recall before others are asked in its place. Default: 1 s.
     pub grace: Duration,
-    /// The longest time for which a client keeps memory that others gave back for it: 16 times as long as that took, and
-    /// no longer than this. A shorter one reduces the longest waits and the throughput, where clients compete.
+    /// The longest time for which a client keeps memory that others gave back for it: 16 times as long as that took,
+    /// and no longer than this. A shorter one reduces the longest waits and the throughput, where clients compete.
     /// Default: 1 s.
     pub longest_hold: Duration,
 }
@@ -159,7 +159,7 @@ impl Broker {
     /// Listens at the socket, and counts the leases of an earlier broker.
     ///
     /// # Errors
-    /// If another broker has the socket, or a file cannot be used.
+    /// Returns an error if another broker has the socket, or a file cannot be used.
     pub fn bind(config: BrokerConfig) -> Result<Self, BrokerError> {
         let BrokerConfig {
             socket,
@@ -213,7 +213,7 @@ impl Broker {
     /// Runs the broker on a thread of its own.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub fn spawn(self) -> io::Result<Running> {
         let stop = self.stopper();
         let thread = std::thread::Builder::new().name("weirpool-broker".into());
@@ -227,7 +227,7 @@ impl Broker {
     /// Serves until it is [stopped](Self::stopper).
     ///
     /// # Errors
-    /// If the leases cannot be recorded, or the system cannot wait for events.
+    /// Returns an error if the leases cannot be recorded, or the system cannot wait for events.
     pub fn run(mut self) -> Result<(), BrokerError> {
         loop {
             self.act()?;

@@ -26,8 +26,8 @@ impl Default for Share {
     }
 }
 
-/// What a client tells the broker. The byte counts are sums over the client's life, so that a message that is repeated or
-/// overtaken by another one changes nothing.
+/// What a client tells the broker. The byte counts are sums over the client's life, so that a message that is repeated
+/// or overtaken by another one changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Statement {
@@ -39,8 +39,8 @@ pub struct Statement {
     pub wishes: u64,
     /// The [number](Terms::number) of the latest terms that the client has acted on.
     pub answered: u64,
-    /// A number that rises when a caller waits for an answer: the broker answers with terms that have [heard](Terms::heard)
-    /// it, whether or not they changed.
+    /// A number that rises when a caller waits for an answer: the broker answers with terms that have
+    /// [heard](Terms::heard) it, whether or not they changed.
     pub asks: u64,
     /// Nanoseconds that giving memory back took so far.
     pub returning: u64,

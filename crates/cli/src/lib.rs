@@ -25,7 +25,7 @@
 //! | `replay`, `device` | the replay, with one task for each stream, and the devices it runs on |
 //! | `broker` | the broker of one GPU, and a view of it |
 //! | `frontier` | memory against device time, by chunk size and policy |
-//! | `load` | requests to an inference server, and what became of them |
+//! | `load` | requests to an inference server, and their outcomes |
 //! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
 //! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 

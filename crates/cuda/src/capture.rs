@@ -1,10 +1,11 @@
 //! Streams that are captured into graphs.
 //!
 //! The driver itself knows when a graph is gone and its last launch complete: a *user object* of the graph is destroyed
-//! then. Each executable graph, and each launch, holds the objects of the graph that it was made of. So memory stays with
-//! a graph that another library captures and launches, without a call at its launches.
+//! then. Each executable graph, and each launch, holds the objects of the graph that it was made of. So memory stays
+//! with a graph that another library captures and launches, without a call at its launches.
 //!
-//! A capture that begins here is in the relaxed mode: it may end on any thread, and it leaves other threads' calls alone.
+//! A capture that begins here is in the relaxed mode: it may end on any thread, and it leaves other threads' calls
+//! alone.
 
 use super::CudaDevice;
 use super::driver::{capture_info, check};

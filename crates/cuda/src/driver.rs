@@ -124,8 +124,8 @@ unsafe fn symbol<F: Copy>(name: &[u8]) -> Option<F> {
 /// Drivers have the call since CUDA 11.7.
 ///
 /// # Safety
-/// The stream is usable, its context current, and the word is memory that the device can read until the stream has passed
-/// the wait.
+/// The stream is usable, its context current, and the word is memory that the device can read until the stream has
+/// passed the wait.
 pub(super) unsafe fn wait_for_word(
     stream: sys::CUstream,
     address: sys::CUdeviceptr,

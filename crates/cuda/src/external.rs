@@ -1,8 +1,8 @@
 //! Streams of other libraries, by their raw handles.
 //!
 //! The pool cannot keep such a stream alive, and CUDA reuses the handle of a destroyed stream for another one. So
-//! streams are told apart by the driver's stream id, which is never reused. Asking for the id of a stream invalidates its
-//! capture; so a stream that is being captured has an id for that capture.
+//! streams are told apart by the driver's stream id, which is never reused. Asking for the id of a stream invalidates
+//! its capture; so a stream that is being captured has an id for that capture.
 
 use super::CudaDevice;
 use super::driver::{capture_info, check, stream_id};
@@ -88,8 +88,8 @@ impl CudaDevice {
     ///
     /// - during this call;
     /// - during each call with the result, or with the
-    ///   [`Stream`](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html) that it was registered as; for a future,
-    ///   during each poll;
+    ///   [`Stream`](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html) that it was registered as; for a
+    ///   future, during each poll;
     /// - during the free or drop of each block that was allocated on the stream, or
     ///   [used on](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on) it.
     ///   ([`RawPool::free`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html#method.free) on another stream
@@ -154,8 +154,8 @@ impl ExternalStream {
         !is_legacy_default(self.raw)
     }
 
-    /// Returns the driver's id of the stream, which no other stream of the process ever has, or an id for the capture that
-    /// the stream is part of; `None` for the legacy default stream.
+    /// Returns the driver's id of the stream, which no other stream of the process ever has, or an id for the capture
+    /// that the stream is part of; `None` for the legacy default stream.
     pub fn external_id(&self) -> Option<u64> {
         self.id
     }

@@ -19,8 +19,8 @@ use weirpool_device::{DeviceError, Hold, HostFunction, RawStream};
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Has the driver call a function when the stream gets there. If the context is broken by then, the driver never calls it,
-/// and it is leaked.
+/// Makes the driver call a function when the stream gets there. If the context is broken by then, the driver never
+/// calls it, and it is leaked.
 ///
 /// # Safety
 /// The stream is usable, and its context current. The function calls no driver function, and does not panic.
@@ -223,8 +223,8 @@ impl Words {
         self.spare.lock().push(word);
     }
 
-    /// Frees the words, when no hold is left. A stream may not have read its word yet, so a thread of its own first waits
-    /// for the device.
+    /// Frees the words, when no hold is left. A stream may not have read its word yet, so a thread of its own first
+    /// waits for the device.
     pub(super) fn free_all(&mut self, context: &Arc<CudaContext>) {
         let Some(Some(stage)) = self.stage.take() else {
             return;

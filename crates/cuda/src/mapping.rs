@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(made(&broken), (all, Some("unmap")));
     }
 
-    /// On a GPU, maps memory for a device that does not exist, so that access is refused. Afterwards the range and the chunk
-    /// can be mapped properly, and released.
+    /// On a GPU, maps memory for a device that does not exist, so that access is refused. Afterwards the range and the
+    /// chunk can be mapped properly, and released.
     #[test]
     fn mapping_is_undone_when_the_driver_refuses_access() {
         let device = match CudaDevice::new(0) {

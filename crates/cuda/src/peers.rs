@@ -1,9 +1,9 @@
 //! Other devices of the host: access to this one's memory, and copies between devices.
 //!
 //! CUDA has three kinds of access: to what is mapped (`cuMemSetAccess`), to all plain memory of a context
-//! (`cuCtxEnablePeerAccess`), and to a memory pool of the driver (`cuMemPoolSetAccess`, see `pools`). A copy with access is
-//! `cuMemcpyAsync`, which finds both devices by the addresses; one without is `cuMemcpyPeerAsync`, which the driver stages
-//! through the host in stream order. (A captured copy cannot be staged.)
+//! (`cuCtxEnablePeerAccess`), and to a memory pool of the driver (`cuMemPoolSetAccess`, see `pools`). A copy with
+//! access is `cuMemcpyAsync`, which finds both devices by the addresses; one without is `cuMemcpyPeerAsync`, which the
+//! driver stages through the host in stream order. (A captured copy cannot be staged.)
 
 use super::CudaDevice;
 use super::contract::unsupported;
@@ -99,8 +99,8 @@ impl CudaDevice {
     }
 }
 
-// SAFETY: the driver keeps the access of a mapping until it ends, and that of a context until it is disabled. Its streams wait
-// for events of all devices of the process.
+// SAFETY: the driver keeps the access of a mapping until it ends, and that of a context until it is disabled. Its
+// streams wait for events of all devices of the process.
 unsafe impl PeerAccess for CudaDevice {
     fn is_beside(&self, other: DeviceId) -> bool {
         device_id(&self.inner.context) == other || context_of(other) as u64 != other.0

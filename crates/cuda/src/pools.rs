@@ -48,8 +48,8 @@ pub(super) struct PoolState {
 }
 
 impl PoolState {
-    /// Lets the driver's pools hear of an event that is complete. They release memory above their threshold when the host
-    /// synchronizes, and a query is no synchronization to them. This one does not wait.
+    /// Lets the driver's pools hear of an event that is complete. They release memory above their threshold when the
+    /// host synchronizes, and a query is no synchronization to them. This one does not wait.
     ///
     /// # Safety
     /// The event is usable, and was seen complete. The context is current.
@@ -229,8 +229,8 @@ impl CudaDevice {
 }
 
 // SAFETY: live blocks of the driver's pools are disjoint, from each other and from all other memory. Memory of
-// `cuMemAllocFromPoolAsync` may be used behind the allocation and before `cuMemFreeAsync` in stream order. A block that is
-// of no stream's order is allocated on a stream of the device's own, which is synchronized before the call returns.
+// `cuMemAllocFromPoolAsync` may be used behind the allocation and before `cuMemFreeAsync` in stream order. A block that
+// is of no stream's order is allocated on a stream of the device's own, which is synchronized before the call returns.
 unsafe impl DriverPools for CudaDevice {
     fn create_pool(&self, properties: &DriverPoolProperties) -> Result<RawPool, DeviceError> {
         let call = "create_pool";

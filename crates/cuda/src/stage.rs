@@ -104,7 +104,8 @@ impl Stage {
         }
     }
 
-    /// Undoes each step of `mapped`. A call fails for a step that was not done; memory that cannot be released is leaked.
+    /// Undoes each step of `mapped`. A call fails for a step that was not done; memory that cannot be released is
+    /// leaked.
     fn unmap(&self) {
         let Kind::Virtual(size, handle) = self.kind else {
             return;

@@ -3,12 +3,12 @@
 //! The first watch or alarm starts the thread. It sleeps while there is nothing to watch, and ends with the device.
 //!
 //! While an event is watched, the thread queries the driver every few microseconds and spins in between, because the
-//! operating system runs a sleeping thread tens to hundreds of microseconds late. All threads share the driver, so queries
-//! take at most 1/10 of the time. Once the youngest wait has lasted long, the thread sleeps between queries, and is late
-//! by a small share of the wait. If waits follow each other closely, it keeps spinning for the next one.
+//! operating system runs a sleeping thread tens to hundreds of microseconds late. All threads share the driver, so
+//! queries take at most 1/10 of the time. Once the youngest wait has lasted long, the thread sleeps between queries,
+//! and is late by a small share of the wait. If waits follow each other closely, it keeps spinning for the next one.
 //!
-//! `cargo bench --bench wake` compares this with other ways: querying without pause, or with sleep; the driver's blocking
-//! wait; a host function in the stream; and a word that the device writes.
+//! `cargo bench --bench wake` compares this with other ways: querying without pause, or with sleep; the driver's
+//! blocking wait; a host function in the stream; and a word that the device writes.
 
 use super::driver::Visit;
 use cudarc::driver::CudaContext;
@@ -152,8 +152,8 @@ impl Watcher {
 }
 
 impl Watcher {
-    /// Wakes every watching task, because no thread can be started to watch for them. Each queries its event itself, and the
-    /// next watch or alarm tries again to start a thread.
+    /// Wakes every watching task, because no thread can be started to watch for them. Each queries its event itself,
+    /// and the next watch or alarm tries again to start a thread.
     fn wake_all(&self) {
         let wakers: Vec<_> = {
             let mut state = self.0.state.lock();

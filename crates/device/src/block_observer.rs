@@ -21,8 +21,8 @@ pub trait BlockObserver: fmt::Debug + Send + Sync {
         location: &'static Location<'static>,
     );
 
-    /// Notes that a block begins as [`block_allocated`](Self::block_allocated) does, in memory that is set aside for graphs:
-    /// their launches may use the same bytes. The default is `block_allocated`. Never panics.
+    /// Notes that a block begins as [`block_allocated`](Self::block_allocated) does, in memory that is set aside for
+    /// graphs: their launches may use the same bytes. The default is `block_allocated`. Never panics.
     fn block_of_graphs(
         &self,
         address: u64,

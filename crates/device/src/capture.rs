@@ -16,8 +16,8 @@ pub type Kept = Box<dyn Any + Send>;
 /// The preconditions are those of [`Device`](super::Device). No call can wait.
 ///
 /// # Safety
-/// An implementation guarantees that a value given to [`keep`](Self::keep) is not dropped while work of the graph runs or
-/// may still run: the graph exists, or a launch of it is not complete.
+/// An implementation guarantees that a value given to [`keep`](Self::keep) is not dropped while work of the graph runs
+/// or may still run: the graph exists, or a launch of it is not complete.
 pub unsafe trait Captures: Send + Sync {
     /// Begins to capture a stream.
     ///
@@ -64,8 +64,8 @@ pub unsafe trait Captures: Send + Sync {
     /// Returns an error if nothing was captured.
     ///
     /// # Safety
-    /// The stream is one of this device and usable during the call. At each launch the range is mapped, and other uses of
-    /// it are ordered before or after the fill.
+    /// The stream is one of this device and usable during the call. At each launch the range is mapped, and other uses
+    /// of it are ordered before or after the fill.
     unsafe fn capture_fill(
         &self,
         stream: RawStream,

@@ -66,8 +66,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         0
     }
 
-    /// Returns the type of the device in DLPack (`DLDeviceType`): 2 for CUDA. The default is 12, the type of devices that
-    /// DLPack does not know.
+    /// Returns the type of the device in DLPack (`DLDeviceType`): 2 for CUDA. The default is 12, the type of devices
+    /// that DLPack does not know.
     fn dlpack_type(&self) -> u32 {
         12
     }
@@ -77,20 +77,20 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the calls between this device and others of its host, and on its own memory as one of them. The default is
-    /// `None`: it is alone.
+    /// Returns the calls between this device and others of its host, and on its own memory as one of them. The default
+    /// is `None`: it is alone.
     fn peer_access(&self) -> Option<&dyn PeerAccess> {
         None
     }
 
-    /// Returns the id of the physical device, by which processes know that they have the same one. The default is `None`:
-    /// it has none.
+    /// Returns the id of the physical device, by which processes know that they have the same one. The default is
+    /// `None`: it has none.
     fn uuid(&self) -> Option<[u8; 16]> {
         None
     }
 
-    /// Returns the calls with which chunks are shared with other processes, if the device can share them. The default is
-    /// `None`.
+    /// Returns the calls with which chunks are shared with other processes, if the device can share them. The default
+    /// is `None`.
     #[cfg(unix)]
     fn sharing(&self) -> Option<&dyn crate::Sharing> {
         None
@@ -286,8 +286,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// complete and the stream accepts no waits, either never or while it is being captured.
     ///
     /// # Safety
-    /// The event is one of this device, or of one beside it, that was not destroyed. The stream is one of this device and
-    /// usable during the call.
+    /// The event is one of this device, or of one beside it, that was not destroyed. The stream is one of this device
+    /// and usable during the call.
     unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Calls `waker` once when the event's last record so far completes or fails, and not before; immediately if

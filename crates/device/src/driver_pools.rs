@@ -89,8 +89,8 @@ impl fmt::Display for Access {
 /// complete. Such a call can wait for work of the device.
 ///
 /// # Safety
-/// An implementation guarantees that live results of [`allocate_from`](Self::allocate_from) are disjoint from each other
-/// and from all other memory of the device, and that work which may use a block by these rules can access it.
+/// An implementation guarantees that live results of [`allocate_from`](Self::allocate_from) are disjoint from each
+/// other and from all other memory of the device, and that work which may use a block by these rules can access it.
 pub unsafe trait DriverPools {
     /// Creates a pool. Can wait.
     ///
@@ -113,8 +113,8 @@ pub unsafe trait DriverPools {
     /// Returns an error if the device is broken.
     fn default_pool(&self) -> Result<RawPool, DeviceError>;
 
-    /// Allocates `bytes` from a pool, at a multiple of `alignment` (a power of two up to the granularity), in the order of
-    /// `stream`.
+    /// Allocates `bytes` from a pool, at a multiple of `alignment` (a power of two up to the granularity), in the order
+    /// of `stream`.
     ///
     /// # Errors
     /// Returns [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) if the pool cannot get as much, and
@@ -137,8 +137,8 @@ pub unsafe trait DriverPools {
     /// allocated.
     ///
     /// # Safety
-    /// The address is a result of [`allocate_from`](Self::allocate_from) of that pool that was not freed. All of its uses
-    /// come before the present point of the stream. The stream is one of this device and usable during the call.
+    /// The address is a result of [`allocate_from`](Self::allocate_from) of that pool that was not freed. All of its
+    /// uses come before the present point of the stream. The stream is one of this device and usable during the call.
     unsafe fn free_to(
         &self,
         pool: RawPool,
@@ -191,12 +191,12 @@ pub unsafe trait DriverPools {
     /// The pool was not destroyed.
     unsafe fn pool_access(&self, pool: RawPool, device: u32) -> Result<Access, DeviceError>;
 
-    /// Sets what the device with that [number](crate::Device::ordinal) may do with the memory of a pool, blocks that live
-    /// included.
+    /// Sets what the device with that [number](crate::Device::ordinal) may do with the memory of a pool, blocks that
+    /// live included.
     ///
     /// # Errors
-    /// Returns an error if there is no such device, if it cannot reach the memory, or if it would lose the access to its
-    /// own.
+    /// Returns an error if there is no such device, if it cannot reach the memory, or if it would lose the access to
+    /// its own.
     ///
     /// # Safety
     /// The pool was not destroyed, and no work that would lose its access is running or submitted.
@@ -222,7 +222,8 @@ pub unsafe trait DriverPools {
     }
 
     /// Imports a pool that a process exported for the same device. Nothing can be allocated from it: blocks are
-    /// [imported](Self::import_block) one by one. It is destroyed like any other pool. Can wait. The default is an error.
+    /// [imported](Self::import_block) one by one. It is destroyed like any other pool. Can wait. The default is an
+    /// error.
     ///
     /// # Errors
     /// Returns [`InvalidArgument`](crate::DeviceErrorKind::InvalidArgument) if the descriptor is no such pool.
@@ -232,7 +233,8 @@ pub unsafe trait DriverPools {
         Err(not_shared("import_pool"))
     }
 
-    /// Describes a block to a process that has imported its pool: CUDA's `cuMemPoolExportPointer`. The default is an error.
+    /// Describes a block to a process that has imported its pool: CUDA's `cuMemPoolExportPointer`. The default is an
+    /// error.
     ///
     /// # Errors
     /// Returns an error if the pool cannot be shared, or the address is no block of it.

@@ -34,7 +34,8 @@ name!(
     /// An alarm set by [`Device::set_alarm`](crate::Device::set_alarm).
     AlarmId);
 name!(
-    /// A capture of streams into a graph; see [`Captures::capture_of`](crate::Captures::capture_of). Ids are never reused.
+    /// A capture of streams into a graph; see [`Captures::capture_of`](crate::Captures::capture_of). Ids are never
+    /// reused.
     CaptureId);
 
 impl RawStream {

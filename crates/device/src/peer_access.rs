@@ -39,16 +39,16 @@ pub struct CopyBetween {
 
 /// The calls of a device that is not alone on its host; see [`Device::peer_access`](crate::Device::peer_access).
 ///
-/// Access is directional, and belongs to memory: *this* device's memory, and the peer that may use it. Which peers a device
-/// can be given access to is in its [`Capabilities::peers`](crate::Capabilities). The access to a driver's pool is set by
-/// [`DriverPools::set_pool_access`](crate::DriverPools::set_pool_access).
+/// Access is directional, and belongs to memory: *this* device's memory, and the peer that may use it. Which peers a
+/// device can be given access to is in its [`Capabilities::peers`](crate::Capabilities). The access to a driver's pool
+/// is set by [`DriverPools::set_pool_access`](crate::DriverPools::set_pool_access).
 ///
 /// The preconditions are those of [`Device`](crate::Device).
 ///
 /// # Safety
-/// An implementation guarantees that work of a peer which was given access to a range can use it until the access is taken
-/// back or the range is unmapped, and that a wait for an event of a device that is
-/// [beside](Self::is_beside) this one has the effect that [`Device::wait`](crate::Device::wait) states.
+/// An implementation guarantees that work of a peer which was given access to a range can use it until the access is
+/// taken back or the range is unmapped, and that a wait for an event of a device that is [beside](Self::is_beside) this
+/// one has the effect that [`Device::wait`](crate::Device::wait) states.
 pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
     /// Returns whether streams of this device can wait for events of the other one, and copies can be made between the
     /// two. It is true of the device itself. Cannot wait.
@@ -61,8 +61,8 @@ pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
     /// memory.
     ///
     /// # Safety
-    /// No work that would lose its access is running or submitted. (The range may be unmapped by another thread meanwhile:
-    /// then this fails, or has no effect on other memory than what is mapped there.)
+    /// No work that would lose its access is running or submitted. (The range may be unmapped by another thread
+    /// meanwhile: then this fails, or has no effect on other memory than what is mapped there.)
     unsafe fn set_mapped_access(
         &self,
         address: u64,
@@ -91,13 +91,13 @@ pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
     /// Copies bytes in the order of `stream`. Never waits for work of a device.
     ///
     /// # Errors
-    /// Returns an error if nothing was enqueued, or if no event could be recorded behind the copy. In the second case the
-    /// copy still takes place. Returns [`Unsupported`](crate::DeviceErrorKind::Unsupported) if the stream is being
+    /// Returns an error if nothing was enqueued, or if no event could be recorded behind the copy. In the second case
+    /// the copy still takes place. Returns [`Unsupported`](crate::DeviceErrorKind::Unsupported) if the stream is being
     /// captured, or an end is not [beside](Self::is_beside) this device.
     ///
     /// # Safety
-    /// The stream is one of this device and usable during the call. Both ranges are mapped until the copy is complete, other
-    /// uses of them are ordered before or after it, and access that it relies on stays.
+    /// The stream is one of this device and usable during the call. Both ranges are mapped until the copy is complete,
+    /// other uses of them are ordered before or after it, and access that it relies on stays.
     unsafe fn copy(
         &self,
         stream: RawStream,

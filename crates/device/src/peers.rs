@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The devices whose memory a device can be given access to, by the [numbers](crate::Device::ordinal) of the driver's list.
-/// Numbers from 64 on are left out.
+/// The devices whose memory a device can be given access to, by the [numbers](crate::Device::ordinal) of the driver's
+/// list. Numbers from 64 on are left out.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Peers(u64);

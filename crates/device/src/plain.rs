@@ -10,8 +10,8 @@ pub use std::thread;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-/// Calls a waker. One that panics affects neither the wakers that are called next nor the caller, which may be the `drop`
-/// of a block. Returns whether it panicked.
+/// Calls a waker. One that panics affects neither the wakers that are called next nor the caller, which may be the
+/// `drop` of a block. Returns whether it panicked.
 pub fn wake(waker: Waker) -> bool {
     crate::assert_unlocked("a waker is called");
     let outcome = catch_unwind(AssertUnwindSafe(|| waker.wake()));

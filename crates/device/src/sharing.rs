@@ -11,7 +11,8 @@ use std::os::fd::OwnedFd;
 /// unmapped and destroyed its chunk and closed its descriptors; no process can take it from another one.
 ///
 /// # Safety
-/// An implementation guarantees that the memory of an imported chunk is that of the exported one, and of no other chunk.
+/// An implementation guarantees that the memory of an imported chunk is that of the exported one, and of no other
+/// chunk.
 pub unsafe trait Sharing {
     /// Takes a chunk of physical memory that can be exported. Can wait.
     ///
@@ -31,11 +32,11 @@ pub unsafe trait Sharing {
     /// Imports a chunk of `bytes` that a process exported for the same device. It is destroyed like any other chunk,
     /// and takes no memory. Can wait.
     ///
-    /// The descriptor and the size may come from a hostile process. A device that cannot tell the size of a chunk refuses
-    /// a wrong one when it is [mapped](crate::Device::map).
+    /// The descriptor and the size may come from a hostile process. A device that cannot tell the size of a chunk
+    /// refuses a wrong one when it is [mapped](crate::Device::map).
     ///
     /// # Errors
-    /// Returns [`InvalidArgument`](crate::DeviceErrorKind::InvalidArgument) if the descriptor is not such a chunk, or any
-    /// other error of the device. Nothing is imported then.
+    /// Returns [`InvalidArgument`](crate::DeviceErrorKind::InvalidArgument) if the descriptor is not such a chunk, or
+    /// any other error of the device. Nothing is imported then.
     fn import(&self, descriptor: OwnedFd, bytes: u64) -> Result<Chunk, DeviceError>;
 }

@@ -232,9 +232,9 @@ impl SimBuilder {
     /// Builds several devices of one host, all with these settings: the first has the number 0.
     ///
     /// They share the clock and the host's memory; streams of one wait for events of another, and the ordering checker
-    /// knows the order across them. Each has memory and concurrent operations of its own. An operation that uses another
-    /// device's memory without access is a violation, and an access of its body an illegal address. Counters and scripted
-    /// faults are those of the host, and the devices break together, as those of a process do.
+    /// knows the order across them. Each has memory and concurrent operations of its own. An operation that uses
+    /// another device's memory without access is a violation, and an access of its body an illegal address. Counters
+    /// and scripted faults are those of the host, and the devices break together, as those of a process do.
     ///
     /// ```
     /// use std::time::Duration;
@@ -264,8 +264,8 @@ impl SimBuilder {
         }
     }
 
-    /// Sets the id by which processes know that they have the same device. The devices of a host differ in the last byte.
-    /// Default: one id for all simulated devices of all processes.
+    /// Sets the id by which processes know that they have the same device. The devices of a host differ in the last
+    /// byte. Default: one id for all simulated devices of all processes.
     pub fn uuid(mut self, uuid: [u8; 16]) -> Self {
         self.settings.uuid = uuid;
         self

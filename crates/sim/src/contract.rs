@@ -3,8 +3,8 @@
 use super::SimDevice;
 use super::builder::{Checker, GRANULARITY};
 use super::call::Call;
+use super::event_calls::refuse_captured;
 use super::event_calls::unsupported;
-use super::graph::refuse_captured;
 use std::any::Any;
 use std::borrow::Cow;
 use std::panic::Location;

@@ -3,7 +3,7 @@
 use super::SimDevice;
 use super::call::Call;
 use super::cost;
-use super::graph::refuse_captured;
+use super::event_calls::refuse_captured;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::panic::Location;

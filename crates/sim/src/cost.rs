@@ -1,9 +1,9 @@
 //! The cost of a device call to the calling thread, in nanoseconds.
 //!
-//! Source: one NVIDIA H200, or one H100 where that is said (driver 580.159, CUDA 13.0), on one thread of a Xeon host. `cargo bench --features cuda
-//! --bench device_calls` repeats the measurement. A size between two measured ones is interpolated on a log2 scale;
-//! below the smallest the cost is constant; above the largest it grows with the size. This module does not know which
-//! calls are charged.
+//! Source: one NVIDIA H200, or one H100 where that is said (driver 580.159, CUDA 13.0), on one thread of a Xeon host.
+//! `cargo bench --features cuda --bench device_calls` repeats the measurement. A size between two measured ones is
+//! interpolated on a log2 scale; below the smallest the cost is constant; above the largest it grows with the size.
+//! This module does not know which calls are charged.
 
 use super::call::Call;
 use std::time::Duration;
@@ -91,16 +91,16 @@ const COPY: u64 = 5_416;
 const HOST_COPY: u64 = 7_600;
 const BUS: u64 = 50_000;
 
-/// A copy between devices, in bytes per microsecond: of the link where there is access (NVLink's 450 GB/s in one direction
-/// according to the data sheet, not measured). Where there is none, the bytes cross the bus twice.
+/// A copy between devices, in bytes per microsecond: of the link where there is access (NVLink's 450 GB/s in one
+/// direction according to the data sheet, not measured). Where there is none, the bytes cross the bus twice.
 const LINK: u64 = 450_000;
 /// The access of a peer to one chunk (not measured: the share of access in the cost of a mapping).
 const SET_ACCESS: u64 = 20_252;
 
 /// The submission of a fill: the cost of an empty kernel's launch (a fill's own was not measured).
 const FILL: u64 = 3_026;
-/// The calls around a capture of one fill, and the launch of its graph. (One H100.) The call that keeps memory with a graph
-/// was not measured by itself: it costs as much as the beginning.
+/// The calls around a capture of one fill, and the launch of its graph. (One H100.) The call that keeps memory with a
+/// graph was not measured by itself: it costs as much as the beginning.
 const BEGIN_CAPTURE: u64 = 1_790;
 const END_CAPTURE: u64 = 29_089;
 const LAUNCH: u64 = 1_564;

@@ -1,9 +1,9 @@
 //! Device calls on the driver's memory pools.
 //!
-//! Each call is counted, its cost added, and a scripted fault may fail it. Memory is allocated and freed in stream order,
-//! as by `cudaMallocAsync`: a stream gets memory that it freed itself; else memory that it comes after, or that is
-//! complete; else new memory; else it is made to wait. The three flags switch the second, third and last of these off.
-//! Free memory above the threshold is released at a synchronization: here, a query that finds an event complete.
+//! Each call is counted, its cost added, and a scripted fault may fail it. Memory is allocated and freed in stream
+//! order, as by `cudaMallocAsync`: a stream gets memory that it freed itself; else memory that it comes after, or that
+//! is complete; else new memory; else it is made to wait. The three flags switch the second, third and last of these
+//! off. Free memory above the threshold is released at a synchronization: here, a query that finds an event complete.
 
 use super::SimDevice;
 use super::call::Call;
@@ -319,8 +319,8 @@ impl SimDevice {
     }
 }
 
-// SAFETY: `Space` hands out disjoint ranges, and an extent has one block at a time. A stream takes an extent only where it
-// comes after the point of its free, or is made to wait for it.
+// SAFETY: `Space` hands out disjoint ranges, and an extent has one block at a time. A stream takes an extent only where
+// it comes after the point of its free, or is made to wait for it.
 unsafe impl DriverPools for SimDevice {
     fn create_pool(&self, properties: &DriverPoolProperties) -> Result<RawPool, DeviceError> {
         self.create_driver_pool(properties)

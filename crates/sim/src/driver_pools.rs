@@ -1,7 +1,8 @@
-//! The memory pools of the simulated driver: which memory each holds, and to whom it may give it.
+//! The memory pools of the simulated driver: which memory each holds, and which devices may use it.
 //!
-//! A small model of CUDA's pools. A block is a whole *extent*: plain memory of whole steps of the device, which the pool
-//! keeps when the block is freed. This module knows no streams: its caller tells it whether a stream may take an extent.
+//! A small model of CUDA's pools. A block is a whole *extent*: plain memory of whole steps of the device, which the
+//! pool keeps when the block is freed. This module knows no streams: its caller tells it whether a stream may take an
+//! extent.
 
 use super::names::Names;
 use super::schedule::Point;

@@ -171,7 +171,7 @@ impl Engine {
         let (notifier, engine) = (self.notifier.clone(), self.this.clone());
         #[cfg(feature = "tokio")]
         if let Some(OuterClock::Tokio(clock)) = &self.outer {
-            // A runtime that is shutting down drops the task: then nobody waits there.
+            // A runtime that is shutting down drops the task: then no task waits there.
             drop(clock.runtime.spawn(run_task(notifier, engine)));
             return;
         }

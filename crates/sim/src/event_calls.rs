@@ -147,8 +147,8 @@ impl SimDevice {
     ///
     /// # Errors
     /// Returns the errors of [`Device::wait`](weirpool_device::Device::wait), and
-    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know. A wait
-    /// of a captured stream for an event from outside fails, and invalidates the capture.
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know. A
+    /// wait of a captured stream for an event from outside fails, and invalidates the capture.
     pub fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let supported = self.engine.settings.device_side_waits;
         self.engine.call(|state| {
@@ -273,6 +273,21 @@ fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
     let point = state.schedule.submit(aside, Item::Record);
     state.schedule.release(aside);
     Recorded { point, fails }
+}
+
+/// Fails if the stream is being captured, for calls of a pool: its work on such a stream would run at each launch.
+pub(super) fn refuse_captured(
+    state: &State,
+    call: Call,
+    stream: RawStream,
+) -> Result<(), DeviceError> {
+    match state.recordings.of(stream) {
+        None => Ok(()),
+        Some(_) => {
+            let reason = "the stream is being captured; call again when the capture is over";
+            Err(unsupported(call, reason))
+        }
+    }
 }
 
 pub(super) fn unsupported(call: Call, reason: &'static str) -> DeviceError {

@@ -23,16 +23,16 @@ impl SimDevice {
     ///
     /// # Panics
     /// Panics if the future waits, nothing is due, and no other thread makes progress for half a second; the message
-    /// names the streams that are blocked, and the reasons; and of each pool the requests that wait, with their locations in
-    /// the source, tags and bytes, and the holders of its memory. Resumes the panic of a body, and panics with violations that
-    /// the ordering checker found. Panics inside another executor of the `futures` crate.
+    /// names the streams that are blocked, and the reasons; and of each pool the requests that wait, with their
+    /// locations in the source, tags and bytes, and the holders of its memory. Resumes the panic of a body, and panics
+    /// with violations that the ordering checker found. Panics inside another executor of the `futures` crate.
     #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.run(|_| future)
     }
 
-    /// Runs a future as [`block_on`](Self::block_on) does, and passes a spawner for further tasks. Returns when the main
-    /// future is complete; tasks that are not complete by then are dropped.
+    /// Runs a future as [`block_on`](Self::block_on) does, and passes a spawner for further tasks. Returns when the
+    /// main future is complete; tasks that are not complete by then are dropped.
     ///
     /// ```
     /// use futures::task::LocalSpawnExt;

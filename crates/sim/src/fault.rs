@@ -41,8 +41,8 @@ impl Script {
         self.0.push(Scripted { call, left, fault });
     }
 
-    /// Counts a call, and returns its fault if it has one. If several faults are due, the first one happens now, and the
-    /// others happen at the next calls.
+    /// Counts a call, and returns its fault if it has one. If several faults are due, the first one happens now, and
+    /// the others happen at the next calls.
     pub(super) fn next(&mut self, call: Call) -> Option<Fault> {
         for scripted in self.0.iter_mut().filter(|scripted| scripted.call == call) {
             scripted.left = scripted.left.saturating_sub(1);

@@ -76,8 +76,8 @@ impl SimStream {
     /// Ends the capture that began on this stream.
     ///
     /// # Errors
-    /// Returns an error if no capture began on the stream, if the capture was invalidated, or if a stream that joined it
-    /// was not joined again. There is no graph then, and the stream is not being captured.
+    /// Returns an error if no capture began on the stream, if the capture was invalidated, or if a stream that joined
+    /// it was not joined again. There is no graph then, and the stream is not being captured.
     pub fn end_capture(&self) -> Result<SimGraph, DeviceError> {
         self.device().finish_capture(self.raw())
     }
@@ -91,8 +91,8 @@ impl SimStream {
 }
 
 impl SimGraph {
-    /// Submits the captured operations behind everything submitted to the stream so far, and behind the earlier launches
-    /// of the graph. Items submitted to the stream later come after all of them.
+    /// Submits the captured operations behind everything submitted to the stream so far, and behind the earlier
+    /// launches of the graph. Items submitted to the stream later come after all of them.
     ///
     /// # Errors
     /// Returns an error if the device is broken, or the stream belongs to another device.
@@ -374,20 +374,5 @@ unsafe impl Captures for SimDevice {
     ) -> Result<(), DeviceError> {
         let upload = upload_operation(address, bytes, location);
         self.capture(Call::Upload, stream, upload)
-    }
-}
-
-/// Fails if the stream is being captured, for calls of a pool: its work on such a stream would run at each launch.
-pub(super) fn refuse_captured(
-    state: &State,
-    call: Call,
-    stream: RawStream,
-) -> Result<(), DeviceError> {
-    match state.recordings.of(stream) {
-        None => Ok(()),
-        Some(_) => {
-            let reason = "the stream is being captured; call again when the capture is over";
-            Err(unsupported(call, reason))
-        }
     }
 }

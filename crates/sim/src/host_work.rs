@@ -4,8 +4,8 @@
 
 use super::SimDevice;
 use super::call::Call;
+use super::event_calls::refuse_captured;
 use super::flag::Flag;
-use super::graph::refuse_captured;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::borrow::Cow;

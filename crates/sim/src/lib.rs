@@ -113,8 +113,8 @@ pub use operation::{Access, AccessKind, Operation};
 pub use stream::SimStream;
 pub use time::Sleep;
 
-/// A simulated device. Clones are the same device. It lives as long as any of them, or any of its streams and flags, and as
-/// long as any other device of its [host](SimBuilder::build_host).
+/// A simulated device. Clones are the same device. It lives as long as any of them, or any of its streams and flags,
+/// and as long as any other device of its [host](SimBuilder::build_host).
 #[derive(Clone)]
 pub struct SimDevice {
     /// What the devices of one host share.

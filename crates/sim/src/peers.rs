@@ -12,8 +12,8 @@ use weirpool_device::{
 
 /// What may be used where, for tests.
 impl SimDevice {
-    /// Returns the first address of each range of this device's memory that is mapped, and whether `peer`, a device of the
-    /// same host, may use it.
+    /// Returns the first address of each range of this device's memory that is mapped, and whether `peer`, a device of
+    /// the same host, may use it.
     pub fn mapped_for(&self, peer: &Self) -> Vec<(DeviceAddress, bool)> {
         let (own, peer) = (self.number, peer.number);
         self.engine.peek(|state| state.space.mapped_for(own, peer))
@@ -65,8 +65,8 @@ impl SimDevice {
     }
 }
 
-// SAFETY: the space keeps the access of each mapping until the mapping ends, and all devices of a host share one schedule,
-// whose points are complete for all of them at once.
+// SAFETY: the space keeps the access of each mapping until the mapping ends, and all devices of a host share one
+// schedule, whose points are complete for all of them at once.
 unsafe impl PeerAccess for SimDevice {
     fn is_beside(&self, other: DeviceId) -> bool {
         self.engine.number_of(other).is_some()

@@ -19,7 +19,8 @@ pub(super) struct Node {
     pub(super) after: Frontier,
 }
 
-/// What a graph runs: operations, each after all those it comes after. Branch 0 is the stream that the capture began on.
+/// What a graph runs: operations, each after all those it comes after. Branch 0 is the stream that the capture began
+/// on.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) nodes: Vec<Node>,

@@ -94,7 +94,8 @@ impl SimDevice {
     }
 }
 
-// SAFETY: the bytes of a chunk are those of its descriptor's file, and each chunk that is created has a file of its own.
+// SAFETY: the bytes of a chunk are those of its descriptor's file, and each chunk that is created has a file of its
+// own.
 unsafe impl Sharing for SimDevice {
     fn create_shareable(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let chunk = self.memory_call(

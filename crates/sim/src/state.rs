@@ -1,7 +1,7 @@
 //! The state that the device's one lock guards.
 //!
-//! Every method runs under the lock and returns at once. Wakers and dropped work are handed out, to be called and dropped
-//! outside the lock. This module does not know threads.
+//! Every method runs under the lock and returns at once. Wakers and dropped work are handed out, to be called and
+//! dropped outside the lock. This module does not know threads.
 
 use super::alarms::Alarms;
 use super::builder::{Checker, Clock, Settings};

@@ -135,7 +135,8 @@ impl SimStream {
         Self { owner, task: None }
     }
 
-    /// Returns an object from which [`of_native`](Self::of_native) makes a handle of the stream, while any handle lives.
+    /// Returns an object from which [`of_native`](Self::of_native) makes a handle of the stream, while any handle
+    /// lives.
     #[doc(hidden)]
     pub fn native(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::new(Native::Borrowed(Arc::downgrade(&self.owner)))

@@ -1,7 +1,7 @@
 //! An export for Perfetto and the tracing page of Chromium: JSON in the Trace Event Format.
 //!
-//! The lives of blocks overlap, which the slices of a thread may not. So they are asynchronous slices, which the viewers
-//! group by process: the pool is the first process, and each stream is another.
+//! The lives of blocks overlap, which the slices of a thread may not. So they are asynchronous slices, which the
+//! viewers group by process: the pool is the first process, and each stream is another.
 
 use super::super::History;
 use crate::device::DeviceAddress;

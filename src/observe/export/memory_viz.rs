@@ -93,13 +93,14 @@ impl Snapshot {
     /// Writes the snapshot with its history as a pickle with the contents of `torch.cuda.memory._snapshot()`. PyTorch's
     /// memory viewer, <https://pytorch.org/memory_viz>, and `torch/cuda/_memory_viz.py` read it.
     ///
-    /// - Each mapped range of virtual memory is an expandable segment. It is on stream 0, since it belongs to no stream.
+    /// - Each mapped range of virtual memory is an expandable segment. It is on stream 0, since it belongs to no
+    ///   stream.
     /// - A stack has one frame: the location of the allocation, with the tag as its name.
     /// - Pending memory is `active_pending_free`. A free that no pending block stems from is `free_requested` and
     ///   `free_completed` at the same time, because the time of completion is not recorded.
     /// - Reserved memory that is not allocated is shown as allocated last, at the location of its reservation.
-    /// - The history of an idle pool leads exactly to the snapshot. If threads allocate meanwhile, a block may be missing
-    ///   at its end.
+    /// - The history of an idle pool leads exactly to the snapshot. If threads allocate meanwhile, a block may be
+    ///   missing at its end.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};

@@ -46,8 +46,8 @@ impl History {
     /// Writes the allocations and frees as CSV with the columns `time_us,op,id,bytes,stream`. The example `replay`
     /// reads this format, so the load of a service can be replayed with other settings.
     ///
-    /// A free is on the stream that used the block last. A free whose allocation is no longer in the history is left out.
-    /// A block that is not freed has no free. A request of zero bytes counts as one byte.
+    /// A free is on the stream that used the block last. A free whose allocation is no longer in the history is left
+    /// out. A block that is not freed has no free. A request of zero bytes counts as one byte.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};

@@ -1,7 +1,7 @@
 //! The allocations that the pending blocks of a snapshot stem from.
 //!
-//! Pending neighbours with the same fences are one block of the heap. A viewer that goes back in time expects each freed
-//! block to turn into the used one, so such a block is cut along the frees that it consists of.
+//! Pending neighbours with the same fences are one block of the heap. A viewer that goes back in time expects each
+//! freed block to turn into the used one, so such a block is cut along the frees that it consists of.
 
 use crate::device::DeviceAddress;
 use crate::driver::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};

@@ -38,7 +38,7 @@ pub(crate) fn another_context(context: &CudaContext) -> Arc<CudaContext> {
     // SAFETY: writes the context to the place given.
     let created = unsafe { create(&mut raw, 0, device) };
     created.result().expect("a further context");
-    // SAFETY: the context was made above, and nobody else has it.
+    // SAFETY: the context was made above, and no other code has it.
     let context = unsafe { CudaContext::from_raw_context(ordinal, device, raw) };
     context.expect("a context that works")
 }

@@ -1,6 +1,7 @@
 //! A real GPU for tests: kernels on cudarc's streams, compiled for the device.
 //!
-//! This module knows no pools: its functions take addresses. It needs the driver and NVRTC, and reports which is missing.
+//! This module knows no pools: its functions take addresses. It needs the driver and NVRTC, and reports which is
+//! missing.
 //!
 //! | file | contents |
 //! |---|---|
@@ -86,8 +87,8 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Launches every kernel once. The driver may load a kernel at its first launch and synchronize the device for that,
-    /// which must not happen while a stream is held.
+    /// Launches every kernel once. The driver may load a kernel at its first launch and synchronize the device for
+    /// that, which must not happen while a stream is held.
     fn warm_up(&self) {
         let number = Arc::new(Number::new());
         let address = number.address();
@@ -115,8 +116,8 @@ impl Gpu {
         for parameter in parameters {
             launch.arg(parameter);
         }
-        // SAFETY: the kernels take 64-bit parameters, as many as are given here. Whether the caller may use the memory is
-        // what the tests check.
+        // SAFETY: the kernels take 64-bit parameters, as many as are given here. Whether the caller may use the memory
+        // is what the tests check.
         if let Err(error) = unsafe { launch.launch(shape) } {
             panic!("the kernel `{name}` was not launched: {error}");
         }
@@ -150,8 +151,9 @@ impl Gpu {
         self.launch(stream, "add", spread(words), &parameters);
     }
 
-    /// Compares memory with a word, and calls `answer` with whether all words are equal, before later work of the stream
-    /// completes. The driver calls `answer`, so it must not call CUDA. Differences are noted for a test that fails.
+    /// Compares memory with a word, and calls `answer` with whether all words are equal, before later work of the
+    /// stream completes. The driver calls `answer`, so it must not call CUDA. Differences are noted for a test that
+    /// fails.
     pub(crate) fn compare(
         &self,
         stream: &CudaStream,
@@ -257,7 +259,7 @@ fn in_words(bytes: u64) -> u64 {
     bytes / 4
 }
 
-/// Returns a launch with enough threads for the words, but not so many that other kernels cannot run beside them.
+/// Returns a launch with enough threads for the words, and few enough that other kernels can run beside them.
 fn spread(words: u64) -> LaunchConfig {
     const THREADS: u64 = 256;
     LaunchConfig {
@@ -274,8 +276,8 @@ pub(crate) fn settle(stream: &CudaStream) {
     }
 }
 
-/// Has the driver call a function at this point of the stream, before later work runs. The function must not call CUDA. If
-/// the context is broken by then, the driver never calls it.
+/// Has the driver call a function at this point of the stream, before later work runs. The function must not call CUDA.
+/// If the context is broken by then, the driver never calls it.
 pub(crate) fn after(stream: &CudaStream, call: impl FnOnce() + Send + 'static) {
     type Call = Box<dyn FnOnce() + Send>;
 

@@ -33,7 +33,7 @@ fn a_default_pool_is_made_once_and_only_when_it_is_asked_for() {
     assert!(all.iter().all(|pool| *pool == all[0] && *pool != own));
     // Those that came second are gone.
     eventually(|| reserved() == 2);
-    // It stays, though nobody has it.
+    // It stays, though no handle of it is left.
     drop(all);
     let shared: Arc<dyn Device> = device.clone().into();
     let again = default_pool(&shared).unwrap();
@@ -83,7 +83,7 @@ fn a_stream_is_registered_once_with_the_current_pool() {
     );
     let other = device.create_stream();
     assert_ne!(here.stream(&other).unwrap().id(), id);
-    // One that nobody has any more is let go when another comes, and its handle may be another's then.
+    // One without handles is released when another comes, and its handle may be another's then.
     let (raw, destroyed) = (work.raw(), device.counters().calls(Call::DestroyStream));
     drop(work);
     assert_eq!(device.counters().calls(Call::DestroyStream), destroyed);

@@ -69,7 +69,7 @@ fn checker_detects_a_host_free_during_device_use() {
     use_block(&work, &block, us(10));
     drop(block);
     let [found] = &device.violations()[..] else {
-        panic!("nobody said that the device uses it");
+        panic!("no use on the device was declared");
     };
     assert_eq!(found.kind, ViolationKind::FreedWhileUsed);
     assert!(

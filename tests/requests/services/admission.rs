@@ -161,8 +161,8 @@ fn serve(device: &SimDevice, pool: &Pool, stream: &Stream, count: usize) {
     }
 }
 
-/// The estimate divides the bytes ahead by the recent rate of grants. With load shedding, a request whose estimate exceeds
-/// its limit fails at once.
+/// The estimate divides the bytes ahead by the recent rate of grants. With load shedding, a request whose estimate
+/// exceeds its limit fails at once.
 #[test]
 fn late_requests_are_shed() {
     let device = manual();

@@ -24,8 +24,8 @@ fn drain_of_an_idle_pool_is_ready_at_once() {
     assert_eq!(now(pool.drain()), Ok(()));
 }
 
-/// A drain waits for blocks of any size, reservations, waiting requests and pending memory. It is woken by each change that
-/// may be the last one.
+/// A drain waits for blocks of any size, reservations, waiting requests and pending memory. It is woken by each change
+/// that may be the last one.
 #[test]
 fn drain_waits_for_all_memory_and_requests() {
     let device = manual();

@@ -74,8 +74,8 @@ impl World {
 
 const STEPS: usize = 8;
 
-/// Polls the future `times` times, drops it, and makes the remaining changes. A request that waits behind it is polled only
-/// when it is woken, and must be granted. Returns whether the future was ready before.
+/// Polls the future `times` times, drops it, and makes the remaining changes. A request that waits behind it is polled
+/// only when it is woken, and must be granted. Returns whether the future was ready before.
 fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<'_>) -> bool {
     let mut world = World::new();
     let mut held = world.held.take();

@@ -48,8 +48,8 @@ impl Plan {
     }
 }
 
-/// All requests come at once, so that nearly all wait at once. A third of them give up meanwhile, by a timeout or by being
-/// dropped. A reclaimer serves the queue.
+/// All requests come at once, so that nearly all wait at once. A third of them give up meanwhile, by a timeout or by
+/// being dropped. A reclaimer serves the queue.
 #[test]
 fn ten_thousand_wait_on_64_streams() {
     let device = SimDevice::builder().memory(1 << 30).seed(1).build();
@@ -118,8 +118,8 @@ fn ten_thousand_wait_on_64_streams() {
     pool.check_conserved().unwrap();
 }
 
-/// A pool of 8 MiB, half of which is in use, with a thousand waiting requests and no reclaimer. The head asks for all of the
-/// memory, the others for this many bytes each.
+/// A pool of 8 MiB, half of which is in use, with a thousand waiting requests and no reclaimer. The head asks for all
+/// of the memory, the others for this many bytes each.
 fn many_waiting(
     overtaking: Overtaking,
     each: u64,

@@ -1,5 +1,5 @@
-//! Waiting in services: threads without an executor, closing and draining, admission, the pressure hook, and futures that are
-//! dropped at any point. In virtual time.
+//! Waiting in services: threads without an executor, closing and draining, admission, the pressure hook, and futures
+//! that are dropped at any point. In virtual time.
 
 mod admission;
 mod blocking;

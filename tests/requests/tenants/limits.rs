@@ -164,7 +164,8 @@ fn request_that_is_let_in_keeps_its_queue_position() {
     pool.check_conserved().unwrap();
 }
 
-/// A future is dropped in the quota queue, in the fair queue, or after the grant: its tag is charged nothing in the end.
+/// A future is dropped in the quota queue, in the fair queue, or after the grant: its tag is charged nothing in the
+/// end.
 #[test]
 fn dropped_future_uncharges_its_tag() {
     let device = manual();

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::task::Poll;
 
 /// While tenants of weights 1, 2 and 4, and requests without a tag, all have requests waiting, their granted bytes over
-/// their weights differ by at most one largest request of each over its weight. Within each, requests are granted in the
-/// order of their coming.
+/// their weights differ by at most one largest request of each over its weight. Within each, requests are granted in
+/// the order of their coming.
 #[test]
 fn tenants_get_memory_by_weight() {
     const LARGEST: u64 = 4 * MIB;

@@ -169,8 +169,8 @@ fn slow_growth_does_not_run_inside_a_poll() {
     pool.check_conserved().unwrap();
 }
 
-/// The growing thread may begin when the request was already served with returned memory. The pool grows all the same, for the
-/// next request: otherwise a pool that is short for moments only would never grow.
+/// The growing thread may begin when the request was already served with returned memory. The pool grows all the same,
+/// for the next request: otherwise a pool that is short for moments only would never grow.
 #[test]
 fn late_growth_is_for_the_next_request() {
     for _ in 0..100 {

@@ -1,8 +1,8 @@
-//! Random operations on a pool, with one oracle: once the device and all tasks are quiet, a fresh search for every waiting
-//! request grants none of them. A request that it grants was not woken for memory that was there.
+//! Random operations on a pool, with one oracle: once the device and all tasks are quiet, a fresh search for every
+//! waiting request grants none of them. A request that it grants was not woken for memory that was there.
 //!
-//! Tasks are polled only when they are woken. Some are never polled again, as on a runtime that runs no more, and some have
-//! wakers that panic.
+//! Tasks are polled only when they are woken. Some are never polled again, as on a runtime that runs no more, and some
+//! have wakers that panic.
 //!
 //! `WEIRPOOL_PROGRESS_SEEDS=5000 cargo test --release --test requests progress` runs more seeds.
 

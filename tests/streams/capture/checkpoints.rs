@@ -261,7 +261,8 @@ fn block_outside_captures_belongs_to_the_memory_and_grows_it() {
     site.assert_sound();
 }
 
-/// Two gaps of half the size are not exchanged for one range, as those of a reservation are: launches use the addresses.
+/// Two gaps of half the size are not exchanged for one range, as those of a reservation are: launches use the
+/// addresses.
 #[test]
 fn gaps_stay_where_they_are() {
     let site = Site::new(8 * MIB);
@@ -454,8 +455,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// After each step exactly the ranges of living blocks are allocated, and no two blocks overlap. After a restore they
-    /// are those of the checkpoint and of the blocks that were kept. In the end all memory is back.
+    /// After each step exactly the ranges of living blocks are allocated, and no two blocks overlap. After a restore
+    /// they are those of the checkpoint and of the blocks that were kept. In the end all memory is back.
     #[test]
     fn allocated_ranges_are_those_of_the_oracle(actions in prop::collection::vec(action(), 1..60)) {
         let mut model = Model::new();

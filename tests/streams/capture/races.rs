@@ -7,8 +7,8 @@ use weirpool::device::sim::{Checker, Clock};
 
 const CAPTURES: usize = 300;
 
-/// Other threads free blocks of the stream, seal it and record events while it is captured, again and again. No event is
-/// recorded in a capture, no freed block is granted in it, and nothing is lost.
+/// Other threads free blocks of the stream, seal it and record events while it is captured, again and again. No event
+/// is recorded in a capture, no freed block is granted in it, and nothing is lost.
 #[test]
 fn frees_and_records_of_other_threads_stay_out_of_captures() {
     let device = SimDevice::builder()

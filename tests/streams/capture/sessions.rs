@@ -270,7 +270,8 @@ fn captured_stream_takes_device_work_alone() {
     site.assert_sound();
 }
 
-/// Memory that is not pooled cannot stay with a graph. [Warp: allocation in a capture is an error while pools are disabled]
+/// Memory that is not pooled cannot stay with a graph. [Warp: allocation in a capture is an error while pools are
+/// disabled]
 #[test]
 fn unpooled_memory_is_refused_in_a_capture() {
     let device = manual();

@@ -1,4 +1,4 @@
-//! What was not given back, and by whom it was taken.
+//! Reports of live blocks and reservations, with the locations that allocated them.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn leaks_are_grouped_by_place_the_largest_first() {
     drop((large, small));
 }
 
-/// Reservations live as blocks do: with what is left of them, where they were made, and for whom.
+/// Reservations live as blocks do: with what is left of them, their locations and their tags.
 #[test]
 fn leaks_know_reservations() {
     let device = manual();

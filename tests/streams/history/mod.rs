@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `snapshots` | all blocks at one moment |
 //! | `histories` | what happened lately |
-//! | `leaks` | what was not given back, and by whom it was taken |
+//! | `leaks` | live blocks and reservations, with the locations that allocated them |
 
 mod histories;
 mod leaks;

@@ -32,7 +32,8 @@ fn access_is_directional_and_covers_what_is_mapped_before_and_later() {
     }
 }
 
-/// Chunks of scattered free blocks are mapped elsewhere, for one block: the access moves with the list, not with the chunk.
+/// Chunks of scattered free blocks are mapped elsewhere, for one block: the access moves with the list, not with the
+/// chunk.
 #[test]
 fn access_covers_remapped_memory() {
     let [first, second] = two();

@@ -200,8 +200,8 @@ fn copy_is_refused_by_the_reason_and_changes_nothing() {
     }
 }
 
-/// The lanes of copies are lanes of the other pool: it grants their memory only once they are complete, and they hold the
-/// access.
+/// The lanes of copies are lanes of the other pool: it grants their memory only once they are complete, and they hold
+/// the access.
 #[test]
 fn copy_keeps_memory_and_access_until_it_is_complete() {
     let Place {

@@ -79,8 +79,8 @@ fn sticky_error_ends_the_pool() {
     assert!(pool.enable_access(&second).is_err() && !pool.is_access_enabled(&second));
 }
 
-/// Threads map, unmap and remap memory while another gives and takes back access: whatever is mapped afterwards is accessible
-/// as the pool says.
+/// Threads map, unmap and remap memory while another gives and takes back access: whatever is mapped afterwards is
+/// accessible as the pool says.
 #[test]
 fn access_is_right_while_threads_grow_and_trim() {
     let [first, second] = settings().checker(Checker::Off).build_host();

@@ -1,4 +1,5 @@
-//! Several devices of one host, on the simulated device: access to each other's memory, copies, and the order across them.
+//! Several devices of one host, on the simulated device: access to each other's memory, copies, and the order across
+//! them.
 //!
 //! | file | about |
 //! |---|---|

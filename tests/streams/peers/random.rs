@@ -1,4 +1,5 @@
-//! Random work of three devices, on streams of each, in pools of each. Bytes and the ordering checker find what is wrong.
+//! Random work of three devices, on streams of each, in pools of each. Bytes and the ordering checker find what is
+//! wrong.
 
 use super::*;
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
-//! Submitted work and the host's part in stream order, in detail, on the simulated device. Behaviours that hold on every
-//! device are in `conformance`.
+//! Submitted work and the host's part in stream order, in detail, on the simulated device. Behaviours that hold on
+//! every device are in `conformance`.
 //!
 //! | file | about |
 //! |---|---|

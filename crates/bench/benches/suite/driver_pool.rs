@@ -62,8 +62,8 @@ fn properties(device: c_int, most: u64) -> MaybeUninit<sys::CUmemPoolProps> {
     let fields = properties.as_mut_ptr();
     let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     const DEVICE: c_int = 1;
-    // SAFETY: the fields are the structure's own; the others may be zero. A location is a kind and a number; their names
-    // differ between versions.
+    // SAFETY: the fields are the structure's own; the others may be zero. A location is a kind and a number; their
+    // names differ between versions.
     unsafe {
         (&raw mut (*fields).allocType).write(pinned);
         let location = (&raw mut (*fields).location).cast::<[c_int; 2]>();

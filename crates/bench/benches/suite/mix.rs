@@ -1,9 +1,9 @@
 //! Blocks of all sizes with overlapping lifetimes, like the load of a stream of requests.
 //!
 //! Sizes are log-uniform from 512 B to 64 MiB. Before an allocation that would exceed the bounds (256 blocks, 2 GiB), a
-//! random live block is freed. With several threads, each has its own stream, 1/16 of the bounds, and the full number of
-//! operations. So 16 threads together hold as much as the single thread of the first rows, and the work of a thread does
-//! not depend on the number of threads.
+//! random live block is freed. With several threads, each has its own stream, 1/16 of the bounds, and the full number
+//! of operations. So 16 threads together hold as much as the single thread of the first rows, and the work of a thread
+//! does not depend on the number of threads.
 
 use super::backend::Backend;
 use super::contender::Contender;
@@ -113,8 +113,8 @@ fn alone<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     rows
 }
 
-/// Measures time and memory of the pool with some settings, run alone. Beside other contenders, the budget for remapping
-/// would grow during their turns.
+/// Measures time and memory of the pool with some settings, run alone. Beside other contenders, the budget for
+/// remapping would grow during their turns.
 fn by_itself<G: Backend>(pooled: &Pooled<'_, G>, effort: Effort) -> (Figures, Figures) {
     let mut player = Player::new(pooled);
     let operations = effort.of(OPERATIONS);
@@ -209,7 +209,8 @@ fn plans(threads: usize, operations: usize, turn: u64) -> Vec<Vec<Step>> {
     seeds.map(|seed| steps(operations, seed)).collect()
 }
 
-/// Measures the memory that 16 threads hold. A separate run, because counting live bytes makes them all write one number.
+/// Measures the memory that 16 threads hold. A separate run, because counting live bytes makes them all write one
+/// number.
 fn memory_of_many<G: Backend>(backend: &G, effort: Effort) -> Row {
     let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let operations = effort.of(OPERATIONS);

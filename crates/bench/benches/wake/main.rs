@@ -1,12 +1,12 @@
 //! The latency from the completion of device work to the task that awaits it: `cargo bench --bench wake`.
 //!
-//! Beside each wait, an observer spins on the same event in a thread of its own. The report says how much later than the
-//! observer the waker was called and the task ran again, and by how much launches of other threads are slowed while a
-//! task waits.
+//! Beside each wait, an observer spins on the same event in a thread of its own. The report says how much later than
+//! the observer the waker was called and the task ran again, and by how much launches of other threads are slowed while
+//! a task waits.
 //!
-//! It runs on the simulated device with the wall clock, and with `--features cuda` on a GPU as well, beside other ways of
-//! learning of completion from the driver. The time that the operating system takes to run a parked thread is measured
-//! separately: it is a part of the latency of every task.
+//! It runs on the simulated device with the wall clock, and with `--features cuda` on a GPU as well, beside other ways
+//! of learning of completion from the driver. The time that the operating system takes to run a parked thread is
+//! measured separately: it is a part of the latency of every task.
 
 #[cfg(feature = "cuda")]
 mod cuda;

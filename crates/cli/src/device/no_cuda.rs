@@ -7,7 +7,7 @@ use anyhow::bail;
 /// Opens no GPU.
 ///
 /// # Errors
-/// Always, and says how to build a program with GPUs.
+/// Always returns an error, which says how to build a program with GPUs.
 pub(crate) fn open(_target: &Target) -> anyhow::Result<Simulator> {
     bail!(
         "this program was built without CUDA; build it with \

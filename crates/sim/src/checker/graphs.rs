@@ -1,8 +1,9 @@
 //! Blocks that were allocated while a stream was captured.
 //!
-//! Each launch of the graph uses them, also those that were freed in the capture. So for the checker their bytes live as
-//! long as the graph, and as long as the block itself: a grant of the bytes to another block before that is a grant of
-//! bytes that are live, unless the pool says that the block shares them with graphs. Within the graph, the checker judges the accesses of each launch by the order of its operations.
+//! Each launch of the graph uses them, also those that were freed in the capture. So for the checker their bytes live
+//! as long as the graph, and as long as the block itself: a grant of the bytes to another block before that is a grant
+//! of bytes that are live, unless the pool says that the block shares them with graphs. Within the graph, the checker
+//! judges the accesses of each launch by the order of its operations.
 
 use super::clock::Stamp;
 use super::judge::Judge;
@@ -89,7 +90,8 @@ impl Judge {
         }
     }
 
-    /// Notes that a block was freed, if it was granted to a captured stream or of memory of graphs. Returns whether it was.
+    /// Notes that a block was freed, if it was granted to a captured stream or of memory of graphs. Returns whether it
+    /// was.
     pub(super) fn freed_in_graph(&mut self, address: u64, streams: &[RawStream]) -> bool {
         let Some(bytes) = self.graphs.blocks.remove(&address) else {
             return false;
@@ -105,8 +107,8 @@ impl Judge {
         true
     }
 
-    /// Notes that a graph is gone, or that its capture ended without one. `last` is the end of its last launch, which is
-    /// complete.
+    /// Notes that a graph is gone, or that its capture ended without one. `last` is the end of its last launch, which
+    /// is complete.
     pub(crate) fn graph_ended(&mut self, graph: GraphId, last: Option<&Stamp>) {
         if let Some(stamp) = last {
             self.order.reached(stamp);

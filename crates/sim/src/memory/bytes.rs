@@ -13,7 +13,7 @@ const CHUNK: u64 = 64 << 10;
 pub(crate) struct Bytes {
     chunks: BTreeMap<u64, Box<[u8]>>,
     #[cfg(target_os = "linux")]
-    pub(super) shared: Option<super::shared::SharedBytes>,
+    pub(super) shared: Option<super::shared_bytes::SharedBytes>,
 }
 
 impl Bytes {

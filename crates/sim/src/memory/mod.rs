@@ -5,6 +5,8 @@ mod budget;
 mod bytes;
 #[cfg(target_os = "linux")]
 mod shared;
+#[cfg(target_os = "linux")]
+mod shared_bytes;
 mod space;
 
 pub(super) use access::{Illegal, Viewer};
@@ -23,8 +25,9 @@ pub(super) trait MemoryAccess: Send + Sync {
 
 /// The bytes of the device, for the body of an operation.
 ///
-/// An access to an address with nothing mapped, to memory that only the host sees, or to memory of another device without
-/// access has no effect, reads zeros, and breaks the device. On CUDA, too, an illegal address is a sticky error, which every later call reports.
+/// An access to an address with nothing mapped, to memory that only the host sees, or to memory of another device
+/// without access has no effect, reads zeros, and breaks the device. On CUDA, too, an illegal address is a sticky
+/// error, which every later call reports.
 pub struct Memory {
     device: Arc<dyn MemoryAccess>,
     viewer: Viewer,

@@ -1,5 +1,5 @@
-//! Contents on the GPU: each block gets a pattern of its own when it is allocated, and the pattern is checked before the
-//! free.
+//! Contents on the GPU: each block gets a pattern of its own when it is allocated, and the pattern is checked before
+//! the free.
 
 use super::kernels::{Kernels, Pattern};
 use crate::device::machine::{Purpose, Use};

@@ -1,20 +1,21 @@
 //! The other devices that may use the memory which the device gave to the pool.
 //!
-//! Virtual memory is made accessible chunk by chunk: what is mapped when the access is given, and each chunk that is mapped
-//! from then on, also when it is mapped anew. Chunks are mapped and unmapped by other threads meanwhile, because no lock is
-//! held across device calls. So each change of the list has a number, and a thread that maps a chunk looks at the list
-//! again before others can find the chunk.
+//! Virtual memory is made accessible chunk by chunk: what is mapped when the access is given, and each chunk that is
+//! mapped from then on, also when it is mapped anew. Chunks are mapped and unmapped by other threads meanwhile, because
+//! no lock is held across device calls. So each change of the list has a number, and a thread that maps a chunk looks
+//! at the list again before others can find the chunk.
 
 #![allow(unsafe_code)]
 
-use super::memory::Memory;
-use crate::device::{Access, Chunk, DeviceError, DeviceErrorKind, MemoryKind, Peer, PeerAccess};
+use super::super::segments::Accessibility;
+use super::Memory;
+use crate::device::{Access, Chunk, DeviceError, DeviceErrorKind, Peer, PeerAccess};
 use crate::fault::injected;
 use smallvec::SmallVec;
 
 /// See the [module](self).
 #[derive(Clone, Debug, Default)]
-pub(super) struct Accessors {
+pub(in crate::driver) struct Accessors {
     peers: SmallVec<[Peer; 2]>,
     /// How often the list was changed.
     changes: u64,
@@ -31,7 +32,7 @@ impl Accessors {
         self.changes += 1;
     }
 
-    pub(super) fn peers(&self) -> &[Peer] {
+    pub(in crate::driver) fn peers(&self) -> &[Peer] {
         &self.peers
     }
 }
@@ -48,7 +49,7 @@ impl Memory {
     ///
     /// # Errors
     /// Returns an error if a device call fails. Nothing has changed then.
-    pub(super) fn allow(&self, peer: Peer) -> Result<(), DeviceError> {
+    pub(in crate::driver) fn allow(&self, peer: Peer) -> Result<(), DeviceError> {
         match self.segments().accessibility() {
             Accessibility::Everywhere => Ok(()),
             Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
@@ -77,7 +78,7 @@ impl Memory {
     ///
     /// # Errors
     /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
-    pub(super) fn forbid(&self, peer: Peer) -> Result<(), DeviceError> {
+    pub(in crate::driver) fn forbid(&self, peer: Peer) -> Result<(), DeviceError> {
         match self.segments().accessibility() {
             Accessibility::Everywhere => Ok(()),
             Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
@@ -107,7 +108,7 @@ impl Memory {
         self.set_all(&chunks, peer, Access::None)
     }
 
-    /// Sets the access to chunks that were mapped a moment ago. Those that are not any more are left out.
+    /// Sets the access to chunks that were mapped a moment ago. Those that were unmapped since are left out.
     fn set_all(
         &self,
         chunks: &std::collections::BTreeMap<u64, Chunk>,
@@ -133,8 +134,8 @@ impl Memory {
 
     fn set_access(&self, address: u64, peer: Peer, access: Access) -> Result<(), DeviceError> {
         let peers = self.peer_access()?;
-        // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access: no
-        // stream of the peer is registered when the access is taken back.
+        // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access:
+        // no stream of the peer is registered when the access is taken back.
         unsafe { peers.set_mapped_access(address, self.chunk_bytes, peer, access) }
     }
 
@@ -142,12 +143,21 @@ impl Memory {
     ///
     /// # Errors
     /// Returns an error if a device call fails. The chunk is not noted then.
-    pub(super) fn note_mapped(&self, address: u64, chunk: Chunk) -> Result<(), DeviceError> {
+    pub(in crate::driver) fn note_mapped(
+        &self,
+        address: u64,
+        chunk: Chunk,
+    ) -> Result<(), DeviceError> {
         self.give_and_note(address, chunk, SmallVec::new())
     }
 
     /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
-    pub(super) fn note_still_mapped(&self, address: u64, chunk: Chunk, then: &Accessors) {
+    pub(in crate::driver) fn note_still_mapped(
+        &self,
+        address: u64,
+        chunk: Chunk,
+        then: &Accessors,
+    ) {
         if self
             .give_and_note(address, chunk, then.peers.clone())
             .is_err()
@@ -157,7 +167,7 @@ impl Memory {
         }
     }
 
-    /// Gives the accessors access, of whom those in `given` have it, and notes the chunk.
+    /// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
     fn give_and_note(
         &self,
         address: u64,
@@ -183,33 +193,6 @@ impl Memory {
                 return Ok(());
             }
             seen = held.accessors.clone();
-        }
-    }
-}
-
-/// How a peer is given access to memory of a source.
-pub(super) enum Accessibility<'a> {
-    /// Every device has access.
-    Everywhere,
-    /// Chunk by chunk.
-    Chunks,
-    /// To all plain memory of the device at once.
-    Plain,
-    /// To the pool of the driver.
-    DriverPool(&'a super::DriverPool),
-}
-
-impl<'a> Accessibility<'a> {
-    pub(super) fn of(
-        kind: MemoryKind,
-        is_virtual: bool,
-        driver_pool: Option<&'a super::DriverPool>,
-    ) -> Self {
-        match driver_pool {
-            _ if kind != MemoryKind::Device => Self::Everywhere,
-            Some(pool) => Self::DriverPool(pool),
-            None if is_virtual => Self::Chunks,
-            None => Self::Plain,
         }
     }
 }
