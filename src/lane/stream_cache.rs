@@ -380,12 +380,13 @@ impl StreamCache {
         // As in `free_at_once`.
         let slot = this.state.slot();
         let mut state = this.enter(&slot);
+        // Before the gate is read: see `active`.
+        this.activity.begin();
         let unsealed = state.unsealed.saturating_add(block.bytes);
         let is_plain = !this.is_bypassed() && state.capture.is_none();
         if !is_plain || unsealed > this.spacing.bound() {
             return None;
         }
-        this.activity.begin();
         let ticket = state.note_use(block.bytes);
         state
             .counters

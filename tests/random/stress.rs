@@ -189,13 +189,14 @@ impl World {
         let device = SimDevice::builder()
             .memory(64 * MIB)
             .seed(seed)
-            .checker(if leaves_out_waits {
-                Checker::Off
-            } else {
-                Checker::Panic
-            })
-            .virtual_memory(random.u8(..4) != 0)
-            .build();
+            .virtual_memory(random.u8(..4) != 0);
+        // Some pools have no observer: reservations keep blocks there.
+        let checker = if leaves_out_waits || random.u8(..3) == 0 {
+            Checker::Off
+        } else {
+            Checker::Panic
+        };
+        let device = device.checker(checker).build();
         let oracle = Arc::<Mutex<Oracle>>::default();
         let spy = Spy {
             device: device.clone(),
@@ -476,8 +477,14 @@ impl Task<'_> {
     async fn reserve(&mut self) {
         let (world, bytes) = (self.world, self.bytes().max(1024));
         let reservation = world.pool.reserve(bytes).await.unwrap();
-        for _ in 0..3 {
-            let home = &world.queues[self.random.usize(..world.queues.len())];
+        // Mostly for one stream, in two sizes: as blocks are kept for.
+        let mut home = &world.queues[self.random.usize(..world.queues.len())];
+        let mut held = None;
+        for _ in 0..8 {
+            if self.random.u8(..4) == 0 {
+                home = &world.queues[self.random.usize(..world.queues.len())];
+            }
+            let bytes = bytes >> self.random.u8(0..2);
             if let Ok(block) = reservation.allocate(&home.stream, bytes / 2) {
                 let owner = world.own();
                 world.touch(
@@ -496,6 +503,16 @@ impl Task<'_> {
                     false,
                     10,
                 );
+                if self.random.u8(..3) == 0 {
+                    held = Some((block, home, owner));
+                }
+            }
+            if let Some((block, home, owner)) = held.take_if(|_| self.random.bool()) {
+                let (address, size) = (block.address().to_bits(), block.size());
+                world.touch(&home.work, address, size, owner, false, 10);
+            }
+            if self.random.u8(..8) == 0 {
+                let _ = world.pool.snapshot();
             }
         }
     }
