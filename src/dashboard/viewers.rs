@@ -27,7 +27,7 @@ pub(super) struct Viewers {
     sender: Mutex<Weak<watch::Sender<Bytes>>>,
 }
 
-/// Why nobody can watch.
+/// Why a viewer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     TooMany,
@@ -119,7 +119,7 @@ async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
         let Some(this) = viewers.upgrade() else {
             return;
         };
-        // Under the lock: nobody joins what ends here.
+        // Under the lock: no viewer joins what ends here.
         let mut current = this.sender.lock();
         if sender.receiver_count() == 0 {
             *current = Weak::new();
