@@ -98,7 +98,7 @@ impl Recording {
         }
     }
 
-    /// Returns the page as HTML: about 180 KiB per frame at most, and usually a tenth of that.
+    /// Returns the page as HTML. A frame takes about 60 bytes for each of its blocks, and as much again for its rows.
     pub fn to_html(&self) -> String {
         let start = Start {
             title: &self.title,

@@ -1,9 +1,9 @@
 //! Growth off the runtime's workers: where memory calls block, a short-lived thread serves the queue until no request
 //! needs such a call.
 //!
-//! Meanwhile the request that needed it may have been served by memory that came back. The thread grows the pool all
-//! the same, for the next request. Otherwise a pool that is short for moments only would never grow, and its requests
-//! would wait again and again.
+//! Meanwhile the request that needed it may have been served by memory that came back. The thread still grows the
+//! pool, for the next request. Otherwise a pool that is short for moments only would never grow, and its requests would
+//! wait again and again.
 
 use super::Service;
 use super::demand::Wants;

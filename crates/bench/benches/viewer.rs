@@ -4,7 +4,7 @@
 //! each, or as long as the dashboard waits between frames, if that is longer. The ratio is the median over neighbouring
 //! turns. Times are of this machine, on the simulated device.
 //!
-//! `-- --test` takes two short turns; `-- --turns 60` takes more.
+//! `-- --test` takes short turns, once; `-- --turns 60` takes more.
 
 use clap::Parser;
 use futures::future::poll_fn;

@@ -36,7 +36,7 @@ pub(crate) struct Policy {
     pub(crate) record: Option<PathBuf>,
 
     /// Writes a page with the pool's figures and blocks over time, for a browser: one file that loads nothing else, with
-    /// at most 300 frames of the 500 largest blocks each, below 30 MB. With several traces, one page for each
+    /// at most 300 frames of the 500 largest blocks each, so usually some megabytes. With several traces, one page for each
     /// (FILE.TRACE.html)
     #[arg(long, value_name = "FILE.html")]
     pub(crate) html: Option<PathBuf>,
