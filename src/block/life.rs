@@ -99,12 +99,7 @@ impl Block {
         caller: Caller,
         reserved: &Arc<Reserved>,
     ) -> Result<Self, AllocError> {
-        let tag = reserved.tag();
-        if registration.observers.is_some() || caller.fill.is_some() {
-            let demand = Demand { tag, ..*demand };
-            allocation.after = begin(registration, &allocation, &demand, caller)
-                .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
-        }
+        begin_reserved(registration, &mut allocation, demand, caller, reserved)?;
         Ok(Self::of_reserved(
             registration,
             allocation,
@@ -137,23 +132,31 @@ impl Block {
     }
 
     /// Makes a block of one that the reservation keeps for the stream, if it has one of that size.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new).
     pub(crate) fn kept(
         registration: &Arc<Registration>,
         demand: &Demand,
+        caller: Caller,
         reserved: &Arc<Reserved>,
-    ) -> Option<Self> {
+    ) -> Option<Result<Self, AllocError>> {
         let rounding = demand.rounding_of(demand.request.bytes);
         let (kept, owner) = reserved.take_kept(registration, demand.request, rounding)?;
-        let allocation = Allocation::of_cache(kept.block);
+        let mut allocation = Allocation::of_cache(kept.block);
+        if let Err(error) = begin_reserved(registration, &mut allocation, demand, caller, reserved)
+        {
+            return Some(Err(error));
+        }
         tell_granted(registration, &allocation, reserved.tag());
         let mut extra: Box<Extra> = kept.spare.downcast().unwrap_or_default();
         extra.reserved = Some(reserved.clone());
-        Some(Self {
+        Some(Ok(Self {
             registration: Some(owner),
             allocation: Some(allocation),
             charge: Charge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::of(extra)),
-        })
+        }))
     }
 
     fn of_reserved(
@@ -246,6 +249,26 @@ fn begin_charged(
         registration.note_freed(tag, allocation.bytes);
     }
     Ok(begun?)
+}
+
+/// As [`begin`], for memory that was drawn from a reservation: it is back there after an error.
+#[inline]
+fn begin_reserved(
+    registration: &Registration,
+    allocation: &mut Allocation,
+    demand: &Demand,
+    caller: Caller,
+    reserved: &Reserved,
+) -> Result<(), AllocError> {
+    if registration.observers.is_some() || caller.fill.is_some() {
+        let demand = Demand {
+            tag: reserved.tag(),
+            ..*demand
+        };
+        allocation.after = begin(registration, allocation, &demand, caller)
+            .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
+    }
+    Ok(())
 }
 
 /// Growth in place.
@@ -411,9 +434,12 @@ impl Block {
 
     /// Ends the block: tells observers, and takes the allocation. Returns `None` if the block has ended already.
     fn end(&mut self, location: Option<&'static Location<'static>>) -> Option<Use> {
-        if self.registration.as_ref()?.observers.is_some() {
-            self.tell_ending(location);
-        }
+        self.tell_ending(location);
+        self.take()
+    }
+
+    /// Takes the allocation of a block of whose end observers were told.
+    fn take(&mut self) -> Option<Use> {
         // Field by field, which stays in registers.
         let Allocation {
             id, address, bytes, ..
@@ -426,9 +452,20 @@ impl Block {
         })
     }
 
+    #[inline]
+    fn tell_ending(&mut self, location: Option<&'static Location<'static>>) {
+        let observers = self
+            .registration
+            .as_ref()
+            .map(|registration| &registration.observers);
+        if observers.is_some_and(Option::is_some) {
+            self.tell_observers(location);
+        }
+    }
+
     #[cold]
     #[inline(never)]
-    fn tell_ending(&mut self, location: Option<&'static Location<'static>>) {
+    fn tell_observers(&mut self, location: Option<&'static Location<'static>>) {
         let (Some(registration), Some(allocation)) = (&self.registration, &self.allocation) else {
             return;
         };
@@ -468,10 +505,11 @@ impl Block {
     #[cold]
     #[inline(never)]
     fn end_slowly(&mut self) {
+        self.tell_ending(None);
         if self.end_kept() {
             return;
         }
-        if let Some(block) = self.end(None) {
+        if let Some(block) = self.take() {
             let _ = self.free(block);
             self.note_freed(block);
         }
@@ -485,7 +523,7 @@ impl Block {
         };
         let extra = self.extra.get_mut();
         let is_plain = extra.as_ref().is_some_and(|extra| extra.is_only_reserved());
-        if registration.observers.is_some() || !is_plain {
+        if !is_plain {
             return false;
         }
         let (stream, block) = (

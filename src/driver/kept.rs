@@ -8,8 +8,6 @@
 //! merges, the end of the reservation, and statistics and walks of the whole pool. A stream is not done while a block is
 //! kept for it, so the fence is known to the heap.
 //!
-//! Frees that observers are told of are not kept.
-//!
 //! The lock order is book, heap, registry, lane.
 
 use super::streams::Streams;

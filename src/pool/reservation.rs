@@ -105,18 +105,18 @@ impl Reservation {
         if registration.lane.cache.is_captured() {
             return Err(AllocError::StreamCaptured);
         }
-        if let Some(block) = Block::kept(registration, &demand, self.reserved()) {
-            return Ok(block);
+        let caller = Caller {
+            location,
+            waited: false,
+            is_captured: false,
+            shares_with_graphs: false,
+            fill: None,
+        };
+        if let Some(block) = Block::kept(registration, &demand, caller, self.reserved()) {
+            return block;
         }
         match self.reserved().draw(&registration.lane, &demand)? {
             Drawn::Allocation(allocation) => {
-                let caller = Caller {
-                    location,
-                    waited: false,
-                    is_captured: false,
-                    shares_with_graphs: false,
-                    fill: None,
-                };
                 Block::reserved(registration, allocation, &demand, caller, self.reserved())
             }
             Drawn::Short { left, largest } => Err(AllocError::NotReserved {

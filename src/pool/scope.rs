@@ -119,9 +119,8 @@ fn draw_from(
         tag: None,
         ..*demand
     };
-    let kept = || Block::kept(registration, &demand, reserved);
-    if let Some(block) = caller.fill.is_none().then(kept).flatten() {
-        return Some(Ok(block));
+    if let Some(block) = Block::kept(registration, &demand, caller, reserved) {
+        return Some(block);
     }
     match reserved.draw(&registration.lane, &demand) {
         Ok(Drawn::Allocation(allocation)) => {
