@@ -1,5 +1,5 @@
 //! What the tests have in common.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 
 mod external;
 mod pass_on;
