@@ -1,6 +1,6 @@
 //! Three services in three processes on one GPU, whose peaks together exceed it:
 //! `cargo run --release --features broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]
-//! [--chunk-mib 8] [--hold-ms 1000] [--only together|moves]`.
+//! [--chunk-mib 8] [--moved-mib 256] [--hold-ms 1000] [--only together|moves]`.
 //!
 //! Each service holds its weights, and serves requests that need up to 60 % of the GPU for a while. It is run
 //! - **alone**: one process with a pool over all of the capacity, and no broker;
@@ -41,8 +41,6 @@ mod linux {
     const PEAK: u64 = 60;
     /// How long a request works, once it has its memory.
     const WORK: Duration = Duration::from_millis(2);
-    /// The memory of a moved lease.
-    const MOVED: u64 = 256 * MIB;
     const MOVES: usize = 101;
     const CHUNK: u64 = 8 * MIB;
 
@@ -52,6 +50,8 @@ mod linux {
         capacity: u64,
         time: Duration,
         chunk: u64,
+        /// The bytes of a lease that moves between two services.
+        moved: u64,
         hold: Duration,
         only: Option<String>,
     }
@@ -68,6 +68,7 @@ mod linux {
                 capacity: 8192 * MIB,
                 time: Duration::from_secs(5),
                 chunk: CHUNK,
+                moved: 256 * MIB,
                 hold: BrokerConfig::new("", 0).longest_hold,
                 only: None,
             };
@@ -81,15 +82,16 @@ mod linux {
                     "--capacity-mib" => options.capacity = value.parse::<u64>()? * MIB,
                     "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
                     "--chunk-mib" => options.chunk = value.parse::<u64>()? * MIB,
+                    "--moved-mib" => options.moved = value.parse::<u64>()? * MIB,
                     "--hold-ms" => options.hold = Duration::from_millis(value.parse()?),
                     "--only" => options.only = Some(value),
                     _ => bail!("the option {name} is not known"),
                 }
             }
             ensure!(
-                options.capacity >= 4 * MOVED,
+                options.capacity >= 4 * options.moved,
                 "the capacity is less than {} MiB",
-                4 * MOVED / MIB
+                4 * options.moved / MIB
             );
             Ok(options)
         }
@@ -201,16 +203,16 @@ mod linux {
 
     /// Moves a lease between two services by turns. Prints medians.
     fn moves(services: &mut [Handle], options: &Options) -> anyhow::Result<()> {
-        let capacity = options.capacity;
+        let (capacity, moved) = (options.capacity, options.moved);
         let [one, other, filler] = services else {
             unreachable!("there are three")
         };
         // The filler and the weights leave what is moved, and less than as much again.
-        let rest = capacity - MOVED - 3 * options.weights() - 4 * CHUNK;
+        let rest = capacity - moved - 3 * options.weights() - 4 * CHUNK;
         filler.ask(&format!("hold {rest}"), "held")?;
         let mut figures: [Vec<f64>; 6] = Default::default();
         let mut turns = [one, other];
-        turns[0].ask(&format!("take {MOVED}"), "took")?;
+        turns[0].ask(&format!("take {moved}"), "took")?;
         let times = |service: &mut Handle| -> anyhow::Result<(f64, f64)> {
             let times = service.ask("times", "times")?;
             let (returning, granting) = times.split_once(' ').context("two times")?;
@@ -220,12 +222,12 @@ mod linux {
             turns.swap(0, 1);
             let [taker, giver] = &mut turns;
             let before = (times(giver)?.0, times(taker)?.1);
-            let took: f64 = taker.ask(&format!("take {MOVED}"), "took")?.parse()?;
+            let took: f64 = taker.ask(&format!("take {moved}"), "took")?.parse()?;
             let giving = times(giver)?.0 - before.0;
             let taking = times(taker)?.1 - before.1;
             // The process unmaps as much by itself, and takes it again within its lease.
-            let unmapped: f64 = taker.ask("unmap", "unmapped")?.parse()?;
-            let mapped: f64 = taker.ask(&format!("take {MOVED}"), "took")?.parse()?;
+            let unmapped: f64 = taker.ask(&format!("unmap {moved}"), "unmapped")?.parse()?;
+            let mapped: f64 = taker.ask(&format!("take {moved}"), "took")?.parse()?;
             let rest = took - giving - taking;
             let all = [took, giving, taking, rest, unmapped, mapped];
             figures
@@ -234,7 +236,7 @@ mod linux {
                 .for_each(|(figures, figure)| figures.push(figure));
         }
         let [took, giving, taking, rest, unmapped, mapped] = figures.map(median);
-        println!("{} MiB moved, medians of {MOVES}, in us", MOVED / MIB);
+        println!("{} MiB moved, medians of {MOVES}, in us", moved / MIB);
         let row = |name: &str, time: f64| println!("{name:<44}{time:>9.0}");
         row("  request to memory", took);
         row("    giving back, in the one process", giving);
@@ -453,7 +455,7 @@ mod linux {
                             .statistics()
                             .reserved
                             .current
-                            .saturating_sub(MOVED);
+                            .saturating_sub(rest.parse()?);
                         let trimmed = self.pool.trim_to(keep)?;
                         let took = start.elapsed();
                         ensure!(trimmed.released > 0, "nothing was free: {trimmed}");

@@ -185,11 +185,16 @@ def released(library):
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    return settled(lambda: in_graphs(library))
+
+
+def settled(count):
+    """Returns 0 once the count of bytes is 0, or what it is after ten seconds."""
     deadline = time.monotonic() + 10
-    while in_graphs(library) > 0 and time.monotonic() < deadline:
+    while (left := count()) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
         torch.cuda.synchronize()
-    return in_graphs(library)
+    return left
 
 
 def in_a_pool(library):
@@ -240,8 +245,7 @@ def run(arguments):
     tried("in_graphs_of_training", results, lambda: in_graphs(library))
     tried("left_after_training", results, lambda: released(library))
     if library:
-        torch.cuda.synchronize()
-        results["pending"] = library.weirpool_pending(0)
+        results["pending"] = settled(lambda: library.weirpool_pending(0))
     results["peak"] = library.weirpool_peak_reserved(0) if library else torch.cuda.max_memory_reserved()
     results["calls"] = calls
     print(json.dumps(results), flush=True)

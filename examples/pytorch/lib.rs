@@ -247,10 +247,13 @@ pub extern "C" fn weirpool_reserved(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().reserved.current)
 }
 
-/// Returns the bytes that were freed, and that work may still touch, as far as the pool knows.
+/// Returns the bytes that were freed, and that work may still touch, as far as the pool knows. Has the events of all frees
+/// recorded; they complete soon after the work, so ask again.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_pending(device: c_int) -> u64 {
     figure(device, |pool| {
+        // Releases nothing, but records the events.
+        let _ = pool.pool().trim_to(u64::MAX);
         // Completed work may not be noted yet.
         let _ = pool.pool().reap();
         pool.statistics().pending.current

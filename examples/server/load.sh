@@ -7,12 +7,14 @@
 #   examples/server/load.sh
 #   SECONDS_EACH=15 SECONDS_OVERLOAD=600 examples/server/load.sh --device cuda ...
 #
+# SECONDS_COMPARED is the time for each of the last two; the default is that of the overload.
 # It fails if a request is lost, if memory is missing at the end, or if the server does not shut down in order.
 set -euo pipefail
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$(dirname "$0")/../../target}/release}
 address=${ADDRESS:-127.0.0.1:8087}
 each=${SECONDS_EACH:-3}
 overload=${SECONDS_OVERLOAD:-6}
+compared=${SECONDS_COMPARED:-$overload}
 lengths=(--prompt-tokens "${PROMPT_TOKENS:-16..128}" --max-tokens "${MAX_TOKENS:-8..64}" --shared-prefix 0.5)
 export NO_COLOR=1
 log=$(mktemp)
@@ -28,7 +30,7 @@ begin() {
   done
 }
 
-# Fails if a request has no answer, or half of one.
+# Fails if a request has no answer, or half of one that its deadline did not cut off.
 load() {
   "$programs/weirpool" load "http://$address" "${lengths[@]}" "$@" | tee "$report"
   if grep -E '^ends .*(broken|timed out|transport error|unsent)' "$report" >/dev/null; then
@@ -62,9 +64,9 @@ load --rate "$rate" --duration "${overload}s"
 end
 echo "==> the same, but requests fail if memory is short, and clients send them again"
 begin "$@" --admission fail
-load --rate "$rate" --duration "${overload}s" --retry backoff
+load --rate "$rate" --duration "${compared}s" --retry backoff
 end
 echo "==> the same, but each request takes memory for the whole context"
 begin "$@" --admission split
-load --rate "$rate" --duration "${overload}s"
+load --rate "$rate" --duration "${compared}s"
 end

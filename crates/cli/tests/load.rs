@@ -264,7 +264,7 @@ fn endless(stream: &mut TcpStream, head: &str, text: &str) -> bool {
 #[cfg(target_os = "linux")]
 fn hostile_servers_are_reported_in_bounded_memory() {
     type Answer = fn(&Seen, &mut TcpStream) -> bool;
-    let cases: [(&str, Option<u16>, &str, Answer); 15] = [
+    let cases: [(&str, Option<u16>, &str, Answer); 16] = [
         ("timed_out", None, "--timeout", |_, stream| {
             // Until the client goes.
             let _ = stream.read(&mut [0]);
@@ -306,6 +306,10 @@ fn hostile_servers_are_reported_in_bounded_memory() {
         }),
         ("broken", Some(200), "late\\u{1b}[2J", |_, stream| {
             let event = "data: {\"error\":{\"message\":\"late\\u001b[2J\"}}\n\n";
+            last(stream, &format!("{HEAD}{}", chunk(event)))
+        }),
+        ("late", Some(200), "the deadline passed", |_, stream| {
+            let event = "data: {\"error\":{\"message\":\"cut off\",\"code\":504}}\n\n";
             last(stream, &format!("{HEAD}{}", chunk(event)))
         }),
         (

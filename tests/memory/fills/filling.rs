@@ -330,3 +330,39 @@ fn fill_takes_device_time() {
     let took = place.device.now();
     assert!(took > us(2) + us(10) && took < us(2) + us(11), "{took:?}");
 }
+
+/// Blocks that a reservation keeps for a stream are filled like others: when they are freed, and when they are drawn.
+#[test]
+fn kept_blocks_of_a_reservation_are_filled() {
+    let place = Place::new(|builder| poison_on_free(zero_on_allocate(builder)));
+    let reservation = place.pool.reserve(4 * MIB).try_now().unwrap();
+    for round in 1..=6 {
+        let block = reservation.allocate(&place.stream, MIB).unwrap();
+        assert_eq!(place.byte_at(block.address(), MIB), 0);
+        write_after(&place.work, &block, 5, 7);
+        let address = block.address();
+        drop(block);
+        assert_eq!(place.byte_at(address, MIB), POISON);
+        assert_eq!(place.fills(), 2 * round);
+    }
+    drop(reservation);
+    place.assert_sound();
+}
+
+/// A request in the scope of a reservation fills a block that is kept for its stream, as any other.
+#[test]
+fn request_fills_a_kept_block() {
+    let place = Place::new(|builder| builder);
+    let reservation = place.pool.reserve(4 * MIB).try_now().unwrap();
+    let task = reservation.scope(async {
+        for value in [3, 4, 5, 6] {
+            let request = place.pool.allocate(&place.stream, MIB).filled(value);
+            let block = request.await.unwrap();
+            assert_eq!(place.byte_at(block.address(), MIB), value);
+        }
+    });
+    now(task);
+    assert_eq!(place.fills(), 4);
+    drop(reservation);
+    place.assert_sound();
+}

@@ -170,3 +170,26 @@ fn memory_used_on_unordered_streams_is_not_filled() {
     assert_eq!(place.byte_at(address, 2 * MIB), POISON);
     place.assert_sound();
 }
+
+/// The memory is the reservation's again, whether it came from the heap or was kept for the stream.
+#[test]
+fn failed_fill_of_a_reserved_block_loses_no_memory() {
+    for frees in 0..4 {
+        let place = Place::new(zero_on_allocate);
+        let reservation = place.pool.reserve(4 * MIB).try_now().unwrap();
+        let take = || reservation.allocate(&place.stream, MIB);
+        (0..frees).for_each(|_| drop(take().unwrap()));
+        place.device.fail_next(Call::Fill, Other);
+        let Err(AllocError::Device(error)) = take().map(drop) else {
+            panic!("the fill fails");
+        };
+        assert_eq!((error.kind(), error.call()), (Other, "fill"));
+        assert_eq!(reservation.left(), 4 * MIB);
+        let block = take().unwrap();
+        assert_eq!(place.byte_at(block.address(), block.size()), 0);
+        drop((block, reservation));
+        let statistics = place.pool.statistics();
+        assert_eq!(statistics.allocations, statistics.frees);
+        place.assert_sound();
+    }
+}

@@ -250,3 +250,38 @@ fn checker_and_history_both_observe_blocks() {
         assert_eq!(!device.violations().is_empty(), is_checked);
     }
 }
+
+/// A reservation keeps blocks for the streams that freed them. Each grant and each end of such a block has its entry.
+#[test]
+fn history_lists_kept_blocks() {
+    let device = manual();
+    let pool = recorded(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("history: kept");
+    let reservation = pool.reserve(4 * MIB).tag(tag).try_now().unwrap();
+    for _ in 0..5 {
+        drop(reservation.allocate(&stream, MIB).unwrap());
+    }
+    let events = pool.history().entries.into_iter().map(|entry| entry.event);
+    let numbers = |is_asked: fn(&HistoryEvent) -> Option<u64>| -> Vec<u64> {
+        events
+            .clone()
+            .filter_map(|event| is_asked(&event))
+            .collect()
+    };
+    let granted = numbers(|event| match event {
+        HistoryEvent::Allocated { origin, .. } => {
+            assert_eq!(origin.tag, Some(Tag::new("history: kept")));
+            Some(origin.number)
+        }
+        _ => None,
+    });
+    let freed = numbers(|event| match event {
+        HistoryEvent::Freed { number, .. } => Some(*number),
+        _ => None,
+    });
+    assert_eq!(granted.len(), 5);
+    assert_eq!(granted, freed);
+    drop(reservation);
+    assert!(pool.leaks().is_empty());
+}

@@ -55,6 +55,8 @@ pub(super) enum Failure {
     Malformed(#[from] Malformed),
     #[error("the server reports within the answer: {0}")]
     Reported(String),
+    #[error("the server reports that the deadline passed: {0}")]
+    Late(String),
     #[error("the answer ended without `data: [DONE]`")]
     NoEnd,
 }
@@ -65,6 +67,7 @@ impl Failure {
             Self::NoDescriptor => End::Unsent,
             Self::Unreachable(_) | Self::NoAnswer(_) => End::TransportError,
             Self::TimedOut => End::TimedOut,
+            Self::Late(_) => End::Late,
             Self::BrokeOff(_) | Self::Malformed(_) | Self::Reported(_) | Self::NoEnd => End::Broken,
         }
     }
@@ -389,6 +392,7 @@ impl Client {
                     }
                     Event::Done => ended = Some(Ok(Outcome::Done)),
                     Event::Error(message) => ended = Some(Err(Failure::Reported(message))),
+                    Event::Late(message) => ended = Some(Err(Failure::Late(message))),
                     Event::Other => {}
                 }
                 ended.is_none()

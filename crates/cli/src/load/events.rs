@@ -1,5 +1,7 @@
 //! Server-sent events, read from pieces of any size in bounded memory.
 
+use hyper::StatusCode;
+
 /// The longest line of an event stream.
 pub(crate) const LONGEST_LINE: usize = 1 << 20;
 
@@ -12,6 +14,8 @@ pub(crate) enum Event {
     Other,
     /// The server reports an error.
     Error(String),
+    /// The server reports that the answer's deadline passed.
+    Late(String),
     /// The end of the answer.
     Done,
 }
@@ -77,7 +81,10 @@ fn event(line: &[u8]) -> Result<Option<Event>, Malformed> {
         return Err(Malformed::NoObject);
     }
     if let Some(error) = data.get("error").filter(|error| !error.is_null()) {
-        return Ok(Some(Event::Error(message(error))));
+        // Answers in OpenAI's form have their status in the code.
+        let is_late = error["code"] == StatusCode::GATEWAY_TIMEOUT.as_u16();
+        let event = if is_late { Event::Late } else { Event::Error };
+        return Ok(Some(event(message(error))));
     }
     let choice = &data["choices"][0];
     let text = choice["text"].as_str();
@@ -121,7 +128,8 @@ mod tests {
         data:{\"choices\":[{\"text\":\"\"}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n\
         data: {\"choices\":[{\"text\":\"\",\"token_ids\":[195]}]}\n\n\
         data: {\"choices\":[{\"text\":\"c\",\"token_ids\":[]}]}\n\n\
-        data: {\"choices\":[],\"usage\":{}}\n\ndata: {\"error\":{\"message\":\"late\"}}\n\ndata: [DONE]\n\n";
+        data: {\"choices\":[],\"usage\":{}}\n\ndata: {\"error\":{\"message\":\"short\"}}\n\n\
+        data: {\"error\":{\"message\":\"late\",\"code\":504}}\n\ndata: [DONE]\n\n";
 
     #[test]
     fn pieces_of_any_size_give_the_same_events() {
@@ -132,7 +140,8 @@ mod tests {
             Event::Token,
             Event::Other,
             Event::Other,
-            Event::Error("late".to_owned()),
+            Event::Error("short".to_owned()),
+            Event::Late("late".to_owned()),
             Event::Done,
         ];
         for size in 1..=STREAM.len() {

@@ -18,6 +18,8 @@ pub(super) enum End {
     Abandoned,
     RefusedWithRetryAfter,
     RefusedWithoutRetryAfter,
+    /// Cut off by its deadline, after the beginning of the answer.
+    Late,
     Broken,
     TimedOut,
     TransportError,
@@ -25,11 +27,12 @@ pub(super) enum End {
 }
 
 impl End {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Done,
         Self::Abandoned,
         Self::RefusedWithRetryAfter,
         Self::RefusedWithoutRetryAfter,
+        Self::Late,
         Self::Broken,
         Self::TimedOut,
         Self::TransportError,
@@ -42,6 +45,7 @@ impl End {
             Self::Abandoned => "abandoned",
             Self::RefusedWithRetryAfter => "refused_with_retry_after",
             Self::RefusedWithoutRetryAfter => "refused_without_retry_after",
+            Self::Late => "late",
             Self::Broken => "broken",
             Self::TimedOut => "timed_out",
             Self::TransportError => "transport_error",
