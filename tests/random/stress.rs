@@ -241,44 +241,41 @@ impl World {
         }
     }
 
-    /// Submits work that stamps both ends of a range, or checks the stamps.
-    fn touch(
-        &self,
-        work: &SimStream,
-        address: u64,
-        size: u64,
-        owner: u64,
-        writes: bool,
-        micros: u64,
-    ) {
-        self.oracle
-            .lock()
-            .unwrap()
-            .use_range(owner, work.raw(), address, address + size);
-        let operation = Operation::new(us(micros));
-        let operation = if writes {
-            operation.writes(address, size)
-        } else {
-            operation.reads(address, size)
-        };
-        let corruptions = self.corruptions.clone();
-        let ends = [address, address + size - 8];
+    /// Submits work of a new owner that stamps both ends of its block. Returns the owner.
+    fn write(&self, work: &SimStream, block: &Block, micros: u64) -> u64 {
+        let owner = self.owners.fetch_add(1, Ordering::Relaxed);
         let stamp = owner.to_ne_bytes();
+        let ends = self.note_use(work, block, owner);
+        let operation = Operation::new(us(micros)).writes(block.address(), block.size());
+        work.submit(operation.run(move |memory| {
+            ends.into_iter().for_each(|end| memory.write(end, &stamp));
+        }));
+        owner
+    }
+
+    /// Submits work that checks the stamps of the block's owner.
+    fn read(&self, work: &SimStream, block: &Block, owner: u64, micros: u64) {
+        let corruptions = self.corruptions.clone();
+        let ends = self.note_use(work, block, owner);
+        let operation = Operation::new(us(micros)).reads(block.address(), block.size());
         work.submit(operation.run(move |memory| {
             for end in ends {
-                if writes {
-                    memory.write(end, &stamp);
-                } else {
-                    let mut seen = [0; 8];
-                    memory.read(end, &mut seen);
-                    corruptions.fetch_add(u64::from(seen != stamp), Ordering::Relaxed);
-                }
+                let mut seen = [0; 8];
+                memory.read(end, &mut seen);
+                corruptions.fetch_add(u64::from(seen != owner.to_ne_bytes()), Ordering::Relaxed);
             }
         }));
     }
 
-    fn own(&self) -> u64 {
-        self.owners.fetch_add(1, Ordering::Relaxed)
+    /// Tells the oracle of a use. Returns the addresses of the two stamps.
+    fn note_use(&self, work: &SimStream, block: &Block, owner: u64) -> [u64; 2] {
+        let (start, end) = (
+            block.address().to_bits(),
+            block.address().to_bits() + block.size(),
+        );
+        let mut oracle = self.oracle.lock().unwrap();
+        oracle.use_range(owner, work.raw(), start, end);
+        [start, end - 8]
     }
 }
 
@@ -287,8 +284,8 @@ struct Task<'a> {
     random: fastrand::Rng,
 }
 
-impl Task<'_> {
-    fn queue(&mut self) -> &Queue {
+impl<'a> Task<'a> {
+    fn queue(&mut self) -> &'a Queue {
         let at = self.random.usize(..self.world.queues.len());
         &self.world.queues[at]
     }
@@ -337,24 +334,21 @@ impl Task<'_> {
     async fn request(&mut self) {
         let bytes = self.bytes();
         let world = self.world;
-        let home = self.random.usize(..world.queues.len());
-        let home = &world.queues[home];
+        let home = self.queue();
         let block = world.pool.allocate(&home.stream, bytes).await.unwrap();
-        let (owner, micros) = (world.own(), self.micros());
-        let (address, size) = (block.address().to_bits(), block.size());
-        world.touch(&home.work, address, size, owner, true, micros);
+        let micros = self.micros();
+        let owner = world.write(&home.work, &block, micros);
         if self.random.bool() {
-            let further = self.random.usize(..world.queues.len());
-            let further = &world.queues[further];
+            let further = self.queue();
             further.stream.wait(&home.stream.event().unwrap()).unwrap();
             block.used_on(&further.stream).unwrap();
-            world.touch(&further.work, address, size, owner, false, micros);
+            world.read(&further.work, &block, owner, micros);
         }
         match self.random.u32(..4) {
             0 => block.deallocate().await.unwrap(),
             1 => world.mailbox.lock().unwrap().push((block, owner)),
             _ => {
-                world.touch(&home.work, address, size, owner, false, micros);
+                world.read(&home.work, &block, owner, micros);
                 drop(block);
             }
         }
@@ -365,10 +359,9 @@ impl Task<'_> {
     /// Writes a block that the pool may evict.
     async fn cache(&mut self) {
         let (world, bytes) = (self.world, self.bytes());
-        let home = &world.queues[self.random.usize(..world.queues.len())];
+        let home = self.queue();
         let block = world.pool.allocate(&home.stream, bytes).await.unwrap();
-        let (owner, address, size) = (world.own(), block.address().to_bits(), block.size());
-        world.touch(&home.work, address, size, owner, true, self.micros());
+        let owner = world.write(&home.work, &block, self.micros());
         let mut cached = world.cached.lock().unwrap();
         cached.push((block.into_evictable(), owner));
         if cached.len() > 6 {
@@ -391,10 +384,10 @@ impl Task<'_> {
         let Some((pin, owner)) = pinned else {
             return;
         };
-        let queue = &world.queues[self.random.usize(..world.queues.len())];
-        let address = pin.read_on(&queue.stream).unwrap().address().to_bits();
-        let (size, micros) = (pin.size(), self.micros());
-        world.touch(&queue.work, address, size, owner, false, micros);
+        let queue = self.queue();
+        let _ = pin.read_on(&queue.stream).unwrap();
+        let micros = self.micros();
+        world.read(&queue.work, &pin, owner, micros);
         if self.random.bool() {
             world.device.sleep(us(micros)).await;
         }
@@ -409,14 +402,7 @@ impl Task<'_> {
                 .iter()
                 .find(|queue| queue.stream.id() == block.stream().id());
             let home = home.expect("the stream of the block");
-            self.world.touch(
-                &home.work,
-                block.address().to_bits(),
-                block.size(),
-                owner,
-                false,
-                5,
-            );
+            self.world.read(&home.work, &block, owner, 5);
         }
     }
 
@@ -426,11 +412,10 @@ impl Task<'_> {
         let (from, to) = (0, world.queues.len() - 1);
         let (from, to) = (&world.queues[from], &world.queues[to]);
         let block = world.pool.allocate(&from.stream, bytes).await.unwrap();
-        let (owner, address, size) = (world.own(), block.address().to_bits(), block.size());
-        world.touch(&from.work, address, size, owner, true, 30);
+        let owner = world.write(&from.work, &block, 30);
         to.stream.wait(&from.stream.event().unwrap()).unwrap();
         block.used_on(&to.stream).unwrap();
-        world.touch(&to.work, address, size, owner, false, 30);
+        world.read(&to.work, &block, owner, 30);
     }
 
     /// Polls a request some times and drops it.
@@ -454,23 +439,8 @@ impl Task<'_> {
         let home = &world.queues[0];
         let blocks = world.pool.allocate_many(&home.stream, sizes).await.unwrap();
         for block in blocks {
-            let owner = world.own();
-            world.touch(
-                &home.work,
-                block.address().to_bits(),
-                block.size(),
-                owner,
-                true,
-                10,
-            );
-            world.touch(
-                &home.work,
-                block.address().to_bits(),
-                block.size(),
-                owner,
-                false,
-                10,
-            );
+            let owner = world.write(&home.work, &block, 10);
+            world.read(&home.work, &block, owner, 10);
         }
     }
 
@@ -478,38 +448,22 @@ impl Task<'_> {
         let (world, bytes) = (self.world, self.bytes().max(1024));
         let reservation = world.pool.reserve(bytes).await.unwrap();
         // Mostly for one stream, in two sizes: as blocks are kept for.
-        let mut home = &world.queues[self.random.usize(..world.queues.len())];
+        let mut home = self.queue();
         let mut held = None;
         for _ in 0..8 {
             if self.random.u8(..4) == 0 {
-                home = &world.queues[self.random.usize(..world.queues.len())];
+                home = self.queue();
             }
             let bytes = bytes >> self.random.u8(0..2);
             if let Ok(block) = reservation.allocate(&home.stream, bytes / 2) {
-                let owner = world.own();
-                world.touch(
-                    &home.work,
-                    block.address().to_bits(),
-                    block.size(),
-                    owner,
-                    true,
-                    10,
-                );
-                world.touch(
-                    &home.work,
-                    block.address().to_bits(),
-                    block.size(),
-                    owner,
-                    false,
-                    10,
-                );
+                let owner = world.write(&home.work, &block, 10);
+                world.read(&home.work, &block, owner, 10);
                 if self.random.u8(..3) == 0 {
                     held = Some((block, home, owner));
                 }
             }
             if let Some((block, home, owner)) = held.take_if(|_| self.random.bool()) {
-                let (address, size) = (block.address().to_bits(), block.size());
-                world.touch(&home.work, address, size, owner, false, 10);
+                world.read(&home.work, &block, owner, 10);
             }
             if self.random.u8(..8) == 0 {
                 let _ = world.pool.snapshot();
@@ -532,15 +486,7 @@ impl Task<'_> {
         };
         match answer {
             Ok(block) => {
-                let owner = world.own();
-                world.touch(
-                    &home.work,
-                    block.address().to_bits(),
-                    block.size(),
-                    owner,
-                    true,
-                    10,
-                );
+                world.write(&home.work, &block, 10);
             }
             Err(error) => assert!(matches!(error, AllocError::TimedOut { .. }), "{error}"),
         }
@@ -557,15 +503,7 @@ impl Task<'_> {
         };
         // A task that held memory and waited for more could wait for ever.
         drop(block.grow(MIB).try_now());
-        let owner = world.own();
-        world.touch(
-            &home.work,
-            block.address().to_bits(),
-            block.size(),
-            owner,
-            true,
-            10,
-        );
+        world.write(&home.work, &block, 10);
     }
 
     fn manage(&mut self) {
@@ -588,15 +526,7 @@ impl Task<'_> {
         let (world, bytes) = (self.world, self.bytes());
         let (work, stream) = stream(&world.device, &world.pool);
         let block = world.pool.allocate(&stream, bytes).await.unwrap();
-        let owner = world.own();
-        world.touch(
-            &work,
-            block.address().to_bits(),
-            block.size(),
-            owner,
-            true,
-            40,
-        );
+        world.write(&work, &block, 40);
     }
 }
 

@@ -8,13 +8,8 @@ use weirpool::testing::Invariants;
 fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
-    let (_wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let pool = builder(&dev, 2 * MIB).build().unwrap();
+    let [(_wa, a), (_wb, b)] = streams(&sim, &pool);
     let (woken, waker) = Count::new();
     let p = pool.clone();
     let mut w: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
@@ -40,9 +35,7 @@ fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
 fn waiter_that_queues_during_a_release_is_woken() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(CHUNK)
+    let pool = builder(&dev, 2 * MIB)
         .initial_size(2 * MIB)
         .build()
         .unwrap();
@@ -72,11 +65,7 @@ fn first_allocations_share_memory_that_one_of_them_takes() {
     for _ in 0..20 {
         let dev = Hooked::new(&sim);
         dev.on("create", || std::thread::sleep(Duration::from_millis(2)));
-        let pool = Pool::builder(dev)
-            .capacity(2 * MIB)
-            .chunk_bytes(CHUNK)
-            .build()
-            .unwrap();
+        let pool = builder(&dev, 2 * MIB).build().unwrap();
         let (served, both) = std::sync::mpsc::channel();
         let end = Arc::new(std::sync::Barrier::new(3));
         for i in 0..2 {
@@ -101,17 +90,9 @@ fn first_allocations_share_memory_that_one_of_them_takes() {
 /// rmm#2304: the device may hand out a released address again before the releasing thread has removed its entry.
 #[test]
 fn address_reused_at_once_is_kept() {
-    let sim = SimDevice::builder()
-        .memory(1 << 30)
-        .clock(weirpool::device::sim::Clock::Manual)
-        .virtual_memory(false)
-        .build();
+    let sim = manual_builder().virtual_memory(false).build();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * CHUNK)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let pool = builder(&dev, 8 * CHUNK).build().unwrap();
     let (_, a) = stream(&sim, &pool);
     drop(pool.try_allocate(&a, 2 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
@@ -133,11 +114,7 @@ fn address_reused_at_once_is_kept() {
 fn concurrent_trims_keep_the_target() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(16 * CHUNK)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let pool = builder(&dev, 16 * CHUNK).build().unwrap();
     let (_, a) = stream(&sim, &pool);
     drop(pool.try_allocate(&a, 8 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
@@ -155,11 +132,7 @@ fn concurrent_trims_keep_the_target() {
 fn resize_counts_growth_under_way() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * CHUNK)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let pool = builder(&dev, 8 * CHUNK).build().unwrap();
     let (_, a) = stream(&sim, &pool);
     let other = pool.clone();
     dev.on("create", move || {
@@ -180,9 +153,7 @@ fn resize_counts_growth_under_way() {
 fn alarm_that_is_due_at_once_does_not_cancel_the_next() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * CHUNK)
-        .chunk_bytes(CHUNK)
+    let pool = builder(&dev, 8 * CHUNK)
         .release_threshold(ReleaseThreshold::Bytes(0))
         .lane_bytes(0)
         .build()

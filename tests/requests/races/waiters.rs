@@ -6,10 +6,7 @@ use super::*;
 #[test]
 fn forgotten_waiter_does_not_silence_the_others() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = host_waits_only(&sim, 8 * MIB);
     let (_wa, a) = stream(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let (woken, waker) = Count::new();
@@ -26,10 +23,7 @@ fn forgotten_waiter_does_not_silence_the_others() {
 #[test]
 fn head_that_is_not_polled_does_not_silence_the_others() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = host_waits_only(&sim, 8 * MIB);
     let (_wa, a) = stream(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut head = pool.allocate(&a, MIB);
@@ -51,10 +45,7 @@ fn head_that_is_not_polled_does_not_silence_the_others() {
 #[test]
 fn stopped_runtime_does_not_silence_the_waiters() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = host_waits_only(&sim, 8 * MIB);
     let (_wa, a) = stream(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let rt = tokio::runtime::Builder::new_current_thread()
@@ -77,10 +68,7 @@ fn stopped_runtime_does_not_silence_the_waiters() {
 #[test]
 fn terminated_runtime_is_not_spawned_on_repeatedly() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = host_waits_only(&sim, 8 * MIB);
     let (_wa, a) = stream(&sim, &pool);
     let _block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let rt = tokio::runtime::Builder::new_multi_thread()
@@ -108,10 +96,7 @@ fn stopped_runtime_does_not_keep_the_memory() {
         .build()
         .unwrap();
     {
-        let pool = builder(&sim, 8 * MIB)
-            .reuse(only_host_waits())
-            .build()
-            .unwrap();
+        let pool = host_waits_only(&sim, 8 * MIB);
         let (_wa, a) = stream(&sim, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         rt.block_on(async {
@@ -129,8 +114,7 @@ fn stopped_runtime_does_not_keep_the_memory() {
 fn waiter_sees_completed_memory_whatever_the_policy() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB).reuse(Reuse::NONE).build().unwrap();
-    let (wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let [(wa, a), (_wb, b)] = streams(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut w = pool.allocate(&b, 8 * MIB);
     assert!(poll(&mut w).is_pending());

@@ -42,7 +42,7 @@ impl World {
 
     fn over(device: SimDevice) -> Self {
         let pool = pool(&device, 16 * MIB);
-        let [(work_a, a), (work_b, b)] = [stream(&device, &pool), stream(&device, &pool)];
+        let [(work_a, a), (work_b, b)] = streams(&device, &pool);
         Self {
             device,
             pool,
