@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
-use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -79,7 +79,7 @@ fn failed_release_keeps_unreleased_memory() {
     device.script(Call::Unmap, 3, Fault::Fails(Other));
     assert!(pool.trim_to(0).is_err());
     is_consistent(&device, &pool);
-    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
+    assert_eq!(reserved(&pool), 2 * CHUNK);
     assert_eq!(pool.trim_to(0).unwrap().released, 2 * CHUNK);
 }
 
@@ -305,7 +305,7 @@ fn unmapped_memory_is_not_granted_when_its_release_fails() {
     drop(block);
     now(stream.synchronize()).unwrap();
     let _ = pool.trim_to(0).unwrap();
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
     pool.check_conserved().unwrap();
 }
 
@@ -423,7 +423,7 @@ fn event_with_an_error_causes_no_growth() {
     used_for(pool.try_allocate(&a, 4 * MIB).unwrap(), us(1000));
     device.advance(us(1000));
     pool.reap().unwrap();
-    let reserved = pool.statistics().reserved.current;
+    let before = reserved(&pool);
     device.script(Call::Record, 1, Fault::Reports(Other));
     blocks.into_iter().for_each(|block| used_for(block, us(10)));
     device.advance(us(20)); // sooner than expected
@@ -431,7 +431,16 @@ fn event_with_an_error_causes_no_growth() {
         pool.try_allocate(&b, 8 * MIB).unwrap().source(),
         Source::Free
     );
-    assert_eq!(pool.statistics().reserved.current, reserved);
+    assert_eq!(reserved(&pool), before);
+}
+
+/// A pool that records an event at every free, and a stream with two blocks.
+fn with_two_blocks(device: &SimDevice) -> (Pool, SimStream, Stream, [Block; 2]) {
+    let builder = builder(device, 16 * MIB).sealing(Sealing::EveryFree);
+    let pool = builder.build().unwrap();
+    let (work, stream) = stream(device, &pool);
+    let blocks = [(); 2].map(|()| pool.try_allocate(&stream, MIB).unwrap());
+    (pool, work, stream, blocks)
 }
 
 /// The newest event reports an error, and an older one is incomplete. So no event tells when the work behind the newest
@@ -443,14 +452,8 @@ fn teardown_ends_behind_an_event_with_an_error() {
             .clock(Clock::Manual)
             .blocking_memory_calls(blocking)
             .build();
-        let pool = builder(&device, 16 * MIB)
-            .sealing(Sealing::EveryFree)
-            .build()
-            .unwrap();
-        let (work, stream) = stream(&device, &pool);
-        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        let (pool, work, stream, [older, newest]) = with_two_blocks(&device);
         run(&work, us(100));
-        let [older, newest] = blocks;
         drop(older);
         run(&work, us(100));
         device.script(Call::Record, 1, Fault::Reports(Other));
@@ -471,14 +474,8 @@ fn teardown_releases_memory_once_the_newest_event_is_complete() {
             .clock(Clock::Manual)
             .blocking_memory_calls(blocking)
             .build();
-        let pool = builder(&device, 16 * MIB)
-            .sealing(Sealing::EveryFree)
-            .build()
-            .unwrap();
-        let (work, stream) = stream(&device, &pool);
-        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        let (pool, work, stream, [older, newest]) = with_two_blocks(&device);
         run(&work, us(100));
-        let [older, newest] = blocks;
         device.script(Call::Record, 1, Fault::Reports(Other));
         drop(older);
         run(&work, us(100));

@@ -67,9 +67,7 @@ fn grant_to_a_dropped_waiter_keeps_its_fences() {
 /// Two threads seal a stream, and their events are recorded in the other order, with long work in between.
 #[test]
 fn late_marker_does_not_hide_later_completions() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 8 * MIB).build().unwrap();
+    let (sim, dev, pool) = hooked(8 * MIB);
     let work = sim.create_stream();
     let a = pool.register(&work).unwrap();
     let slot = Arc::new(Mutex::new(None));

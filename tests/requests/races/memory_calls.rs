@@ -6,9 +6,7 @@ use weirpool::testing::Invariants;
 /// An allocation joins the queue while another thread's growth holds the capacity.
 #[test]
 fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 2 * MIB).build().unwrap();
+    let (sim, dev, pool) = hooked(2 * MIB);
     let [(_wa, a), (_wb, b)] = streams(&sim, &pool);
     let (woken, waker) = Count::new();
     let p = pool.clone();
@@ -112,9 +110,7 @@ fn address_reused_at_once_is_kept() {
 /// Two concurrent trims do not each release the full amount.
 #[test]
 fn concurrent_trims_keep_the_target() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 16 * CHUNK).build().unwrap();
+    let (sim, dev, pool) = hooked(16 * CHUNK);
     let (_, a) = stream(&sim, &pool);
     drop(pool.try_allocate(&a, 8 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
@@ -123,16 +119,14 @@ fn concurrent_trims_keep_the_target() {
         assert_eq!(other.trim_to(4 * CHUNK).unwrap().released, 0);
     });
     assert_eq!(pool.trim_to(4 * CHUNK).unwrap().released, 4 * CHUNK);
-    assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
+    assert_eq!(reserved(&pool), 4 * CHUNK);
     pool.check_conserved().unwrap();
 }
 
 /// A pool that is resized while it grows exceeds its capacity, and releases the excess once it is free.
 #[test]
 fn resize_counts_growth_under_way() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 8 * CHUNK).build().unwrap();
+    let (sim, dev, pool) = hooked(8 * CHUNK);
     let (_, a) = stream(&sim, &pool);
     let other = pool.clone();
     dev.on("create", move || {
@@ -144,7 +138,7 @@ fn resize_counts_growth_under_way() {
     for _ in 0..5 {
         sim.advance(us(10_000));
     }
-    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
+    assert_eq!(reserved(&pool), 2 * CHUNK);
     pool.check_conserved().unwrap();
 }
 
@@ -167,5 +161,5 @@ fn alarm_that_is_due_at_once_does_not_cancel_the_next() {
     for _ in 0..5 {
         sim.advance(us(10_000));
     }
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
 }

@@ -56,6 +56,14 @@ impl World {
         self.pool.try_allocate(&self.stream[stream], bytes).unwrap()
     }
 
+    /// Allocates a block that its own stream writes.
+    #[track_caller]
+    fn written(&self, stream: usize, bytes: u64) -> Block {
+        let block = self.allocate(stream, bytes);
+        self.write(stream, &block);
+        block
+    }
+
     #[track_caller]
     fn write(&self, stream: usize, block: &Block) {
         let write = Operation::new(us(100)).named("write");
