@@ -55,10 +55,7 @@ fn statistics_are_consistent_while_a_block_changes_threads() {
 #[test]
 fn a_scope_against_a_stream_that_goes() {
     model("a scope against a stream that goes", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         drop(pool.try_allocate(&a, 4096).unwrap());
         let going = {
             let pool = pool.clone();
@@ -90,8 +87,7 @@ fn a_tags_account_against_a_cancel() {
         let device = device();
         let pool = pool(&device);
         let tag = Tag::new("modelled");
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let block = pool.allocate(&a, 2 * MIB).tag(tag).try_now().unwrap();
         let waiting = {
             let pool = pool.clone();

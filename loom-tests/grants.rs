@@ -8,10 +8,7 @@ use loom::thread;
 #[test]
 fn release_against_enqueue() {
     model("release against enqueue", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let freeing = thread::spawn(move || drop(block));
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
@@ -25,10 +22,7 @@ fn release_against_enqueue() {
 #[test]
 fn lane_free_against_enqueue() {
     model("lane free against enqueue", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 4096).unwrap();
         let freeing = thread::spawn(move || drop(block));
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
@@ -44,9 +38,8 @@ fn lane_free_against_enqueue() {
 fn larger_block_from_the_lane_against_a_flush() {
     model("larger block from the lane against a flush", || {
         let device = unwatched();
-        let pool = pool_keeping(&device, 8192);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let pool = builder(&device).lane_bytes(8192).build().unwrap();
+        let [(_, a), (_, b)] = streams(&device, &pool);
         drop(pool.try_allocate(&a, 4608).unwrap());
         let taking = {
             let pool = pool.clone();
@@ -72,10 +65,7 @@ fn larger_block_from_the_lane_against_a_flush() {
 #[test]
 fn large_block_free_against_enqueue() {
     model("large block free against enqueue", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         for _ in 0..2 {
             drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         }
@@ -93,11 +83,7 @@ fn large_block_free_against_enqueue() {
 #[test]
 fn two_streams_flushing_one_lane() {
     model("two streams flushing one lane", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
-        let (_, c) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b), (_, c)]) = start();
         for _ in 0..2 {
             drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         }
@@ -119,10 +105,7 @@ fn two_streams_flushing_one_lane() {
 #[test]
 fn cancel_against_grant() {
     model("cancel against grant", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut waiting = pool.allocate(&b, 2 * MIB);
         assert!(poll(&mut waiting).is_pending());
@@ -145,10 +128,7 @@ fn cancel_against_grant() {
 #[test]
 fn two_streams_taking_one_block() {
     model("two streams taking one block", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         drop(block);
         let other = {
@@ -167,10 +147,7 @@ fn two_streams_taking_one_block() {
 #[test]
 fn two_waiters_one_block() {
     model("two waiters one block", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let other = {
             let pool = pool.clone();
@@ -191,10 +168,7 @@ fn two_waiters_one_block() {
 #[test]
 fn reap_elsewhere_against_enqueue() {
     model("reap elsewhere against enqueue", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         drop(block);
         a.seal().unwrap();
@@ -213,10 +187,7 @@ fn reap_elsewhere_against_enqueue() {
 #[test]
 fn retire_against_seal() {
     model("retire against seal", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (device, pool, [(work, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 4096).unwrap();
         run(&work, 10);
         drop(block);
@@ -233,10 +204,7 @@ fn retire_against_seal() {
 #[test]
 fn growth_elsewhere_against_enqueue() {
     model("growth elsewhere against enqueue", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let growing = {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&a, 4096).ok())

@@ -29,7 +29,7 @@ fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
 
 fn pool_and_stream() -> (Pool, Stream, Alive) {
     let device = unwatched();
-    let pool = pool_keeping(&device, 2 * SMALL);
+    let pool = builder(&device).lane_bytes(2 * SMALL).build().unwrap();
     let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
     (pool, stream, std::sync::Arc::downgrade(&work.keep_alive()))

@@ -39,8 +39,7 @@ fn two_requests_against_the_limit() {
     model("two requests against the limit", move || {
         let device = device();
         let pool = limited(&device, tag);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.allocate(&b, MIB).tag(tag).try_now())
@@ -125,9 +124,7 @@ fn close_against_a_request_over_the_limit() {
 fn end_of_a_reservation_against_a_failing_draw() {
     let tag = Tag::new("loom: reserved");
     model("end of a reservation against a failing draw", move || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
         let drawing = reservation.scope({
             let pool = pool.clone();

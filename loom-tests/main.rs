@@ -25,9 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use weirpool::device::sim::{Backing, Checker, Clock, Operation, SimDevice, SimStream};
+use weirpool::device::sim::{Backing, Checker, Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{Allocate, Block, Pool, Reuse, Stream};
+use weirpool::{Allocate, Block, Pool, PoolBuilder, Reuse, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -44,30 +44,24 @@ fn model(name: &str, body: impl Fn() + Send + Sync + 'static) {
     println!("{name}: {} executions", executions.load(Ordering::Relaxed));
 }
 
-fn device() -> SimDevice {
+fn device_builder() -> SimBuilder {
     SimDevice::builder()
         .memory(64 * MIB)
         .backing(Backing::AddressesOnly)
         .clock(Clock::Manual)
-        .build()
+}
+
+fn device() -> SimDevice {
+    device_builder().build()
 }
 
 /// Creates a device without the ordering checker, on which a stream gets back what it freed without a shared step.
 fn unwatched() -> SimDevice {
-    SimDevice::builder()
-        .memory(64 * MIB)
-        .backing(Backing::AddressesOnly)
-        .clock(Clock::Manual)
-        .checker(Checker::Off)
-        .build()
+    device_builder().checker(Checker::Off).build()
 }
 
-/// Creates a pool of one chunk, without waits on the device: requests that lack memory wait on the host.
-fn pool(device: &SimDevice) -> Pool {
-    pool_keeping(device, 4096)
-}
-
-fn pool_keeping(device: &SimDevice, lane_bytes: u64) -> Pool {
+/// The settings of a pool of one chunk, without waits on the device: requests that lack memory wait on the host.
+fn builder(device: &SimDevice) -> PoolBuilder {
     let reuse = Reuse {
         internal_dependencies: false,
         ..Reuse::ALL
@@ -75,16 +69,30 @@ fn pool_keeping(device: &SimDevice, lane_bytes: u64) -> Pool {
     Pool::builder(device.clone())
         .capacity(2 * MIB)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(lane_bytes)
+        .lane_bytes(4096)
         .reuse(reuse)
-        .build()
-        .unwrap()
+}
+
+fn pool(device: &SimDevice) -> Pool {
+    builder(device).build().unwrap()
+}
+
+/// Creates a device, such a pool, and streams of it.
+fn start<const N: usize>() -> (SimDevice, Pool, [(SimStream, Stream); N]) {
+    let device = device();
+    let pool = pool(&device);
+    let streams = streams(&device, &pool);
+    (device, pool, streams)
 }
 
 fn stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
     let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
     (work, stream)
+}
+
+fn streams<const N: usize>(device: &SimDevice, pool: &Pool) -> [(SimStream, Stream); N] {
+    std::array::from_fn(|_| stream(device, pool))
 }
 
 fn run(work: &SimStream, us: u64) {

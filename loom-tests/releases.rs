@@ -8,30 +8,32 @@ use weirpool::{DriverPoolUse, Source, Upstream};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
 /// after the freeing stream's work.
+pub(super) fn seal_against_a_free(device: &SimDevice, pool: &Pool, bytes: u64) {
+    let [(work_a, a), (work_b, b)] = streams(device, pool);
+    let block = pool.try_allocate(&a, bytes).unwrap();
+    let freeing = thread::spawn(move || {
+        run(&work_a, 10);
+        drop(block);
+    });
+    let event = a.event().unwrap();
+    b.wait(&event).unwrap();
+    if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
+        assert_ne!(block.source(), Source::Free, "a's work still runs");
+        run(&work_b, 1);
+        device.advance(Duration::from_micros(9));
+        assert!(work_b.backlog() > 0, "b came before a's last use");
+        drop(block);
+    }
+    freeing.join().unwrap();
+    device.advance(Duration::from_micros(20));
+    pool.check_conserved().unwrap();
+}
+
 #[test]
 fn sealing_against_a_free() {
     model("sealing against a free", || {
         let device = device();
-        let pool = pool(&device);
-        let (work_a, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
-        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let freeing = thread::spawn(move || {
-            run(&work_a, 10);
-            drop(block);
-        });
-        let event = a.event().unwrap();
-        b.wait(&event).unwrap();
-        if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
-            assert_ne!(block.source(), Source::Free, "a's work still runs");
-            run(&work_b, 1);
-            device.advance(Duration::from_micros(9));
-            assert!(work_b.backlog() > 0, "b came before a's last use");
-            drop(block);
-        }
-        freeing.join().unwrap();
-        device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        seal_against_a_free(&device, &pool(&device), 2 * MIB);
     });
 }
 
@@ -39,9 +41,7 @@ fn sealing_against_a_free() {
 #[test]
 fn two_sealers() {
     model("two sealers", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, MIB).unwrap();
         let other = pool.try_allocate(&a, MIB).unwrap();
         let sealing = {
@@ -64,9 +64,7 @@ fn two_sealers() {
 #[test]
 fn deallocation_against_reap() {
     model("deallocation against reap", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
+        let (device, pool, [(work, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
         let freed = block.deallocate();
@@ -88,9 +86,7 @@ fn deallocation_against_reap() {
 #[test]
 fn last_handles_from_two_threads() {
     model("last handles from two threads", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
+        let (device, pool, [(work, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
         let dropping = thread::spawn(move || drop(block));
@@ -106,9 +102,7 @@ fn last_handles_from_two_threads() {
 #[test]
 fn completion_reaped_by_two_threads() {
     model("completion reaped by two threads", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
+        let (device, pool, [(work, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
         drop(block);
@@ -131,9 +125,7 @@ fn completion_reaped_by_two_threads() {
 #[test]
 fn two_reapers_of_a_half_complete_stream() {
     model("two reapers of a half complete stream", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
+        let (device, pool, [(work, a)]) = start();
         let [first, second, third] =
             [MIB, MIB / 2, MIB / 2].map(|bytes| pool.try_allocate(&a, bytes).unwrap());
         drop(first);
@@ -161,9 +153,7 @@ fn two_reapers_of_a_half_complete_stream() {
 #[test]
 fn query_of_the_newest_event_against_a_seal() {
     model("query of the newest event against a seal", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
+        let (device, pool, [(work, a)]) = start();
         let [first, second, third] = [(); 3].map(|()| pool.try_allocate(&a, MIB / 2).unwrap());
         for block in [first, second] {
             drop(block);
@@ -193,10 +183,7 @@ fn query_of_the_newest_event_against_a_seal() {
 #[test]
 fn lane_free_against_a_flush() {
     model("lane free against a flush", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let [first, second] = [(); 2].map(|()| pool.try_allocate(&a, 4096).unwrap());
         drop(first);
         let freeing = thread::spawn(move || drop(second));
@@ -211,10 +198,7 @@ fn lane_free_against_a_flush() {
 #[test]
 fn dropped_stream_against_reap() {
     model("dropped stream against reap", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(work, a), (_, b)]) = start();
         drop(pool.try_allocate(&a, 4096).unwrap());
         let leaving = thread::spawn(move || drop((a, work)));
         pool.reap().unwrap();
@@ -228,10 +212,7 @@ fn dropped_stream_against_reap() {
 #[test]
 fn used_on_against_reap() {
     model("used on against reap", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work_a, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
+        let (device, pool, [(work_a, a), (work_b, b)]) = start();
         let earlier = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work_a, 10);
         drop(earlier);
@@ -258,10 +239,7 @@ fn used_on_against_reap() {
 #[test]
 fn two_growers() {
     model("two growers", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (device, pool, [(_, a), (_, b)]) = start();
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&b, 2 * MIB).ok())
@@ -279,9 +257,7 @@ fn two_growers() {
 #[test]
 fn trim_against_allocate() {
     model("trim against allocate", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         let trimming = {
             let pool = pool.clone();
@@ -300,11 +276,7 @@ fn trim_against_allocate() {
 #[test]
 fn readers_of_a_shared_block() {
     model("readers of a shared block", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work_a, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
-        let (work_c, c) = stream(&device, &pool);
+        let (device, pool, [(work_a, a), (work_b, b), (work_c, c)]) = start();
         let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let _argument = block.write_on(&a).unwrap();
         run(&work_a, 10);
@@ -345,8 +317,7 @@ fn passed_free_against_an_allocation() {
             .capacity(4 * MIB)
             .build()
             .unwrap();
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, MIB).unwrap();
         let other = {
             let pool = pool.clone();
@@ -392,7 +363,7 @@ fn two_changes_of_the_reuse_flags() {
 fn synchronization_against_a_free() {
     model("synchronization against a free", || {
         let device = device();
-        let pool = pool_keeping(&device, 0);
+        let pool = builder(&device).lane_bytes(0).build().unwrap();
         Attribute::ReleaseThreshold.set(&pool, 0).unwrap();
         let (_, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, MIB).unwrap();

@@ -31,8 +31,7 @@ fn draw_against_a_free() {
     model("draw against a free", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let reservation = pool.reserve(2 * MIB).try_now().unwrap();
         let block = reservation.allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
@@ -62,8 +61,7 @@ fn kept_block_against_a_draw_and_figures() {
         // With the checker, observers are told of each free, and nothing is kept.
         let device = unwatched();
         let pool = waiting_pool(&device, 2 * MIB);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let (reservation, block) = with_block_to_keep(&pool, &a);
         run(&work, 10);
         let freeing = thread::spawn(move || drop(block));
@@ -89,8 +87,7 @@ fn kept_block_against_the_end_of_its_reservation() {
         // With the checker, observers are told of each free, and nothing is kept.
         let device = unwatched();
         let pool = waiting_pool(&device, 2 * MIB);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let (reservation, block) = with_block_to_keep(&pool, &a);
         let freeing = thread::spawn(move || drop(block));
         drop(reservation);
@@ -106,8 +103,7 @@ fn kept_memory_is_found_by_every_other_look() {
     model("kept memory is found by every other look", || {
         let device = unwatched();
         let pool = waiting_pool(&device, 4 * MIB);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let (mut reservation, block) = with_block_to_keep(&pool, &a);
         let address = block.address();
         drop(block);
@@ -170,8 +166,7 @@ fn draw_against_an_exchange() {
     model("draw against an exchange", || {
         let device = device();
         let pool = waiting_pool(&device, 6 * MIB);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let reservation = pool.reserve(6 * MIB).try_now().unwrap();
         let [first, middle, last] = [(); 3].map(|()| reservation.allocate(&a, 2 * MIB).unwrap());
         drop((first, last));
@@ -197,8 +192,7 @@ fn draw_against_the_end_of_a_stream() {
     model("draw against the end of a stream", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let reservation = pool.reserve(2 * MIB).try_now().unwrap();
         let block = reservation.allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
@@ -233,8 +227,7 @@ fn free_to_a_reservation_against_its_end() {
     model("free to a reservation against its end", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let reservation = pool.reserve(2 * MIB).try_now().unwrap();
         let block = reservation.allocate(&a, 2 * MIB).unwrap();
         let mut reclaimer = pool.reclaimer();

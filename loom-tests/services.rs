@@ -5,27 +5,13 @@ use async_trait::async_trait;
 use loom::future::block_on;
 use loom::thread;
 use std::sync::{Arc, Mutex};
-use weirpool::{AllocError, Overtaking, PoolBuilder, PressureHook, Shortfall};
-
-fn pool_with(device: &SimDevice, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Pool {
-    let builder = Pool::builder(device.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(2 * MIB)
-        .lane_bytes(4096)
-        .reuse(Reuse {
-            internal_dependencies: false,
-            ..Reuse::ALL
-        });
-    set(builder).build().unwrap()
-}
+use weirpool::{AllocError, Overtaking, PressureHook, Shortfall};
 
 /// A free finds the gate open, or notifies the queue. The drain learns of the last block.
 #[test]
 fn drain_against_a_free() {
     model("drain against a free", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, 4096).unwrap();
         let freeing = thread::spawn(move || drop(block));
         block_on(pool.drain()).unwrap();
@@ -43,9 +29,7 @@ fn drain_against_a_free() {
 #[test]
 fn two_drains_against_a_free() {
     model("two drains against a free", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut dropped = pool.drain();
         assert!(Pin::new(&mut dropped).poll_once().is_pending());
@@ -76,9 +60,8 @@ fn hook_against_close() {
     model("hook against close", || {
         let device = device();
         let cache = Arc::new(Mutex::new(None));
-        let pool = pool_with(&device, |builder| {
-            builder.pressure_hook(Evict(cache.clone()))
-        });
+        let builder = builder(&device).pressure_hook(Evict(cache.clone()));
+        let pool = builder.build().unwrap();
         let (_, a) = stream(&device, &pool);
         *cache.lock().unwrap() = Some(pool.try_allocate(&a, 2 * MIB).unwrap());
         let closing = {
@@ -104,11 +87,9 @@ fn hook_against_a_cancelled_request() {
     model("hook against a cancelled request", || {
         let device = device();
         let cache = Arc::new(Mutex::new(None));
-        let pool = pool_with(&device, |builder| {
-            builder.pressure_hook(Evict(cache.clone()))
-        });
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let builder = builder(&device).pressure_hook(Evict(cache.clone()));
+        let pool = builder.build().unwrap();
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let held = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut first = pool.allocate(&a, 2 * MIB);
         assert!(poll(&mut first).is_pending());
@@ -129,9 +110,8 @@ fn hook_against_a_cancelled_request() {
 fn two_joiners_against_the_queue_limit() {
     model("two joiners against the queue limit", || {
         let device = device();
-        let pool = pool_with(&device, |builder| builder.queue_limit(1));
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let pool = builder(&device).queue_limit(1).build().unwrap();
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let other = {
             let pool = pool.clone();
@@ -167,10 +147,7 @@ fn two_joiners_against_the_queue_limit() {
 #[test]
 fn priority_against_a_grant() {
     model("priority against a grant", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut plain = pool.allocate(&a, 2 * MIB);
         assert!(poll(&mut plain).is_pending());
@@ -194,9 +171,8 @@ fn two_overtakers_against_the_bound() {
             times: 1,
             bytes: MIB,
         };
-        let pool = pool_with(&device, |builder| builder.overtaking(bound));
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let pool = builder(&device).overtaking(bound).build().unwrap();
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let held = pool.try_allocate(&a, MIB).unwrap();
         let mut head = pool.allocate(&a, 2 * MIB);
         assert!(poll(&mut head).is_pending());
@@ -223,9 +199,7 @@ fn two_overtakers_against_the_bound() {
 #[test]
 fn end_of_a_reservation_against_a_free() {
     model("end of a reservation against a free", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let reservation = block_on(pool.reserve(2 * MIB)).unwrap();
         let block = reservation.allocate(&a, MIB).unwrap();
         let freeing = thread::spawn(move || drop(block));
@@ -240,9 +214,7 @@ fn end_of_a_reservation_against_a_free() {
 #[test]
 fn end_of_a_reservation_against_a_draw() {
     model("end of a reservation against a draw", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let reservation = block_on(pool.reserve(2 * MIB)).unwrap();
         let drawing = {
             let (pool, a) = (pool.clone(), a.clone());

@@ -1,54 +1,24 @@
 //! Per-thread caches (shards) of one stream.
 
+use super::releases::seal_against_a_free;
 use super::*;
 use loom::future::block_on;
 use loom::thread;
-use weirpool::Source;
 
 const SMALL: u64 = 4096;
 
 /// Creates a pool as [`pool`](super::pool) does, with a cache for each thread.
 fn sharded_pool(device: &SimDevice) -> Pool {
-    let reuse = Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    };
-    Pool::builder(device.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(2 * MIB)
-        .lane_bytes(4 * SMALL)
-        .per_thread_caches()
-        .reuse(reuse)
-        .build()
-        .unwrap()
+    let builder = builder(device).lane_bytes(4 * SMALL);
+    builder.per_thread_caches().build().unwrap()
 }
 
-/// A block is freed to a shard while an event closes the ticket. The next owner of the memory comes after the work that
-/// was submitted before the free.
+/// The block is freed to a shard.
 #[test]
 fn sealing_against_a_free_to_a_shard() {
     model("sealing against a free to a shard", || {
         let device = device();
-        let pool = sharded_pool(&device);
-        let (work_a, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
-        let block = pool.try_allocate(&a, SMALL).unwrap();
-        let freeing = thread::spawn(move || {
-            run(&work_a, 10);
-            drop(block);
-        });
-        let event = a.event().unwrap();
-        b.wait(&event).unwrap();
-        if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
-            assert_ne!(block.source(), Source::Free, "a's work still runs");
-            run(&work_b, 1);
-            device.advance(Duration::from_micros(9));
-            assert!(work_b.backlog() > 0, "b came before a's last use");
-            drop(block);
-        }
-        freeing.join().unwrap();
-        device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        seal_against_a_free(&device, &sharded_pool(&device), SMALL);
     });
 }
 
@@ -59,8 +29,7 @@ fn free_to_a_shard_against_a_waiter() {
     model("free to a shard against a waiter", || {
         let device = device();
         let pool = sharded_pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, SMALL).unwrap();
         let freeing = thread::spawn(move || drop(block));
         let all = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
@@ -78,8 +47,7 @@ fn frees_to_two_shards_against_a_waiter() {
     model("frees to two shards against a waiter", || {
         let device = device();
         let pool = sharded_pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(_, a), (_, b)] = streams(&device, &pool);
         let [first, second] = [0; 2].map(|_| pool.try_allocate(&a, SMALL).unwrap());
         let mut waiting = pool.allocate(&b, 2 * MIB);
         assert!(poll(&mut waiting).is_pending());

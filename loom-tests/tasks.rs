@@ -14,9 +14,7 @@ fn submit(stream: &Stream, us: u64) -> weirpool::Task<()> {
 #[test]
 fn submission_against_a_seal() {
     model("submission against a seal", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (device, pool, [(_, stream)]) = start();
         let block = pool.try_allocate(&stream, MIB).unwrap();
         let sealing = stream.clone();
         let sealer = thread::spawn(move || {
@@ -39,9 +37,7 @@ fn submission_against_a_seal() {
 #[test]
 fn host_function_against_its_task() {
     model("host function against its task", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (device, pool, [(_, stream)]) = start();
         drop(submit(&stream, 10));
         let task = stream.run(|| 7).unwrap();
         let moving = {
@@ -59,9 +55,7 @@ fn host_function_against_its_task() {
 #[test]
 fn host_function_against_a_dropped_task() {
     model("host function against a dropped task", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (device, _pool, [(_, stream)]) = start();
         drop(submit(&stream, 10));
         let value = Arc::new(());
         let kept = value.clone();
@@ -80,9 +74,7 @@ fn host_function_against_a_dropped_task() {
 #[test]
 fn host_tasks_against_each_other_and_the_figures() {
     model("host tasks against each other and the figures", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (_, _pool, [(_, stream)]) = start();
         let [ending, dropped] = [(); 2].map(|()| stream.spawn(async {}).unwrap());
         let last = submit(&stream, 0);
         let dropping = thread::spawn(move || drop(dropped));

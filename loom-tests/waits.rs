@@ -9,10 +9,7 @@ use weirpool::AllocError;
 #[test]
 fn reclaimer_parking_against_a_new_waiter() {
     model("reclaimer parking against a new waiter", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let reclaimer = pool.reclaimer();
         let reclaiming = thread::spawn(move || block_on(reclaimer));
@@ -28,10 +25,7 @@ fn reclaimer_parking_against_a_new_waiter() {
 #[test]
 fn dropped_reclaimer_against_a_waiter() {
     model("dropped reclaimer against a waiter", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut reclaimer = pool.reclaimer();
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
@@ -49,9 +43,7 @@ fn dropped_reclaimer_against_a_waiter() {
 #[test]
 fn last_handle_against_the_reclaimer() {
     model("last handle against the reclaimer", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (device, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let reclaimer = pool.reclaimer();
         let reclaiming = thread::spawn(move || block_on(reclaimer));
@@ -66,9 +58,7 @@ fn last_handle_against_the_reclaimer() {
 #[test]
 fn gate_against_a_registration() {
     model("gate against a registration", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, b) = stream(&device, &pool);
+        let (device, pool, [(_, b)]) = start();
         let registering = {
             let (pool, device) = (pool.clone(), device.clone());
             thread::spawn(move || {
@@ -86,10 +76,7 @@ fn gate_against_a_registration() {
 #[test]
 fn timeout_against_grant() {
     model("timeout against grant", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (device, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let freeing = {
             let device = device.clone();
@@ -114,9 +101,7 @@ fn timeout_against_grant() {
 #[test]
 fn close_against_wait() {
     model("close against wait", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let closing = {
             let pool = pool.clone();
@@ -134,10 +119,7 @@ fn close_against_wait() {
 #[test]
 fn cancel_of_the_head_against_a_free() {
     model("cancel of the head against a free", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut head = pool.allocate(&a, 2 * MIB);
         assert!(poll(&mut head).is_pending());
@@ -155,10 +137,7 @@ fn cancel_of_the_head_against_a_free() {
 #[test]
 fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
     model("cancel of the head beside a reclaimer that sleeps", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut reclaimer = pool.reclaimer();
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
@@ -178,10 +157,7 @@ fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
 #[test]
 fn breaking_against_wait() {
     model("breaking against wait", || {
-        let device = device();
-        let pool = pool(&device);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (device, pool, [(work, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
         drop(block.deallocate());

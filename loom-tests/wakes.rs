@@ -66,9 +66,7 @@ fn expect_no_lost_wake(pool: &Pool, tasks: &mut [Task<'_>]) {
 #[test]
 fn free_wakes_requests_that_join() {
     model("free wakes requests that join", || {
-        let device = device();
-        let pool = pool(&device);
-        let ((_, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+        let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let first = Task::new(pool.allocate(&b, MIB));
         let freeing = thread::spawn(move || drop(block));
@@ -84,9 +82,7 @@ fn free_wakes_requests_that_join() {
 #[test]
 fn seal_wakes_a_request_that_joins() {
     model("seal wakes a request that joins", || {
-        let device = device();
-        let pool = pool(&device);
-        let ((_, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+        let (device, pool, [(_, a), (_, b)]) = start();
         drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         device.fail_next(Call::Record, Unsupported);
         let sealing = thread::spawn(move || {
@@ -107,9 +103,7 @@ fn seal_wakes_a_request_that_joins() {
 #[test]
 fn users_ordering_wakes_a_request_that_joins() {
     model("user's ordering wakes a request that joins", || {
-        let device = device();
-        let pool = pool(&device);
-        let ((work, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+        let (device, pool, [(work, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work, 1000);
         drop(block);
@@ -128,9 +122,7 @@ fn users_ordering_wakes_a_request_that_joins() {
 #[test]
 fn return_to_a_reservation_wakes_a_request_that_joins_in_its_scope() {
     model("return to a reservation wakes a request that joins", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let (_, pool, [(_, a)]) = start();
         let reservation = loom::future::block_on(pool.reserve(2 * MIB)).unwrap();
         let drawn = reservation.allocate(&a, 2 * MIB).unwrap();
         let freeing = thread::spawn(move || drop(drawn));
@@ -146,9 +138,7 @@ fn return_to_a_reservation_wakes_a_request_that_joins_in_its_scope() {
 #[test]
 fn unpinned_memory_wakes_a_request_that_joins() {
     model("unpinned memory wakes a request that joins", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (_, pool, [(_, stream)]) = start();
         let cached = pool
             .try_allocate(&stream, 2 * MIB)
             .unwrap()
@@ -168,9 +158,7 @@ fn unpinned_memory_wakes_a_request_that_joins() {
 #[test]
 fn memory_is_evicted_or_pinned() {
     model("memory is evicted or pinned", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, stream) = stream(&device, &pool);
+        let (_, pool, [(_, stream)]) = start();
         let cached = pool
             .try_allocate(&stream, 2 * MIB)
             .unwrap()

@@ -77,7 +77,7 @@ impl Point {
         }
         let driver = &self.registration.service.driver;
         // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let waits = unsafe { self.marker.event().delay(&*driver.device, stranger) };
         driver.noted(waits)
     }

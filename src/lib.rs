@@ -123,7 +123,7 @@ mod current;
 #[cfg(feature = "dashboard")]
 #[cfg_attr(docsrs, doc(cfg(feature = "dashboard")))]
 pub mod dashboard;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "the contract of the device")]
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

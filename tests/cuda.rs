@@ -1,7 +1,7 @@
 //! The CUDA device where there is none: every test here runs without a GPU. On one, `tests/gpu` does.
 
 #[path = "common/gpu/contexts.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the GPU tests use the rest")]
 mod contexts;
 
 use weirpool::device::DeviceErrorKind;

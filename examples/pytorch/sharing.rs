@@ -20,8 +20,7 @@ use weirpool::ipc::{Connection, Exportable, Imported, Sent};
 /// Memory that is shared, by its address.
 enum Memory {
     Own(Arc<Exportable>, Vec<Sent>),
-    /// Held for its drop.
-    Theirs(#[expect(dead_code)] Imported),
+    Theirs(#[expect(dead_code, reason = "kept for its drop")] Imported),
 }
 
 #[derive(Default)]

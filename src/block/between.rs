@@ -108,7 +108,7 @@ impl Block {
         }
         // SAFETY: the lane keeps the stream's owner. Both blocks stay mapped until the stream has passed their frees,
         // since the uses are noted; the copy is ordered after all other uses. Access stays while the lanes live.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
         let transfer = on.service.driver.noted(transfer)?;
         Ok(Upload::new(on.clone(), transfer))
@@ -121,7 +121,7 @@ fn capture(
     copy: &CopyBetween,
 ) -> Result<(), DeviceError> {
     // SAFETY: as for `copy`, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
-    #[allow(unsafe_code)]
+    #[allow(unsafe_code, reason = "device call on the lane's stream")]
     let captured = unsafe { peers.capture_copy(on.lane.raw, copy) };
     on.service.driver.noted(captured)
 }

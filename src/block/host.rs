@@ -43,7 +43,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
             let driver = &block.registration().service.driver;
             let address = block.allocation().address;
             // SAFETY: all uses of the block are complete, and the guard borrows it mutably.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "a view of memory that the host sees")]
             let view = unsafe { HostView::new(&driver.device, address, count, location) };
             Ok(Self {
                 view: driver.noted(view)?,

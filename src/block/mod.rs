@@ -363,14 +363,14 @@ impl Block {
         if lane.cache.is_captured() {
             let captures = captures_of(&**device, "upload")?;
             // SAFETY: as below, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
             let captured = unsafe { captures.capture_upload(lane.raw, address, bytes, location) };
             service.driver.noted(captured)?;
             return Ok(Upload::captured());
         }
         // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream
         // has passed the free, since the use is noted; and the copy is ordered after every other use.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { device.upload(lane.raw, address, bytes, location) };
         let transfer = service.driver.noted(transfer)?;
         Ok(Upload::new(registration.clone(), transfer))
@@ -391,7 +391,7 @@ impl Block {
         let Registration { service, lane, .. } = &**registration;
         let (device, location) = (lane.device(&service.driver.device), Location::caller());
         // SAFETY: as for `upload`; the copy is ordered after every use that may have written the block.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer =
             unsafe { device.download(lane.raw, address, range.end - range.start, location) };
         let transfer = service.driver.noted(transfer)?;

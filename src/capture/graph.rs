@@ -40,7 +40,7 @@ impl CapturedGraph {
         let driver = &stream.registration().service.driver;
         // SAFETY: the stream's lane keeps its owner. The graph keeps the memory that was allocated in the capture;
         // other memory is kept by the user who captured work on it.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
         driver.noted(launched)?;
         Ok(())

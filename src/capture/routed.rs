@@ -59,7 +59,7 @@ impl Routed {
         let kept = Box::new(plain::Arc::clone(memory.share()));
         self.call("keep", |captures, lane| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
             unsafe {
                 captures.keep(lane, kept)
             }

@@ -79,7 +79,7 @@ impl Capture {
         let routed = Routed::begin(memory, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
             unsafe {
                 captures.begin_capture(stream)
             }
@@ -104,7 +104,7 @@ impl Capture {
         let [own, other] = [&self.routed[0], &routed].map(|routed| {
             routed.call("capture_of", |captures, stream| {
                 // SAFETY: as in `begin`.
-                #[allow(unsafe_code)]
+                #[allow(unsafe_code, reason = "device call on the lane's stream")]
                 unsafe {
                     captures.capture_of(stream)
                 }
@@ -147,7 +147,7 @@ impl Capture {
         };
         first.call(END, |captures, stream| {
             // SAFETY: as in `begin`.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
             unsafe {
                 captures.end_capture(stream)
             }

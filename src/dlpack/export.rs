@@ -1,5 +1,5 @@
 //! Blocks as tensors of other libraries.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "tensors of DLPack are raw pointers")]
 
 use super::DlpackError;
 use crate::device::{Device, MemoryKind};

@@ -1,5 +1,5 @@
 //! Tensors of other libraries as blocks.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "tensors of DLPack are raw pointers")]
 
 use super::error::{DlpackError, ImportError};
 use super::export::device_of;

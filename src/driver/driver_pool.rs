@@ -1,6 +1,6 @@
 //! The driver's own memory pools, as owned values.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "calls pools by their handles")]
 
 use crate::device::{
     Access, AsDevice, Device, DeviceError, DriverPoolProperties, DriverPools, HandleTypes,

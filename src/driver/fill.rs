@@ -145,14 +145,14 @@ impl Filling<'_> {
             let captures = captures_of(&**device, "fill")?;
             // SAFETY: the lane keeps the stream's owner. The memory belongs to the graph, or its user keeps it for the
             // launches; the order within the graph is that of the stream.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
             let filled = unsafe { captures.capture_fill(lane.raw, address, bytes, byte, location) };
             return self.streams.noted(filled);
         }
         let _submission = lane.cache.submit("fill")?;
         // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
         // fill, and the fill comes in the order of the block's stream, like the uses of the block.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let filled = unsafe { device.fill(lane.raw, address, bytes, byte, location) };
         self.streams.noted(filled)
     }

@@ -1,6 +1,6 @@
 //! The memory that the device gave to the pool: what is mapped where.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 mod accessors;
 

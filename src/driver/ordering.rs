@@ -180,7 +180,7 @@ impl Streams {
         if !lane.is_host() {
             let _submission = lane.cache.submit("wait")?;
             // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
-            #[allow(unsafe_code)]
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
             let waits = unsafe { marker.event().delay(&**lane.device(&self.device), lane.raw) };
             return self.noted(waits);
         }

@@ -5,7 +5,7 @@
 //! no stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it is pending,
 //! and maintenance gives its segment back once it is complete.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on streams of lanes")]
 
 use super::{Change, Driver, HistoryEvent};
 use crate::heap::{BlockId, Fence, Fences};

@@ -1,6 +1,6 @@
 //! Where plain segments come from: memory of a kind, or a memory pool of the driver.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on ranges")]
 
 use super::{DriverPool, DriverPoolUse, Settings};
 use crate::device::{Device, DeviceError, MemoryKind, RawStream};

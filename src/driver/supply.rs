@@ -7,7 +7,7 @@
 //! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
 //! asking for more would take all of it for a moment.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
 use super::memory::Memory;
 use super::streams::Streams;

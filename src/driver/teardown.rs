@@ -6,7 +6,7 @@
 //! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind what was freed
 //! last because a stream is captured, or if the last events of a stream report errors.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::memory::Held;
 use super::segments::Accessibility;

@@ -176,7 +176,7 @@ impl Registration {
 struct OtherPools<'a>(&'a Registration);
 
 // SAFETY: the lane is of that stream, and holds its owner.
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "stands for the lane's stream")]
 unsafe impl DeviceStream for OtherPools<'_> {
     fn device_id(&self) -> DeviceId {
         self.0.stream_device().id()

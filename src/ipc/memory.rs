@@ -1,5 +1,5 @@
 //! Chunks that processes share: their mapping here, their end, and what they count against the pool's capacity.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::error::IpcError;
 use crate::block::{Block, Outside};

@@ -1,5 +1,5 @@
 //! Blocks of a driver's pool, by pointer data within a pool that the other process has imported.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "calls pools by their handles")]
 
 use super::error::IpcError;
 use super::quietly;

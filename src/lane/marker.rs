@@ -1,6 +1,6 @@
 //! Markers: points of a stream, each with the pooled event that proves its ticket.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "records events by device calls")]
 
 use crate::device::{Device, DeviceError, Event, OwnsEvent, RawStream};
 use crate::heap::Clock;

@@ -312,7 +312,7 @@ impl Lane {
         let neighbour = self.neighbour.as_ref();
         let events = neighbour.map_or(events, |neighbour| &neighbour.events);
         // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         unsafe {
             Events::record(events, self.raw)
         }

@@ -1,8 +1,6 @@
 //! Requests for blocks of the memory of graphs: on a stream that is being captured, or outside captures, without
 //! waiting.
 
-use super::request::Request;
-use super::reservation::ForReservation;
 use super::{Layout, Pool};
 use crate::block::Block;
 use crate::error::AllocError;
@@ -147,8 +145,7 @@ fn grow(
     };
     let pool = Pool::of_presence(registration.presence.clone());
     for bytes in chunks.into_iter().chain([least]) {
-        let kind = ForReservation::whole(&pool, bytes);
-        match Request::new(kind, caller.location).try_now() {
+        match pool.reserve(bytes).location(caller.location).try_now() {
             Ok(reservation) => {
                 share.add(reservation.into_handle());
                 return Ok(true);

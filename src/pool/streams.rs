@@ -133,7 +133,7 @@ impl OwnStream {
 }
 
 // SAFETY: the device made the stream, which lives until its last owner is dropped.
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "a stream that the device made")]
 unsafe impl DeviceStream for OwnStream {
     fn device_id(&self) -> DeviceId {
         self.0.device.id()
@@ -156,7 +156,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         // If it cannot be destroyed, the device cleans up at its own end.
         // SAFETY: this was the last owner of the stream that it made, so that no later call names it.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on a stream that ends")]
         let _ = unsafe { self.device.destroy_stream(self.raw) };
     }
 }

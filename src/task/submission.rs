@@ -131,7 +131,7 @@ impl<'s> Submission<'s> {
         };
         let Registration { service, lane, .. } = &**registration;
         // SAFETY: the lane keeps the stream's owner; an external stream is used only in calls made with it.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let run = unsafe { lane.device(&service.driver.device).run(lane.raw, function) };
         service.driver.noted(run)?;
         Ok(self.submitted(registration, Value::Coming(outcome)))
@@ -149,7 +149,7 @@ impl<'s> Submission<'s> {
         let reached = Point::present(registration);
         reached.marker()?;
         // SAFETY: the lane keeps the stream's owner; an external stream is used only in calls made with it.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let hold = unsafe {
             let device = lane.device(&service.driver.device);
             device.hold(lane.raw, self.name.clone())

@@ -1,5 +1,5 @@
 //! What the tests have in common.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 
 mod external;
 mod pass_on;
@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
+use weirpool::device::Device;
+use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::{Block, Pool, PoolBuilder, Reuse, Stream};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -25,26 +26,22 @@ pub(crate) const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
+/// The settings of a device of 1 GiB whose clock moves only when told.
+pub(crate) fn manual_builder() -> SimBuilder {
+    SimDevice::builder().memory(1 << 30).clock(Clock::Manual)
+}
+
 /// A device whose clock moves only when told.
 pub(crate) fn manual() -> SimDevice {
-    SimDevice::builder()
-        .memory(1 << 30)
-        .clock(Clock::Manual)
-        .build()
+    manual_builder().build()
 }
 
 /// Two such devices: one with virtual memory, and one without.
 pub(crate) fn devices() -> [SimDevice; 2] {
-    [true, false].map(|is_virtual| {
-        SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build()
-    })
+    [true, false].map(|is_virtual| manual_builder().virtual_memory(is_virtual).build())
 }
 
-pub(crate) fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
+pub(crate) fn builder(device: &(impl Device + Clone), capacity: u64) -> PoolBuilder {
     Pool::builder(device.clone())
         .capacity(capacity)
         .chunk_bytes(CHUNK)
@@ -52,6 +49,12 @@ pub(crate) fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
 
 pub(crate) fn pool(device: &SimDevice, capacity: u64) -> Pool {
     builder(device, capacity).build().expect("a valid pool")
+}
+
+/// A pool in which no stream is made to wait on the device.
+pub(crate) fn host_waits_only(device: &SimDevice, capacity: u64) -> Pool {
+    let builder = builder(device, capacity).reuse(only_host_waits());
+    builder.build().expect("a valid pool")
 }
 
 /// Every way of reuse but a wait on the device.
@@ -72,6 +75,11 @@ pub(crate) fn stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
     let work = device.create_stream();
     let stream = pool.register(&work).expect("a stream of the device");
     (work, stream)
+}
+
+/// Several streams of the device, registered.
+pub(crate) fn streams<const N: usize>(device: &SimDevice, pool: &Pool) -> [(SimStream, Stream); N] {
+    std::array::from_fn(|_| stream(device, pool))
 }
 
 pub(crate) fn run(work: &SimStream, duration: Duration) {

@@ -319,8 +319,7 @@ fn named_work_is_on_the_track_of_its_stream() {
 fn trace_has_the_recorded_allocations_and_frees() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(5).build().unwrap();
-    let (_, first) = stream(&device, &pool);
-    let (_, second) = stream(&device, &pool);
+    let [(_, first), (_, second)] = streams(&device, &pool);
     let forgotten = pool.try_allocate(&first, 100).unwrap();
     let [a, b] = [1000, 0].map(|bytes| {
         device.advance(us(3));

@@ -67,9 +67,7 @@ fn eviction_is_ordered_as_a_free() {
                 settings = settings.reuse(only_host_waits());
             }
             let pool = settings.build().unwrap();
-            let (write, a) = stream(&device, &pool);
-            let (read, b) = stream(&device, &pool);
-            let (work, c) = stream(&device, &pool);
+            let [(write, a), (read, b), (work, c)] = streams(&device, &pool);
             let block = pool.try_allocate(&a, 2 * MIB).unwrap();
             use_block(&write, &block, us(10));
             let cached = block.into_evictable();

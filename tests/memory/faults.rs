@@ -2,16 +2,9 @@
 
 use crate::common::*;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
-use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
-
-fn host_waits_only(device: &SimDevice, capacity: u64) -> Pool {
-    builder(device, capacity)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap()
-}
 
 fn is_consistent(device: &SimDevice, pool: &Pool) {
     pool.check().unwrap();
@@ -86,7 +79,7 @@ fn failed_release_keeps_unreleased_memory() {
     device.script(Call::Unmap, 3, Fault::Fails(Other));
     assert!(pool.trim_to(0).is_err());
     is_consistent(&device, &pool);
-    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
+    assert_eq!(reserved(&pool), 2 * CHUNK);
     assert_eq!(pool.trim_to(0).unwrap().released, 2 * CHUNK);
 }
 
@@ -120,8 +113,7 @@ fn full_device_is_waited_for() {
 fn failed_record_is_compensated_by_the_next() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(10));
     device.script(Call::Record, 1, Fault::Fails(Other));
@@ -137,8 +129,7 @@ fn failed_record_is_compensated_by_the_next() {
 fn late_ticket_delays_the_reuse() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(10));
     device.script(Call::Record, 1, Fault::Late(us(100)));
@@ -163,8 +154,7 @@ fn late_ticket_delays_the_reuse() {
 fn later_ticket_completes_one_whose_event_never_does() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     device.script(Call::Record, 1, Fault::Never);
     let freed = block.deallocate();
@@ -194,8 +184,7 @@ fn later_ticket_completes_one_whose_event_never_does() {
 fn incomplete_ticket_pins_only_its_own_memory() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
-    let (_, a) = stream(&device, &pool);
-    let (work, b) = stream(&device, &pool);
+    let [(_, a), (work, b)] = streams(&device, &pool);
     let stuck = pool.try_allocate(&a, 4 * MIB).unwrap();
     let other = pool.try_allocate(&b, 4 * MIB).unwrap();
     device.script(Call::Record, 1, Fault::Never);
@@ -216,8 +205,7 @@ fn incomplete_ticket_pins_only_its_own_memory() {
 fn event_with_an_error_completes_nothing_and_is_reported() {
     let device = manual();
     let pool = host_waits_only(&device, 16 * MIB);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     device.script(Call::Record, 1, Fault::Reports(Other));
     let freed = block.deallocate();
@@ -236,8 +224,7 @@ fn event_with_an_error_completes_nothing_and_is_reported() {
 fn event_with_a_sticky_error_fails_everything() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     device.script(Call::Record, 1, Fault::Reports(Sticky));
     let freed = block.deallocate();
@@ -263,8 +250,7 @@ fn event_with_a_sticky_error_fails_everything() {
 fn failed_device_wait_returns_the_block() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(10));
     drop(block);
@@ -290,8 +276,7 @@ fn failed_device_wait_returns_the_block() {
 fn use_that_cannot_be_ordered_is_refused() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     drop(pool.try_allocate(&a, 8 * MIB).unwrap());
     run(&work, us(10));
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
@@ -320,7 +305,7 @@ fn unmapped_memory_is_not_granted_when_its_release_fails() {
     drop(block);
     now(stream.synchronize()).unwrap();
     let _ = pool.trim_to(0).unwrap();
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
     pool.check_conserved().unwrap();
 }
 
@@ -354,8 +339,7 @@ fn memory_behind_a_capturing_stream_is_skipped() {
             .wait_limit(WaitLimit::Unlimited)
             .build()
             .unwrap();
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(10));
         drop(block);
@@ -383,7 +367,7 @@ fn failed_device_wait_falls_back_to_complete_memory() {
     let device = manual();
     let limit = WaitLimit::Unlimited;
     let pool = builder(&device, 8 * MIB).wait_limit(limit).build().unwrap();
-    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let used_for = |time| {
         drop(pool.try_allocate(&a, 8 * MIB).unwrap());
         run(&work, time);
@@ -408,7 +392,7 @@ fn failed_device_wait_falls_back_to_complete_memory() {
 fn complete_work_counts_although_a_later_event_has_an_error() {
     let device = manual();
     let pool = host_waits_only(&device, 24 * MIB);
-    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let blocks = [(); 3].map(|()| pool.try_allocate(&a, 8 * MIB).unwrap());
     device.script(Call::Record, 2, Fault::Reports(Other));
     for (at, block) in blocks.into_iter().enumerate() {
@@ -429,7 +413,7 @@ fn complete_work_counts_although_a_later_event_has_an_error() {
 fn event_with_an_error_causes_no_growth() {
     let device = manual();
     let pool = host_waits_only(&device, 64 * MIB);
-    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let used_for = |block: Block, time| {
         drop(block);
         run(&work, time);
@@ -439,7 +423,7 @@ fn event_with_an_error_causes_no_growth() {
     used_for(pool.try_allocate(&a, 4 * MIB).unwrap(), us(1000));
     device.advance(us(1000));
     pool.reap().unwrap();
-    let reserved = pool.statistics().reserved.current;
+    let before = reserved(&pool);
     device.script(Call::Record, 1, Fault::Reports(Other));
     blocks.into_iter().for_each(|block| used_for(block, us(10)));
     device.advance(us(20)); // sooner than expected
@@ -447,7 +431,16 @@ fn event_with_an_error_causes_no_growth() {
         pool.try_allocate(&b, 8 * MIB).unwrap().source(),
         Source::Free
     );
-    assert_eq!(pool.statistics().reserved.current, reserved);
+    assert_eq!(reserved(&pool), before);
+}
+
+/// A pool that records an event at every free, and a stream with two blocks.
+fn with_two_blocks(device: &SimDevice) -> (Pool, SimStream, Stream, [Block; 2]) {
+    let builder = builder(device, 16 * MIB).sealing(Sealing::EveryFree);
+    let pool = builder.build().unwrap();
+    let (work, stream) = stream(device, &pool);
+    let blocks = [(); 2].map(|()| pool.try_allocate(&stream, MIB).unwrap());
+    (pool, work, stream, blocks)
 }
 
 /// The newest event reports an error, and an older one is incomplete. So no event tells when the work behind the newest
@@ -459,14 +452,8 @@ fn teardown_ends_behind_an_event_with_an_error() {
             .clock(Clock::Manual)
             .blocking_memory_calls(blocking)
             .build();
-        let pool = builder(&device, 16 * MIB)
-            .sealing(Sealing::EveryFree)
-            .build()
-            .unwrap();
-        let (work, stream) = stream(&device, &pool);
-        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        let (pool, work, stream, [older, newest]) = with_two_blocks(&device);
         run(&work, us(100));
-        let [older, newest] = blocks;
         drop(older);
         run(&work, us(100));
         device.script(Call::Record, 1, Fault::Reports(Other));
@@ -487,14 +474,8 @@ fn teardown_releases_memory_once_the_newest_event_is_complete() {
             .clock(Clock::Manual)
             .blocking_memory_calls(blocking)
             .build();
-        let pool = builder(&device, 16 * MIB)
-            .sealing(Sealing::EveryFree)
-            .build()
-            .unwrap();
-        let (work, stream) = stream(&device, &pool);
-        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        let (pool, work, stream, [older, newest]) = with_two_blocks(&device);
         run(&work, us(100));
-        let [older, newest] = blocks;
         device.script(Call::Record, 1, Fault::Reports(Other));
         drop(older);
         run(&work, us(100));
@@ -511,7 +492,7 @@ fn teardown_releases_memory_once_the_newest_event_is_complete() {
 fn refused_growth_leaves_the_statistics_as_they_were() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).lane_bytes(0).build().unwrap();
-    let ((work, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let mut low = pool.try_allocate(&a, 512).unwrap();
     let above = pool.try_allocate(&a, MIB).unwrap();
     low.used_on(&b).unwrap();

@@ -113,8 +113,7 @@ fn block_without_room_grows_up_to_the_next_used_block() {
 #[test]
 fn growth_fails_once_its_room_is_taken() {
     let (device, pool) = site();
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let mut below = pool.try_allocate(&a, 16 * MIB).unwrap();
     let above = pool.try_allocate(&a, 16 * MIB).unwrap();
     assert_eq!(above.address(), below.address() + below.size());
@@ -142,8 +141,7 @@ fn growth_fails_once_its_room_is_taken() {
 #[test]
 fn further_streams_come_after_the_earlier_life_of_a_growth() {
     let (device, pool) = site();
-    let (work_a, a) = stream(&device, &pool);
-    let (work_b, b) = stream(&device, &pool);
+    let [(work_a, a), (work_b, b)] = streams(&device, &pool);
     let mut below = pool.try_allocate(&a, 2 * MIB).unwrap();
     let above = pool.try_allocate(&a, 2 * MIB).unwrap();
     below.used_on(&b).unwrap();

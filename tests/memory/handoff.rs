@@ -199,7 +199,7 @@ fn work_that_completes_sooner_than_expected_counts() {
     for blocks in [1, 2] {
         let device = manual();
         let pool = builder(&device, blocks * BLOCK).build().unwrap();
-        let [slow, other] = [(); 2].map(|()| stream(&device, &pool));
+        let [slow, other] = streams(&device, &pool);
         let used_for = |time| {
             let block = pool.try_allocate(&slow.1, BLOCK).unwrap();
             use_block(&slow.0, &block, time);
@@ -227,7 +227,7 @@ fn stream_queries_before_a_long_wait() {
     let limit = WaitLimit::Unlimited;
     let builder = builder(&device, 3 * BLOCK).wait_limit(limit);
     let pool = builder.build().unwrap();
-    let [slow, quick, taker] = [(); 3].map(|()| stream(&device, &pool));
+    let [slow, quick, taker] = streams(&device, &pool);
     let used = |on: &(SimStream, Stream), bytes, time| {
         let block = pool.try_allocate(&on.1, bytes).unwrap();
         use_block(&on.0, &block, time);
@@ -262,7 +262,7 @@ fn stream_with_loose_fit_does_not_wait_for_others() {
     let limit = WaitLimit::Unlimited;
     let builder = builder(&device, 6 * CHUNK).wait_limit(limit);
     let pool = builder.build().unwrap();
-    let [own, other] = [(); 2].map(|()| stream(&device, &pool));
+    let [own, other] = streams(&device, &pool);
     let large = pool.try_allocate(&own.1, 4 * CHUNK).unwrap();
     let used = || {
         let block = pool.try_allocate(&other.1, 2 * CHUNK).unwrap();

@@ -34,7 +34,7 @@ fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
 fn streams_that_alternate_make_no_device_calls() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
-    let lines = [(); 4].map(|()| stream(&device, &pool));
+    let lines: [_; 4] = streams(&device, &pool);
     for line in lines.iter().cycle().take(TURNS * lines.len()) {
         turn(&pool, line, LARGE);
     }
@@ -55,7 +55,7 @@ fn streams_that_alternate_make_no_device_calls() {
 fn large_block_stays_with_its_stream_for_a_while() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
-    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let [line, other] = streams(&device, &pool);
     take_turns(&pool, &line);
     device.advance(us(150));
     assert_eq!(reserved(&pool), LARGE);
@@ -73,11 +73,8 @@ fn large_block_stays_with_its_stream_for_a_while() {
 #[test]
 fn request_does_not_wait_for_cached_large_blocks() {
     let device = manual();
-    let pool = builder(&device, 16 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let pool = host_waits_only(&device, 16 * MIB);
+    let [line, other] = streams(&device, &pool);
     let rest = pool.try_allocate(&other.1, 16 * MIB - LARGE).unwrap();
     for _ in 0..TURNS {
         turn(&pool, &line, LARGE);
@@ -205,7 +202,7 @@ fn external_stream_owes_no_event_for_a_large_block() {
 fn cached_large_block_makes_room_for_growth() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
-    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let [line, other] = streams(&device, &pool);
     let mut block = pool.try_allocate(&other.1, LARGE).unwrap();
     take_turns(&pool, &line);
     block.grow(LARGE).try_now().unwrap();
@@ -222,7 +219,7 @@ fn draw_exchanges_pieces_for_a_cached_large_block() {
         .chunk_bytes(16 * MIB)
         .build()
         .unwrap();
-    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let [line, other] = streams(&device, &pool);
     let reservation = pool.reserve(LARGE).try_now().unwrap();
     let mut pieces: Vec<_> = (0..8)
         .map(|_| Some(reservation.allocate(&other.1, MIB).unwrap()))

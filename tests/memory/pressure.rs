@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use std::task::Poll;
-use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice, SimStream};
 use weirpool::device::{DeviceErrorKind, MemoryInfo};
 use weirpool::testing::Invariants;
 use weirpool::*;
@@ -15,14 +15,21 @@ fn small(virtual_memory: bool) -> SimDevice {
         .build()
 }
 
+/// Two pools that may each take the whole device, with a stream each.
+fn two_pools(device: &SimDevice) -> [(Pool, SimStream, Stream); 2] {
+    [(); 2].map(|()| {
+        let pool = pool(device, 64 * MIB);
+        let (work, stream) = stream(device, &pool);
+        (pool, work, stream)
+    })
+}
+
 /// Unused memory of other pools is released. Used memory stays, and so does memory that is not needed.
 #[test]
 fn other_pools_spill() {
     for virtual_memory in [true, false] {
         let device = small(virtual_memory);
-        let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
-        let (_, a) = stream(&device, &one);
-        let (_, b) = stream(&device, &other);
+        let [(one, _, a), (other, _, b)] = two_pools(&device);
         let kept = one.try_allocate(&a, 16 * MIB).unwrap();
         let freed = [0; 3].map(|_| one.try_allocate(&a, 16 * MIB).unwrap());
         drop(freed);
@@ -48,9 +55,7 @@ fn other_pools_spill() {
 #[test]
 fn segment_is_spilled_as_a_whole() {
     let device = small(false);
-    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
-    let (_, a) = stream(&device, &one);
-    let (_, b) = stream(&device, &other);
+    let [(one, _, a), (other, _, b)] = two_pools(&device);
     let sizes = [4 * MIB, 40 * MIB, 8 * MIB];
     let blocks = sizes.map(|bytes| one.try_allocate(&a, bytes).unwrap());
     drop(blocks);
@@ -65,9 +70,7 @@ fn segment_is_spilled_as_a_whole() {
 #[test]
 fn pending_memory_is_not_spilled() {
     let device = small(true);
-    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
-    let (work, a) = stream(&device, &one);
-    let (_, b) = stream(&device, &other);
+    let [(one, work, a), (other, _, b)] = two_pools(&device);
     let blocks = [0; 2].map(|_| one.try_allocate(&a, 30 * MIB).unwrap());
     let small = one.try_allocate(&a, MIB).unwrap();
     use_block(&work, &blocks[0], us(100));
@@ -83,9 +86,7 @@ fn pending_memory_is_not_spilled() {
 #[test]
 fn pool_with_waiters_does_not_spill() {
     let device = small(true);
-    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
-    let (_, a) = stream(&device, &one);
-    let (_, b) = stream(&device, &other);
+    let [(one, _, a), (other, _, b)] = two_pools(&device);
     let first = one.try_allocate(&a, 32 * MIB).unwrap();
     drop(one.try_allocate(&a, 32 * MIB).unwrap());
     let mut waiting = one.allocate(&a, 40 * MIB);
@@ -188,9 +189,7 @@ fn refused_growth_keeps_no_memory() {
 #[test]
 fn figures_of_the_device_are_not_relied_on() {
     let device = small(true);
-    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
-    let (_, a) = stream(&device, &one);
-    let (_, b) = stream(&device, &other);
+    let [(one, _, a), (other, _, b)] = two_pools(&device);
     drop(one.try_allocate(&a, 32 * MIB).unwrap());
     device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let block = other.try_allocate(&b, 16 * MIB).unwrap();
@@ -275,9 +274,7 @@ fn waiter_gets_memory_that_another_pool_frees_later() {
             .memory(64 * MIB)
             .blocking_memory_calls(blocking)
             .build();
-        let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
-        let (_, a) = stream(&device, &one);
-        let (_, b) = stream(&device, &other);
+        let [(one, _, a), (other, _, b)] = two_pools(&device);
         let block = one.try_allocate(&a, 48 * MIB).unwrap();
         let holder = std::thread::spawn({
             let other = other.clone();

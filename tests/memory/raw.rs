@@ -2,7 +2,7 @@
 //! are in `tests/conformance`.
 
 #[path = "../conformance/probe.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the suite uses the rest")]
 mod probe;
 
 use crate::common::{CHUNK, External, MIB, builder, manual, run, us};

@@ -271,8 +271,7 @@ fn request_waits_before_more_is_moved() {
             .order(Order::WaitFirst)
             .wait_limit(WaitLimit::Unlimited);
         let pool = builder.remapping(remapping).build().unwrap();
-        let (_, stream_a) = stream(&device, &pool);
-        let (work, b) = stream(&device, &pool);
+        let [(_, stream_a), (work, b)] = streams(&device, &pool);
         let running = pool.try_allocate(&b, 8 * CHUNK).unwrap();
         // The pool learns how long the work takes.
         let turn = pool.try_allocate(&b, CHUNK).unwrap();

@@ -28,11 +28,7 @@ fn higher_capacity_serves_waiters() {
 #[test]
 fn lower_capacity_releases_memory_now_and_later() {
     for virtual_memory in [true, false] {
-        let device = weirpool::device::sim::SimDevice::builder()
-            .memory(1 << 30)
-            .clock(weirpool::device::sim::Clock::Manual)
-            .virtual_memory(virtual_memory)
-            .build();
+        let device = manual_builder().virtual_memory(virtual_memory).build();
         let pool = builder(&device, 32 * MIB).build().unwrap();
         let (work, stream) = stream(&device, &pool);
         let blocks = [0; 4].map(|_| pool.try_allocate(&stream, 8 * MIB).unwrap());

@@ -128,8 +128,7 @@ fn the_last_handle_is_the_block() {
 fn download_of_a_part_comes_after_the_upload_of_the_block() {
     let device = weirpool::device::sim::SimDevice::new();
     let pool = pool(&device, 8 * MIB);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     device.block_on(async {
         let mut block = pool.allocate(&a, MIB).await.unwrap();
         let _uploaded = block.upload(&a, 520, b"below the weir").unwrap();

@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `fuzz` | the sequences of operations that are fuzzed |
+//! | `oracle` | what comes before what, from the calls of the device |
 //! | `property` | against a naive model |
 //! | `stress` | many tasks, with an order oracle and a progress oracle |
 
@@ -10,5 +11,6 @@
 mod common;
 
 mod fuzz;
+mod oracle;
 mod property;
 mod stress;

@@ -1,8 +1,7 @@
 //! Random tasks on random streams, with every operation of the public interface, under three oracles:
 //!
-//! - **Order.** A spy around the device keeps vector clocks of its own, from the calls that it sees: a use of memory
-//!   must come after every use of its earlier owners. It shares no code with the pool or with the checker of the
-//!   simulator.
+//! - **Order.** A [spy](super::oracle) around the device keeps vector clocks of its own: a use of memory must come after
+//!   every use of its earlier owners.
 //! - **Bytes.** Each owner stamps both ends of its block, and a later operation checks the stamps.
 //! - **Progress.** No task holds memory while it waits for more, so each wait must end. A quiet system in which a task
 //!   still waits fails the test.
@@ -10,154 +9,17 @@
 //! `WEIRPOOL_STRESS_SEEDS=5000 cargo test --release --test random stress` runs more seeds; `WEIRPOOL_STRESS_SEED=17`
 //! runs one.
 
+use super::oracle::{Oracle, Spy};
 use crate::common::*;
 use futures::future::{Either, join_all, select};
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
-use weirpool::device::*;
 use weirpool::testing::Invariants;
 use weirpool::*;
-
-/// Work of each stream that is known to come before, by number.
-type Clock = HashMap<RawStream, u64>;
-
-fn join(into: &mut Clock, other: &Clock) {
-    for (stream, number) in other {
-        let known = into.entry(*stream).or_default();
-        *known = (*known).max(*number);
-    }
-}
-
-/// One use of a range of memory by one owner.
-struct Use {
-    start: u64,
-    end: u64,
-    owner: u64,
-    stream: RawStream,
-    number: u64,
-}
-
-/// What happened before what, from the calls of the device alone.
-#[derive(Default)]
-struct Oracle {
-    streams: HashMap<RawStream, Clock>,
-    events: HashMap<RawEvent, Clock>,
-    /// Work that the host has seen complete.
-    host: Clock,
-    uses: Vec<Use>,
-    checked: u64,
-    violations: Vec<String>,
-}
-
-impl Oracle {
-    fn record(&mut self, event: RawEvent, stream: RawStream) {
-        let clock = self.streams.get(&stream).cloned().unwrap_or_default();
-        self.events.insert(event, clock);
-    }
-
-    fn complete(&mut self, event: RawEvent) {
-        if let Some(clock) = self.events.get(&event) {
-            join(&mut self.host, clock);
-        }
-    }
-
-    fn wait(&mut self, stream: RawStream, event: RawEvent) {
-        if let Some(clock) = self.events.get(&event) {
-            join(self.streams.entry(stream).or_default(), clock);
-        }
-    }
-
-    /// The owner uses a range with new work of the stream.
-    fn use_range(&mut self, owner: u64, stream: RawStream, start: u64, end: u64) {
-        let clock = self.streams.entry(stream).or_default();
-        join(clock, &self.host);
-        let number = clock.get(&stream).copied().unwrap_or_default() + 1;
-        clock.insert(stream, number);
-        let clock = clock.clone();
-        let earlier = |known: &Use| known.owner != owner && known.start < end && start < known.end;
-        for other in self.uses.iter().filter(|known| earlier(known)) {
-            self.checked += 1;
-            let is_known = clock
-                .get(&other.stream)
-                .is_some_and(|seen| *seen >= other.number);
-            if !is_known {
-                self.violations.push(format!(
-                    "owner {owner} uses {start:#x}..{end:#x} on {stream}, not ordered after work {} of owner {} on {}",
-                    other.number, other.owner, other.stream
-                ));
-            }
-        }
-        // What the host has seen complete comes before everything.
-        let host = &self.host;
-        self.uses.retain(|known| {
-            host.get(&known.stream)
-                .is_none_or(|seen| *seen < known.number)
-        });
-        self.uses.push(Use {
-            start,
-            end,
-            owner,
-            stream,
-            number,
-        });
-    }
-}
-
-/// The simulated device, and the oracle that sees its calls.
-#[derive(Clone)]
-struct Spy {
-    device: SimDevice,
-    oracle: Arc<Mutex<Oracle>>,
-    /// Waits are accepted and not made: what an oracle must notice.
-    leaves_out_waits: bool,
-}
-
-impl std::fmt::Debug for Spy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Spy")
-    }
-}
-
-// SAFETY: every call is passed on to the simulated device.
-unsafe impl Device for Spy {
-    pass_on! {
-        |spy| &spy.device =>
-        id, describe, capabilities, block_observer, memory_info, now, set_alarm, cancel_alarm, reserve, unreserve, create,
-        destroy, map, unmap, allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned, create_event,
-        destroy_event, watch, unwatch, upload, download, fill,
-    }
-
-    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        let mut oracle = self.oracle.lock().unwrap();
-        self.device.record(event, stream)?;
-        oracle.record(event, stream);
-        Ok(())
-    }
-
-    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
-        let mut oracle = self.oracle.lock().unwrap();
-        let is_complete = self.device.query(event)?;
-        if is_complete {
-            oracle.complete(event);
-        }
-        Ok(is_complete)
-    }
-
-    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
-        if self.leaves_out_waits {
-            return Ok(());
-        }
-        let mut oracle = self.oracle.lock().unwrap();
-        self.device.wait(stream, event)?;
-        oracle.wait(stream, event);
-        Ok(())
-    }
-}
 
 const CAPACITY: u64 = 16 * MIB;
 const TASKS: usize = 12;
@@ -241,44 +103,41 @@ impl World {
         }
     }
 
-    /// Submits work that stamps both ends of a range, or checks the stamps.
-    fn touch(
-        &self,
-        work: &SimStream,
-        address: u64,
-        size: u64,
-        owner: u64,
-        writes: bool,
-        micros: u64,
-    ) {
-        self.oracle
-            .lock()
-            .unwrap()
-            .use_range(owner, work.raw(), address, address + size);
-        let operation = Operation::new(us(micros));
-        let operation = if writes {
-            operation.writes(address, size)
-        } else {
-            operation.reads(address, size)
-        };
-        let corruptions = self.corruptions.clone();
-        let ends = [address, address + size - 8];
+    /// Submits work of a new owner that stamps both ends of its block. Returns the owner.
+    fn write(&self, work: &SimStream, block: &Block, micros: u64) -> u64 {
+        let owner = self.owners.fetch_add(1, Ordering::Relaxed);
         let stamp = owner.to_ne_bytes();
+        let ends = self.note_use(work, block, owner);
+        let operation = Operation::new(us(micros)).writes(block.address(), block.size());
+        work.submit(operation.run(move |memory| {
+            ends.into_iter().for_each(|end| memory.write(end, &stamp));
+        }));
+        owner
+    }
+
+    /// Submits work that checks the stamps of the block's owner.
+    fn read(&self, work: &SimStream, block: &Block, owner: u64, micros: u64) {
+        let corruptions = self.corruptions.clone();
+        let ends = self.note_use(work, block, owner);
+        let operation = Operation::new(us(micros)).reads(block.address(), block.size());
         work.submit(operation.run(move |memory| {
             for end in ends {
-                if writes {
-                    memory.write(end, &stamp);
-                } else {
-                    let mut seen = [0; 8];
-                    memory.read(end, &mut seen);
-                    corruptions.fetch_add(u64::from(seen != stamp), Ordering::Relaxed);
-                }
+                let mut seen = [0; 8];
+                memory.read(end, &mut seen);
+                corruptions.fetch_add(u64::from(seen != owner.to_ne_bytes()), Ordering::Relaxed);
             }
         }));
     }
 
-    fn own(&self) -> u64 {
-        self.owners.fetch_add(1, Ordering::Relaxed)
+    /// Tells the oracle of a use. Returns the addresses of the two stamps.
+    fn note_use(&self, work: &SimStream, block: &Block, owner: u64) -> [u64; 2] {
+        let (start, end) = (
+            block.address().to_bits(),
+            block.address().to_bits() + block.size(),
+        );
+        let mut oracle = self.oracle.lock().unwrap();
+        oracle.use_range(owner, work.raw(), start, end);
+        [start, end - 8]
     }
 }
 
@@ -287,8 +146,8 @@ struct Task<'a> {
     random: fastrand::Rng,
 }
 
-impl Task<'_> {
-    fn queue(&mut self) -> &Queue {
+impl<'a> Task<'a> {
+    fn queue(&mut self) -> &'a Queue {
         let at = self.random.usize(..self.world.queues.len());
         &self.world.queues[at]
     }
@@ -337,24 +196,21 @@ impl Task<'_> {
     async fn request(&mut self) {
         let bytes = self.bytes();
         let world = self.world;
-        let home = self.random.usize(..world.queues.len());
-        let home = &world.queues[home];
+        let home = self.queue();
         let block = world.pool.allocate(&home.stream, bytes).await.unwrap();
-        let (owner, micros) = (world.own(), self.micros());
-        let (address, size) = (block.address().to_bits(), block.size());
-        world.touch(&home.work, address, size, owner, true, micros);
+        let micros = self.micros();
+        let owner = world.write(&home.work, &block, micros);
         if self.random.bool() {
-            let further = self.random.usize(..world.queues.len());
-            let further = &world.queues[further];
+            let further = self.queue();
             further.stream.wait(&home.stream.event().unwrap()).unwrap();
             block.used_on(&further.stream).unwrap();
-            world.touch(&further.work, address, size, owner, false, micros);
+            world.read(&further.work, &block, owner, micros);
         }
         match self.random.u32(..4) {
             0 => block.deallocate().await.unwrap(),
             1 => world.mailbox.lock().unwrap().push((block, owner)),
             _ => {
-                world.touch(&home.work, address, size, owner, false, micros);
+                world.read(&home.work, &block, owner, micros);
                 drop(block);
             }
         }
@@ -365,10 +221,9 @@ impl Task<'_> {
     /// Writes a block that the pool may evict.
     async fn cache(&mut self) {
         let (world, bytes) = (self.world, self.bytes());
-        let home = &world.queues[self.random.usize(..world.queues.len())];
+        let home = self.queue();
         let block = world.pool.allocate(&home.stream, bytes).await.unwrap();
-        let (owner, address, size) = (world.own(), block.address().to_bits(), block.size());
-        world.touch(&home.work, address, size, owner, true, self.micros());
+        let owner = world.write(&home.work, &block, self.micros());
         let mut cached = world.cached.lock().unwrap();
         cached.push((block.into_evictable(), owner));
         if cached.len() > 6 {
@@ -391,10 +246,10 @@ impl Task<'_> {
         let Some((pin, owner)) = pinned else {
             return;
         };
-        let queue = &world.queues[self.random.usize(..world.queues.len())];
-        let address = pin.read_on(&queue.stream).unwrap().address().to_bits();
-        let (size, micros) = (pin.size(), self.micros());
-        world.touch(&queue.work, address, size, owner, false, micros);
+        let queue = self.queue();
+        let _ = pin.read_on(&queue.stream).unwrap();
+        let micros = self.micros();
+        world.read(&queue.work, &pin, owner, micros);
         if self.random.bool() {
             world.device.sleep(us(micros)).await;
         }
@@ -409,14 +264,7 @@ impl Task<'_> {
                 .iter()
                 .find(|queue| queue.stream.id() == block.stream().id());
             let home = home.expect("the stream of the block");
-            self.world.touch(
-                &home.work,
-                block.address().to_bits(),
-                block.size(),
-                owner,
-                false,
-                5,
-            );
+            self.world.read(&home.work, &block, owner, 5);
         }
     }
 
@@ -426,11 +274,10 @@ impl Task<'_> {
         let (from, to) = (0, world.queues.len() - 1);
         let (from, to) = (&world.queues[from], &world.queues[to]);
         let block = world.pool.allocate(&from.stream, bytes).await.unwrap();
-        let (owner, address, size) = (world.own(), block.address().to_bits(), block.size());
-        world.touch(&from.work, address, size, owner, true, 30);
+        let owner = world.write(&from.work, &block, 30);
         to.stream.wait(&from.stream.event().unwrap()).unwrap();
         block.used_on(&to.stream).unwrap();
-        world.touch(&to.work, address, size, owner, false, 30);
+        world.read(&to.work, &block, owner, 30);
     }
 
     /// Polls a request some times and drops it.
@@ -454,23 +301,8 @@ impl Task<'_> {
         let home = &world.queues[0];
         let blocks = world.pool.allocate_many(&home.stream, sizes).await.unwrap();
         for block in blocks {
-            let owner = world.own();
-            world.touch(
-                &home.work,
-                block.address().to_bits(),
-                block.size(),
-                owner,
-                true,
-                10,
-            );
-            world.touch(
-                &home.work,
-                block.address().to_bits(),
-                block.size(),
-                owner,
-                false,
-                10,
-            );
+            let owner = world.write(&home.work, &block, 10);
+            world.read(&home.work, &block, owner, 10);
         }
     }
 
@@ -478,38 +310,22 @@ impl Task<'_> {
         let (world, bytes) = (self.world, self.bytes().max(1024));
         let reservation = world.pool.reserve(bytes).await.unwrap();
         // Mostly for one stream, in two sizes: as blocks are kept for.
-        let mut home = &world.queues[self.random.usize(..world.queues.len())];
+        let mut home = self.queue();
         let mut held = None;
         for _ in 0..8 {
             if self.random.u8(..4) == 0 {
-                home = &world.queues[self.random.usize(..world.queues.len())];
+                home = self.queue();
             }
             let bytes = bytes >> self.random.u8(0..2);
             if let Ok(block) = reservation.allocate(&home.stream, bytes / 2) {
-                let owner = world.own();
-                world.touch(
-                    &home.work,
-                    block.address().to_bits(),
-                    block.size(),
-                    owner,
-                    true,
-                    10,
-                );
-                world.touch(
-                    &home.work,
-                    block.address().to_bits(),
-                    block.size(),
-                    owner,
-                    false,
-                    10,
-                );
+                let owner = world.write(&home.work, &block, 10);
+                world.read(&home.work, &block, owner, 10);
                 if self.random.u8(..3) == 0 {
                     held = Some((block, home, owner));
                 }
             }
             if let Some((block, home, owner)) = held.take_if(|_| self.random.bool()) {
-                let (address, size) = (block.address().to_bits(), block.size());
-                world.touch(&home.work, address, size, owner, false, 10);
+                world.read(&home.work, &block, owner, 10);
             }
             if self.random.u8(..8) == 0 {
                 let _ = world.pool.snapshot();
@@ -532,15 +348,7 @@ impl Task<'_> {
         };
         match answer {
             Ok(block) => {
-                let owner = world.own();
-                world.touch(
-                    &home.work,
-                    block.address().to_bits(),
-                    block.size(),
-                    owner,
-                    true,
-                    10,
-                );
+                world.write(&home.work, &block, 10);
             }
             Err(error) => assert!(matches!(error, AllocError::TimedOut { .. }), "{error}"),
         }
@@ -557,15 +365,7 @@ impl Task<'_> {
         };
         // A task that held memory and waited for more could wait for ever.
         drop(block.grow(MIB).try_now());
-        let owner = world.own();
-        world.touch(
-            &home.work,
-            block.address().to_bits(),
-            block.size(),
-            owner,
-            true,
-            10,
-        );
+        world.write(&home.work, &block, 10);
     }
 
     fn manage(&mut self) {
@@ -588,15 +388,7 @@ impl Task<'_> {
         let (world, bytes) = (self.world, self.bytes());
         let (work, stream) = stream(&world.device, &world.pool);
         let block = world.pool.allocate(&stream, bytes).await.unwrap();
-        let owner = world.own();
-        world.touch(
-            &work,
-            block.address().to_bits(),
-            block.size(),
-            owner,
-            true,
-            40,
-        );
+        world.write(&work, &block, 40);
     }
 }
 

@@ -320,8 +320,7 @@ fn pending_memory_prevents_a_deadlock() {
         .fail_deadlocks_after(MS)
         .build()
         .unwrap();
-    let (work, stream_a) = stream(&device, &pool);
-    let (_, stream_b) = stream(&device, &pool);
+    let [(work, stream_a), (_, stream_b)] = streams(&device, &pool);
     let block = pool.try_allocate(&stream_a, ALL).unwrap();
     use_block(&work, &block, MS * 100);
     drop(block);

@@ -17,8 +17,7 @@ fn awaited_event_makes_memory_reusable_at_once() {
             ..Reuse::ALL
         };
         let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
-        let (work, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
+        let [(work, a), (work_b, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(100));
         drop(block);
@@ -44,8 +43,7 @@ fn only_a_synchronization_frees_without_the_opportunistic_policy() {
         ..Reuse::ALL
     };
     let pool = builder(&device, 16 * MIB).reuse(reuse).build().unwrap();
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(100));
     drop(block);
@@ -72,8 +70,7 @@ fn complete_memory_is_polled_for_before_a_large_block_is_split() {
         };
         let builder = builder(&device, 1024 * MIB).reuse(reuse);
         let pool = builder.sealing(Sealing::EveryFree).build().unwrap();
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let large = pool.try_allocate(&b, 256 * MIB).unwrap();
         let between = pool.try_allocate(&b, MIB).unwrap();
         let freed = pool.try_allocate(&a, 64 * MIB).unwrap();
@@ -108,8 +105,7 @@ fn no_stream_is_made_to_wait_without_internal_dependencies() {
             ..Reuse::ALL
         };
         let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
-        let (work, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
+        let [(work, a), (work_b, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(100));
         drop(block);
@@ -166,7 +162,7 @@ fn events_are_further_apart_where_frees_come_close() {
     let sealing = Sealing::Spaced(4 * BYTES);
     let pool = builder(&device, 256 * MIB).sealing(sealing).lane_bytes(0);
     let pool = pool.build().unwrap();
-    let [(_, stream), (_, other)] = [(); 2].map(|()| stream(&device, &pool));
+    let [(_, stream), (_, other)] = streams(&device, &pool);
     // Returns the number of frees until the next event, with this much time between frees.
     let frees = |between| {
         let before = device.counters().calls(Call::Record);
@@ -233,7 +229,7 @@ fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Sourc
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
-    let streams = [(); 2].map(|()| stream(&device, &pool));
+    let streams: [_; 2] = streams(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.
         for (work, stream) in &streams {

@@ -47,9 +47,7 @@ fn first_throttled_request_fails_when_nothing_of_its_tag_is_freed() {
         .fail_deadlocks_after(MS * 50)
         .build()
         .unwrap();
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
-    let (work, other) = stream(&device, &pool);
+    let [(_, a), (_, b), (work, other)] = streams(&device, &pool);
     let hold = |stream| pool.allocate(stream, LIMIT / 2).tag(tag);
     let [one, two] = [&a, &b].map(|stream| hold(stream).try_now().unwrap());
     let (woken, waker) = Count::new();
@@ -118,8 +116,7 @@ fn every_free_of_the_tag_begins_the_time_anew() {
     let device = manual();
     let tag = Tag::new("tenant deadlocks: frees");
     let pool = strict(&device, tag);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let allocate = |stream, bytes| pool.allocate(stream, bytes).tag(tag);
     let held = allocate(&a, 4 * MIB).try_now().unwrap();
     let mut small: Vec<_> = (0..4)
@@ -165,8 +162,7 @@ fn growths_that_wait_for_each_other_fail_one_by_one() {
     let device = manual();
     let tag = Tag::new("tenant deadlocks: grow");
     let pool = strict(&device, tag);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let cache = |stream| {
         let allocate = pool.allocate(stream, 2 * MIB).tag(tag).room(16 * MIB);
         allocate.try_now().unwrap()

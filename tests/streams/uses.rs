@@ -279,11 +279,7 @@ fn addresses_support_comparison_and_arithmetic() {
 /// Creates a pool over virtual memory, and one over plain memory.
 fn pools() -> [(SimDevice, Pool); 2] {
     [true, false].map(|is_virtual| {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = manual_builder().virtual_memory(is_virtual).build();
         let pool = pool(&device, 8 * MIB);
         (device, pool)
     })
@@ -328,8 +324,7 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
 #[test]
 fn parts_are_copied_and_filled_alone() {
     for (device, pool) in pools() {
-        let (_, home) = stream(&device, &pool);
-        let (_, other) = stream(&device, &pool);
+        let [(_, home), (_, other)] = streams(&device, &pool);
         let mut buffer = Buffer::<u16>::try_allocate(&pool, &home, 10).unwrap();
         buffer.fill(&home, 1).unwrap();
         let mut part = buffer.slice_mut(2..8).unwrap();

@@ -10,11 +10,11 @@ mod address;
 mod as_device;
 mod block_observer;
 mod capability;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "the contract")]
 mod capture;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "the contract")]
 mod device;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "the contract")]
 mod driver_pools;
 mod error;
 mod explain;
@@ -23,14 +23,14 @@ mod host_work;
 mod kind;
 mod lock_check;
 mod names;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "the contract")]
 mod peer_access;
 mod peers;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
 #[cfg(unix)]
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "the contract")]
 mod sharing;
 mod transfer;
 

@@ -5,7 +5,7 @@
 //! no lock is held across device calls. So each change of the list has a number, and a thread that maps a chunk looks
 //! at the list again before others can find the chunk.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::super::segments::Accessibility;
 use super::Memory;

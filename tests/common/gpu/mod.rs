@@ -10,7 +10,7 @@
 //! | `numbers` | numbers that host and device share |
 //! | `contexts` | contexts beside the one under test |
 //! | `report` | errors that occur where a test cannot fail |
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses a part")]
 
 mod compile;
 mod contexts;

@@ -6,11 +6,7 @@ use weirpool::device::DeviceErrorKind::{Other, Unsupported};
 /// Pools over virtual and over plain memory, that fill nothing by themselves.
 fn places() -> [Place; 2] {
     [true, false].map(|is_virtual| {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = manual_builder().virtual_memory(is_virtual).build();
         Place::on(device, |builder| builder)
     })
 }

@@ -5,14 +5,24 @@ use std::time::Duration;
 use weirpool::device::sim::Checker;
 use weirpool::testing::Invariants;
 
+/// A pool of up to 64 MiB, of which this many bytes stay when they are free.
+fn keeping(device: &SimDevice, bytes: u64) -> PoolBuilder {
+    builder(device, 64 * MIB).release_threshold(ReleaseThreshold::Bytes(bytes))
+}
+
+/// Asserts that no call is made while this many intervals pass.
+#[track_caller]
+fn assert_nothing_is_due(device: &SimDevice, intervals: u64) {
+    let counters = device.counters();
+    let_pass(device, intervals);
+    assert_eq!(device.counters(), counters, "nothing is due any more");
+}
+
 /// [18] CUDA, HIP `ReleaseThreshold`: memory above it is released some time after it was freed.
 #[test]
 fn memory_above_the_threshold_is_released_by_itself() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .release_threshold(ReleaseThreshold::Bytes(4 * CHUNK))
-            .build()
-            .unwrap();
+        let pool = keeping(&device, 4 * CHUNK).build().unwrap();
         let (work, stream) = stream(&device, &pool);
         let blocks: Vec<_> = (0..16)
             .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
@@ -24,10 +34,8 @@ fn memory_above_the_threshold_is_released_by_itself() {
         drop(blocks);
         assert_eq!(memory_calls(&device), calls, "not by the free");
         let_pass(&device, 4);
-        assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
-        let calls = device.counters();
-        let_pass(&device, 100);
-        assert_eq!(device.counters(), calls, "nothing is due any more");
+        assert_eq!(reserved(&pool), 4 * CHUNK);
+        assert_nothing_is_due(&device, 100);
     }
 }
 
@@ -35,11 +43,7 @@ fn memory_above_the_threshold_is_released_by_itself() {
 #[test]
 fn memory_in_repeated_use_is_not_released() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
-        .lane_bytes(0)
-        .build()
-        .unwrap();
+    let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
     let (work, stream) = stream(&device, &pool);
     for _ in 0..50 {
         let block = pool.try_allocate(&stream, 16 * MIB).unwrap();
@@ -50,7 +54,7 @@ fn memory_in_repeated_use_is_not_released() {
     }
     assert_eq!(device.counters().calls(Call::Create), 16 * MIB / CHUNK);
     let_pass(&device, 3);
-    assert_eq!(pool.statistics().reserved.current, 0, "now it is not used");
+    assert_eq!(reserved(&pool), 0, "now it is not used");
 }
 
 /// [18] Warp: a fraction of the device's memory. It can also be set later.
@@ -70,16 +74,12 @@ fn threshold_can_be_a_fraction_and_can_be_set_later() {
     assert_eq!(pool.release_threshold(), u64::MAX);
     drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
     let_pass(&device, 5);
-    assert_eq!(
-        pool.statistics().reserved.current,
-        32 * MIB,
-        "kept by default"
-    );
+    assert_eq!(reserved(&pool), 32 * MIB, "kept by default");
     let threshold = ReleaseThreshold::Fraction(1.0 / 128.0);
     pool.set_release_threshold(threshold).unwrap();
     assert_eq!(pool.release_threshold(), 8 * MIB);
     let_pass(&device, 3);
-    assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+    assert_eq!(reserved(&pool), 8 * MIB);
     assert!(
         pool.set_release_threshold(ReleaseThreshold::Fraction(2.0))
             .is_err()
@@ -101,11 +101,11 @@ fn memory_is_not_released_while_a_request_waits() {
     assert!(poll(&mut waiter).is_pending());
     drop(other);
     let_pass(&device, 5);
-    assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+    assert_eq!(reserved(&pool), 16 * MIB);
     drop(holder);
     assert!(now(waiter).is_ok());
     let_pass(&device, 5);
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
 }
 
 /// A pool with maintenance due can still end, and its memory is released.
@@ -115,8 +115,7 @@ fn maintenance_does_not_keep_the_pool_alive() {
         .clock(Clock::Manual)
         .checker(Checker::Off)
         .build();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
+    let pool = keeping(&device, 0)
         .coalesce(CoalesceHeuristic::blocks_releasable(0))
         .build()
         .unwrap();
@@ -131,10 +130,7 @@ fn maintenance_does_not_keep_the_pool_alive() {
 #[test]
 fn failed_release_is_repeated_by_the_next_maintenance() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
-        .build()
-        .unwrap();
+    let pool = keeping(&device, 0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     device.fail_next(Call::Unmap, weirpool::device::DeviceErrorKind::Other);
@@ -142,7 +138,7 @@ fn failed_release_is_repeated_by_the_next_maintenance() {
     pool.check().unwrap();
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     let_pass(&device, 3);
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
     pool.check_conserved().unwrap();
 }
 
@@ -150,8 +146,7 @@ fn failed_release_is_repeated_by_the_next_maintenance() {
 #[test]
 fn threshold_between_chunks_is_kept_and_then_nothing_is_due() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .release_threshold(ReleaseThreshold::Bytes(4 * CHUNK + CHUNK / 2))
+        let pool = keeping(&device, 4 * CHUNK + CHUNK / 2)
             .lane_bytes(0)
             .build()
             .unwrap();
@@ -162,10 +157,8 @@ fn threshold_between_chunks_is_kept_and_then_nothing_is_due() {
                 .collect::<Vec<_>>(),
         );
         let_pass(&device, 5);
-        assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
-        let counters = device.counters();
-        let_pass(&device, 20);
-        assert_eq!(device.counters(), counters, "nothing is due any more");
+        assert_eq!(reserved(&pool), 4 * CHUNK);
+        assert_nothing_is_due(&device, 20);
     }
 }
 
@@ -173,16 +166,12 @@ fn threshold_between_chunks_is_kept_and_then_nothing_is_due() {
 #[test]
 fn segment_larger_than_the_excess_is_released_below_the_threshold() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .release_threshold(ReleaseThreshold::Bytes(16 * MIB))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = keeping(&device, 16 * MIB).lane_bytes(0).build().unwrap();
         let (_, stream) = stream(&device, &pool);
         let live = pool.try_allocate(&stream, 8 * MIB).unwrap();
         drop(pool.try_allocate(&stream, 48 * MIB).unwrap());
         let_pass(&device, 5);
-        let reserved = pool.statistics().reserved.current;
+        let reserved = reserved(&pool);
         assert!(reserved <= 16 * MIB, "{reserved}");
         drop(live);
         pool.check_conserved().unwrap();
@@ -193,39 +182,27 @@ fn segment_larger_than_the_excess_is_released_below_the_threshold() {
 #[test]
 fn closed_pool_is_maintained() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
-        .lane_bytes(0)
-        .build()
-        .unwrap();
+    let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     pool.close();
     drop(block);
     let_pass(&device, 5);
-    assert_eq!(pool.statistics().reserved.current, 0);
-    let counters = device.counters();
-    let_pass(&device, 20);
-    assert_eq!(device.counters(), counters);
+    assert_eq!(reserved(&pool), 0);
+    assert_nothing_is_due(&device, 20);
 }
 
 /// On a broken device no maintenance is due.
 #[test]
 fn broken_device_has_no_maintenance_due() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
-        .lane_bytes(0)
-        .build()
-        .unwrap();
+    let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     device.break_device("for the test");
     let _ = stream.event();
     let_pass(&device, 5);
-    let counters = device.counters();
-    let_pass(&device, 20);
-    assert_eq!(device.counters(), counters);
+    assert_nothing_is_due(&device, 20);
 }
 
 /// A grant is never taken: its memory comes back and is released.
@@ -246,10 +223,10 @@ fn memory_of_an_abandoned_grant_is_released() {
     assert!(poll(&mut other).is_pending(), "the other is granted now");
     drop(other);
     let_pass(&device, 5);
-    assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+    assert_eq!(reserved(&pool), 16 * MIB);
     drop(waiter);
     let_pass(&device, 5);
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
 }
 
 /// Memory was taken for several blocks, one of which could not be allocated. It counts as any memory above the
@@ -257,20 +234,17 @@ fn memory_of_an_abandoned_grant_is_released() {
 #[test]
 fn memory_of_a_failed_request_for_several_blocks_is_released() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .release_threshold(ReleaseThreshold::Bytes(0))
-            .build()
-            .unwrap();
+        let pool = keeping(&device, 0).build().unwrap();
         let (_, stream) = stream(&device, &pool);
         let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
         let several = pool.allocate_many(&stream, [32 * MIB, 24 * MIB]);
         assert!(several.try_now().is_err());
-        assert_eq!(pool.statistics().reserved.current, 48 * MIB);
+        assert_eq!(reserved(&pool), 48 * MIB);
         let_pass(&device, 3);
-        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+        assert_eq!(reserved(&pool), 16 * MIB);
         drop(held);
         let_pass(&device, 3);
-        assert_eq!(pool.statistics().reserved.current, 0);
+        assert_eq!(reserved(&pool), 0);
         pool.check_conserved().unwrap();
     }
 }
@@ -279,8 +253,7 @@ fn memory_of_a_failed_request_for_several_blocks_is_released() {
 #[test]
 fn zero_interval_is_a_short_one() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
+    let pool = keeping(&device, 0)
         .maintenance_interval(Duration::ZERO)
         .lane_bytes(0)
         .build()
@@ -289,9 +262,9 @@ fn zero_interval_is_a_short_one() {
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     use_block(&work, &block, us(1000));
     drop(block);
-    assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+    assert_eq!(reserved(&pool), 8 * MIB);
     let_pass(&device, 3);
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
 }
 
 /// Blocks that stay in the caches of idle streams are released as well.
@@ -308,27 +281,22 @@ fn memory_in_caches_of_idle_streams_is_released() {
     }
     assert!(pool.statistics().cached_in_lanes > 0, "they stay in caches");
     let_pass(&device, 6);
-    assert_eq!(pool.statistics().reserved.current, 0);
-    let calls = device.counters();
-    let_pass(&device, 100);
-    assert_eq!(device.counters(), calls, "nothing is due any more");
+    assert_eq!(reserved(&pool), 0);
+    assert_nothing_is_due(&device, 100);
 }
 
 /// The stream took the block from its cache, and frees it long after the last maintenance.
 #[test]
 fn block_freed_into_an_emptied_cache_is_released() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .release_threshold(ReleaseThreshold::Bytes(0))
-        .build()
-        .unwrap();
+    let pool = keeping(&device, 0).build().unwrap();
     let (_work, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, MIB).unwrap());
     let block = pool.try_allocate(&stream, MIB).unwrap();
     assert_eq!(block.source(), Source::Lane);
     let_pass(&device, 100);
-    assert!(pool.statistics().reserved.current > 0);
+    assert!(reserved(&pool) > 0);
     drop(block);
     let_pass(&device, 6);
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
 }

@@ -16,8 +16,7 @@ fn an_address_is_looked_up_in_every_state() {
             .virtual_memory(virtual_memory)
             .build();
         let pool = exact(&device).lane_bytes(0).build().unwrap();
-        let (work, home) = stream(&device, &pool);
-        let (other_work, other) = stream(&device, &pool);
+        let [(work, home), (other_work, other)] = streams(&device, &pool);
         let block = pool.try_allocate(&home, MIB).unwrap();
         let (first, last) = (block.address(), block.address() + (MIB - 1));
         for address in [first, first + 17, last] {

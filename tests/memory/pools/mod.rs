@@ -20,7 +20,7 @@ mod unpooled;
 mod upstreams;
 
 use crate::common::{
-    Count, MIB, eventually, manual, now, poll, poll_with, run, stream, us, use_block,
+    Count, MIB, eventually, manual, now, poll, poll_with, run, stream, streams, us, use_block,
 };
 use weirpool::device::sim::SimDevice;
 use weirpool::{Pool, PoolBuilder, Sealing};

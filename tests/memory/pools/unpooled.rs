@@ -52,7 +52,7 @@ fn unpooled_block_is_a_segment_that_goes_back_to_the_device() {
 fn unpooled_memory_goes_back_after_all_streams_that_used_it() {
     let device = manual();
     let pool = unpooled(&device);
-    let ((one, home), (other, further)) = (stream(&device, &pool), stream(&device, &pool));
+    let [(one, home), (other, further)] = streams(&device, &pool);
     let block = pool.try_allocate(&home, MIB).unwrap();
     use_block(&one, &block, us(10));
     further.wait(&home.event().unwrap()).unwrap();

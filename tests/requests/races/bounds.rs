@@ -8,8 +8,7 @@ use std::task::Poll;
 fn ordering_streams_by_events_makes_no_more_of_them() {
     let sim = manual();
     let pool = pool(&sim, 64 * MIB);
-    let (_wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let [(_wa, a), (_wb, b)] = streams(&sim, &pool);
     for _ in 0..20_000 {
         let block = pool.try_allocate(&a, 4096).unwrap();
         drop(block);
@@ -46,12 +45,8 @@ fn streams_that_come_and_go_leave_nothing_behind() {
 #[test]
 fn events_are_bounded_while_somebody_waits() {
     let sim = manual();
-    let pool = builder(&sim, 64 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let pool = host_waits_only(&sim, 64 * MIB);
+    let [(wa, a), (_wb, b)] = streams(&sim, &pool);
     let small: Vec<_> = (0..8000)
         .map(|_| pool.try_allocate(&a, 512).unwrap())
         .collect();

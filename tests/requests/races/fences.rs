@@ -8,9 +8,7 @@ use std::task::Poll;
 fn closed_ticket_keeps_its_stream_until_it_is_published() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(CHUNK)
+    let pool = builder(&dev, 2 * MIB)
         .reuse(only_host_waits())
         .build()
         .unwrap();
@@ -37,16 +35,13 @@ fn closed_ticket_keeps_its_stream_until_it_is_published() {
 fn grant_to_a_dropped_waiter_keeps_its_fences() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * MIB)
-        .chunk_bytes(CHUNK)
+    let pool = builder(&dev, 8 * MIB)
         .wait_limit(WaitLimit::Unlimited)
         .build()
         .unwrap();
     let work_a = sim.create_stream();
     let a = pool.register(&work_a).unwrap();
-    let (_wl, l) = stream(&sim, &pool);
-    let (wc, c) = stream(&sim, &pool);
+    let [(_wl, l), (wc, c)] = streams(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let p = pool.clone();
     let mut w1: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
@@ -72,13 +67,7 @@ fn grant_to_a_dropped_waiter_keeps_its_fences() {
 /// Two threads seal a stream, and their events are recorded in the other order, with long work in between.
 #[test]
 fn late_marker_does_not_hide_later_completions() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * MIB)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let (sim, dev, pool) = hooked(8 * MIB);
     let work = sim.create_stream();
     let a = pool.register(&work).unwrap();
     let slot = Arc::new(Mutex::new(None));
@@ -112,8 +101,7 @@ fn late_marker_does_not_hide_later_completions() {
 fn error_of_one_stream_does_not_fail_another() {
     let sim = manual();
     let pool = pool(&sim, 64 * MIB);
-    let (wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let [(wa, a), (_wb, b)] = streams(&sim, &pool);
     let x = pool.try_allocate(&a, 2 * MIB).unwrap();
     run(&wa, us(10));
     drop(x);

@@ -6,15 +6,8 @@ use weirpool::testing::Invariants;
 /// An allocation joins the queue while another thread's growth holds the capacity.
 #[test]
 fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
-    let (_wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let (sim, dev, pool) = hooked(2 * MIB);
+    let [(_wa, a), (_wb, b)] = streams(&sim, &pool);
     let (woken, waker) = Count::new();
     let p = pool.clone();
     let mut w: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
@@ -40,9 +33,7 @@ fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
 fn waiter_that_queues_during_a_release_is_woken() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(2 * MIB)
-        .chunk_bytes(CHUNK)
+    let pool = builder(&dev, 2 * MIB)
         .initial_size(2 * MIB)
         .build()
         .unwrap();
@@ -72,11 +63,7 @@ fn first_allocations_share_memory_that_one_of_them_takes() {
     for _ in 0..20 {
         let dev = Hooked::new(&sim);
         dev.on("create", || std::thread::sleep(Duration::from_millis(2)));
-        let pool = Pool::builder(dev)
-            .capacity(2 * MIB)
-            .chunk_bytes(CHUNK)
-            .build()
-            .unwrap();
+        let pool = builder(&dev, 2 * MIB).build().unwrap();
         let (served, both) = std::sync::mpsc::channel();
         let end = Arc::new(std::sync::Barrier::new(3));
         for i in 0..2 {
@@ -101,17 +88,9 @@ fn first_allocations_share_memory_that_one_of_them_takes() {
 /// rmm#2304: the device may hand out a released address again before the releasing thread has removed its entry.
 #[test]
 fn address_reused_at_once_is_kept() {
-    let sim = SimDevice::builder()
-        .memory(1 << 30)
-        .clock(weirpool::device::sim::Clock::Manual)
-        .virtual_memory(false)
-        .build();
+    let sim = manual_builder().virtual_memory(false).build();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * CHUNK)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let pool = builder(&dev, 8 * CHUNK).build().unwrap();
     let (_, a) = stream(&sim, &pool);
     drop(pool.try_allocate(&a, 2 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
@@ -131,13 +110,7 @@ fn address_reused_at_once_is_kept() {
 /// Two concurrent trims do not each release the full amount.
 #[test]
 fn concurrent_trims_keep_the_target() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(16 * CHUNK)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let (sim, dev, pool) = hooked(16 * CHUNK);
     let (_, a) = stream(&sim, &pool);
     drop(pool.try_allocate(&a, 8 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
@@ -146,20 +119,14 @@ fn concurrent_trims_keep_the_target() {
         assert_eq!(other.trim_to(4 * CHUNK).unwrap().released, 0);
     });
     assert_eq!(pool.trim_to(4 * CHUNK).unwrap().released, 4 * CHUNK);
-    assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
+    assert_eq!(reserved(&pool), 4 * CHUNK);
     pool.check_conserved().unwrap();
 }
 
 /// A pool that is resized while it grows exceeds its capacity, and releases the excess once it is free.
 #[test]
 fn resize_counts_growth_under_way() {
-    let sim = manual();
-    let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * CHUNK)
-        .chunk_bytes(CHUNK)
-        .build()
-        .unwrap();
+    let (sim, dev, pool) = hooked(8 * CHUNK);
     let (_, a) = stream(&sim, &pool);
     let other = pool.clone();
     dev.on("create", move || {
@@ -171,7 +138,7 @@ fn resize_counts_growth_under_way() {
     for _ in 0..5 {
         sim.advance(us(10_000));
     }
-    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
+    assert_eq!(reserved(&pool), 2 * CHUNK);
     pool.check_conserved().unwrap();
 }
 
@@ -180,9 +147,7 @@ fn resize_counts_growth_under_way() {
 fn alarm_that_is_due_at_once_does_not_cancel_the_next() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = Pool::builder(dev.clone())
-        .capacity(8 * CHUNK)
-        .chunk_bytes(CHUNK)
+    let pool = builder(&dev, 8 * CHUNK)
         .release_threshold(ReleaseThreshold::Bytes(0))
         .lane_bytes(0)
         .build()
@@ -196,5 +161,5 @@ fn alarm_that_is_due_at_once_does_not_cancel_the_next() {
     for _ in 0..5 {
         sim.advance(us(10_000));
     }
-    assert_eq!(pool.statistics().reserved.current, 0);
+    assert_eq!(reserved(&pool), 0);
 }

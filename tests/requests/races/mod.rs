@@ -24,3 +24,11 @@ use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
+
+/// A device with hooks, and a pool over it.
+fn hooked(capacity: u64) -> (SimDevice, Hooked, Pool) {
+    let sim = manual();
+    let device = Hooked::new(&sim);
+    let pool = builder(&device, capacity).build().unwrap();
+    (sim, device, pool)
+}

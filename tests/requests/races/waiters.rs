@@ -2,16 +2,19 @@
 
 use super::*;
 
+/// A pool without waits on the device, and a stream with a block of all its memory.
+fn full(sim: &SimDevice) -> (Pool, Stream, Block) {
+    let pool = host_waits_only(sim, 8 * MIB);
+    let (_, stream) = stream(sim, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    (pool, stream, block)
+}
+
 /// The waiter that was polled last is forgotten.
 #[test]
 fn forgotten_waiter_does_not_silence_the_others() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (_wa, a) = stream(&sim, &pool);
-    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let (pool, a, block) = full(&sim);
     let (woken, waker) = Count::new();
     let mut first = pool.allocate(&a, MIB);
     assert!(poll_with(&mut first, &waker).is_pending());
@@ -26,12 +29,7 @@ fn forgotten_waiter_does_not_silence_the_others() {
 #[test]
 fn head_that_is_not_polled_does_not_silence_the_others() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (_wa, a) = stream(&sim, &pool);
-    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let (pool, a, block) = full(&sim);
     let mut head = pool.allocate(&a, MIB);
     assert!(poll(&mut head).is_pending());
     let (woken, waker) = Count::new();
@@ -51,12 +49,7 @@ fn head_that_is_not_polled_does_not_silence_the_others() {
 #[test]
 fn stopped_runtime_does_not_silence_the_waiters() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (_wa, a) = stream(&sim, &pool);
-    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let (pool, a, block) = full(&sim);
     let rt = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
@@ -77,12 +70,7 @@ fn stopped_runtime_does_not_silence_the_waiters() {
 #[test]
 fn terminated_runtime_is_not_spawned_on_repeatedly() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (_wa, a) = stream(&sim, &pool);
-    let _block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let (pool, a, _block) = full(&sim);
     let rt = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .build()
@@ -108,12 +96,7 @@ fn stopped_runtime_does_not_keep_the_memory() {
         .build()
         .unwrap();
     {
-        let pool = builder(&sim, 8 * MIB)
-            .reuse(only_host_waits())
-            .build()
-            .unwrap();
-        let (_wa, a) = stream(&sim, &pool);
-        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        let (pool, a, block) = full(&sim);
         rt.block_on(async {
             let mut w = pool.allocate(&a, MIB);
             assert!(poll(&mut w).is_pending());
@@ -129,8 +112,7 @@ fn stopped_runtime_does_not_keep_the_memory() {
 fn waiter_sees_completed_memory_whatever_the_policy() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB).reuse(Reuse::NONE).build().unwrap();
-    let (wa, a) = stream(&sim, &pool);
-    let (_wb, b) = stream(&sim, &pool);
+    let [(wa, a), (_wb, b)] = streams(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut w = pool.allocate(&b, 8 * MIB);
     assert!(poll(&mut w).is_pending());

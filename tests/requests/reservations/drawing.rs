@@ -9,8 +9,7 @@ use weirpool::testing::Invariants;
 fn reserved_memory_is_not_taken_by_others() {
     let device = manual();
     let pool = small(&device);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let reservation = now(pool.reserve(8 * MIB)).unwrap();
     assert_eq!((reservation.size(), reservation.left()), (8 * MIB, 8 * MIB));
     assert_eq!(used(&pool), 8 * MIB);
@@ -45,8 +44,7 @@ fn reserved_memory_is_not_taken_by_others() {
 fn free_to_a_reservation_wakes_no_waiters() {
     let device = manual();
     let pool = small(&device);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let reservation = pool.reserve(32 * MIB).try_now().unwrap();
     let mut reclaimer = pool.reclaimer();
     let (driver, driving) = Count::new();
@@ -93,8 +91,7 @@ fn free_to_a_reservation_wakes_no_waiters() {
 fn freed_memory_returns_to_the_reservation() {
     let device = manual();
     let pool = small(&device);
-    let (work_a, a) = stream(&device, &pool);
-    let (work_b, b) = stream(&device, &pool);
+    let [(work_a, a), (work_b, b)] = streams(&device, &pool);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let block = reservation.allocate(&a, 4 * MIB).unwrap();
     let address = block.address();
@@ -147,14 +144,9 @@ fn lanes_cache_no_reserved_blocks() {
 /// A stream that takes no waits gets only complete memory.
 #[test]
 fn pending_memory_is_not_drawn_without_device_waits() {
-    let device = SimDevice::builder()
-        .memory(1 << 30)
-        .clock(weirpool::device::sim::Clock::Manual)
-        .device_side_waits(false)
-        .build();
+    let device = manual_builder().device_side_waits(false).build();
     let pool = small(&device);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let block = reservation.allocate(&a, 4 * MIB).unwrap();
     use_block(&work, &block, us(100));
@@ -170,14 +162,9 @@ fn pending_memory_is_not_drawn_without_device_waits() {
 /// A stream that takes no waits gets complete memory, whichever call polled for it.
 #[test]
 fn complete_memory_is_drawn_without_device_waits() {
-    let device = SimDevice::builder()
-        .memory(1 << 30)
-        .clock(weirpool::device::sim::Clock::Manual)
-        .device_side_waits(false)
-        .build();
+    let device = manual_builder().device_side_waits(false).build();
     let pool = small(&device);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let reservation = pool.reserve(MIB).try_now().unwrap();
     // This is too little to be sealed at once, so no event covers the free yet.
     let block = reservation.allocate(&a, MIB).unwrap();
@@ -224,8 +211,7 @@ fn each_layout_of_a_reservation_stays_available() {
 fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
     let device = manual();
     let pool = small(&device);
-    let (work_a, a) = stream(&device, &pool);
-    let (work_b, b) = stream(&device, &pool);
+    let [(work_a, a), (work_b, b)] = streams(&device, &pool);
     let mut reservation = pool.reserve(8 * MIB).try_now().unwrap();
     let work = |block: Block| {
         use_block(&work_a, &block, us(10));
@@ -274,8 +260,7 @@ fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
 fn kept_block_serves_its_own_size_and_alignment_only() {
     let device = manual();
     let pool = small(&device);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let reservation = pool.reserve(8 * MIB).try_now().unwrap();
     let first = reservation.allocate(&a, 512).unwrap();
     let second = reservation.allocate(&a, 512).unwrap();

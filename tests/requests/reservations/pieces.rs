@@ -8,8 +8,7 @@ use weirpool::testing::Invariants;
 fn pieces_are_joined_when_they_are_needed() {
     let device = manual();
     let pool = small(&device);
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let reservation = pool.reserve(8 * MIB).try_now().unwrap();
     for _ in 0..3 {
         let pieces: Vec<_> = (0..8)
@@ -63,12 +62,7 @@ fn whole_chunks_are_drawn_from_a_full_pool() {
 /// Pieces of any size are exchanged for a range of the pool, which then has as many free bytes as before.
 #[test]
 fn pieces_are_exchanged_for_a_contiguous_range() {
-    for virtual_memory in [true, false] {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .virtual_memory(virtual_memory)
-            .clock(weirpool::device::sim::Clock::Manual)
-            .build();
+    for device in devices() {
         let pool = builder(&device, 32 * MIB)
             .lane_bytes(0)
             .initial_size(32 * MIB)

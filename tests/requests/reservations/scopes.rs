@@ -1,7 +1,6 @@
 //! Tasks whose allocations draw from a reservation.
 
 use super::*;
-use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
 
 /// In its scope the pool's allocations draw from it: of that task, and of that pool.
@@ -69,11 +68,7 @@ fn a_scope_may_end_with_its_thread() {
 /// On virtual and on plain memory.
 fn pools() -> [(SimDevice, Pool); 2] {
     [true, false].map(|is_virtual| {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+        let device = manual_builder().virtual_memory(is_virtual).build();
         let pool = small(&device);
         (device, pool)
     })

@@ -80,9 +80,7 @@ fn failed_attempt_for_several_blocks_delays_no_memory() {
         .wait_limit(WaitLimit::Unlimited)
         .build()
         .unwrap();
-    let (short, a) = stream(&device, &pool);
-    let (long, b) = stream(&device, &pool);
-    let (_, c) = stream(&device, &pool);
+    let [(short, a), (long, b), (_, c)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 4 * MIB).unwrap();
     let held = pool.try_allocate(&a, 4 * MIB).unwrap();
     use_block(&short, &block, us(100));
@@ -153,9 +151,7 @@ fn several_wait_once_before_any_is_used() {
         };
         let pool = builder(&device, 8 * MIB).lane_bytes(0).reuse(reuse);
         let pool = pool.wait_limit(WaitLimit::Unlimited).build().unwrap();
-        let (work_a, a) = stream(&device, &pool);
-        let (work_b, b) = stream(&device, &pool);
-        let (work_c, c) = stream(&device, &pool);
+        let [(work_a, a), (work_b, b), (work_c, c)] = streams(&device, &pool);
         let held = [(); 4].map(|()| pool.try_allocate(&a, 2 * MIB).unwrap());
         for block in held {
             use_block(&work_a, &block, us(100));

@@ -6,16 +6,20 @@ use std::task::Poll;
 use weirpool::device::sim::SimDevice;
 use weirpool::testing::Invariants;
 
+/// A pool in which a tag has a limit, and a stream.
+fn limited(device: &SimDevice, capacity: u64, (tag, limit): (Tag, u64)) -> (Pool, Stream) {
+    let pool = builder(device, capacity).tag_limit(tag, limit).build();
+    let pool = pool.unwrap();
+    let (_, stream) = stream(device, &pool);
+    (pool, stream)
+}
+
 /// A request over the limit that does not wait fails with the figures and takes nothing. Others are not affected.
 #[test]
 fn limit_refuses_requests_that_do_not_wait() {
     let device = manual();
     let [guest, host] = tags("refuses");
-    let pool = builder(&device, 64 * MIB)
-        .tag_limit(guest, 8 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
     let first = pool
         .allocate(&stream, 6 * MIB)
         .tag(guest)
@@ -61,11 +65,7 @@ fn limit_refuses_requests_that_do_not_wait() {
 fn throttled_request_delays_no_other() {
     let device = manual();
     let [guest, host] = tags("held");
-    let pool = builder(&device, 64 * MIB)
-        .tag_limit(guest, 8 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
     let allocate = |tag, bytes| pool.allocate(&stream, bytes).tag(tag);
     let first = allocate(guest, 8 * MIB).try_now().unwrap();
     let (woken, waker) = Count::new();
@@ -93,11 +93,7 @@ fn throttled_request_delays_no_other() {
 fn requests_of_a_tag_enter_in_arrival_order() {
     let device = manual();
     let [guest] = tags("first come");
-    let pool = builder(&device, 64 * MIB)
-        .tag_limit(guest, 8 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
     let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
     let blocks = [0; 4].map(|_| allocate(2 * MIB).try_now().unwrap());
     let (mut large, mut small) = (allocate(6 * MIB), allocate(MIB));
@@ -122,11 +118,7 @@ fn requests_of_a_tag_enter_in_arrival_order() {
 fn throttled_request_that_gives_up_lets_the_next_in() {
     let device = manual();
     let [guest] = tags("gives up");
-    let pool = builder(&device, 64 * MIB)
-        .tag_limit(guest, 8 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
     let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
     let block = allocate(4 * MIB).try_now().unwrap();
     let (mut large, mut small) = (allocate(8 * MIB), allocate(4 * MIB));
@@ -144,11 +136,7 @@ fn throttled_request_that_gives_up_lets_the_next_in() {
 fn request_that_is_let_in_keeps_its_queue_position() {
     let device = manual();
     let [guest] = tags("place");
-    let pool = builder(&device, 8 * MIB)
-        .tag_limit(guest, 4 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 8 * MIB, (guest, 4 * MIB));
     let of_guest = pool.allocate(&stream, 4 * MIB).tag(guest).try_now();
     let other = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let mut held = pool.allocate(&stream, 4 * MIB).tag(guest);
@@ -170,11 +158,7 @@ fn request_that_is_let_in_keeps_its_queue_position() {
 fn dropped_future_uncharges_its_tag() {
     let device = manual();
     let [guest] = tags("dropped");
-    let pool = builder(&device, 8 * MIB)
-        .tag_limit(guest, 4 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 8 * MIB, (guest, 4 * MIB));
     let allocate = || pool.allocate(&stream, 4 * MIB).tag(guest);
     for stage in 0..4 {
         let mut of_guest = Some(allocate().try_now().unwrap());
@@ -205,11 +189,7 @@ fn dropped_future_uncharges_its_tag() {
 fn timeout_at_a_limit_names_the_limit() {
     let device = manual();
     let [guest] = tags("times out");
-    let pool = builder(&device, 64 * MIB)
-        .tag_limit(guest, 4 * MIB)
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let (pool, stream) = limited(&device, 64 * MIB, (guest, 4 * MIB));
     let allocate = || pool.allocate(&stream, 4 * MIB).tag(guest);
     let block = allocate().try_now().unwrap();
     let (woken, waker) = Count::new();
@@ -255,11 +235,7 @@ fn throttled_requests_fail_when_the_pool_ends() {
     for (number, (end, is_expected)) in ends.into_iter().enumerate() {
         let device = manual();
         let tag = Tag::new(&format!("end {number}"));
-        let pool = builder(&device, 64 * MIB)
-            .tag_limit(tag, 4 * MIB)
-            .build()
-            .unwrap();
-        let (_, stream) = stream(&device, &pool);
+        let (pool, stream) = limited(&device, 64 * MIB, (tag, 4 * MIB));
         let block = pool.allocate(&stream, 4 * MIB).tag(tag).try_now().unwrap();
         let (woken, waker) = Count::new();
         let mut held = pool.allocate(&stream, 4 * MIB).tag(tag);
@@ -409,18 +385,9 @@ impl Drop for OnDrop {
 /// below it. Then the poll refuses the request.
 #[test]
 fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
-    for is_virtual in [true, false] {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .clock(weirpool::device::sim::Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+    for device in devices() {
         let [guest] = tags("refused after its grant");
-        let pool = builder(&device, 8 * MIB)
-            .tag_limit(guest, 4 * MIB)
-            .build()
-            .unwrap();
-        let (_, stream) = stream(&device, &pool);
+        let (pool, stream) = limited(&device, 8 * MIB, (guest, 4 * MIB));
         let held = pool
             .allocate(&stream, 4 * MIB)
             .tag(guest)

@@ -8,12 +8,8 @@ use weirpool::testing::Invariants;
 #[test]
 fn reclaimer_sleeps_while_no_request_waits() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let pool = host_waits_only(&device, 8 * MIB);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let mut reclaimer = pool.reclaimer();
     let (woken, waker) = Count::new();
     assert!(poll_with(&mut reclaimer, &waker).is_pending());

@@ -2,7 +2,6 @@
 
 use super::*;
 use std::task::Poll;
-use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
 
 #[test]
@@ -67,12 +66,8 @@ fn no_request_overtakes_the_head_of_the_queue() {
 #[test]
 fn warm_cache_does_not_starve_the_queue() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
-    let (_, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let pool = host_waits_only(&device, 8 * MIB);
+    let [(_, a), (_, b)] = streams(&device, &pool);
     let blocks: Vec<_> = (0..8)
         .map(|_| pool.try_allocate(&a, MIB).unwrap())
         .collect();
@@ -144,10 +139,7 @@ fn future_that_is_never_polled_takes_nothing() {
 #[test]
 fn forgotten_grant_leaks_only_itself() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = host_waits_only(&device, 8 * MIB);
     let (_, a) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut waiting = pool.allocate(&a, 2 * MIB);
@@ -257,9 +249,7 @@ fn broken_device_fails_every_waiting_request() {
 #[test]
 fn blocks_of_one_request_are_granted_although_the_free_segment_fits_only_one() {
     for blocking in [false, true] {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
+        let device = manual_builder()
             .virtual_memory(false)
             .blocking_memory_calls(blocking)
             .build();

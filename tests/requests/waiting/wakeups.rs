@@ -61,8 +61,7 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
 fn seal_wakes_a_request_on_another_stream() {
     for device in devices() {
         let pool = host_waits(&device, 8 * MIB);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
         use_block(&work, &block, us(10));
@@ -83,9 +82,7 @@ fn seal_wakes_a_request_on_another_stream() {
 fn users_ordering_wakes_a_request_on_that_stream() {
     for device in devices() {
         let pool = host_waits(&device, 8 * MIB);
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
-        let (_, c) = stream(&device, &pool);
+        let [(work, a), (_, b), (_, c)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(1000));
         drop(block);
@@ -138,8 +135,7 @@ fn time_at_which_a_device_side_wait_is_allowed_wakes_a_request() {
     for device in devices() {
         let pool = builder(&device, 8 * MIB).sealing(Sealing::EveryFree);
         let pool = pool.build().unwrap();
-        let (fast, a) = stream(&device, &pool);
-        let (slow, b) = stream(&device, &pool);
+        let [(fast, a), (slow, b)] = streams(&device, &pool);
         // The paces of the streams become known: 0.1 ms, and 1 ms.
         for _ in 0..8 {
             for (work, stream, duration) in [(&fast, &a, 100), (&slow, &b, 1000)] {
@@ -217,8 +213,7 @@ fn completion_behind_an_event_that_errs_wakes_a_request() {
             .reuse(only_host_waits())
             .sealing(Sealing::EveryFree);
         let pool = pool.build().unwrap();
-        let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let [(work, a), (_, b)] = streams(&device, &pool);
         let blocks = [(); 3].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
         device.script(Call::Record, 1, Fault::Reports(DeviceErrorKind::Other));
         for (block, duration) in blocks.into_iter().zip([10, 10, 100_000]) {

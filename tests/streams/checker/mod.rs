@@ -42,7 +42,7 @@ impl World {
 
     fn over(device: SimDevice) -> Self {
         let pool = pool(&device, 16 * MIB);
-        let [(work_a, a), (work_b, b)] = [stream(&device, &pool), stream(&device, &pool)];
+        let [(work_a, a), (work_b, b)] = streams(&device, &pool);
         Self {
             device,
             pool,
@@ -54,6 +54,14 @@ impl World {
     #[track_caller]
     fn allocate(&self, stream: usize, bytes: u64) -> Block {
         self.pool.try_allocate(&self.stream[stream], bytes).unwrap()
+    }
+
+    /// Allocates a block that its own stream writes.
+    #[track_caller]
+    fn written(&self, stream: usize, bytes: u64) -> Block {
+        let block = self.allocate(stream, bytes);
+        self.write(stream, &block);
+        block
     }
 
     #[track_caller]

@@ -7,8 +7,7 @@ use std::task::Waker;
 fn used_on_with_a_wait_is_ordered() {
     let world = World::new();
     for _ in 0..10 {
-        let block = world.allocate(0, MIB);
-        world.write(0, &block);
+        let block = world.written(0, MIB);
         world.order(0, 1);
         block.used_on(&world.stream[1]).unwrap();
         world.read(1, &block);
@@ -23,8 +22,7 @@ fn used_on_with_a_wait_is_ordered() {
 fn used_on_orders_after_the_grant() {
     let world = World::new();
     for bytes in [MIB, 8 * MIB, MIB] {
-        let earlier = world.allocate(0, bytes);
-        world.write(0, &earlier);
+        let earlier = world.written(0, bytes);
         drop(earlier);
         let block = world.allocate(0, bytes);
         block.used_on(&world.stream[1]).unwrap();
@@ -38,8 +36,7 @@ fn used_on_orders_after_the_grant() {
 fn deallocate_on_with_a_wait_is_ordered() {
     let world = World::new();
     for _ in 0..10 {
-        let block = world.allocate(0, MIB);
-        world.write(0, &block);
+        let block = world.written(0, MIB);
         world.order(0, 1);
         world.write(1, &block);
         drop(block.deallocate_on(&world.stream[1]).unwrap());
@@ -51,8 +48,7 @@ fn deallocate_on_with_a_wait_is_ordered() {
 fn event_awaited_before_the_free_replaces_used_on() {
     let world = World::new();
     for _ in 0..10 {
-        let block = world.allocate(0, MIB);
-        world.write(0, &block);
+        let block = world.written(0, MIB);
         world.order(0, 1);
         world.write(1, &block);
         world.order(1, 0);
@@ -64,8 +60,7 @@ fn event_awaited_before_the_free_replaces_used_on() {
 #[test]
 fn work_seen_complete_by_the_host_is_ordered() {
     let world = World::new();
-    let block = world.allocate(0, MIB);
-    world.write(0, &block);
+    let block = world.written(0, MIB);
     let done = world.stream[0].event().unwrap();
     world.device.advance(us(100));
     assert!(done.is_complete().unwrap());
@@ -108,8 +103,7 @@ fn called_watch_orders_the_host() {
 #[test]
 fn elapsed_time_orders_nothing() {
     let world = World::new();
-    let block = world.allocate(0, MIB);
-    world.write(0, &block);
+    let block = world.written(0, MIB);
     world.device.advance(us(1000));
     world.write(1, &block);
     assert_eq!(world.only().kind, ViolationKind::Race);

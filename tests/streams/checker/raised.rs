@@ -18,8 +18,7 @@ fn panic_of(call: impl FnOnce()) -> Option<String> {
 #[test]
 fn submission_panics_and_is_submitted_all_the_same() {
     let world = World::panicking();
-    let block = world.allocate(0, MIB);
-    world.write(0, &block);
+    let block = world.written(0, MIB);
     block.used_on(&world.stream[1]).unwrap();
     let message = panic_of(|| world.read(1, &block)).unwrap();
     assert!(message.contains("nothing orders them"), "{message}");
@@ -95,8 +94,7 @@ fn violation_in_a_detached_task_fails_the_test() {
 #[test]
 fn violation_whose_panic_was_caught_fails_block_on() {
     let world = World::panicking();
-    let block = world.allocate(0, MIB);
-    world.write(0, &block);
+    let block = world.written(0, MIB);
     let caught = async {
         let race = || world.read(1, &block);
         assert!(panic_of(race).is_some());
@@ -130,8 +128,7 @@ fn checker_that_is_off_finds_nothing() {
     let device = device().checker(Checker::Off).build();
     assert!(device.block_observer().is_none());
     let world = World::over(device);
-    let block = world.allocate(0, MIB);
-    world.write(0, &block);
+    let block = world.written(0, MIB);
     world.write(1, &block);
     drop(block);
     world.assert_silent();

@@ -7,8 +7,7 @@ use weirpool::device::sim::{Checker, Clock};
 fn history_lists_events_in_order() {
     let device = manual();
     let pool = recorded(&device, 8 * MIB);
-    let (work, first) = stream(&device, &pool);
-    let (_, second) = stream(&device, &pool);
+    let [(work, first), (_, second)] = streams(&device, &pool);
     let tag = Tag::new("history");
     device.advance(us(10));
     let (block, at) = (pool.allocate(&first, 5000).tag(tag).try_now(), here());
@@ -68,8 +67,7 @@ fn history_explains_delays() {
         .wait_limit(WaitLimit::Unlimited)
         .build()
         .unwrap();
-    let (work, first) = stream(&device, &pool);
-    let (_, second) = stream(&device, &pool);
+    let [(work, first), (_, second)] = streams(&device, &pool);
     let full = pool.try_allocate(&first, 8 * MIB).unwrap();
     assert!(pool.try_allocate(&second, MIB).is_err());
     let mut late = pool.allocate(&second, MIB).timeout(us(3));

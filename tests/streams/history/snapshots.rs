@@ -9,8 +9,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
     let device = manual();
     let pool = pool(&device, 32 * MIB);
     assert_eq!(assert_adds_up(&pool).blocks().count(), 0);
-    let (first_work, first) = stream(&device, &pool);
-    let (second_work, second) = stream(&device, &pool);
+    let [(first_work, first), (second_work, second)] = streams(&device, &pool);
     let used = pool.try_allocate(&first, 5 * MIB).unwrap();
     let shared = pool.try_allocate(&first, 3 * MIB).unwrap();
     let pending = pool.try_allocate(&second, 4 * MIB).unwrap();

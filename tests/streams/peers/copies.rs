@@ -28,6 +28,9 @@ fn place(devices: [SimDevice; 2], has_access: bool) -> Place {
     }
 }
 
+/// With access and without, on a stream of either device.
+const WAYS: [(bool, usize); 4] = [(true, 0), (true, 1), (false, 0), (false, 1)];
+
 fn pattern(seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; BYTES as usize];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
@@ -41,82 +44,76 @@ fn time(rate: u64) -> std::time::Duration {
 
 #[test]
 fn copy_moves_bytes_directly_with_access_and_staged_without() {
-    for has_access in [true, false] {
-        for by in [0, 1] {
-            let Place {
-                devices,
-                pools,
-                streams,
-                blocks,
-            } = place(two(), has_access);
-            let [mut here, mut there] = blocks;
-            let bytes = pattern(by as u64);
-            drop(here.upload(&streams[0], 0, &bytes).unwrap());
-            devices[0].advance_to_end();
-            let before = devices[0].now();
-            let copied = here
-                .copy_to(100..BYTES, &mut there, 50, &streams[by])
-                .unwrap();
-            drop(here);
-            devices[0].advance_to_end();
-            now(copied).unwrap();
-            let took = devices[0].now() - before;
-            let direct = time(450_000);
-            assert_eq!(took <= direct, has_access, "{took:?}");
-            let seen = there.download(&streams[1], 50..BYTES - 50).unwrap();
-            drop(there);
-            devices[0].advance_to_end();
-            assert!(now(seen).unwrap() == bytes[100..]);
-            for pool in &pools {
-                pool.reap().unwrap();
-                pool.check_conserved().unwrap();
-            }
-            devices[0].assert_ordered();
+    for (has_access, by) in WAYS {
+        let Place {
+            devices,
+            pools,
+            streams,
+            blocks: [mut here, mut there],
+        } = place(two(), has_access);
+        let bytes = pattern(by as u64);
+        drop(here.upload(&streams[0], 0, &bytes).unwrap());
+        devices[0].advance_to_end();
+        let before = devices[0].now();
+        let copied = here
+            .copy_to(100..BYTES, &mut there, 50, &streams[by])
+            .unwrap();
+        drop(here);
+        devices[0].advance_to_end();
+        now(copied).unwrap();
+        let took = devices[0].now() - before;
+        let direct = time(450_000);
+        assert_eq!(took <= direct, has_access, "{took:?}");
+        let seen = there.download(&streams[1], 50..BYTES - 50).unwrap();
+        drop(there);
+        devices[0].advance_to_end();
+        assert!(now(seen).unwrap() == bytes[100..]);
+        for pool in &pools {
+            pool.reap().unwrap();
+            pool.check_conserved().unwrap();
         }
+        devices[0].assert_ordered();
     }
 }
 
 /// Work of other streams of both pools comes before and after the copy, without a word of the user's.
 #[test]
 fn copy_comes_after_earlier_uses_and_before_later_ones() {
-    for has_access in [true, false] {
-        for by in [0, 1] {
-            let Place {
-                devices,
-                pools,
-                streams,
-                blocks,
-            } = place(two(), has_access);
-            let [mut here, mut there] = blocks;
-            let others = pools.each_ref().map(|pool| pool.create_stream().unwrap());
-            let write = |stream: &Stream, block: &mut Block, value: u8| {
-                let submit = |work: &SimStream, block: device::Argument<'_>| {
-                    let (address, bytes) = (block.address(), block.size());
-                    let write = Operation::new(us(500)).writes(address, bytes);
-                    work.submit(write.run(move |memory| memory.fill(address, bytes, value)));
-                };
-                drop(stream.submit(block, submit).unwrap());
+    for (has_access, by) in WAYS {
+        let Place {
+            devices,
+            pools,
+            streams,
+            blocks: [mut here, mut there],
+        } = place(two(), has_access);
+        let others = pools.each_ref().map(|pool| pool.create_stream().unwrap());
+        let write = |stream: &Stream, block: &mut Block, value: u8| {
+            let submit = |work: &SimStream, block: device::Argument<'_>| {
+                let (address, bytes) = (block.address(), block.size());
+                let write = Operation::new(us(500)).writes(address, bytes);
+                work.submit(write.run(move |memory| memory.fill(address, bytes, value)));
             };
-            write(&others[0], &mut here, 7);
-            write(&others[1], &mut there, 8);
-            drop(here.copy_to(0..BYTES, &mut there, 0, &streams[by]).unwrap());
-            write(&others[0], &mut here, 9);
-            let seen = there.download(&others[1], 0..BYTES).unwrap();
-            drop((here, there));
-            // The memory of both goes to others, while the copy has not begun.
-            let again = [0, 1].map(|at| pools[at].try_allocate(&others[at], BYTES).unwrap());
-            for (at, block) in again.iter().enumerate() {
-                let work = devices[at].stream(others[at].raw()).unwrap();
-                use_block(&work, block, us(1));
-            }
-            drop(again);
-            devices[0].advance_to_end();
-            assert!(
-                now(seen).unwrap().iter().all(|byte| *byte == 7),
-                "{has_access} {by}"
-            );
-            devices[0].assert_ordered();
+            drop(stream.submit(block, submit).unwrap());
+        };
+        write(&others[0], &mut here, 7);
+        write(&others[1], &mut there, 8);
+        drop(here.copy_to(0..BYTES, &mut there, 0, &streams[by]).unwrap());
+        write(&others[0], &mut here, 9);
+        let seen = there.download(&others[1], 0..BYTES).unwrap();
+        drop((here, there));
+        // The memory of both goes to others, while the copy has not begun.
+        let again = [0, 1].map(|at| pools[at].try_allocate(&others[at], BYTES).unwrap());
+        for (at, block) in again.iter().enumerate() {
+            let work = devices[at].stream(others[at].raw()).unwrap();
+            use_block(&work, block, us(1));
         }
+        drop(again);
+        devices[0].advance_to_end();
+        assert!(
+            now(seen).unwrap().iter().all(|byte| *byte == 7),
+            "{has_access} {by}"
+        );
+        devices[0].assert_ordered();
     }
 }
 
@@ -161,9 +158,8 @@ fn copy_is_refused_by_the_reason_and_changes_nothing() {
         devices,
         pools,
         streams,
-        blocks,
+        blocks: [here, mut there],
     } = place(two(), false);
-    let [here, mut there] = blocks;
     let third = pool(&devices[0], 8 * MIB);
     let stranger = third.create_stream().unwrap();
     let refused = here.copy_to(0..64, &mut there, 0, &stranger).unwrap_err();
@@ -208,9 +204,8 @@ fn copy_keeps_memory_and_access_until_it_is_complete() {
         devices,
         pools,
         streams,
-        blocks,
+        blocks: [here, mut there],
     } = place(two(), true);
-    let [here, mut there] = blocks;
     drop(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
     drop((here, there));
     let in_use = Err(AccessError::InUse { streams: 1 });
@@ -228,9 +223,8 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
         devices,
         pools,
         streams,
-        blocks,
+        blocks: [mut here, mut there],
     } = place(two(), false);
-    let [mut here, mut there] = blocks;
     let capture = pools[0].capture(&streams[0]).unwrap();
     let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
     assert_eq!(refused, CopyError::NoAccessInCapture);
@@ -262,10 +256,9 @@ fn dropped_copy_takes_place_and_a_broken_device_fails_it() {
     let Place {
         devices,
         streams,
-        blocks,
+        blocks: [here, mut there],
         ..
     } = place(two(), false);
-    let [here, mut there] = blocks;
     let mut copied = here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap();
     assert!(poll(&mut copied).is_pending());
     devices[1].break_device("a test");

@@ -1,14 +1,12 @@
 //! A stream's own figures.
 
 use super::*;
-use weirpool::device::sim::Clock;
 
 #[test]
 fn a_stream_has_figures_of_its_own() {
     let device = manual();
     let pool = pool(&device, 64 * MIB);
-    let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let [(work, a), (_, b)] = streams(&device, &pool);
     let large = pool.try_allocate(&a, 8 * MIB).unwrap();
     let small = pool.try_allocate(&a, 1000).unwrap();
     let others = pool.try_allocate(&b, MIB).unwrap();
@@ -52,7 +50,7 @@ fn a_stream_has_figures_of_its_own() {
 fn memory_used_on_two_streams_is_pending_on_both() {
     let device = manual();
     let pool = pool(&device, 64 * MIB);
-    let [(work, a), (other, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let [(work, a), (other, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     block.used_on(&b).unwrap();
     run(&work, us(10));
@@ -103,14 +101,9 @@ fn named_stream_is_shown_with_its_name() {
 /// On virtual and on plain memory: blocks in the heap, in the lane, used on two streams, and of a foreign pool.
 #[test]
 fn pending_blocks_are_counted_by_stream() {
-    for is_virtual in [true, false] {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .clock(Clock::Manual)
-            .virtual_memory(is_virtual)
-            .build();
+    for device in devices() {
         let (pool, elsewhere) = (pool(&device, 64 * MIB), pool(&device, 64 * MIB));
-        let [(work, a), (other, b)] = [(); 2].map(|()| stream(&device, &pool));
+        let [(work, a), (other, b)] = streams(&device, &pool);
         let counts = || [&a, &b].map(|stream| pool.pending_blocks(stream));
         assert_eq!(counts(), [0, 0]);
         let take = |bytes| pool.try_allocate(&a, bytes).unwrap();

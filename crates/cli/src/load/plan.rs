@@ -1,44 +1,11 @@
 //! What requests are sent, and when: drawn from a seed, in the order of arrival.
 
-use crate::options::{Load, PromptForm};
+use crate::options::{Lengths, Load, PromptForm};
 use fastrand::Rng;
-use std::str::FromStr;
 use std::time::Duration;
 
-/// The most tokens of a prompt or an answer.
-const MOST_TOKENS: u32 = 1 << 20;
 /// The longest time after which a client disconnects that does not wait for the answer's beginning.
 const LONGEST_PATIENCE: Duration = Duration::from_millis(200);
-
-/// Lengths in tokens, each equally likely: `N`, or `LOW..HIGH` with both ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lengths {
-    low: u32,
-    high: u32,
-}
-
-impl Lengths {
-    fn draw(self, random: &mut Rng) -> u32 {
-        random.u32(self.low..=self.high)
-    }
-}
-
-impl FromStr for Lengths {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (low, high) = text.split_once("..").unwrap_or((text, text));
-        let (Ok(low), Ok(high)) = (low.parse(), high.parse()) else {
-            return Err("expected tokens, as 128 or 16..512".to_owned());
-        };
-        if low == 0 || low > high || high > MOST_TOKENS {
-            return Err(format!(
-                "expected 1 to {MOST_TOKENS} tokens, and a low end up to the high end"
-            ));
-        }
-        Ok(Self { low, high })
-    }
-}
 
 /// The point at which a client disconnects, unless the answer has ended before.
 #[derive(Clone, Copy, Debug, PartialEq)]

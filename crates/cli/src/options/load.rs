@@ -1,6 +1,6 @@
 //! The options of `weirpool load`.
 
-use crate::load::plan::Lengths;
+use super::lengths::Lengths;
 use clap::{Parser, ValueEnum};
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! The command line: which traces are replayed, under which settings, and what is printed.
 
+mod lengths;
 mod load;
 mod names;
 mod policy;
@@ -9,6 +10,7 @@ mod values;
 use crate::trace::limits;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+pub(crate) use lengths::Lengths;
 pub(crate) use load::{Load, PromptForm, Retry, Target as LoadTarget};
 pub(crate) use names::{Extent, OrderName, RemappingName, UpstreamName};
 pub(crate) use policy::{Conditions, Policy};

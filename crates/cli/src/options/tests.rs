@@ -139,14 +139,6 @@ fn frontier_excludes_settings_that_it_chooses_itself() {
 }
 
 #[test]
-fn help_states_the_bounds_of_a_page() {
-    let help = Replay::command().render_long_help().to_string();
-    let help: Vec<_> = help.split_whitespace().collect();
-    assert!(help.join(" ").contains("at most 300 frames"));
-    assert_eq!(crate::replay::FRAMES, 300);
-}
-
-#[test]
 fn one_replay_is_recorded_and_not_several() {
     let is_sound = |arguments: &[&str]| {
         let arguments = [&["--record=x.csv"], arguments].concat();

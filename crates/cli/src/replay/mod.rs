@@ -39,7 +39,7 @@ use task::StreamTask;
 use weirpool::dashboard::Frame;
 
 /// The most frames of a page, with the one of its end.
-pub(crate) const FRAMES: usize = 300;
+const FRAMES: usize = 300;
 
 /// What a run leaves to draw.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use crate::options::Replay;
 use crate::read::{Request, read};
 use crate::trace::generate::cross_stream;
 use crate::trace::{Builder, Op, Row};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 mod real_time;
 
@@ -185,4 +185,12 @@ fn contents_are_kept() {
     let capacity = format!("--capacity={}", trace.requested_peak * 105 / 100);
     let report = replayed(&trace, &["--lag=1ms", &capacity, "--verify"]);
     assert_eq!((report.failures, report.corruptions), (0, Some(0)));
+}
+
+#[test]
+fn help_states_the_bounds_of_a_page() {
+    let help = Replay::command().render_long_help().to_string();
+    let help: Vec<_> = help.split_whitespace().collect();
+    assert!(help.join(" ").contains("at most 300 frames"));
+    assert_eq!(FRAMES, 300);
 }

@@ -10,9 +10,10 @@
 //! A use is reported once and then dropped, so that one mistake gives one report. This module does not know how reports
 //! are raised.
 
+mod graphs;
+
 use super::clock::Stamp;
 use super::findings::Findings;
-use super::graphs::GraphBlocks;
 use super::order::Order;
 use super::report;
 use super::scene::Scene;
@@ -21,6 +22,8 @@ use super::violation::{Strangers, Usage, Violation};
 use crate::label::StreamLabel;
 use crate::operation::{Access, Operation};
 use crate::schedule::{Item, News};
+use graphs::GraphBlocks;
+pub(crate) use graphs::GraphId;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -36,10 +39,10 @@ const NAMED: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Judge {
     pub(crate) order: Order,
-    pub(super) shadow: Shadow,
+    shadow: Shadow,
     /// Live blocks by address.
-    pub(super) lives: HashMap<u64, Arc<Life>>,
-    pub(super) graphs: GraphBlocks,
+    lives: HashMap<u64, Arc<Life>>,
+    graphs: GraphBlocks,
     findings: Findings,
 }
 
@@ -273,7 +276,7 @@ impl Judge {
     }
 
     /// Ends the life that begins at an address.
-    pub(super) fn end(
+    fn end(
         &mut self,
         address: u64,
         streams: &[RawStream],

@@ -9,15 +9,14 @@
 //! |---|---|
 //! | `clock`, `known`, `order` | the order between points |
 //! | `shadow` | the accesses to each byte, and the block that owns it |
-//! | `graphs` | blocks that were allocated in a capture |
 //! | `judge`, `scene` | the rules for blocks, and for one access among others |
+//! | `judge/graphs` | the rules for blocks that were allocated in a capture |
 //! | `findings`, `report`, `violation` | the reports |
 //!
 //! The checker knows neither time nor how a pool decides.
 
 mod clock;
 mod findings;
-mod graphs;
 mod judge;
 mod known;
 mod order;
@@ -27,6 +26,5 @@ mod shadow;
 mod violation;
 
 pub(super) use clock::Stamp;
-pub(super) use graphs::GraphId;
-pub(super) use judge::Judge;
+pub(super) use judge::{GraphId, Judge};
 pub use violation::{Allocation, Strangers, Usage, Violation, ViolationKind};

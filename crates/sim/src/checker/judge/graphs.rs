@@ -5,9 +5,9 @@
 //! of bytes that are live, unless the pool says that the block shares them with graphs. Within the graph, the checker
 //! judges the accesses of each launch by the order of its operations.
 
-use super::clock::Stamp;
-use super::judge::Judge;
-use super::shadow::Life;
+use super::Judge;
+use crate::checker::clock::Stamp;
+use crate::checker::shadow::Life;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
