@@ -58,6 +58,28 @@ fn dropped_receive_loses_no_block() {
     }
 }
 
+/// A request for exportable memory that waits, and is given up, leaves nothing behind.
+#[test]
+fn dropped_request_for_exportable_memory_leaves_nothing() {
+    for polls in 0..4 {
+        let side = Side::new(manual());
+        let obstacle = side.pool.try_allocate(&side.stream, 16 * MIB).unwrap();
+        use_block(&side.work, &obstacle, us(10));
+        let mut request = Box::pin(side.pool.allocate_exportable(&side.stream, CHUNK));
+        for poll in 0..polls {
+            if poll == 2 {
+                side.device.advance_to_end();
+            }
+            let _ = common::poll(&mut request);
+        }
+        drop(request);
+        drop(obstacle);
+        side.device.advance_to_end();
+        drop(side.exportable(CHUNK));
+        side.settle();
+    }
+}
+
 /// The waker of a wait for a release may panic. The connection goes on.
 #[test]
 fn panicking_waker_of_a_release_harms_no_other() {

@@ -52,7 +52,7 @@ impl World {
             .memory(64 * MIB)
             .seed(seed)
             .virtual_memory(random.u8(..4) != 0);
-        // Some pools have no observer: reservations keep blocks there.
+        // Pools without observers take other ways.
         let checker = if leaves_out_waits || random.u8(..3) == 0 {
             Checker::Off
         } else {

@@ -5,6 +5,8 @@
 //! comes back, except what a forgotten future was granted; and the ordering checker finds no violation.
 
 use crate::common::*;
+#[cfg(feature = "http")]
+use http_body::{Body, Frame};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -17,6 +19,8 @@ use weirpool::testing::Invariants;
 #[cfg(feature = "tower")]
 use weirpool::{AllocError, RefusalLayer, ReserveLayer};
 use weirpool::{Block, Buffer, Pool, Scope, Stream, Tag, Upstream};
+#[cfg(feature = "http")]
+use weirpool::{HttpReserveLayer, Need};
 
 const CAPACITY: u64 = 16 * MIB;
 /// The bytes that keep others waiting.
@@ -55,6 +59,28 @@ impl Setting {
 
 type Subject = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Start = fn(&mut World) -> Subject;
+
+/// A body whose only frame is computed by a future.
+#[cfg(feature = "http")]
+struct OneFrame(Option<Subject>);
+
+#[cfg(feature = "http")]
+impl Body for OneFrame {
+    type Data = &'static [u8];
+    type Error = AllocError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<&'static [u8]>, AllocError>>> {
+        let Some(frame) = &mut self.0 else {
+            return Poll::Ready(None);
+        };
+        std::task::ready!(frame.as_mut().poll(context));
+        self.0 = None;
+        Poll::Ready(Some(Ok(Frame::data(b"frame"))))
+    }
+}
 
 /// A pool in which an obstacle keeps requests waiting until the second round.
 struct World {
@@ -362,6 +388,30 @@ const SUBJECTS: &[(&str, Start)] = &[
                 async move { Ok::<_, AllocError>(pool.allocate(&stream, bytes).await?.size()) }
             }));
         Box::pin(async move { drop(service.oneshot(SUBJECT).await) })
+    }),
+    #[cfg(feature = "http")]
+    ("request over HTTP, to the end of its body", |world| {
+        use http::{Request, Response};
+        use tower::{Layer, ServiceExt, service_fn};
+        let (pool, stream) = (world.pool.clone(), world.stream.clone());
+        let need = async |request: Request<()>| Ok::<_, AllocError>((Need::new(SUBJECT), request));
+        let service = HttpReserveLayer::new(&pool, need).layer(service_fn(move |_| {
+            let (pool, stream) = (pool.clone(), stream.clone());
+            let frame = async move {
+                let block = pool.allocate(&stream, SUBJECT).await.unwrap();
+                stream.synchronize().await.unwrap();
+                drop(block);
+            };
+            let body = OneFrame(Some(Box::pin(frame)));
+            std::future::ready(Ok::<_, AllocError>(Response::new(body)))
+        }));
+        Box::pin(async move {
+            if let Ok(response) = service.oneshot(Request::new(())).await {
+                let mut body = Box::pin(response.into_body());
+                let mut frame = std::future::poll_fn(|context| body.as_mut().poll_frame(context));
+                assert!((&mut frame).await.is_some() && frame.await.is_none());
+            }
+        })
     }),
     ("sleep on the device's clock", |world| {
         Box::pin(world.device.sleep(us(25)))
