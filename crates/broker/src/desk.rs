@@ -114,8 +114,11 @@ impl Desk {
                     self.fault(number, lie.to_string(), now);
                 }
             }
-            (Request::Leave, Role::Client(_)) => {
-                self.close(number, now);
+            (Request::Leave, Role::Client(id)) => {
+                self.ledger.leave(id, now);
+                self.connections.remove(&number);
+                let answer = [Action::Send(number, Reply::Left), Action::Close(number)];
+                self.actions.extend(answer);
             }
             (Request::Watch { seen, .. }, Role::New | Role::Watcher { waits: false, .. }) => {
                 let watcher = Role::Watcher { seen, waits: true };
@@ -157,12 +160,6 @@ impl Desk {
         self.connections.remove(&number);
         self.actions
             .push(Action::Send(number, Reply::Refused(refused)));
-        self.actions.push(Action::Close(number));
-    }
-
-    fn close(&mut self, number: u64, now: Duration) {
-        self.part(number, now);
-        self.connections.remove(&number);
         self.actions.push(Action::Close(number));
     }
 
