@@ -1,16 +1,16 @@
 //! Clients whose callers, tenants and connections end while the broker acts on what they said.
 
 use crate::common::{MIB, eventually};
-use crate::hostile::{join, joining};
+use crate::hostile::{connect, join, joining};
 use crate::processes::until;
 use crate::puppet::Puppet;
 use crate::{Folder, broker};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
-use weirpool_broker::ledger::Refused;
+use weirpool_broker::ledger::{Joining, Refused};
 use weirpool_broker::message::{Reply, Request};
 use weirpool_broker::{Client, ClientConfig, ClientError, Held, Share, Statement, Tenant};
 use weirpool_wire::Connection;
@@ -139,7 +139,9 @@ fn lease_that_is_granted_to_a_leaving_client_is_free_again() {
     let folder = Folder::new("leaving");
     let _broker = broker(&folder.socket(), 64 * MIB);
     let leaving = holder(&folder, 1, 48 * MIB);
-    leaving.send(&Request::State(Statement::default()), &[]).unwrap();
+    leaving
+        .send(&Request::State(Statement::default()), &[])
+        .unwrap();
     leaving.send(&Request::Leave, &[]).unwrap();
     until(&folder, |figures| figures.clients.is_empty());
     let _next = holder(&folder, 2, 64 * MIB);
@@ -155,7 +157,10 @@ fn refusal_of_a_full_broker_reaches_each_client() {
     for _ in 0..200 {
         let refused = Client::join(config(&folder)).map(drop).unwrap_err();
         assert!(
-            matches!(refused, ClientError::Refused(Refused::Full { clients: 128 })),
+            matches!(
+                refused,
+                ClientError::Refused(Refused::Full { clients: 128 })
+            ),
             "{refused}"
         );
     }
@@ -200,4 +205,94 @@ fn broker_that_hangs_is_waited_for_once() {
     running.signal(Signal::CONT);
     eventually(|| client.ask_and_wait(8 * MIB, Duration::ZERO));
     client.close();
+}
+
+/// The process of the broker has no descriptor left: it waits, rather than to try without end.
+#[test]
+fn broker_without_descriptors_sleeps_until_it_has_some() {
+    let folder = Folder::new("descriptors");
+    let running = Puppet::start_broker(&folder.socket(), 64 * MIB);
+    let process = running.process().as_raw_nonzero();
+    let open = std::fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .count() as u64;
+    let limit = Rlimit {
+        current: Some(open + 6),
+        maximum: Some(open + 6),
+    };
+    prlimit(Some(running.process()), Resource::Nofile, limit).unwrap();
+    let many: Vec<_> = (0..16).map(|_| connect(&folder)).collect();
+    let is_asleep = || {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('S')
+    };
+    eventually(|| (0..50).all(|_| is_asleep()));
+    drop(many);
+    let _next = holder(&folder, 1, 64 * MIB);
+}
+
+/// Names and figures take the most bytes that they can.
+#[test]
+fn figures_of_as_many_clients_as_are_served_arrive() {
+    let folder = Folder::new("many-figures");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let most = Statement {
+        used: u64::MAX,
+        reserved: u64::MAX,
+        waiting: u64::MAX,
+        needs: u64::MAX,
+        ..Statement::default()
+    };
+    let clients: Vec<_> = (0..127)
+        .map(|key| {
+            let letter = if key % 2 == 0 { "\u{1}" } else { "\"" };
+            let name = letter.repeat(64);
+            let share = Share {
+                weight: u32::MAX,
+                ..Share::default()
+            };
+            let client = Joining {
+                name,
+                share,
+                ..joining(key)
+            };
+            let (connection, _) = join(&folder, client);
+            connection.send(&Request::State(most), &[]).unwrap();
+            connection
+        })
+        .collect();
+    until(&folder, |figures| {
+        let known = figures
+            .clients
+            .iter()
+            .filter(|client| client.used == u64::MAX);
+        known.count() == clients.len()
+    });
+}
+
+/// A process leaves clients behind, each with a byte of its own.
+#[test]
+fn clients_without_connections_are_bounded() {
+    let folder = Folder::new("absent");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    for key in 0..128 {
+        drop(holder(&folder, key, 1));
+    }
+    let (_, refused) = join(&folder, joining(128));
+    let full = Refused::Full { clients: 128 };
+    assert!(
+        matches!(&refused, Reply::Refused(told) if *told == full),
+        "{refused:?}"
+    );
+    // One of them comes back, and leaves.
+    let back = Joining {
+        granted: 1,
+        ..joining(7)
+    };
+    let (connection, welcome) = join(&folder, back);
+    assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+    connection.send(&Request::Leave, &[]).unwrap();
+    assert!(matches!(connection.receive(), Ok((Reply::Left, _))));
+    let (_, welcome) = join(&folder, joining(128));
+    assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
 }

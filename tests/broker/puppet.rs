@@ -97,8 +97,11 @@ impl Puppet {
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let process = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(process, signal).unwrap();
+        rustix::process::kill_process(self.process(), signal).unwrap();
+    }
+
+    pub(crate) fn process(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
     }
 }
 
