@@ -5,7 +5,7 @@
 //! does not know cannot be kept alive by who only borrows it: the host waits for its work before the call
 //! returns, so that nothing of it is left to be kept.
 
-use crate::block::{Access, Block, Point};
+use crate::block::{Access, Block};
 use crate::buffer::{Buffer, SliceMut};
 use crate::device::cuda::native::{
     CUdeviceptr, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, default_of,
@@ -15,6 +15,7 @@ use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::handles::Registration;
 use crate::shared::{SharedBlock, SharedBuffer};
+use crate::stream::Event;
 use crate::sync::{Arc, plain};
 
 /// What a stream of cudarc's is to a pool.
@@ -70,7 +71,7 @@ impl Guest {
     }
 }
 
-impl Point {
+impl Event {
     fn is_awaited_by(&self, stranger: RawStream) -> Result<(), DeviceError> {
         if !self.marker.has_event() {
             return Ok(());

@@ -216,8 +216,8 @@ impl IntoFuture for Stream {
 /// stream [wait](Stream::wait) for it.
 #[derive(Clone)]
 pub struct Event {
-    registration: Arc<Registration>,
-    marker: Arc<Marker>,
+    pub(crate) registration: Arc<Registration>,
+    pub(crate) marker: Arc<Marker>,
 }
 
 impl Event {
@@ -234,9 +234,28 @@ impl Event {
         self.marker.stream
     }
 
-    fn passage(&self) -> Passage {
-        let Registration { service, lane, .. } = &*self.registration;
-        Passage::new(service.clone(), lane.clone(), self.marker.ticket)
+    /// Returns a future's state that waits for the point.
+    pub(crate) fn passage(&self) -> Passage {
+        self.registration.passage(self.marker.ticket)
+    }
+
+    /// Makes a stream come after the point. Where it takes no wait, the host waits.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot tell when the point is passed.
+    #[cfg(any(feature = "cuda", feature = "dlpack"))]
+    pub(crate) fn come_before(&self, registration: &Registration) -> Result<(), DeviceError> {
+        use crate::{device::DeviceErrorKind, queue::block_on};
+
+        let Registration { service, lane, .. } = registration;
+        let ordered = (service.driver).bring_behind(lane, &self.registration.lane, &self.marker);
+        match ordered {
+            Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
+                let mut passage = self.passage();
+                block_on(std::future::poll_fn(|context| passage.poll(context)))
+            }
+            ordered => ordered,
+        }
     }
 }
 

@@ -178,9 +178,7 @@ impl<S, N: Clone> Layer<S> for ReserveLayer<N> {
     fn layer(&self, inner: S) -> ReserveService<S, N> {
         ReserveService {
             inner,
-            pool: self.pool.clone(),
-            need: self.need.clone(),
-            place: self.place,
+            layer: self.clone(),
         }
     }
 }
@@ -189,16 +187,14 @@ impl<S, N: Clone> Layer<S> for ReserveLayer<N> {
 #[derive(Clone)]
 pub struct ReserveService<S, N> {
     inner: S,
-    pool: Pool,
-    need: N,
-    place: &'static Location<'static>,
+    layer: ReserveLayer<N>,
 }
 
 impl<S: fmt::Debug, N> fmt::Debug for ReserveService<S, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReserveService")
             .field("inner", &self.inner)
-            .field("pool", &self.pool)
+            .field("pool", &self.layer.pool)
             .finish_non_exhaustive()
     }
 }
@@ -220,17 +216,21 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let need = (self.need)(&request).into();
-        // The ready service goes with the request. Its clone takes its place and is not ready yet.
-        let next = self.inner.clone();
-        let ready = std::mem::replace(&mut self.inner, next);
+        let need = (self.layer.need)(&request).into();
+        let reserve = reserve(self.layer.pool.clone(), need, self.layer.place);
         ReserveFuture {
             stage: Stage::Reserving {
-                reserve: Box::pin(reserve(self.pool.clone(), need, self.place)),
-                call: Some((ready, request)),
+                reserve: Box::pin(reserve),
+                call: Some((take_ready(&mut self.inner), request)),
             },
         }
     }
+}
+
+/// Takes the ready service, which goes with a request. Its clone takes its place and is not ready yet.
+fn take_ready<S: Clone>(inner: &mut S) -> S {
+    let next = inner.clone();
+    std::mem::replace(inner, next)
 }
 
 async fn reserve(

@@ -1,10 +1,10 @@
 //! The host's own access to memory that it sees.
 
-use super::uses::Point;
 use super::{Access, Block};
 use crate::device::HostView;
 use crate::error::StreamError;
 use crate::queue::Passage;
+use crate::stream::Event;
 use bytemuck::{AnyBitPattern, NoUninit};
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -60,7 +60,7 @@ fn uses_so_far(block: &Block) -> Result<Vec<Passage>, StreamError> {
         return Err(StreamError::UnseenByHost);
     }
     let points = block.uses().points_before(Access::Write, None)?;
-    Ok(points.iter().map(Point::passage).collect())
+    Ok(points.iter().map(Event::passage).collect())
 }
 
 impl<T: NoUninit> Deref for HostGuard<'_, T> {

@@ -22,8 +22,6 @@ pub use host::HostGuard;
 pub use life::{DeallocateError, Deallocation};
 #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 pub(crate) use outside::Outside;
-#[cfg(feature = "cuda")]
-pub(crate) use uses::Point;
 pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};

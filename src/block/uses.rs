@@ -12,49 +12,12 @@ use crate::fault::injected;
 use crate::handles::Registration;
 use crate::heap::Fence;
 use crate::id::Ticket;
-use crate::lane::{Lane, Marker};
-use crate::queue::Passage;
-#[cfg(any(feature = "cuda", feature = "dlpack"))]
-use crate::queue::block_on;
-use crate::stream::Stream;
+use crate::lane::Lane;
+use crate::stream::{Event, Stream};
 use crate::sync::Arc;
 use smallvec::SmallVec;
-#[cfg(any(feature = "cuda", feature = "dlpack"))]
-use std::future::poll_fn;
 
-/// A point of a stream to come after.
-#[derive(Debug)]
-pub(crate) struct Point {
-    pub(crate) registration: Arc<Registration>,
-    pub(crate) marker: Arc<Marker>,
-}
-
-pub(crate) type Points = SmallVec<[Point; 2]>;
-
-impl Point {
-    /// Returns a future's state that waits for the point.
-    pub(crate) fn passage(&self) -> Passage {
-        let Registration { service, lane, .. } = &*self.registration;
-        Passage::new(service.clone(), lane.clone(), self.marker.ticket)
-    }
-
-    /// Makes a stream come after the point. Where it takes no wait, the host waits.
-    ///
-    /// # Errors
-    /// Returns an error if the device cannot tell when the point is passed.
-    #[cfg(any(feature = "cuda", feature = "dlpack"))]
-    pub(crate) fn come_before(&self, registration: &Registration) -> Result<(), DeviceError> {
-        let Registration { service, lane, .. } = registration;
-        let ordered = (service.driver).bring_behind(lane, &self.registration.lane, &self.marker);
-        match ordered {
-            Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
-                let mut passage = self.passage();
-                block_on(poll_fn(|context| passage.poll(context)))
-            }
-            ordered => ordered,
-        }
-    }
-}
+pub(crate) type Points = SmallVec<[Event; 2]>;
 
 /// A view of a block. See the [module](self).
 #[derive(Clone, Copy)]
@@ -193,13 +156,13 @@ impl<'a> Uses<'a> {
         points.collect()
     }
 
-    fn point_of(self, earlier: Earlier) -> Result<Point, DeviceError> {
+    fn point_of(self, earlier: Earlier) -> Result<Event, DeviceError> {
         let Earlier {
             registration,
             point,
         } = earlier;
         if let Some(marker) = point {
-            return Ok(Point {
+            return Ok(Event {
                 registration,
                 marker,
             });
@@ -214,7 +177,7 @@ impl<'a> Uses<'a> {
         if let Some(extra) = &mut **self.block.extra.lock() {
             extra.streams.keep(&registration, &marker);
         }
-        Ok(Point {
+        Ok(Event {
             registration,
             marker,
         })

@@ -256,64 +256,6 @@ impl Maintenance {
         }
     }
 
-    /// Releases free memory until no more than that many bytes are held.
-    ///
-    /// # Errors
-    /// Returns an error if the device call fails; what was released before counts.
-    #[cfg_attr(
-        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(
-            dead_code,
-            reason = "only a pool that leases its memory gives it back so"
-        )
-    )]
-    pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let most = u64::MAX;
-        let reserved = bytes.saturating_sub(self.totals().outside);
-        self.release_and_publish(Target::DownTo { reserved, most })
-    }
-
-    /// Releases free memory as [`release_above`](Self::release_above) does, with what caches hold and work has passed.
-    ///
-    /// # Errors
-    /// Returns an error if the device call fails; what was released before counts.
-    #[cfg_attr(
-        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(
-            dead_code,
-            reason = "only a pool that leases its memory gives it back so"
-        )
-    )]
-    pub(crate) fn reclaim_above(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.reclaim()?;
-        self.release_above(bytes)
-    }
-
-    /// Evicts memory, the least recently used first, and releases it as [`reclaim_above`](Self::reclaim_above) does.
-    /// Stops once no more than that many bytes are held, nothing is evictable, or the rest waits for work of the
-    /// device.
-    ///
-    /// # Errors
-    /// Returns an error if the device call fails; what was released before counts.
-    #[cfg_attr(
-        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(
-            dead_code,
-            reason = "only a pool that leases its memory gives it back so"
-        )
-    )]
-    pub(crate) fn evict_above(&self, bytes: u64) -> Result<(), DeviceError> {
-        loop {
-            let beyond = self.held().saturating_sub(bytes);
-            let lacking = beyond.saturating_sub(self.totals().pending.current);
-            // Blocks that share their chunks with others release nothing: more of them may.
-            if lacking == 0 || self.evictables.evict(lacking, None) == 0 {
-                return Ok(());
-            }
-            self.reclaim_above(bytes)?;
-        }
-    }
-
     /// Returns whether the next maintenance may release more, though no free reports anything until then.
     fn has_more_to_release(&self) -> bool {
         let reserved = self.most_cached();
@@ -463,5 +405,49 @@ impl Maintenance {
             self.noted(pool.trim_to(keep))?;
         }
         Ok(Trimmed::new(keep, released, &self.statistics()))
+    }
+}
+
+/// For a pool that leases its memory.
+#[cfg_attr(
+    not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+    allow(dead_code, reason = "no lender exists without the feature")
+)]
+impl Maintenance {
+    /// Releases free memory until no more than that many bytes are held.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what was released before counts.
+    pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
+        let most = u64::MAX;
+        let reserved = bytes.saturating_sub(self.totals().outside);
+        self.release_and_publish(Target::DownTo { reserved, most })
+    }
+
+    /// Releases free memory as [`release_above`](Self::release_above) does, with what caches hold and work has passed.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what was released before counts.
+    pub(crate) fn reclaim_above(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.reclaim()?;
+        self.release_above(bytes)
+    }
+
+    /// Evicts memory, the least recently used first, and releases it as [`reclaim_above`](Self::reclaim_above) does.
+    /// Stops once no more than that many bytes are held, nothing is evictable, or the rest waits for work of the
+    /// device.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what was released before counts.
+    pub(crate) fn evict_above(&self, bytes: u64) -> Result<(), DeviceError> {
+        loop {
+            let beyond = self.held().saturating_sub(bytes);
+            let lacking = beyond.saturating_sub(self.totals().pending.current);
+            // Blocks that share their chunks with others release nothing: more of them may.
+            if lacking == 0 || self.evictables.evict(lacking, None) == 0 {
+                return Ok(());
+            }
+            self.reclaim_above(bytes)?;
+        }
     }
 }

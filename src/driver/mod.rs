@@ -222,9 +222,7 @@ impl Driver {
         reservation: ReservationId,
         request: Request,
     ) -> Result<Drawn, DeviceError> {
-        // The reuse policy does not matter to memory that belongs to one holder.
-        let to = Recipient::new(self, lane, lane.timeline.clock())?;
-        let drawn = Draw::new(to, reservation, request).run()?;
+        let drawn = self.drawing(lane, reservation, request)?.run()?;
         if let Drawn::Allocation(allocation) = &drawn {
             self.counters.count(allocation.source);
         }
@@ -232,7 +230,7 @@ impl Driver {
     }
 
     /// Allocates from a reservation whose other blocks stay where they are, for use in the order of the lane's stream:
-    /// behind a wait on the device if nothing else helps.
+    /// behind a wait on the device if nothing else helps. `None` if it has too little.
     ///
     /// # Errors
     /// Returns the device's error; the memory is in the reservation again.
@@ -241,13 +239,9 @@ impl Driver {
         lane: &Arc<Lane>,
         reservation: ReservationId,
         request: Request,
-    ) -> Result<Drawn, DeviceError> {
-        let to = Recipient::new(self, lane, lane.timeline.clock())?;
-        let drawn = Draw::new(to, reservation, request).run_in_place()?;
-        if let Drawn::Allocation(allocation) = &drawn {
-            self.counters.count(allocation.source);
-        }
-        Ok(drawn)
+    ) -> Result<Option<Allocation>, DeviceError> {
+        let drawn = self.drawing(lane, reservation, request)?.run_in_place()?;
+        Ok(drawn.inspect(|allocation| self.counters.count(allocation.source)))
     }
 
     /// Allocates exactly the requested bytes from `start` of a reservation, for use in the order of the lane's stream.
@@ -261,12 +255,19 @@ impl Driver {
         reservation: ReservationId,
         (start, request): (u64, Request),
     ) -> Result<Option<Allocation>, DeviceError> {
+        let drawn = self.drawing(lane, reservation, request)?.run_at(start)?;
+        Ok(drawn.inspect(|allocation| self.counters.count(allocation.source)))
+    }
+
+    /// Begins a draw. The reuse policy does not matter to memory that belongs to one holder.
+    fn drawing<'a>(
+        &'a self,
+        lane: &'a Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Draw<'a>, DeviceError> {
         let to = Recipient::new(self, lane, lane.timeline.clock())?;
-        let drawn = Draw::new(to, reservation, request).run_at(start)?;
-        if let Some(allocation) = &drawn {
-            self.counters.count(allocation.source);
-        }
-        Ok(drawn)
+        Ok(Draw::new(to, reservation, request))
     }
 
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.

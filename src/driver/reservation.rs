@@ -76,15 +76,12 @@ impl<'a> Draw<'a> {
 
     /// Takes the best block of the reservation, before or after polling. Its other blocks stay where they are: addresses
     /// of graphs are not exchanged.
-    pub(super) fn run_in_place(mut self) -> Result<Drawn, DeviceError> {
-        if let Some(found) = self.take_ordered()? {
-            return Ok(Drawn::Allocation(found.allocation));
-        }
-        if let Some(found) = self.look_twice(Self::take)? {
-            return Ok(Drawn::Allocation(found.allocation));
-        }
-        let (left, largest) = self.left();
-        Ok(Drawn::Short { left, largest })
+    pub(super) fn run_in_place(mut self) -> Result<Option<Allocation>, DeviceError> {
+        let found = match self.take_ordered()? {
+            Some(found) => Some(found),
+            None => self.look_twice(Self::take)?,
+        };
+        Ok(found.map(|found| found.allocation))
     }
 
     /// Takes exactly the range of the requested bytes from `start`, before or after polling. `None` if a part of it is not

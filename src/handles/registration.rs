@@ -5,9 +5,10 @@ use super::{Observers, Presence, Route};
 use crate::device::{Device, DeviceId, DeviceStream, RawStream};
 use crate::error::StreamError;
 use crate::fault::injected;
+use crate::id::Ticket;
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
-use crate::queue::{Asker, Service};
+use crate::queue::{Asker, Passage, Service};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, plain};
 use std::any::Any;
 
@@ -82,6 +83,11 @@ impl Registration {
         });
         presence.roll.enter(&registration);
         registration
+    }
+
+    /// Returns a future's state that waits for a point of the stream.
+    pub(crate) fn passage(&self, ticket: Ticket) -> Passage {
+        Passage::new(self.service.clone(), self.lane.clone(), ticket)
     }
 
     /// Returns the device of the stream, which may not be that of the pool.

@@ -156,10 +156,7 @@ impl Reserved {
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |driver, reservation| {
-            match driver.draw_in_place(lane, reservation, demand.request)? {
-                Drawn::Allocation(allocation) => Ok(Some(allocation)),
-                Drawn::Short { .. } => Ok(None),
-            }
+            driver.draw_in_place(lane, reservation, demand.request)
         })
     }
 

@@ -1,24 +1,29 @@
 //! Tests of the hot path by counting: each call takes one lock, the lane's, and writes no shared cache line.
 
 use super::Pool;
-use crate::Tag;
 use crate::device::sim::{Checker, Clock, SimDevice};
 use crate::sync::{Arc, Guards, census};
+use crate::{Stream, Tag};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 const PAIRS: u64 = 10_000;
 
-/// Runs pairs of an allocation and a free, and counts their shared writes. Checks that they take no lock but the
-/// lane's, and make no device call.
-fn shared_writes(pair: impl Fn(&Pool, &crate::Stream)) -> u64 {
+fn start(checker: Checker) -> (SimDevice, Pool, Stream) {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
-        .checker(Checker::Off)
+        .checker(checker)
         .build();
     let pool = Pool::builder(device.clone()).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();
+    (device, pool, stream)
+}
+
+/// Runs pairs of an allocation and a free, and counts their shared writes. Checks that they take no lock but the
+/// lane's, and make no device call.
+fn shared_writes(pair: impl Fn(&Pool, &Stream)) -> u64 {
+    let (device, pool, stream) = start(Checker::Off);
     pair(&pool, &stream);
     // The first block of a size has no place in the lane yet.
     (0..2).for_each(|_| drop(pool.try_allocate(&stream, 4096).unwrap()));
@@ -78,12 +83,7 @@ fn tagged_hot_pairs_write_only_the_cache_lines_of_the_tag() {
 /// Two locks of the reservation's own, beside those of the stream: neither the heap's lock nor a device call.
 #[test]
 fn reserved_hot_pairs_leave_the_heap_alone() {
-    let device = SimDevice::builder()
-        .clock(Clock::Manual)
-        .checker(Checker::Off)
-        .build();
-    let pool = Pool::builder(device.clone()).build().unwrap();
-    let stream = pool.register(&device.create_stream()).unwrap();
+    let (device, pool, stream) = start(Checker::Off);
     let reservation = pool.reserve(1 << 20).try_now().unwrap();
     let pair = || drop(reservation.allocate(&stream, 4096).unwrap());
     // The first free goes to the heap.
@@ -101,9 +101,7 @@ fn reserved_hot_pairs_leave_the_heap_alone() {
 /// Nothing of the stream is in use because of what its blocks left, and it takes up no more than a few counts.
 #[test]
 fn references_left_with_a_stream_do_not_count_as_its_use() {
-    let device = SimDevice::builder().checker(Checker::Off).build();
-    let pool = Pool::builder(device.clone()).build().unwrap();
-    let stream = pool.register(&device.create_stream()).unwrap();
+    let (_, pool, stream) = start(Checker::Off);
     let take = |_| pool.try_allocate(&stream, 4096).unwrap();
     drop((0..100).map(take).collect::<Vec<_>>());
     assert!(Arc::strong_count(stream.registration()) < 20);
@@ -116,9 +114,7 @@ fn references_left_with_a_stream_do_not_count_as_its_use() {
 
 #[test]
 fn open_statistics_scopes_add_no_lock_and_no_shared_write() {
-    let device = SimDevice::builder().clock(Clock::Manual).build();
-    let pool = Pool::builder(device.clone()).build().unwrap();
-    let stream = pool.register(&device.create_stream()).unwrap();
+    let (_, pool, stream) = start(Checker::Panic);
     drop(pool.try_allocate(&stream, 4096).unwrap());
     let scopes = [pool.statistics_scope(), pool.statistics_scope()];
     drop(census());
@@ -136,9 +132,7 @@ fn open_statistics_scopes_add_no_lock_and_no_shared_write() {
 /// nothing of what the lane has, and does not ask it.
 #[test]
 fn miss_locks_the_lane_once() {
-    let device = SimDevice::builder().clock(Clock::Manual).build();
-    let pool = Pool::builder(device.clone()).build().unwrap();
-    let stream = pool.register(&device.create_stream()).unwrap();
+    let (_, pool, stream) = start(Checker::Panic);
     let looks = |alignment| {
         drop(census());
         let block = pool.allocate(&stream, 8192).alignment(alignment).try_now();

@@ -1,5 +1,6 @@
 //! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
+use super::fair_queue::bytes_before;
 use crate::error::AllocError;
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
@@ -77,9 +78,16 @@ impl Admission {
         }
     }
 
-    /// Returns the bytes that the requests in the queue wait for.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Estimates how long a request would wait, given the bytes of the requests before it and after it in the queue.
+    pub(super) fn expected_wait(
+        &self,
+        bytes: u64,
+        before: impl Iterator<Item = u64>,
+        after: impl Iterator<Item = u64>,
+        now: Duration,
+    ) -> Option<Duration> {
+        let ahead = bytes_before(before, after, self.bytes);
+        self.pace.time_for(ahead.saturating_add(bytes), now)
     }
 
     /// Checks whether another request may join this queue: the pool's, or a tag's.

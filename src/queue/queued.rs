@@ -1,7 +1,7 @@
 //! The requests in the fair queue, with the figures that are kept of them. It knows neither locks nor the gate.
 
 use super::admission::{Admission, QueueLimit};
-use super::fair_queue::{Cost, FairQueue, Position, SortKey, bytes_before};
+use super::fair_queue::{Cost, FairQueue, Position, SortKey};
 use super::scan::Scan;
 use super::waiter::Waiter;
 use crate::id::StreamId;
@@ -110,10 +110,8 @@ impl Queued {
     ) -> Option<Duration> {
         let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
         let (before, after) = (self.order.before(key), self.order.after(key));
-        let total = self.admission.bytes();
-        let ahead = bytes_before(before.map(bytes_of), after.map(bytes_of), total);
-        let bytes = ahead.saturating_add(bytes);
-        self.admission.pace.time_for(bytes, now)
+        let (before, after) = (before.map(bytes_of), after.map(bytes_of));
+        self.admission.expected_wait(bytes, before, after, now)
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].

@@ -6,7 +6,7 @@
 //! nor delays the requests of other tenants.
 
 use super::admission::{Admission, QueueLimit};
-use super::fair_queue::{SortKey, bytes_before};
+use super::fair_queue::SortKey;
 use super::waiter::Waiter;
 use crate::error::AllocError;
 use crate::measure::Tag;
@@ -145,14 +145,9 @@ impl QuotaQueue {
         key: SortKey,
         now: Duration,
     ) -> Option<Duration> {
-        let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
-        let (before, after) = (self.waiters.range(..key), self.waiters.range(key..));
-        let ahead = bytes_before(
-            before.map(|(_, waiter)| bytes_of(waiter)),
-            after.map(|(_, waiter)| bytes_of(waiter)),
-            self.admission.bytes(),
-        );
-        let bytes = ahead.saturating_add(bytes);
-        self.admission.pace.time_for(bytes, now)
+        let bytes_of = |(_, waiter): (_, &Arc<Waiter>)| waiter.demand.request.bytes;
+        let before = self.waiters.range(..key).map(bytes_of);
+        let after = self.waiters.range(key..).map(bytes_of);
+        self.admission.expected_wait(bytes, before, after, now)
     }
 }

@@ -42,7 +42,6 @@ impl Point {
 
     /// Returns a future's state that waits for the point.
     pub(super) fn passage(&self) -> Passage {
-        let Registration { service, lane, .. } = &*self.registration;
-        Passage::new(service.clone(), lane.clone(), self.ticket)
+        self.registration.passage(self.ticket)
     }
 }

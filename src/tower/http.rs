@@ -1,6 +1,6 @@
 //! Memory for each HTTP request, until the response's body has ended: feature `http`.
 
-use super::{Need, ReserveError, reserve};
+use super::{Need, ReserveError, reserve, take_ready};
 use crate::pool::{Pool, Reservation};
 use crate::sync::plain::Arc;
 use http::{Request, Response};
@@ -149,9 +149,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let needed = (self.layer.need)(request);
-        // The ready service goes with the request. Its clone takes its place and is not ready yet.
-        let next = self.inner.clone();
-        let mut ready = std::mem::replace(&mut self.inner, next);
+        let mut ready = take_ready(&mut self.inner);
         let (pool, location) = (self.layer.pool.clone(), self.layer.location);
         Box::pin(async move {
             let (need, mut request) = needed.await.map_err(ReserveError::Service)?;
