@@ -184,10 +184,19 @@ impl<S, N: Clone> Layer<S> for ReserveLayer<N> {
 }
 
 /// A service whose requests have their memory before they reach the inner service. Created by [`ReserveLayer`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ReserveService<S, N> {
     inner: S,
     layer: ReserveLayer<N>,
+}
+
+impl<S: fmt::Debug, N> fmt::Debug for ReserveService<S, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReserveService")
+            .field("inner", &self.inner)
+            .field("pool", &self.layer.pool)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<S, N, Request, B> Service<Request> for ReserveService<S, N>

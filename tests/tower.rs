@@ -98,8 +98,7 @@ fn started_request_is_not_short_of_memory() {
 fn reservations_report_the_location_of_their_layer() {
     let site = Site::new(|builder| builder.history(1));
     let mut service = site.service(Arc::new(tokio::sync::Semaphore::new(0)));
-    let mut working = Box::pin(service.call(ALL));
-    assert!(poll(&mut working).is_pending());
+    let _working = not_ready(Box::pin(service.call(ALL)));
     let leaks = site.pool.leaks();
     assert_eq!((leaks.blocks.len(), leaks.reservations.len()), (1, 1));
     let origin = leaks.reservations[0].origin.as_ref().unwrap();
@@ -112,8 +111,7 @@ fn request_without_memory_does_not_reach_the_service() {
     let site = Site::new(|builder| builder.queue_limit(1));
     let mut service = site.service(Arc::new(tokio::sync::Semaphore::new(9)));
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
-    let mut waiting = Box::pin(service.call(MIB));
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(Box::pin(service.call(MIB)));
     let refused = now(service.call(MIB));
     let full = |error: &AllocError| matches!(error, AllocError::QueueFull { waiting: 1, .. });
     assert!(
@@ -146,13 +144,11 @@ fn dropped_response_frees_all_its_memory() {
     let mut service = site.service(gate);
     drop(service.call(ALL));
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
-    let mut waiting = Box::pin(service.call(ALL));
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(Box::pin(service.call(ALL)));
     drop(waiting);
     assert_eq!(site.pool.statistics().waits.waiting, 0);
     drop(held);
-    let mut working = Box::pin(service.call(ALL));
-    assert!(poll(&mut working).is_pending());
+    let working = not_ready(Box::pin(service.call(ALL)));
     assert_eq!(site.calls(), 1);
     drop(working);
     drop(site.pool.try_allocate(&site.stream, ALL).unwrap());
@@ -167,10 +163,8 @@ fn need_sets_the_terms_of_the_request() {
     let need = move |bytes: &u64| Need::new(*bytes).tag(tag).priority(1).timeout(us(100));
     let mut service = ReserveLayer::new(&site.pool, need).layer_over(site.pool.clone(), tag);
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
-    let mut plain = Box::pin(site.pool.reserve(ALL));
-    assert!(poll(&mut plain).is_pending());
-    let mut paid = Box::pin(service.call(ALL));
-    assert!(poll(&mut paid).is_pending());
+    let mut plain = not_ready(Box::pin(site.pool.reserve(ALL)));
+    let mut paid = not_ready(Box::pin(service.call(ALL)));
     drop(held);
     assert_eq!(poll(&mut paid), Poll::Ready(Ok(ALL)), "it came second");
     assert_eq!(site.pool.tag(tag).statistics().used.current, 0);
@@ -220,8 +214,7 @@ fn readiness_is_that_of_the_inner_service() {
         .service(inner);
     let (mut one, mut other) = (limited.clone(), limited);
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
-    let mut waiting = Box::pin(now(one.ready()).unwrap().call(ALL));
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(Box::pin(now(one.ready()).unwrap().call(ALL)));
     assert!(other.ready().now_or_never().is_none());
     drop(held);
     assert_eq!(poll(&mut waiting), Poll::Ready(Ok(ALL)));
@@ -390,8 +383,7 @@ mod over_http {
         let (_, handler, site) = site();
         let mut service = tower::Layer::layer(&HttpReserveLayer::new(&site.pool, need), handler);
         let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
-        let mut waiting = service.call(Request::new("x"));
-        assert!(poll(&mut waiting).is_pending());
+        let mut waiting = not_ready(service.call(Request::new("x")));
         tokio::task::yield_now().await;
         assert!(poll(&mut waiting).is_pending());
         assert_eq!(site.pool.statistics().waits.waiting, 1);

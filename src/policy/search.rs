@@ -66,22 +66,9 @@ pub(crate) enum Action {
     GiveUp,
 }
 
-/// A preparation, and the sources that are tried if it brought something.
+/// A preparation, and the sources that are tried if it brought something; or sources alone.
+#[derive(Clone, Copy)]
 struct Row(Option<Prepare>, &'static [Try]);
-
-/// A step of a table, with all rows laid end to end.
-enum Step {
-    Prepare(Prepare),
-    /// A bound source is tried only if the preparation of its row brought something.
-    Try {
-        source: Try,
-        is_bound: bool,
-    },
-    /// Goes that many steps back, if the preparation of the row brought something.
-    Repeat {
-        steps: usize,
-    },
-}
 
 use Prepare::{
     AskAgain, Borrow, Evict, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill,
@@ -164,9 +151,10 @@ pub(crate) struct Facts {
 pub(crate) struct State {
     rules: Rules,
     pub(crate) facts: Facts,
-    /// The step to look at next.
-    step: usize,
-    /// The row's preparation brought something.
+    row: usize,
+    /// What comes next in the row: its preparation is 0, and its first source 1.
+    next: usize,
+    /// The row has no preparation, or it brought something.
     has_news: bool,
 }
 
@@ -175,33 +163,34 @@ impl State {
         Self {
             rules,
             facts: Facts::default(),
-            step: 0,
+            row: 0,
+            next: 0,
             has_news: false,
         }
     }
 
     /// Returns the next action. The one before found no memory.
     pub(crate) fn next(&mut self) -> Action {
-        while let Some(step) = self.steps().nth(self.step) {
-            self.step += 1;
-            let (is_next, action) = match step {
-                Step::Prepare(prepare) => {
-                    self.has_news = false;
-                    (self.prepares(prepare), Action::Prepare(prepare))
+        let rows = match self.rules.order {
+            Order::GrowFirst => GROW_FIRST,
+            Order::WaitFirst => WAIT_FIRST,
+        };
+        while let Some(&Row(prepare, sources)) = rows.get(self.row) {
+            let next = self.next;
+            self.next += 1;
+            if next == 0 {
+                self.has_news = prepare.is_none();
+                if let Some(prepare) = prepare.filter(|prepare| self.prepares(*prepare)) {
+                    return Action::Prepare(prepare);
                 }
-                Step::Try { source, is_bound } => {
-                    let is_next = (self.has_news || !is_bound) && self.tries(source);
-                    (is_next, Action::Try(source))
+            } else if let Some(source) = sources.get(next - 1).filter(|_| self.has_news) {
+                if self.tries(*source) {
+                    return Action::Try(*source);
                 }
-                Step::Repeat { steps } => {
-                    if self.has_news {
-                        self.step -= steps + 1;
-                    }
-                    continue;
-                }
-            };
-            if is_next {
-                return action;
+            } else {
+                let comes_again = prepare == Some(Evict) && self.has_news;
+                self.row += usize::from(!comes_again);
+                self.next = 0;
             }
         }
         Action::GiveUp
@@ -215,25 +204,6 @@ impl State {
     /// Notes that the preparation brought something.
     pub(crate) fn note_news(&mut self) {
         self.has_news = true;
-    }
-
-    fn steps(&self) -> impl Iterator<Item = Step> + use<> {
-        let rows = match self.rules.order {
-            Order::GrowFirst => GROW_FIRST,
-            Order::WaitFirst => WAIT_FIRST,
-        };
-        rows.iter().flat_map(|Row(prepare, tries)| {
-            let is_bound = prepare.is_some();
-            let tried = tries.iter().map(move |source| Step::Try {
-                source: *source,
-                is_bound,
-            });
-            let repeated = (*prepare == Some(Evict)).then_some(Step::Repeat {
-                steps: 1 + tries.len(),
-            });
-            let first = prepare.map(Step::Prepare);
-            first.into_iter().chain(tried).chain(repeated)
-        })
     }
 
     fn prepares(&self, prepare: Prepare) -> bool {

@@ -31,8 +31,7 @@ fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
     kept.push(pool.try_allocate(&second, 4 * MIB).unwrap());
     drop(small);
     assert!(pool.try_allocate(&second, 15 * MIB).is_err());
-    let mut waiting = pool.allocate(&second, 10 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(pool.allocate(&second, 10 * MIB));
     device.advance(us(25));
     drop(kept.remove(0));
     kept.remove(0).used_on(&second).unwrap();
@@ -262,8 +261,7 @@ fn reservation_is_on_the_pools_track() {
     let (_, stream) = stream(&device, &pool);
     let all = pool.try_allocate(&stream, 16 * MIB).unwrap();
     assert!(pool.reserve(MIB).try_now().is_err());
-    let mut reserving = pool.reserve(8 * MIB).tag(Tag::new("export: reserved"));
-    assert!(poll(&mut reserving).is_pending());
+    let reserving = not_ready(pool.reserve(8 * MIB).tag(Tag::new("export: reserved")));
     device.advance(us(5));
     drop(all);
     let reservation = now(reserving).unwrap();

@@ -218,8 +218,7 @@ fn documented_metric_names_are_the_exported_ones() {
     let (_, stream) = stream(&device, &pool);
     for _ in 0..8 {
         let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
-        let mut waiting = pool.allocate(&stream, 8 * MIB).tag(tag);
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(pool.allocate(&stream, 8 * MIB).tag(tag));
         device.advance(us(10));
         drop(full);
         drop(now(waiting).unwrap());
@@ -278,8 +277,7 @@ fn unserved_requests_are_published_by_outcome_and_reason() {
     device.advance(us(10_000));
     assert!(poll(&mut deadlocked).is_ready());
     let closed = {
-        let mut waiting = pool.allocate(&stream, MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let mut waiting = not_ready(pool.allocate(&stream, MIB));
         pool.close();
         poll(&mut waiting)
     };
@@ -313,8 +311,7 @@ fn times_are_published_once() {
     let tag = Tag::new("published: times");
     let wait = |micros| {
         let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
-        let mut waiting = pool.allocate(&stream, 8 * MIB).tag(tag);
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(pool.allocate(&stream, 8 * MIB).tag(tag));
         device.advance(us(micros));
         drop(full);
         drop(now(waiting).unwrap());

@@ -25,8 +25,7 @@ fn figures_are_data() {
     let tag = Tag::new("serialized");
     let scope = pool.statistics_scope();
     let full = pool.allocate(&stream, 8 * MIB).tag(tag).try_now().unwrap();
-    let mut waiting = pool.allocate(&stream, MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(pool.allocate(&stream, MIB));
     device.advance(us(20));
     drop(full);
     drop(now(waiting).unwrap());

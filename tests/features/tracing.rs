@@ -281,8 +281,7 @@ fn exhaustion_is_reported_with_every_figure() {
             listener.take("INFO"),
             [format!("INFO exhausted {figures}=0 fragmentation=0.0")]
         );
-        let mut late = pool.allocate(&stream, 4 * MIB).timeout(us(5));
-        assert!(poll(&mut late).is_pending());
+        let mut late = not_ready(pool.allocate(&stream, 4 * MIB).timeout(us(5)));
         device.advance(us(5));
         assert!(poll(&mut late).is_ready());
         assert_eq!(
@@ -420,8 +419,7 @@ fn subscriber_may_call_the_pool() {
     subscriber::with_default(Caller(pool.clone(), stream.clone()), || {
         let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
         assert!(pool.try_allocate(&stream, MIB).is_err());
-        let mut waiting = pool.allocate(&stream, MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(pool.allocate(&stream, MIB));
         drop(full);
         drop(now(waiting).unwrap());
         now(stream.synchronize()).unwrap();

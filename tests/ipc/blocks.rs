@@ -1,5 +1,5 @@
 use super::*;
-use crate::common::{now, poll};
+use crate::common::{not_ready, now, poll};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -94,8 +94,7 @@ fn block_is_sent_once_earlier_writes_are_complete() {
     let pair = Pair::new();
     let block = pair.exporter.exportable(CHUNK);
     use_block(&pair.exporter.work, &block, us(1000));
-    let mut send = Box::pin(pair.out.send(&block, ""));
-    assert!(poll(&mut send).is_pending());
+    let mut send = not_ready(Box::pin(pair.out.send(&block, "")));
     pair.exporter.device.advance(us(900));
     assert!(poll(&mut send).is_pending());
     let mut receive = pin!(pair.into.receive(&pair.importer.stream));
@@ -287,14 +286,14 @@ fn streams_of_a_peer_device_are_refused() {
 fn waiting_request_gets_room_in_its_turn() {
     let side = Side::new(SimDevice::new());
     let all = side.pool.try_allocate(&side.stream, 16 * MIB).unwrap();
-    let mut waiting = Box::pin(side.pool.allocate_exportable(&side.stream, 8 * MIB));
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(Box::pin(
+        side.pool.allocate_exportable(&side.stream, 8 * MIB),
+    ));
     drop(all);
     let block = block_on(waiting).unwrap();
     assert_eq!((block.size(), side.shared().0), (8 * MIB, 8 * MIB));
     // And ordinary requests wait for exportable memory that ends.
-    let mut waiting = Box::pin(side.pool.allocate(&side.stream, 12 * MIB));
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(Box::pin(side.pool.allocate(&side.stream, 12 * MIB)));
     drop(block);
     drop(block_on(waiting).unwrap());
     side.settle();
@@ -395,8 +394,7 @@ fn dropped_send_sends_nothing() {
     let pair = Pair::new();
     let block = pair.exporter.exportable(CHUNK);
     use_block(&pair.exporter.work, &block, us(100));
-    let mut send = Box::pin(pair.out.send(&block, ""));
-    assert!(poll(&mut send).is_pending());
+    let send = not_ready(Box::pin(pair.out.send(&block, "")));
     drop(send);
     pair.exporter.device.advance_to_end();
     assert_eq!(pair.out.outstanding(), (0, 0));

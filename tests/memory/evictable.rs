@@ -168,8 +168,7 @@ fn nothing_is_evicted_if_all_of_it_is_not_enough() {
     let error = pool.try_allocate(&stream, 6 * MIB).unwrap_err();
     assert!(matches!(error, AllocError::Exhausted(_)), "{error}");
     assert_eq!(present(&blocks), [true, true]);
-    let mut request = pool.allocate(&stream, 6 * MIB);
-    assert!(poll(&mut request).is_pending());
+    let mut request = not_ready(pool.allocate(&stream, 6 * MIB));
     assert_eq!(present(&blocks), [true, true]);
     drop(kept);
     assert!(poll(&mut request).is_ready());

@@ -97,8 +97,7 @@ fn full_device_is_waited_for() {
     assert_eq!(others.bytes(), 6 * MIB);
     let refused = pool.try_allocate(&stream, 4 * MIB).unwrap_err();
     assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
-    let mut waiting = pool.allocate(&stream, 2 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(pool.allocate(&stream, 2 * MIB));
     drop(block);
     let block = now(waiting).unwrap();
     drop(others);
@@ -188,8 +187,7 @@ fn incomplete_ticket_pins_only_its_own_memory() {
     let stuck = pool.try_allocate(&a, 4 * MIB).unwrap();
     let other = pool.try_allocate(&b, 4 * MIB).unwrap();
     device.script(Call::Record, 1, Fault::Never);
-    let mut freed = stuck.deallocate();
-    assert!(poll(&mut freed).is_pending());
+    let mut freed = not_ready(stuck.deallocate());
     run(&work, us(10));
     drop(other);
     device.advance(us(10));

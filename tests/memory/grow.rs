@@ -62,8 +62,7 @@ fn growth_waits_for_memory() {
     use_block(&work, &others, us(100));
     assert!(poll(&mut Box::pin(cache.grow(4 * MIB))).is_pending());
     assert_eq!(cache.size(), 8 * MIB, "unchanged when dropped early");
-    let mut growing = Box::pin(cache.grow(4 * MIB));
-    assert!(poll(&mut growing).is_pending());
+    let mut growing = not_ready(Box::pin(cache.grow(4 * MIB)));
     drop(others);
     stream.seal().unwrap();
     assert!(
@@ -120,10 +119,8 @@ fn growth_fails_once_its_room_is_taken() {
     use_block(&work, &above, us(100));
     drop(above);
     a.seal().unwrap();
-    let mut waiting = Box::pin(below.grow(24 * MIB));
-    assert!(poll(&mut waiting).is_pending());
-    let mut behind = pool.allocate(&b, 16 * MIB);
-    assert!(poll(&mut behind).is_pending());
+    let waiting = not_ready(Box::pin(below.grow(24 * MIB)));
+    let behind = not_ready(pool.allocate(&b, 16 * MIB));
     drop(waiting);
     device.advance(us(100));
     let taken = now(behind).unwrap();
@@ -358,8 +355,7 @@ fn growth_has_its_own_terms() {
     let (_, stream) = stream(&device, &pool);
     let mut cache = now(pool.allocate(&stream, 8 * MIB).room(24 * MIB)).unwrap();
     let others = pool.try_allocate(&stream, 24 * MIB).unwrap();
-    let mut growing = cache.grow(4 * MIB).timeout(us(50));
-    assert!(poll(&mut growing).is_pending());
+    let growing = not_ready(cache.grow(4 * MIB).timeout(us(50)));
     device.advance(us(50));
     assert!(matches!(
         now(growing),

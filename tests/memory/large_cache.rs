@@ -84,8 +84,7 @@ fn request_does_not_wait_for_cached_large_blocks() {
     assert_eq!(pool.statistics().cached_in_lanes, LARGE);
     // The last use is still running.
     assert!(pool.try_allocate(&other.1, LARGE).is_err());
-    let mut waiting = pool.allocate(&other.1, LARGE);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(pool.allocate(&other.1, LARGE));
     device.advance(us(10));
     let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
         panic!("it is complete");
@@ -189,8 +188,7 @@ fn external_stream_owes_no_event_for_a_large_block() {
     assert_eq!(turn(&pool, &line, LARGE), Source::Lane);
     let block = pool.try_allocate(&line.1, LARGE).unwrap();
     use_block(&work, &block, us(10));
-    let mut deallocation = block.deallocate();
-    assert!(poll(&mut deallocation).is_pending());
+    let mut deallocation = not_ready(block.deallocate());
     device.advance(us(1000));
     let all = pool.try_allocate(&other.1, 16 * MIB).unwrap();
     use_block(&other.0, &all, us(10));

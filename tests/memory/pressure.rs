@@ -89,8 +89,7 @@ fn pool_with_waiters_does_not_spill() {
     let [(one, _, a), (other, _, b)] = two_pools(&device);
     let first = one.try_allocate(&a, 32 * MIB).unwrap();
     drop(one.try_allocate(&a, 32 * MIB).unwrap());
-    let mut waiting = one.allocate(&a, 40 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(one.allocate(&a, 40 * MIB));
     assert!(other.try_allocate(&b, 16 * MIB).is_err());
     assert_eq!(reserved(&one), 64 * MIB);
     drop(first);
@@ -128,8 +127,7 @@ fn refusal_reports_the_memory_of_the_device() {
         for words in ["the device refused more", "16.0 MiB of 64.0 MiB free"] {
             assert!(text.contains(words), "{text}");
         }
-        let mut waiting = pool.allocate(&stream, 32 * MIB).timeout(us(100));
-        assert!(poll(&mut waiting).is_pending());
+        let mut waiting = not_ready(pool.allocate(&stream, 32 * MIB).timeout(us(100)));
         device.advance(us(100));
         let Poll::Ready(Err(AllocError::TimedOut { shortfall, .. })) = poll(&mut waiting) else {
             panic!("the timeout has passed");
@@ -160,8 +158,7 @@ fn refused_growth_keeps_no_memory() {
     let (_, stream) = stream(&device, &pool);
     let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let others = device.occupy(48 * MIB);
-    let mut waiting = pool.allocate(&stream, 32 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(pool.allocate(&stream, 32 * MIB));
     assert_eq!(reserved(&pool), 4 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
     let creates = || device.counters().calls(Call::Create);
@@ -220,8 +217,7 @@ fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     let others = device.occupy(u64::MAX);
     let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
     assert!(refused.to_string().contains("the device refused more"));
-    let mut waiting = unpooled.allocate(&b, 40 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(unpooled.allocate(&b, 40 * MIB));
     device.advance(us(1000));
     assert!(poll(&mut waiting).is_pending());
     drop(others);

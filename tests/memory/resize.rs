@@ -13,8 +13,7 @@ fn higher_capacity_serves_waiters() {
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
-    let mut waiter = pool.allocate(&stream, 4 * MIB).into_future();
-    assert!(poll(&mut waiter).is_pending());
+    let waiter = not_ready(pool.allocate(&stream, 4 * MIB).into_future());
     assert_eq!(pool.resize(12 * MIB + 1).unwrap().target, 12 * MIB);
     assert!(now(waiter).is_ok());
     drop(held);

@@ -23,8 +23,7 @@ fn order_of<'a>(
     let all = pool.try_allocate(stream, ALL).unwrap();
     let mut waiting: Vec<_> = Vec::new();
     for (number, terms) in terms.iter().enumerate() {
-        let mut allocate = terms(pool.allocate(stream, ALL));
-        assert!(poll(&mut allocate).is_pending());
+        let allocate = not_ready(terms(pool.allocate(stream, ALL)));
         waiting.push((number, allocate));
         device.advance(us(1000));
     }
@@ -70,8 +69,7 @@ fn deadline_ends_the_wait() {
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let _all = pool.try_allocate(&stream, ALL).unwrap();
-    let mut waiting = pool.allocate(&stream, ALL).deadline(MS);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(pool.allocate(&stream, ALL).deadline(MS));
     device.advance(MS);
     let Poll::Ready(Err(AllocError::TimedOut { waited, .. })) = poll(&mut waiting) else {
         panic!("the deadline has passed");
@@ -109,14 +107,12 @@ fn request_does_not_starve_behind_priorities() {
     let pool = base(&device).priority_step(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let mut held = Some(pool.try_allocate(&stream, ALL).unwrap());
-    let mut patient = pool.allocate(&stream, ALL);
-    assert!(poll(&mut patient).is_pending());
+    let mut patient = not_ready(pool.allocate(&stream, ALL));
     let mut passed = 0;
     // A request of priority 5 arrives every half step, and each holds the memory for that long.
     let mut urgent = std::collections::VecDeque::new();
     while poll(&mut patient).is_pending() {
-        let mut allocate = pool.allocate(&stream, ALL).priority(5);
-        assert!(poll(&mut allocate).is_pending());
+        let allocate = not_ready(pool.allocate(&stream, ALL).priority(5));
         urgent.push_back(allocate);
         device.advance(us(500));
         held = None;
@@ -160,8 +156,7 @@ fn overtaking_is_bounded() {
             .unwrap();
         let (_, stream) = stream(&device, &pool);
         let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
-        let mut head = pool.allocate(&stream, ALL);
-        assert!(poll(&mut head).is_pending());
+        let head = not_ready(pool.allocate(&stream, ALL));
         let mut passed = Vec::new();
         let mut waiting = Vec::new();
         for _ in 0..6 {
@@ -271,8 +266,7 @@ fn head_is_not_overtaken_while_blocks_are_freed() {
     let mut held: Vec<_> = (0..6)
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())
         .collect();
-    let mut head = pool.allocate(&stream, ALL);
-    assert!(poll(&mut head).is_pending());
+    let head = not_ready(pool.allocate(&stream, ALL));
     let mut little = pool.allocate(&stream, MIB);
     while held.pop().is_some() && !held.is_empty() {
         assert!(poll(&mut little).is_pending());
@@ -292,8 +286,7 @@ fn work_within_a_reservation_is_no_deadlock() {
     let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
-    let mut head = pool.allocate(&stream, ALL);
-    assert!(poll(&mut head).is_pending());
+    let head = not_ready(pool.allocate(&stream, ALL));
     let mut little = pool.allocate(&stream, MIB);
     for _ in 0..5 {
         drop(reservation.allocate(&stream, 4 * MIB).unwrap());
@@ -376,12 +369,9 @@ fn request_with_unique_layout_does_not_hide_a_deadlock() {
     // The upper halves of two chunks are free.
     let mut numbered: Vec<_> = blocks.enumerate().collect();
     numbered.retain(|(number, _)| ![1, 3].contains(number));
-    let mut head = pool.allocate(&stream, ALL);
-    assert!(poll(&mut head).is_pending());
-    let mut rare = pool.allocate(&stream, 512).alignment(CHUNK);
-    assert!(poll(&mut rare).is_pending());
-    let mut little = pool.allocate(&stream, MIB);
-    assert!(poll(&mut little).is_pending());
+    let mut head = not_ready(pool.allocate(&stream, ALL));
+    let mut rare = not_ready(pool.allocate(&stream, 512).alignment(CHUNK));
+    let little = not_ready(pool.allocate(&stream, MIB));
     device.advance(MS);
     drop(now(little).expect("there are 2 MiB free, and nothing moves"));
     assert!(poll(&mut head).is_pending() && poll(&mut rare).is_pending());
@@ -399,11 +389,9 @@ fn full_device_does_not_hide_a_deadlock() {
     let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
-    let mut head = pool.allocate(&stream, 4 * MIB);
-    assert!(poll(&mut head).is_pending());
+    let mut head = not_ready(pool.allocate(&stream, 4 * MIB));
     // The task that holds the memory needs a little more before it frees.
-    let mut little = pool.allocate(&stream, MIB);
-    assert!(poll(&mut little).is_pending());
+    let little = not_ready(pool.allocate(&stream, MIB));
     device.advance(MS);
     assert!(poll(&mut head).is_pending());
     let little = now(little).expect("there are 2 MiB free, and nothing moves");
@@ -426,10 +414,8 @@ fn failed_request_does_not_count_as_overtaking() {
     let _held: Vec<_> = (0..6)
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())
         .collect();
-    let mut head = pool.allocate(&stream, ALL);
-    assert!(poll(&mut head).is_pending());
-    let mut never = pool.allocate(&stream, 3 * MIB).tag(tag);
-    assert!(poll(&mut never).is_pending());
+    let mut head = not_ready(pool.allocate(&stream, ALL));
+    let never = not_ready(pool.allocate(&stream, 3 * MIB).tag(tag));
     pool.tag(tag).set_limit(Some(MIB));
     let failed = now(never);
     assert!(matches!(failed, Err(AllocError::OverLimit { .. })));

@@ -396,11 +396,9 @@ fn health_shows_waiters_and_the_end_of_a_pool() {
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     assert_eq!(pool.health().oldest_wait, None);
-    let mut first = pool.allocate(&stream, MIB);
-    assert!(poll(&mut first).is_pending());
+    let first = not_ready(pool.allocate(&stream, MIB));
     device.advance(us(30));
-    let mut urgent = pool.allocate(&stream, MIB).priority(9);
-    assert!(poll(&mut urgent).is_pending());
+    let urgent = not_ready(pool.allocate(&stream, MIB).priority(9));
     device.advance(us(20));
     let health = pool.health();
     assert!(health.is_serving());

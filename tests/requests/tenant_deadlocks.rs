@@ -122,8 +122,7 @@ fn every_free_of_the_tag_begins_the_time_anew() {
     let mut small: Vec<_> = (0..4)
         .map(|_| allocate(&b, MIB).try_now().unwrap())
         .collect();
-    let mut waiting = allocate(&a, LIMIT);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(allocate(&a, LIMIT));
     while small.pop().is_some() {
         device.advance(GRACE - us(1));
         assert!(poll(&mut waiting).is_pending());
@@ -142,8 +141,7 @@ fn forgotten_future_does_not_keep_others_from_failing() {
     let (_, stream) = stream(&device, &pool);
     let allocate = || pool.allocate(&stream, LIMIT).tag(tag);
     let held = allocate().try_now().unwrap();
-    let mut first = allocate();
-    assert!(poll(&mut first).is_pending());
+    let first = not_ready(allocate());
     std::mem::forget(first);
     let (woken, waker) = Count::new();
     let mut second = allocate();
@@ -168,10 +166,8 @@ fn growths_that_wait_for_each_other_fail_one_by_one() {
         allocate.try_now().unwrap()
     };
     let (mut one, mut other) = (cache(&a), cache(&b));
-    let mut much = Box::pin(one.grow(6 * MIB));
-    assert!(poll(&mut much).is_pending());
-    let mut as_much = Box::pin(other.grow(6 * MIB));
-    assert!(poll(&mut as_much).is_pending());
+    let mut much = not_ready(Box::pin(one.grow(6 * MIB)));
+    let mut as_much = not_ready(Box::pin(other.grow(6 * MIB)));
     device.advance(GRACE);
     assert!(is_deadlocked(poll(&mut much)));
     assert!(poll(&mut as_much).is_pending());

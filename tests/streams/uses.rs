@@ -241,8 +241,7 @@ fn host_gets_the_error_of_a_broken_device() {
     let mut block = pool.try_allocate(&home, MIB).unwrap();
     run(&work, us(10));
     {
-        let mut waiting = Box::pin(block.host());
-        assert!(poll(&mut waiting).is_pending());
+        let waiting = not_ready(Box::pin(block.host()));
         device.break_device("an illegal address");
         let told = now(waiting).map(drop);
         assert!(matches!(told, Err(StreamError::Device(error)) if error.is_sticky()));

@@ -63,8 +63,7 @@ fn every_error_has_the_status_that_says_whose_fault_it_is() {
         answer(&pool.try_allocate(&stream, MIB).unwrap_err()),
         (503, one.clone())
     );
-    let mut late = pool.allocate(&stream, MIB).deadline(us(5));
-    assert!(poll(&mut late).is_pending());
+    let late = not_ready(pool.allocate(&stream, MIB).deadline(us(5)));
     assert_eq!(
         failed(pool.allocate(&stream, MIB)),
         (503, one.clone()),

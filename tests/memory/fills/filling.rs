@@ -19,8 +19,7 @@ fn memory_is_zero_when_it_is_allocated() {
     // Awaited blocks are filled as well, granted at once or after a wait.
     let all = place.take(64 * MIB);
     write_after(&place.work, &all, 5, 7);
-    let mut waiting = place.pool.allocate(&place.stream, 64 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(place.pool.allocate(&place.stream, 64 * MIB));
     drop(all);
     let block = place.finish(waiting).unwrap();
     assert_eq!(place.byte_at(block.address(), block.size()), 0);
@@ -267,8 +266,7 @@ fn abandoned_grant_is_not_filled() {
             .fill_on_free(Fill::Poison)
     });
     let all = place.take(64 * MIB);
-    let mut waiting = place.pool.allocate(&place.stream, MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(place.pool.allocate(&place.stream, MIB));
     let before = place.fills();
     drop(all);
     // Served by another request's poll, and then dropped.

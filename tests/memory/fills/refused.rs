@@ -44,8 +44,7 @@ fn failed_fill_uncharges_the_tag() {
     let refused = allocate().try_now().unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     let block = allocate().try_now().unwrap();
-    let mut held = allocate();
-    assert!(poll(&mut held).is_pending());
+    let held = not_ready(allocate());
     drop(block);
     place.device.fail_next(Call::Fill, Other);
     let refused = now(held).unwrap_err();
@@ -129,8 +128,7 @@ fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
                 .fill_on_free(Fill::Zero)
         });
         let block = place.take(MIB);
-        let mut waiting = place.pool.allocate(&place.stream, 64 * MIB);
-        assert!(poll(&mut waiting).is_pending());
+        let mut waiting = not_ready(place.pool.allocate(&place.stream, 64 * MIB));
         place.device.script(Call::Fill, 1, Fault::Fails(Sticky));
         if on_free {
             drop(block);

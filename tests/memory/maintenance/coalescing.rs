@@ -192,8 +192,7 @@ fn coalescing_is_deferred_while_a_request_waits() {
         .unwrap();
     let (_, stream) = stream(&device, &pool);
     let kept = every_other_one(&pool, &stream, 16);
-    let mut waiter = pool.allocate(&stream, 16 * CHUNK);
-    assert!(poll(&mut waiter).is_pending());
+    let waiter = not_ready(pool.allocate(&stream, 16 * CHUNK));
     let_pass(&device, 3);
     assert_eq!(pool.statistics().releasable_blocks, 8);
     drop(waiter);

@@ -18,8 +18,7 @@ fn forgotten_waiter_does_not_silence_the_others() {
     let (woken, waker) = Count::new();
     let mut first = pool.allocate(&a, MIB);
     assert!(poll_with(&mut first, &waker).is_pending());
-    let mut second = pool.allocate(&a, MIB);
-    assert!(poll(&mut second).is_pending());
+    let second = not_ready(pool.allocate(&a, MIB));
     std::mem::forget(second);
     drop(block);
     assert!(woken.get() > 0, "the head sleeps for ever");
@@ -30,13 +29,11 @@ fn forgotten_waiter_does_not_silence_the_others() {
 fn head_that_is_not_polled_does_not_silence_the_others() {
     let sim = manual();
     let (pool, a, block) = full(&sim);
-    let mut head = pool.allocate(&a, MIB);
-    assert!(poll(&mut head).is_pending());
+    let _head = not_ready(pool.allocate(&a, MIB));
     let (woken, waker) = Count::new();
     let mut middle = pool.allocate(&a, MIB);
     assert!(poll_with(&mut middle, &waker).is_pending());
-    let mut last = pool.allocate(&a, MIB);
-    assert!(poll(&mut last).is_pending());
+    let last = not_ready(pool.allocate(&a, MIB));
     drop(last);
     let before = woken.get();
     drop(block);
@@ -54,8 +51,7 @@ fn stopped_runtime_does_not_silence_the_waiters() {
         .build()
         .unwrap();
     rt.block_on(async {
-        let mut w = pool.allocate(&a, MIB);
-        assert!(poll(&mut w).is_pending());
+        let w = not_ready(pool.allocate(&a, MIB));
         drop(w); // e.g. a timeout, a select
     });
     let (woken, waker) = Count::new();
@@ -98,8 +94,7 @@ fn stopped_runtime_does_not_keep_the_memory() {
     {
         let (pool, a, block) = full(&sim);
         rt.block_on(async {
-            let mut w = pool.allocate(&a, MIB);
-            assert!(poll(&mut w).is_pending());
+            let w = not_ready(pool.allocate(&a, MIB));
             drop(w);
         });
         drop(block);
@@ -114,8 +109,7 @@ fn waiter_sees_completed_memory_whatever_the_policy() {
     let pool = builder(&sim, 8 * MIB).reuse(Reuse::NONE).build().unwrap();
     let [(wa, a), (_wb, b)] = streams(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    let mut w = pool.allocate(&b, 8 * MIB);
-    assert!(poll(&mut w).is_pending());
+    let mut w = not_ready(pool.allocate(&b, 8 * MIB));
     run(&wa, us(10));
     drop(block);
     sim.advance(us(100));

@@ -18,10 +18,8 @@ fn several_blocks_are_granted_together() {
     assert_eq!(used(&pool), 8 * MIB, "none of them");
     let never = pool.allocate_many(&stream, [16 * MIB, 17 * MIB]).try_now();
     assert!(matches!(never, Err(AllocError::TooLarge { requested, .. }) if requested == 33 * MIB));
-    let mut waiting = pool.allocate_many(&stream, layouts);
-    assert!(poll(&mut waiting).is_pending());
-    let mut behind = pool.allocate(&stream, 512);
-    assert!(poll(&mut behind).is_pending());
+    let waiting = not_ready(pool.allocate_many(&stream, layouts));
+    let behind = not_ready(pool.allocate(&stream, 512));
     assert_eq!(used(&pool), 8 * MIB, "it holds nothing while it waits");
     drop(held);
     let blocks = now(waiting).unwrap();
@@ -87,8 +85,7 @@ fn failed_attempt_for_several_blocks_delays_no_memory() {
     run(&long, us(100_000));
     drop(block);
     // The second stream may be made to wait for the first. Its own work takes longer.
-    let mut both = pool.allocate_many(&b, [3 * MIB, 3 * MIB]);
-    assert!(poll(&mut both).is_pending());
+    let both = not_ready(pool.allocate_many(&b, [3 * MIB, 3 * MIB]));
     drop(both);
     device.advance(us(100));
     let block = pool.try_allocate(&c, 4 * MIB).expect("its work is over");

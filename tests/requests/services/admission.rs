@@ -38,8 +38,7 @@ fn full_queue_refuses_requests() {
     assert_eq!(stream.statistics().waits.refused, 2);
     let [first, mut second] = waiters;
     drop(first);
-    let mut third = pool.allocate(&stream, MIB);
-    assert!(poll(&mut third).is_pending());
+    let mut third = not_ready(pool.allocate(&stream, MIB));
     drop(held);
     assert!(poll(&mut second).is_ready() && poll(&mut third).is_ready());
     pool.check_conserved().unwrap();
@@ -67,8 +66,7 @@ fn queue_limit_counts_bytes_and_can_change() {
     assert_eq!(pool.queue_limit(), QueueLimit::NONE);
     let (_, stream) = stream(&device, &pool);
     let _held = pool.try_allocate(&stream, ALL).unwrap();
-    let mut waiter = pool.allocate(&stream, 3 * MIB);
-    assert!(poll(&mut waiter).is_pending());
+    let mut waiter = not_ready(pool.allocate(&stream, 3 * MIB));
     pool.set_queue_limit(QueueLimit::bytes(4 * MIB));
     let error = refusal(&pool, &stream, 2 * MIB);
     let AllocError::QueueFull {
@@ -80,11 +78,9 @@ fn queue_limit_counts_bytes_and_can_change() {
         panic!("{error}");
     };
     assert_eq!((waiting_bytes, limit_bytes), (3 * MIB, 4 * MIB));
-    let mut other = pool.allocate(&stream, MIB);
-    assert!(poll(&mut other).is_pending());
+    let _other = not_ready(pool.allocate(&stream, MIB));
     pool.set_queue_limit(QueueLimit::NONE);
-    let mut third = pool.allocate(&stream, 2 * MIB);
-    assert!(poll(&mut third).is_pending());
+    let _third = not_ready(pool.allocate(&stream, 2 * MIB));
     pool.set_queue_limit(0);
     assert!(poll(&mut waiter).is_pending(), "waiting requests stay");
     assert_eq!(waiting(&pool), 3);
@@ -128,8 +124,7 @@ fn tag_has_a_queue_limit_of_its_own() {
     pool.set_queue_limit(7);
     assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(1));
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    let mut first = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll(&mut first).is_pending());
+    let mut first = not_ready(pool.allocate(&stream, MIB).tag(tag));
     let refused = now(pool.allocate(&stream, MIB).tag(tag)).unwrap_err();
     assert!(matches!(
         refused,
@@ -143,8 +138,7 @@ fn tag_has_a_queue_limit_of_its_own() {
     assert!(refused.to_string().contains(&format!("queue of tag {tag}")));
     pool.tag(tag).set_queue_limit(None);
     assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(7));
-    let mut second = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll(&mut second).is_pending());
+    let _second = not_ready(pool.allocate(&stream, MIB).tag(tag));
     drop(held);
     assert!(poll(&mut first).is_ready());
 }
@@ -174,10 +168,8 @@ fn late_requests_are_shed() {
 
     let held = pool.try_allocate(&stream, ALL).unwrap();
     // The first request may wait in any case: it keeps the estimate current.
-    let mut first = pool.allocate(&stream, ALL).timeout(us(10));
-    assert!(poll(&mut first).is_pending());
-    let mut second = pool.allocate(&stream, ALL).timeout(us(250));
-    assert!(poll(&mut second).is_pending());
+    let _first = not_ready(pool.allocate(&stream, ALL).timeout(us(10)));
+    let _second = not_ready(pool.allocate(&stream, ALL).timeout(us(250)));
     let shed = now(pool.allocate(&stream, ALL).timeout(us(250))).unwrap_err();
     let expected = AllocError::Shed {
         expected: us(300),
@@ -187,11 +179,9 @@ fn late_requests_are_shed() {
     let waits = pool.statistics().waits;
     assert_eq!((waits.shed, waits.refused), (1, 0));
     // Due before the others, so that no request is ahead.
-    let mut urgent = pool.allocate(&stream, ALL).timeout(us(150)).priority(1);
-    assert!(poll(&mut urgent).is_pending());
+    let urgent = not_ready(pool.allocate(&stream, ALL).timeout(us(150)).priority(1));
     // Without a limit it waits.
-    let mut patient = pool.allocate(&stream, ALL);
-    assert!(poll(&mut patient).is_pending());
+    let _patient = not_ready(pool.allocate(&stream, ALL));
     drop(held);
     drop(now(urgent).unwrap());
     assert_eq!(waiting(&pool), 3);
@@ -219,8 +209,7 @@ fn late_requests_are_shed_at_the_limit_of_their_tag() {
         poll(&mut first).is_pending(),
         "it keeps the estimate current"
     );
-    let mut second = request().timeout(us(250));
-    assert!(poll(&mut second).is_pending());
+    let _second = not_ready(request().timeout(us(250)));
     let shed = now(request().timeout(us(250))).unwrap_err();
     assert!(
         matches!(shed, AllocError::Shed { expected, limit } if expected >= us(290) && limit == us(250)),

@@ -91,10 +91,8 @@ fn blocked_thread_is_served_behind_a_head_that_is_not_polled() {
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, ALL).unwrap();
-    let mut reclaimer = pool.reclaimer();
-    assert!(poll(&mut reclaimer).is_pending());
-    let mut first = pool.allocate(&stream, MIB);
-    assert!(poll(&mut first).is_pending());
+    let _reclaimer = not_ready(pool.reclaimer());
+    let mut first = not_ready(pool.allocate(&stream, MIB));
     thread::scope(|scope| {
         let second = scope.spawn(|| pool.allocate(&stream, MIB).blocking());
         eventually(|| waiting(&pool) == 2);

@@ -50,8 +50,7 @@ fn drain_waits_for_all_memory_and_requests() {
     drop(small);
     check(&woken);
     let check = is_woken_for_nothing_less("a reservation");
-    let mut waiting = pool.allocate(&stream, ALL);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(pool.allocate(&stream, ALL));
     drop(reservation);
     check(&woken);
     let block = match poll(&mut waiting) {
@@ -78,8 +77,7 @@ fn drain_ends_when_the_last_request_gives_up() {
     let tag = Tag::new("drain: at the door");
     pool.tag(tag).set_limit(Some(MIB));
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll(&mut at_the_door).is_pending());
+    let at_the_door = not_ready(pool.allocate(&stream, MIB).tag(tag));
     let (woken, waker) = Count::new();
     let mut drain = pool.drain();
     drop(held);
@@ -122,8 +120,7 @@ fn closed_pool_drains() {
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, ALL).unwrap();
-    let mut waiting = pool.allocate(&stream, MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let waiting = not_ready(pool.allocate(&stream, MIB));
     std::mem::forget(waiting);
     let (woken, waker) = Count::new();
     let mut drain = pool.drain();
@@ -195,8 +192,7 @@ fn unpooled_pool_drains() {
     let (work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, MIB).unwrap();
     use_block(&work, &block, us(100));
-    let mut drain = pool.drain();
-    assert!(poll(&mut drain).is_pending());
+    let mut drain = not_ready(pool.drain());
     drop(block);
     assert!(poll(&mut drain).is_pending());
     device.advance(us(100));
@@ -210,8 +206,7 @@ fn drain_and_reservation_keep_the_pool_alive() {
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let reservation = pool.reserve(MIB).try_now().unwrap();
-    let mut drain = pool.drain();
-    assert!(poll(&mut drain).is_pending());
+    let mut drain = not_ready(pool.drain());
     drop((pool, stream));
     assert_eq!(reservation.left(), MIB);
     drop(reservation);

@@ -170,15 +170,13 @@ fn hook_that_fails_or_panics_affects_no_request() {
 fn hook_that_never_ends_delays_no_request() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
-    let mut served = pool.allocate(&stream, MIB);
-    assert!(poll(&mut served).is_pending());
+    let mut served = not_ready(pool.allocate(&stream, MIB));
     assert_eq!(cache.at_work(), 1);
     cache.evict(1);
     assert!(poll(&mut served).is_ready());
     assert_eq!(cache.at_work(), 0);
 
-    let mut late = pool.allocate(&stream, 2 * MIB).timeout(us(100));
-    assert!(poll(&mut late).is_pending());
+    let mut late = not_ready(pool.allocate(&stream, 2 * MIB).timeout(us(100)));
     assert_eq!((cache.asked(), cache.at_work()), (2, 1));
     device.advance(us(100));
     let Poll::Ready(Err(AllocError::TimedOut { .. })) = poll(&mut late) else {
@@ -199,8 +197,7 @@ fn request_that_gives_up_passes_the_hook_on() {
         cache.evict(1);
         Ok(())
     });
-    let mut first = pool.allocate(&stream, MIB);
-    assert!(poll(&mut first).is_pending());
+    let first = not_ready(pool.allocate(&stream, MIB));
     let (woken, waker) = Count::new();
     let mut second = pool.allocate(&stream, MIB);
     assert!(poll_with(&mut second, &waker).is_pending());
@@ -303,8 +300,7 @@ fn hook_draws_from_no_scope_of_the_request() {
     cache.evict(2);
     let reservation = pool.reserve(2 * MIB).try_now().unwrap();
     // More than is left: the request waits, and its poll asks the hook.
-    let mut block = Box::pin(reservation.scope(pool.allocate(&stream, 3 * MIB)));
-    assert!(poll(&mut block).is_pending());
+    let mut block = not_ready(Box::pin(reservation.scope(pool.allocate(&stream, 3 * MIB))));
     assert_eq!(
         (cache.asked(), cache.at_work()),
         (1, 0),
@@ -347,8 +343,7 @@ fn dropped_hook_draws_from_no_scope_of_the_request() {
     *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
     cache.evict(1);
     let reservation = pool.reserve(MIB).try_now().unwrap();
-    let mut block = Box::pin(reservation.scope(pool.allocate(&stream, 2 * MIB)));
-    assert!(poll(&mut block).is_pending());
+    let block = not_ready(Box::pin(reservation.scope(pool.allocate(&stream, 2 * MIB))));
     assert_eq!(cache.at_work(), 1);
     drop(block);
     assert_eq!(
@@ -422,8 +417,7 @@ fn closing_drops_the_hook() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
     let blocks = Arc::downgrade(&cache.blocks);
-    let mut waiter = pool.allocate(&stream, MIB);
-    assert!(poll(&mut waiter).is_pending());
+    let mut waiter = not_ready(pool.allocate(&stream, MIB));
     drop(cache);
     assert!(blocks.upgrade().is_some());
     pool.close();

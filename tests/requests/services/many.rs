@@ -181,11 +181,9 @@ fn request_that_gives_up_in_front_lets_others_overtake() {
     let pool = pool.build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
-    let mut passed = pool.allocate(&stream, 8 * MIB);
-    assert!(poll(&mut passed).is_pending());
+    let passed = not_ready(pool.allocate(&stream, 8 * MIB));
     let small = now(pool.allocate(&stream, MIB)).unwrap();
-    let mut head = pool.allocate(&stream, 8 * MIB).priority(1);
-    assert!(poll(&mut head).is_pending());
+    let mut head = not_ready(pool.allocate(&stream, 8 * MIB).priority(1));
     let (woken, waker) = Count::new();
     let mut behind = pool.allocate(&stream, MIB);
     assert!(poll_with(&mut behind, &waker).is_pending());

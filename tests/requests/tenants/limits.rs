@@ -139,10 +139,8 @@ fn request_that_is_let_in_keeps_its_queue_position() {
     let (pool, stream) = limited(&device, 8 * MIB, (guest, 4 * MIB));
     let of_guest = pool.allocate(&stream, 4 * MIB).tag(guest).try_now();
     let other = pool.try_allocate(&stream, 4 * MIB).unwrap();
-    let mut held = pool.allocate(&stream, 4 * MIB).tag(guest);
-    assert!(poll(&mut held).is_pending());
-    let mut later = pool.allocate(&stream, 8 * MIB);
-    assert!(poll(&mut later).is_pending());
+    let held = not_ready(pool.allocate(&stream, 4 * MIB).tag(guest));
+    let mut later = not_ready(pool.allocate(&stream, 8 * MIB));
     drop(of_guest);
     let held = now(held).expect("it came before the other");
     drop(other);
@@ -163,8 +161,7 @@ fn dropped_future_uncharges_its_tag() {
     for stage in 0..4 {
         let mut of_guest = Some(allocate().try_now().unwrap());
         let mut other = Some(pool.try_allocate(&stream, 4 * MIB).unwrap());
-        let mut future = allocate();
-        assert!(poll(&mut future).is_pending());
+        let future = not_ready(allocate());
         let mut ahead = (stage == 2).then(|| pool.allocate(&stream, 8 * MIB));
         if stage > 0 {
             of_guest = None; // lets it in

@@ -39,8 +39,7 @@ fn tenants_get_memory_by_weight() {
     for flow in flows {
         for number in 0..100 {
             let allocate = pool.allocate(&stream, random.u64(1..=LARGEST));
-            let mut allocate = flow.into_iter().fold(allocate, Allocate::tag);
-            assert!(poll(&mut allocate).is_pending());
+            let allocate = not_ready(flow.into_iter().fold(allocate, Allocate::tag));
             waiting.push((flow, number, allocate));
         }
     }
@@ -91,11 +90,7 @@ fn idle_flow_saves_no_turns() {
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let wait = |tag| {
-        let mut allocate = pool.allocate(&stream, 2 * MIB).tag(tag);
-        assert!(poll(&mut allocate).is_pending());
-        allocate
-    };
+    let wait = |tag| not_ready(pool.allocate(&stream, 2 * MIB).tag(tag));
     let mut held = pool.try_allocate(&stream, 2 * MIB).unwrap();
     let mut steadies: std::collections::VecDeque<_> = (0..6).map(|_| wait(steady)).collect();
     for _ in 0..3 {

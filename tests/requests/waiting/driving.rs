@@ -23,8 +23,7 @@ fn reclaimer_sleeps_while_no_request_waits() {
     device.advance(us(10_000));
 
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    let mut waiting = pool.allocate(&b, 8 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(pool.allocate(&b, 8 * MIB));
     use_block(&work, &block, us(10_000));
     drop(block);
     assert_eq!(woken.get(), 1, "the free");
@@ -53,10 +52,8 @@ fn reclaimer_that_is_polled_without_a_change_does_nothing() {
     let device = manual();
     let (pool, work, _, block) = full(&device);
     let (_, b) = stream(&device, &pool);
-    let mut reclaimer = pool.reclaimer();
-    assert!(poll(&mut reclaimer).is_pending());
-    let mut waiting = pool.allocate(&b, 8 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut reclaimer = not_ready(pool.reclaimer());
+    let mut waiting = not_ready(pool.allocate(&b, 8 * MIB));
     use_block(&work, &block, us(10));
     drop(block);
     assert!(poll(&mut reclaimer).is_pending());
@@ -104,10 +101,8 @@ fn free_between_grant_and_take_wakes_the_next_request() {
     let (pool, _, a, block) = full(&device);
     drop(block);
     let [one, two] = [(); 2].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
-    let mut reclaimer = pool.reclaimer();
-    assert!(poll(&mut reclaimer).is_pending());
-    let mut first = pool.allocate(&a, 4 * MIB);
-    assert!(poll(&mut first).is_pending());
+    let _reclaimer = not_ready(pool.reclaimer());
+    let mut first = not_ready(pool.allocate(&a, 4 * MIB));
     let (woken, waker) = Count::new();
     let mut second = pool.allocate(&a, 4 * MIB);
     assert!(poll_with(&mut second, &waker).is_pending());
@@ -129,8 +124,7 @@ fn free_between_grant_and_take_wakes_the_next_request() {
 fn request_takes_over_when_the_reclaimer_is_dropped() {
     let device = manual();
     let (pool, work, a, block) = full(&device);
-    let mut reclaimer = pool.reclaimer();
-    assert!(poll(&mut reclaimer).is_pending());
+    let reclaimer = not_ready(pool.reclaimer());
     let (_, b) = stream(&device, &pool);
     let (woken, waker) = Count::new();
     let mut waiting = pool.allocate(&b, MIB);

@@ -39,8 +39,7 @@ fn no_request_overtakes_the_head_of_the_queue() {
     drop(block);
     let small = pool.try_allocate(&a, MIB).unwrap();
     let (_, b) = stream(&device, &pool);
-    let mut head = pool.allocate(&b, 8 * MIB);
-    assert!(poll(&mut head).is_pending());
+    let head = not_ready(pool.allocate(&b, 8 * MIB));
     let mut next = pool.allocate(&b, MIB);
     assert!(
         poll(&mut next).is_pending(),
@@ -71,8 +70,7 @@ fn warm_cache_does_not_starve_the_queue() {
     let blocks: Vec<_> = (0..8)
         .map(|_| pool.try_allocate(&a, MIB).unwrap())
         .collect();
-    let mut waiting = pool.allocate(&b, 4 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut waiting = not_ready(pool.allocate(&b, 4 * MIB));
     for block in blocks {
         drop(block);
         if pool.statistics().waits.waiting > 0 {
@@ -142,10 +140,8 @@ fn forgotten_grant_leaks_only_itself() {
     let pool = host_waits_only(&device, 8 * MIB);
     let (_, a) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    let mut waiting = pool.allocate(&a, 2 * MIB);
-    assert!(poll(&mut waiting).is_pending());
-    let mut second = pool.allocate(&a, 2 * MIB);
-    assert!(poll(&mut second).is_pending());
+    let waiting = not_ready(pool.allocate(&a, 2 * MIB));
+    let mut second = not_ready(pool.allocate(&a, 2 * MIB));
     drop(block);
     assert!(poll(&mut second).is_ready());
     std::mem::forget(waiting);

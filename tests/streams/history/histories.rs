@@ -70,10 +70,8 @@ fn history_explains_delays() {
     let [(work, first), (_, second)] = streams(&device, &pool);
     let full = pool.try_allocate(&first, 8 * MIB).unwrap();
     assert!(pool.try_allocate(&second, MIB).is_err());
-    let mut late = pool.allocate(&second, MIB).timeout(us(3));
-    assert!(poll(&mut late).is_pending());
-    let mut waiting = pool.allocate(&second, 8 * MIB);
-    assert!(poll(&mut waiting).is_pending());
+    let mut late = not_ready(pool.allocate(&second, MIB).timeout(us(3)));
+    let waiting = not_ready(pool.allocate(&second, 8 * MIB));
     device.advance(us(3));
     assert!(poll(&mut late).is_ready());
     device.advance(us(4));
@@ -141,8 +139,7 @@ fn history_lists_reservations() {
     let tag = Tag::new("history: reserved");
     let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
     assert!(pool.reserve(MIB).try_now().is_err());
-    let mut reserving = pool.reserve(4 * MIB).tag(tag);
-    assert!(poll(&mut reserving).is_pending());
+    let reserving = not_ready(pool.reserve(4 * MIB).tag(tag));
     device.advance(us(7));
     drop(full);
     let reservation = now(reserving).unwrap();

@@ -259,8 +259,7 @@ fn dropped_copy_takes_place_and_a_broken_device_fails_it() {
         blocks: [here, mut there],
         ..
     } = place(two(), false);
-    let mut copied = here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap();
-    assert!(poll(&mut copied).is_pending());
+    let copied = not_ready(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
     devices[1].break_device("a test");
     assert!(now(copied).unwrap_err().is_sticky());
     assert!(here.copy_to(0..64, &mut there, 0, &streams[0]).is_err());

@@ -10,8 +10,7 @@ fn wait_times_have_percentiles() {
         wait_for(&device, &pool, &stream, None, micros);
     }
     let full = pool.try_allocate(&stream, 64 * MIB).unwrap();
-    let mut given_up = pool.allocate(&stream, MIB);
-    assert!(poll(&mut given_up).is_pending());
+    let given_up = not_ready(pool.allocate(&stream, MIB));
     drop((given_up, full));
 
     let times = pool.statistics().waits.times;

@@ -93,8 +93,7 @@ fn waits_are_counted_for_pool_stream_and_tag() {
     wait_for(&device, &pool, &stream, Some(tag), 40);
     wait_for(&device, &pool, &stream, None, 70);
     let full = pool.try_allocate(&stream, 64 * MIB).unwrap();
-    let mut given_up = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll(&mut given_up).is_pending());
+    let given_up = not_ready(pool.allocate(&stream, MIB).tag(tag));
     drop((given_up, full));
 
     let of_tag = pool.tag(tag).statistics().waits;

@@ -1,0 +1,348 @@
+//! Instructions and cache lines of the hot paths, counted by valgrind: `cargo run --release -p weirpool-bench --bin
+//! instructions`. Times are noise on shared machines; counts are not.
+//!
+//! Each case runs in a process under `cachegrind`, for two numbers of operations; the difference is what the
+//! operations took, without the start of the process. For the cache lines, each operation is followed by a walk
+//! over more memory than the simulated cache of 32 KiB has room for, so that it misses each line that it touches once.
+//!
+//! Counts are compared with those of `crates/bench/instructions.csv`. The program fails if one is more than 5 % higher: compilers
+//! differ by some percent from version to version. `--accept` writes what was counted.
+
+use anyhow::{Context, bail, ensure};
+use clap::Parser;
+use futures::FutureExt;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use weirpool::device::sim::{Checker, Clock, SimDevice};
+use weirpool::{Block, Pool, Reservation, Stream, Tag};
+
+/// The part by which a count may be higher than the accepted one.
+const TOLERANCE: f64 = 0.05;
+/// Operations of the two runs. More would change counts by less than one in a hundred.
+const RUNS: [u64; 2] = [1_000, 3_000];
+const LINE: usize = 64;
+/// Twice what the simulated cache has room for.
+const SWEPT: usize = 64 << 10;
+const BYTES: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+
+#[derive(Parser)]
+struct Options {
+    /// Counts these cases only.
+    cases: Vec<String>,
+    /// Writes the counts to `instructions.csv` instead of comparing them.
+    #[arg(long)]
+    accept: bool,
+    /// Runs a case in this process.
+    #[arg(long, hide = true, requires = "operations")]
+    run: Option<String>,
+    #[arg(long, hide = true)]
+    operations: Option<u64>,
+    #[arg(long, hide = true)]
+    sweep: bool,
+}
+
+/// A pool on a simulated device whose time stands still, so that each run takes the same way.
+struct Place {
+    device: SimDevice,
+    pool: Pool,
+    stream: Stream,
+    other: Stream,
+    tag: Tag,
+    reservation: Reservation,
+}
+
+type Operation = fn(&Place);
+
+const CASES: &[(&str, Operation)] = &[
+    ("pair", |place| {
+        let block = place.pool.try_allocate(&place.stream, BYTES);
+        drop(black_box(block.expect("memory")));
+    }),
+    ("pair, awaited", |place| {
+        let request = place.pool.allocate(&place.stream, BYTES).into_future();
+        drop(black_box(now(request)));
+    }),
+    ("pair of a tag", |place| {
+        let request = place.pool.allocate(&place.stream, BYTES).tag(place.tag);
+        drop(black_box(request.try_now().expect("memory")));
+    }),
+    ("pair from a reservation", |place| {
+        let block = place.reservation.allocate(&place.stream, BYTES);
+        drop(black_box(block.expect("reserved")));
+    }),
+    ("reservation and its pair", |place| {
+        let reservation = place.pool.reserve(MIB).try_now().expect("memory");
+        let block = reservation.allocate(&place.stream, MIB);
+        drop(black_box(block.expect("reserved")));
+    }),
+    ("pair beyond the cache of the stream", |place| {
+        let block = place.pool.try_allocate(&place.stream, 48 * MIB);
+        drop(black_box(block.expect("memory")));
+    }),
+    ("pair, freed on another stream", |place| {
+        let block = place.pool.try_allocate(&place.stream, BYTES);
+        let freed = block.expect("memory").deallocate_on(&place.other);
+        drop(black_box(freed.expect("a stream of the pool")));
+        place.device.advance_to_end();
+    }),
+    ("wait and grant", |place| {
+        let all = place.pool.try_allocate(&place.stream, 48 * MIB);
+        let mut request = place.pool.allocate(&place.stream, 32 * MIB).into_future();
+        assert!((&mut request).now_or_never().is_none(), "it waits");
+        drop(all.expect("memory"));
+        drop(black_box(now(request)));
+    }),
+];
+
+fn now(request: impl Future<Output = Result<Block, weirpool::AllocError>>) -> Block {
+    let block = request.now_or_never().expect("granted at once");
+    block.expect("memory")
+}
+
+impl Place {
+    fn new() -> anyhow::Result<Self> {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .checker(Checker::Off)
+            .build();
+        let pool = Pool::builder(device.clone()).capacity(64 * MIB).build()?;
+        let [stream, other] = [pool.create_stream()?, pool.create_stream()?];
+        let reservation = pool.reserve(4 * MIB).try_now()?;
+        Ok(Self {
+            device,
+            pool,
+            stream,
+            other,
+            tag: Tag::new("instructions"),
+            reservation,
+        })
+    }
+}
+
+fn run(name: &str, operations: u64, sweeps: bool) -> anyhow::Result<()> {
+    let case = CASES.iter().find(|(known, _)| *known == name);
+    let (_, operation) = case.with_context(|| format!("there is no case {name:?}"))?;
+    let place = Place::new()?;
+    let mut swept = vec![0_u8; SWEPT];
+    for _ in 0..operations {
+        operation(&place);
+        if sweeps {
+            black_box(&mut swept[..])
+                .iter_mut()
+                .step_by(LINE)
+                .for_each(|byte| *byte = byte.wrapping_add(1));
+        }
+    }
+    Ok(())
+}
+
+/// What one operation takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Counts {
+    instructions: f64,
+    lines: f64,
+}
+
+impl Counts {
+    fn of(name: &str) -> anyhow::Result<Self> {
+        let per_operation = |sweeps, total: fn(&str) -> anyhow::Result<u64>| {
+            let mut totals = [0; 2];
+            for (total_of_run, operations) in totals.iter_mut().zip(RUNS) {
+                *total_of_run = total(&under_valgrind(name, operations, sweeps)?)?;
+            }
+            let more = totals[1].saturating_sub(totals[0]);
+            anyhow::Ok(more as f64 / (RUNS[1] - RUNS[0]) as f64)
+        };
+        let misses = per_operation(true, |report| figure(report, "D1  misses:"))?;
+        Ok(Self {
+            instructions: per_operation(false, |report| figure(report, "I   refs:"))?.round(),
+            lines: (misses - (SWEPT / LINE) as f64).round(),
+        })
+    }
+}
+
+fn under_valgrind(name: &str, operations: u64, sweeps: bool) -> anyhow::Result<String> {
+    let mut command = Command::new("valgrind");
+    command.args([
+        "--tool=cachegrind",
+        "--cache-sim=yes",
+        "--cachegrind-out-file=/dev/null",
+    ]);
+    // Not those of this machine.
+    command.args(["--I1=32768,8,64", "--D1=32768,8,64", "--LL=8388608,16,64"]);
+    command.arg(std::env::current_exe()?);
+    command.args(["--run", name, "--operations", &operations.to_string()]);
+    command.args(sweeps.then_some("--sweep"));
+    let output = command.output()?;
+    let report = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.success(),
+        "valgrind failed for {name}:\n{report}"
+    );
+    Ok(report)
+}
+
+/// Returns the first number of valgrind's line.
+fn figure(report: &str, title: &str) -> anyhow::Result<u64> {
+    let line = report.lines().find_map(|line| line.split_once(title));
+    let (_, figures) = line.with_context(|| format!("no line {title:?} in\n{report}"))?;
+    let first = figures.split_whitespace().next().unwrap_or_default();
+    Ok(first.replace(',', "").parse()?)
+}
+
+fn accepted_at() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("instructions.csv")
+}
+
+fn accepted() -> anyhow::Result<BTreeMap<String, Counts>> {
+    let text = fs::read_to_string(accepted_at()).context("run with --accept first")?;
+    let lines = text.lines().skip(1);
+    lines
+        .map(|line| {
+            let mut fields = line.rsplitn(3, ';');
+            let (lines, instructions, name) = (fields.next(), fields.next(), fields.next());
+            let number = |field: Option<&str>| field.and_then(|text| text.trim().parse().ok());
+            let counts = number(instructions).zip(number(lines));
+            let (instructions, lines) =
+                counts.with_context(|| format!("{line:?} in {}", accepted_at().display()))?;
+            let counts = Counts {
+                instructions,
+                lines,
+            };
+            Ok((name.unwrap_or_default().to_owned(), counts))
+        })
+        .collect()
+}
+
+/// Returns sentences about counts that are too high.
+fn excesses(name: &str, now: Counts, before: Counts) -> Vec<String> {
+    let kinds = [
+        ("instructions", now.instructions, before.instructions),
+        ("cache lines", now.lines, before.lines),
+    ];
+    // Two lines are within the tolerance of any count: what lies on the stack moves from run to run.
+    let is_too_high = |now: f64, before: f64| now > (before * (1.0 + TOLERANCE)).max(before + 2.0);
+    let too_high = kinds
+        .into_iter()
+        .filter(|(_, now, before)| is_too_high(*now, *before));
+    too_high
+        .map(|(kind, now, before)| format!("{name}: {now} {kind}, {before} accepted"))
+        .collect()
+}
+
+/// Prints all counts. Returns sentences about those that are too high.
+fn compare(counted: &BTreeMap<&str, Counts>) -> anyhow::Result<Vec<String>> {
+    let accepted = accepted()?;
+    let mut all = Vec::new();
+    println!(
+        "{:<40}{:>14}{:>10}{:>14}{:>10}",
+        "", "instructions", "accepted", "cache lines", "accepted"
+    );
+    for (name, now) in counted {
+        let before = accepted.get(*name);
+        let before = before.with_context(|| format!("{name:?} is not accepted: --accept"))?;
+        println!(
+            "{name:<40}{:>14}{:>10}{:>14}{:>10}",
+            now.instructions, before.instructions, now.lines, before.lines
+        );
+        all.extend(excesses(name, *now, *before));
+    }
+    Ok(all)
+}
+
+fn accept(counted: &BTreeMap<&str, Counts>) -> anyhow::Result<()> {
+    let mut text = "case; instructions; cache lines\n".to_owned();
+    for (
+        name,
+        Counts {
+            instructions,
+            lines,
+        },
+    ) in counted
+    {
+        writeln!(text, "{name}; {instructions}; {lines}")?;
+    }
+    Ok(fs::write(accepted_at(), text)?)
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let options = Options::parse();
+    if let Some(name) = &options.run {
+        run(name, options.operations.unwrap_or_default(), options.sweep)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("not counted: valgrind is not installed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let names: Vec<_> = match &options.cases[..] {
+        [] => CASES.iter().map(|(name, _)| *name).collect(),
+        asked => asked.iter().map(String::as_str).collect(),
+    };
+    let counted = names.into_iter().map(|name| Ok((name, Counts::of(name)?)));
+    let counted: BTreeMap<_, _> = counted.collect::<anyhow::Result<_>>()?;
+    if options.accept {
+        ensure!(options.cases.is_empty(), "--accept takes all cases");
+        accept(&counted)?;
+    }
+    let excesses = compare(&counted)?;
+    if !excesses.is_empty() {
+        bail!(
+            "more than 5 % above what is accepted:\n  {}\nIf that is worth it, or comes with another compiler, run again with --accept, and say why",
+            excesses.join("\n  ")
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_beyond_the_tolerance_are_named() {
+        let before = Counts {
+            instructions: 1000.0,
+            lines: 10.0,
+        };
+        let with = |instructions, lines| {
+            let now = Counts {
+                instructions,
+                lines,
+            };
+            excesses("pair", now, before)
+        };
+        assert!(with(1050.0, 12.0).is_empty() && with(1.0, 1.0).is_empty());
+        assert_eq!(
+            with(1051.0, 10.0),
+            ["pair: 1051 instructions, 1000 accepted"]
+        );
+        assert_eq!(with(1000.0, 13.0), ["pair: 13 cache lines, 10 accepted"]);
+    }
+
+    #[test]
+    fn figures_of_a_report_are_read() {
+        let report =
+            "==7== I   refs:      1,234,567\n==7== D1  misses:  8,901  ( 8,000 rd + 901 wr)\n";
+        assert_eq!(figure(report, "I   refs:").unwrap(), 1_234_567);
+        assert_eq!(figure(report, "D1  misses:").unwrap(), 8_901);
+        assert!(figure(report, "LL misses:").is_err());
+    }
+
+    #[test]
+    fn each_case_is_accepted() {
+        let accepted = accepted().unwrap();
+        assert!(
+            accepted.keys().eq(CASES
+                .iter()
+                .map(|case| case.0)
+                .collect::<std::collections::BTreeSet<_>>())
+        );
+    }
+}
