@@ -222,11 +222,7 @@ fn broker_without_descriptors_sleeps_until_it_has_some() {
     };
     prlimit(Some(running.process()), Resource::Nofile, limit).unwrap();
     let many: Vec<_> = (0..16).map(|_| connect(&folder)).collect();
-    let is_asleep = || {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-        stat.rsplit_once(") ").unwrap().1.starts_with('S')
-    };
-    eventually(|| (0..50).all(|_| is_asleep()));
+    eventually(|| (0..50).all(|_| running.state() == 'S'));
     drop(many);
     let _next = holder(&folder, 1, 64 * MIB);
 }

@@ -131,6 +131,15 @@ impl Site {
     }
 }
 
+/// Counts a thread that ends.
+struct Ends<'a>(&'a AtomicUsize);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn pools_that_do_anything_stay_within_the_capacity() {
     let folder = Folder::new("mixed");
@@ -140,8 +149,10 @@ fn pools_that_do_anything_stay_within_the_capacity() {
         for thread in 0..3_u64 {
             let (folder, threads) = (&folder, &threads);
             scope.spawn(move || {
+                // Also if it panics.
+                let _ends = Ends(threads);
                 for round in 0..ROUNDS as u64 {
-                    let site = (0..1000).find_map(|_| {
+                    let site = (0..20_000).find_map(|_| {
                         let site = Site::new(folder, thread * 100 + round);
                         if site.is_none() {
                             std::thread::sleep(Duration::from_millis(1));
@@ -157,7 +168,6 @@ fn pools_that_do_anything_stay_within_the_capacity() {
                         site.end();
                     }
                 }
-                threads.fetch_sub(1, Ordering::Relaxed);
             });
         }
         while threads.load(Ordering::Relaxed) > 0 {
