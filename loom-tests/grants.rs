@@ -4,17 +4,22 @@ use super::*;
 use loom::future::block_on;
 use loom::thread;
 
+/// Frees a block while an allocation of all memory joins the queue.
+fn free_against_enqueue(pool: &Pool, block: Block, stream: &Stream) {
+    let freeing = thread::spawn(move || drop(block));
+    let granted = block_on(pool.allocate(stream, 2 * MIB)).unwrap();
+    freeing.join().unwrap();
+    drop(granted);
+    pool.check_conserved().unwrap();
+}
+
 /// A block is freed while an allocation joins the queue. The allocation finds it by searching, or is woken.
 #[test]
 fn release_against_enqueue() {
     model("release against enqueue", || {
         let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let freeing = thread::spawn(move || drop(block));
-        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
-        freeing.join().unwrap();
-        drop(granted);
-        pool.check_conserved().unwrap();
+        free_against_enqueue(&pool, block, &b);
     });
 }
 
@@ -24,11 +29,7 @@ fn lane_free_against_enqueue() {
     model("lane free against enqueue", || {
         let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 4096).unwrap();
-        let freeing = thread::spawn(move || drop(block));
-        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
-        freeing.join().unwrap();
-        drop(granted);
-        pool.check_conserved().unwrap();
+        free_against_enqueue(&pool, block, &b);
     });
 }
 
@@ -70,11 +71,7 @@ fn large_block_free_against_enqueue() {
             drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         }
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let freeing = thread::spawn(move || drop(block));
-        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
-        freeing.join().unwrap();
-        drop(granted);
-        pool.check_conserved().unwrap();
+        free_against_enqueue(&pool, block, &b);
     });
 }
 

@@ -25,6 +25,20 @@ fn draw_all(reservation: &Reservation, stream: &Stream) {
     }
 }
 
+/// Draws all of a reservation for `b`, while another thread frees it on `a`, whose work runs.
+fn draw_while_freed(device: &SimDevice, pool: &Pool, (work, a): (&SimStream, &Stream), b: &Stream) {
+    let reservation = pool.reserve(2 * MIB).try_now().unwrap();
+    let block = reservation.allocate(a, 2 * MIB).unwrap();
+    run(work, 10);
+    let freeing = thread::spawn(move || drop(block));
+    draw_all(&reservation, b);
+    freeing.join().unwrap();
+    drop(reservation.allocate(b, 2 * MIB).unwrap());
+    drop(reservation);
+    device.advance(Duration::from_micros(20));
+    pool.check_conserved().unwrap();
+}
+
 /// A block of a reservation is freed while another is drawn.
 #[test]
 fn draw_against_a_free() {
@@ -32,16 +46,7 @@ fn draw_against_a_free() {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
         let [(work, a), (_, b)] = streams(&device, &pool);
-        let reservation = pool.reserve(2 * MIB).try_now().unwrap();
-        let block = reservation.allocate(&a, 2 * MIB).unwrap();
-        run(&work, 10);
-        let freeing = thread::spawn(move || drop(block));
-        draw_all(&reservation, &b);
-        freeing.join().unwrap();
-        drop(reservation.allocate(&b, 2 * MIB).unwrap());
-        drop(reservation);
-        device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        draw_while_freed(&device, &pool, (&work, &a), &b);
     });
 }
 
@@ -147,16 +152,7 @@ fn draw_against_a_free_on_an_external_stream() {
         let pool = waiting_pool(&device, 2 * MIB);
         let (work, a) = external(&device, &pool);
         let (_, b) = stream(&device, &pool);
-        let reservation = pool.reserve(2 * MIB).try_now().unwrap();
-        let block = reservation.allocate(&a, 2 * MIB).unwrap();
-        run(&work, 10);
-        let freeing = thread::spawn(move || drop(block));
-        draw_all(&reservation, &b);
-        freeing.join().unwrap();
-        drop(reservation.allocate(&b, 2 * MIB).unwrap());
-        drop(reservation);
-        device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        draw_while_freed(&device, &pool, (&work, &a), &b);
     });
 }
 

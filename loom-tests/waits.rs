@@ -115,21 +115,25 @@ fn close_against_wait() {
     });
 }
 
-/// The first of two waiters is dropped while a third thread frees. The second is granted.
+/// Drops the first of two waiters, while another thread frees the block that both wait for. The second is granted.
+fn cancel_of_the_head(pool: &Pool, block: Block, [a, b]: [&Stream; 2]) {
+    let mut head = pool.allocate(a, 2 * MIB);
+    assert!(poll(&mut head).is_pending());
+    let mut next = pool.allocate(b, 2 * MIB);
+    assert!(poll(&mut next).is_pending());
+    let freeing = thread::spawn(move || drop(block));
+    drop(head);
+    drop(block_on(next).unwrap());
+    freeing.join().unwrap();
+    pool.check_conserved().unwrap();
+}
+
 #[test]
 fn cancel_of_the_head_against_a_free() {
     model("cancel of the head against a free", || {
         let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let mut head = pool.allocate(&a, 2 * MIB);
-        assert!(poll(&mut head).is_pending());
-        let mut next = pool.allocate(&b, 2 * MIB);
-        assert!(poll(&mut next).is_pending());
-        let freeing = thread::spawn(move || drop(block));
-        drop(head);
-        drop(block_on(next).unwrap());
-        freeing.join().unwrap();
-        pool.check_conserved().unwrap();
+        cancel_of_the_head(&pool, block, [&a, &b]);
     });
 }
 
@@ -141,15 +145,7 @@ fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let mut reclaimer = pool.reclaimer();
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
-        let mut head = pool.allocate(&a, 2 * MIB);
-        assert!(poll(&mut head).is_pending());
-        let mut next = pool.allocate(&b, 2 * MIB);
-        assert!(poll(&mut next).is_pending());
-        let freeing = thread::spawn(move || drop(block));
-        drop(head);
-        drop(block_on(next).unwrap());
-        freeing.join().unwrap();
-        pool.check_conserved().unwrap();
+        cancel_of_the_head(&pool, block, [&a, &b]);
     });
 }
 

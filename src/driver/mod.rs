@@ -19,7 +19,7 @@
 //! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `reservation`, `kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `reservation`, `streams/kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
@@ -49,7 +49,6 @@ mod evictable;
 mod figures;
 mod fill;
 mod heuristic;
-mod kept;
 mod lease;
 mod maintenance;
 mod memory;
@@ -84,7 +83,6 @@ pub(crate) use evictable::{Candidate, Evict, Place};
 pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;
-pub(crate) use kept::{Book, Kept};
 pub use lease::BrokerLease;
 pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
@@ -94,7 +92,7 @@ pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
 pub use statistics::{Hits, Statistics};
-pub(crate) use streams::Watches;
+pub(crate) use streams::{Book, Kept, Watches};
 pub(crate) use supply::{Spill, Supply};
 pub use trimmed::Trimmed;
 pub(crate) use upstream::MemorySource;

@@ -1,7 +1,10 @@
 //! The streams layer: registers streams, asks them how far they have come, and takes back what their caches hold.
 
+mod kept;
+
+pub(crate) use kept::{Book, Kept};
+
 use super::core::Core;
-use super::kept::KeptBooks;
 use super::neighbours::Neighbours;
 use super::registry::{Lanes, Registry};
 use super::{Change, HistoryEvent};
@@ -14,6 +17,7 @@ use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marke
 use crate::policy::Order;
 use crate::sync::{Arc, Busy, Guards, plain};
 use crate::trace;
+use kept::KeptBooks;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::task::Waker;
@@ -31,7 +35,7 @@ pub(crate) struct Streams {
     active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
     pub(crate) neighbours: Neighbours,
-    pub(super) kept_books: KeptBooks,
+    kept_books: KeptBooks,
 }
 
 impl Deref for Streams {

@@ -10,7 +10,7 @@
 //!
 //! The lock order is book, heap, registry, lane.
 
-use super::streams::Streams;
+use super::Streams;
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Request};
 use crate::id::{ReservationId, StreamId};
