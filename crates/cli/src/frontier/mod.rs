@@ -54,7 +54,7 @@ struct Point {
     share: f64,
     /// Peak reserved over peak requested.
     ratio: f64,
-    /// The same ratio of a pool that reserves no chunk too many.
+    /// The lower bound of this chunk size over peak requested.
     bound: f64,
 }
 
