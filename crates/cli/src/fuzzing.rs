@@ -2,7 +2,7 @@
 //!
 //! Each function reads its input as the contents of a file, within small limits, and panics if the trace that comes of
 //! it breaks a promise. `cargo test` runs them over the corpora of `fuzz/corpus` and over mutations of their entries;
-//! `cargo +nightly fuzz run csv` (or `rmm`, `pickle`, `gzip`) at the root of the repository searches for more.
+//! `cargo +nightly fuzz run csv` (or `rmm`, `instance`, `pickle`, `gzip`) at the root of the repository searches for more.
 
 use crate::read::{self, Request};
 use crate::trace::limits::Limits;
@@ -44,6 +44,14 @@ pub fn csv(data: &[u8]) -> Result<usize, String> {
 /// Returns an error if the input is not a valid trace.
 pub fn rmm(data: &[u8]) -> Result<usize, String> {
     file(&[b"Thread,Time,Action,Pointer,Size,Stream\n", data].concat())
+}
+
+/// Reads `data` as the rows of an instance of static memory planning.
+///
+/// # Errors
+/// Returns an error if the input is not a valid trace.
+pub fn instance(data: &[u8]) -> Result<usize, String> {
+    file(&[b"id,lower,upper,size\n", data].concat())
 }
 
 /// Reads `data` as a pickle behind its first byte.

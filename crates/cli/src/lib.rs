@@ -43,6 +43,7 @@ mod show;
 mod trace;
 mod units;
 
+use anyhow::Context;
 use device::cuda;
 use device::machine::Site;
 use device::simulated::Simulator;
@@ -144,26 +145,30 @@ fn frontier(options: &Frontier) -> anyhow::Result<()> {
 /// Reads or generates all traces, before the first one is replayed: so a fault of any file is reported at once.
 fn traces(source: &Source, seed: u64) -> anyhow::Result<Vec<Trace>> {
     if let Some(Generated::CrossStream) = source.generate {
-        return Ok(vec![cross_stream(source.operations, seed)?]);
+        let generated = cross_stream(source.operations, seed)?;
+        return Ok(vec![generated.scaled(source.scale)?]);
     }
     let request = read::Request {
         device: source.trace_device,
         ..read::Request::default()
     };
     let files = source.files();
-    let traces = files.iter().map(|file| recorded(file, request));
+    let traces = files
+        .iter()
+        .map(|file| recorded(file, request, source.scale));
     let mut traces = traces.collect::<anyhow::Result<Vec<_>>>()?;
     make_names_unique(&mut traces);
     Ok(traces)
 }
 
 /// Reads the trace in a file, and prints what its recording lacks on standard error.
-fn recorded(file: &Path, request: read::Request) -> anyhow::Result<Trace> {
+fn recorded(file: &Path, request: read::Request, scale: u64) -> anyhow::Result<Trace> {
     let recording = read::read(file, request)?;
     for note in &recording.notes {
         output::note(format_args!("{}: {note}", units::path(file)));
     }
-    Ok(recording.trace)
+    let too_large = || format!("{}: --scale {scale} is too large", units::path(file));
+    recording.trace.scaled(scale).with_context(too_large)
 }
 
 /// Numbers traces of one name, whose pictures and columns could not be told apart.

@@ -1,6 +1,6 @@
 //! The fuzz targets over their corpora and over mutations of them: no input makes a reader panic.
 //!
-//! `cargo +nightly fuzz run csv` (or `rmm`, `pickle`, `gzip`) at the root of the repository searches for more.
+//! `cargo +nightly fuzz run csv` (or `rmm`, `instance`, `pickle`, `gzip`) at the root of the repository searches for more.
 
 use fastrand::Rng;
 use std::fs;
@@ -9,9 +9,10 @@ use weirpool_cli::fuzzing;
 
 type Target = fn(&[u8]) -> Result<usize, String>;
 
-const TARGETS: [(&str, Target); 4] = [
+const TARGETS: [(&str, Target); 5] = [
     ("csv", fuzzing::csv),
     ("rmm", fuzzing::rmm),
+    ("instance", fuzzing::instance),
     ("pickle", fuzzing::pickle),
     ("gzip", fuzzing::gzip),
 ];

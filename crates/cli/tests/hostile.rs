@@ -168,6 +168,72 @@ fn live_bytes_do_not_overflow() {
 }
 
 #[test]
+fn hostile_instance_is_refused_at_its_line() {
+    let folder = Folder::new("instance");
+    let longest = "281474976710656";
+    for (name, row, message) in [
+        (
+            "live",
+            format!("b,0,9,{longest}\n"),
+            "live.csv:4098: more than",
+        ),
+        (
+            "long",
+            format!("{},0,9,1\n", "b".repeat(5000)),
+            "long.csv:2: the line is longer",
+        ),
+        (
+            "late",
+            format!("b,0,{longest}0,1\n"),
+            "late.csv:2: upper is",
+        ),
+        (
+            "commas",
+            ",".repeat(4000) + "\n",
+            "commas.csv:2: 4001 fields",
+        ),
+    ] {
+        let instance = format!("id,lower,upper,size\n{}", row.repeat(5000));
+        let file = folder.file(&format!("{name}.csv"), instance.as_bytes());
+        let refused = refusal(&file, &[]);
+        assert!(refused.contains(message), "{refused}");
+    }
+    let bomb = std::iter::once(&b"id,lower,upper,size\n"[..]);
+    let zeros = vec![b'0'; 1 << 20];
+    let bomb = gzip(bomb.chain(std::iter::repeat_n(&zeros[..], 3)));
+    let refused = refusal(&folder.file("bomb.csv.gz", &bomb), &[]);
+    assert!(
+        refused.contains("bomb.csv.gz:2: the line is longer"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn instance_is_replayed_beside_its_lower_bound() {
+    let folder = Folder::new("bound");
+    let instance = b"id,lower,upper,size\nb2,3,9,4096\nb1,0,3,4096\nb3,0,9,8192\n";
+    let file = folder.file("small.csv", instance);
+    for (scale, bound) in [("--scale=1", 8 << 20), ("--scale=1024", 16 << 20)] {
+        let output = replay(&file, &[scale, "--json"]);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["lower_bound"].as_u64(), Some(bound), "{report}");
+        assert_eq!(
+            report["reserved_over_bound"].as_f64(),
+            Some(1.0),
+            "{report}"
+        );
+    }
+    let refused = refusal(
+        &folder.file("huge.csv", b"id,lower,upper,size\nb,0,9,999999999999\n"),
+        &["--scale=1048576"],
+    );
+    assert!(
+        refused.contains("--scale 1048576 is too large"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn pauses_of_a_log_do_not_overflow() {
     let folder = Folder::new("pauses");
     let pause = 1_u64 << 48;
@@ -193,6 +259,8 @@ fn extreme_options_are_refused() {
             "--operations=18446744073709551615",
         ],
         &["--remapping=1e308"],
+        &["--scale=0"],
+        &["--scale=1048577"],
     ] {
         let output = weirpool().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

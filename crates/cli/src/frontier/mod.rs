@@ -54,6 +54,8 @@ struct Point {
     share: f64,
     /// Peak reserved over peak requested.
     ratio: f64,
+    /// The lower bound of this chunk size over peak requested.
+    bound: f64,
 }
 
 /// All points, and their conditions.
@@ -138,6 +140,7 @@ impl Point {
             chunk_bytes: report.chunk_bytes,
             share: 100.0 * report.device_ns as f64 / report.trace_ns as f64,
             ratio: report.reserved_over_requested,
+            bound: report.lower_bound as f64 / report.requested_peak as f64,
         }
     }
 }

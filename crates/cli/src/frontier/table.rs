@@ -5,12 +5,15 @@ use crate::units;
 use std::fmt::Write;
 
 const CHUNK: usize = 10;
-const FEWEST: usize = 17;
+const FEWEST: usize = 25;
 
 pub(super) fn table(frontier: &Frontier) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}", frontier.conditions);
-    let _ = writeln!(text, "reserved / requested (device time / trace time)\n");
+    let _ = writeln!(
+        text,
+        "reserved / requested [lower bound / requested] (device time / trace time)\n"
+    );
     let tables = Way::ALL.map(|way| of(frontier, way));
     text.push_str(&tables.join("\n"));
     text
@@ -51,5 +54,11 @@ fn width(trace: &str) -> usize {
 }
 
 fn cell(point: &Point) -> String {
-    format!("{:.3} ({:.2} %)", point.ratio, point.share)
+    let Point {
+        ratio,
+        bound,
+        share,
+        ..
+    } = point;
+    format!("{ratio:.3} [{bound:.3}] ({share:.2} %)")
 }

@@ -7,6 +7,7 @@ fn point(trace: &str, way: Way, mebibytes: u64) -> Point {
         way,
         chunk_bytes: mebibytes * MIB,
         share: 8.0 / mebibytes as f64,
+        bound: 1.004,
         ratio: 1.0 + mebibytes as f64 / 100.0,
     }
 }
@@ -62,7 +63,7 @@ fn no_points_and_points_without_cost_are_drawn() {
 #[test]
 fn table_has_every_point_in_aligned_columns() {
     let text = table::table(&frontier());
-    assert_eq!(text.matches("1.160 (0.50 %)").count(), 10, "{text}");
+    assert_eq!(text.matches("1.160 [1.004] (0.50 %)").count(), 10, "{text}");
     let lines: Vec<_> = text.lines().filter(|line| line.contains("MiB")).collect();
     assert_eq!(lines.len(), 15, "{text}");
     assert!(
@@ -77,5 +78,6 @@ fn point_has_the_figures_of_its_report() {
     let point = Point::new(&report, Way::WaitFirst);
     assert_eq!((point.trace.as_str(), point.chunk_bytes), ("bert", 2 * MIB));
     assert_eq!(point.ratio, 1.056);
+    assert_eq!(point.bound, f64::from(2 << 20) / 1_000.0);
     assert!((point.share - 100.0 * 9.0 / 299.0).abs() < 1e-9);
 }

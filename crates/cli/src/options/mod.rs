@@ -165,12 +165,22 @@ pub(crate) struct Top {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Source {
     /// Traces, plain or gzip: CSV like the recorded ones, logs of RMM's logging_resource_adaptor, or snapshots of PyTorch
-    /// (torch.cuda.memory._dump_snapshot) [default: the three recorded traces of the repository]
+    /// (torch.cuda.memory._dump_snapshot), or instances of static memory planning as MiniMalloc and idealloc publish them (CSV
+    /// of id,lower,upper,size; a moment is a microsecond) [default: the three recorded traces of the repository]
     pub(crate) paths: Vec<PathBuf>,
 
     /// The device of a PyTorch snapshot whose events are replayed [default: the first with an allocation]
     #[arg(long, value_name = "N")]
     pub(crate) trace_device: Option<usize>,
+
+    /// Multiplies all sizes: MiniMalloc's instances plan a memory of 1 MiB, less than a chunk, and 1024 makes it 1 GiB
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(1..=1 << 20)
+    )]
+    pub(crate) scale: u64,
 
     /// Replays a generated trace instead of files
     #[arg(long, value_name = "TRACE", conflicts_with_all = ["paths", "trace_device"])]

@@ -1,4 +1,5 @@
-//! Reads recordings from files, plain or gzip: the tool's own traces, RMM's logs and PyTorch's snapshots.
+//! Reads recordings from files, plain or gzip: the tool's own traces, RMM's logs, PyTorch's snapshots and
+//! instances of static memory planning.
 //!
 //! The beginning of a file tells its format. Faults are reported as `file:line: fault, expected what` by
 //! [`TraceError`], and every reader keeps to the [limits](crate::trace::limits).
@@ -7,6 +8,7 @@
 //! |---|---|
 //! | [`native`] | the CSV of the recorded traces |
 //! | [`rmm`] | the CSV that RMM's logging adaptor writes |
+//! | [`instance`] | the CSV of MiniMalloc's and idealloc's instances |
 //! | [`torch`], [`pickle`] | PyTorch's memory snapshots, and the pickles that hold them |
 //! | [`gzip`], [`lines`] | compressed files; lines and fields of a text |
 //! | [`addresses`], [`clock`] | allocations named by reused addresses; times of day |
@@ -15,6 +17,7 @@
 mod addresses;
 mod clock;
 mod gzip;
+mod instance;
 mod lines;
 mod native;
 mod note;
@@ -136,6 +139,7 @@ fn parse(source: impl Read, name: &str, request: Request) -> Result<Recording, A
     let recording = match () {
         () if lines.are(native::HEADER) => native::parse(lines, name, request.limits)?,
         () if lines.are(rmm::HEADER) => rmm::parse(lines, name, request.limits)?,
+        () if lines.are(instance::HEADER) => instance::parse(lines, name, request.limits)?,
         () => return Err((Location::Line(line), unknown(lines.shown()))),
     };
     match request.device {
@@ -145,8 +149,9 @@ fn parse(source: impl Read, name: &str, request: Request) -> Result<Recording, A
 }
 
 fn unknown(found: String) -> Fault {
-    let (native, rmm) = (native::HEADER, rmm::HEADER);
-    let expected = format!("`{native}`, RMM's `{rmm}` or a pickle of PyTorch");
+    let (native, rmm, instance) = (native::HEADER, rmm::HEADER, instance::HEADER);
+    let expected =
+        format!("`{native}`, RMM's `{rmm}`, MiniMalloc's `{instance}` or a pickle of PyTorch");
     Fault::Header { found, expected }
 }
 

@@ -118,7 +118,7 @@ fn wrong_header_is_shown_beside_the_right_ones() {
     assert_eq!(line, 1);
     let message = fault.to_string();
     assert!(message.contains("`time,op,id,bytes,stream`"), "{message}");
-    for header in [HEADER, rmm::HEADER] {
+    for header in [HEADER, rmm::HEADER, instance::HEADER] {
         assert!(message.contains(header), "{message}");
     }
     assert_eq!(fault_of("").0, 1);

@@ -82,6 +82,9 @@ pub(crate) struct Report {
     pub(crate) reserved_peak: u64,
     pub(crate) reserved_over_requested: f64,
     pub(crate) reserved_over_high: f64,
+    /// The least that any pool can reserve in this run: its peak of requested bytes, in whole chunks.
+    pub(crate) lower_bound: u64,
+    pub(crate) reserved_over_bound: f64,
     pub(crate) ns_p50: u64,
     pub(crate) ns_p99: u64,
     pub(crate) ns_mean: u64,
@@ -135,6 +138,9 @@ impl Report {
     ) -> Self {
         let Setting { target, policy, .. } = setting;
         let conditions = &policy.conditions;
+        let lower_bound = outcome
+            .requested_high
+            .next_multiple_of(outcome.chunk_bytes.max(1));
         let lateness = is_paced(target).then_some(&outcome.lateness_ns);
         Self {
             trace: trace.name.clone(),
@@ -150,6 +156,8 @@ impl Report {
             reserved_peak: outcome.reserved_peak,
             reserved_over_requested: outcome.reserved_peak as f64 / trace.requested_peak as f64,
             reserved_over_high: outcome.reserved_peak as f64 / outcome.requested_high as f64,
+            lower_bound,
+            reserved_over_bound: outcome.reserved_peak as f64 / lower_bound as f64,
             ns_p50: outcome.operation_ns.value_at_quantile(0.50),
             ns_p99: outcome.operation_ns.value_at_quantile(0.99),
             ns_mean: outcome.operation_ns.mean().round() as u64,

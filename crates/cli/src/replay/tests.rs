@@ -56,6 +56,28 @@ fn run_with_enough_memory_has_no_waits_and_takes_the_traces_time() {
     assert!(report.handover_waits > 0);
 }
 
+/// The bound is one that no pool can pass, in any kind of memory and whatever streams wait for.
+#[test]
+fn no_run_reserves_less_than_its_lower_bound() {
+    let trace = cross_stream(2000, 1).unwrap();
+    for arguments in [
+        &[][..],
+        &["--remapping=always", "--handle=2MiB"],
+        &["--lag=1ms", "--capacity=450MB"],
+        &["--lag=1ms", "--order=wait-first", "--handle=64MiB"],
+        &["--upstream=device"],
+    ] {
+        let report = replayed(&trace, arguments);
+        assert_eq!(report.lower_bound % report.chunk_bytes, 0);
+        assert!(report.lower_bound >= report.requested_high);
+        assert!(report.lower_bound < report.requested_high + report.chunk_bytes);
+        assert!(
+            report.reserved_over_bound >= 1.0,
+            "{arguments:?}: {report:?}"
+        );
+    }
+}
+
 #[test]
 fn run_repeats_except_for_its_cpu_times() {
     let trace = cross_stream(2000, 1).unwrap();

@@ -14,7 +14,7 @@ type Line = (&'static str, fn(&Report) -> Option<String>);
 /// A gap between groups of lines.
 const GAP: Line = ("", |_| Some(String::new()));
 
-const LINES: [Line; 36] = [
+const LINES: [Line; 38] = [
     ("", |report| Some(report.trace.clone())),
     ("operations", |report| Some(count(report.ops as u64))),
     ("streams", |report| Some(report.streams.to_string())),
@@ -36,6 +36,12 @@ const LINES: [Line; 36] = [
     ("reserved / requested in this run", |report| {
         let ratio = format!("{:.3}", report.reserved_over_high);
         report.pace.is_some().then_some(ratio)
+    }),
+    ("lower bound (whole chunks)", |report| {
+        Some(bytes(report.lower_bound))
+    }),
+    ("reserved / lower bound", |report| {
+        Some(format!("{:.3}", report.reserved_over_bound))
     }),
     GAP,
     ("CPU time per operation, p50", |report| {

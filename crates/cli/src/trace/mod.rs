@@ -9,6 +9,7 @@ pub(crate) mod generate;
 pub(crate) mod limits;
 
 pub(crate) use builder::{Builder, Op, Row};
+use fault::Fault;
 use std::time::Duration;
 
 /// Allocations and frees in the order in which they happened.
@@ -44,6 +45,29 @@ pub(crate) enum Kind {
 }
 
 impl Trace {
+    /// Returns this trace with sizes `factor` times as large; its name says so.
+    ///
+    /// # Errors
+    /// Returns a fault if an allocation, or what is live at one time, exceeds the [`limits`].
+    pub(crate) fn scaled(mut self, factor: u64) -> Result<Self, Fault> {
+        if factor == 1 {
+            return Ok(self);
+        }
+        let scaled = |bytes: u64, what, most| {
+            let product = bytes.checked_mul(factor).filter(|bytes| *bytes <= most);
+            product.ok_or(Fault::TooMany { what, most })
+        };
+        self.requested_peak = scaled(self.requested_peak, "live bytes", limits::LIVE_BYTES)?;
+        for event in &mut self.events {
+            if let Kind::Allocate { bytes, .. } = &mut event.kind {
+                let most = limits::ALLOCATION_BYTES;
+                *bytes = scaled(*bytes, "bytes of one allocation", most)?;
+            }
+        }
+        self.name = format!("{}-x{factor}", self.name);
+        Ok(self)
+    }
+
     /// Returns for each allocation whether another stream frees it.
     pub(crate) fn handed_over(&self) -> Vec<bool> {
         let mut maker = vec![0; self.allocations];
@@ -64,5 +88,31 @@ impl Trace {
             streams[event.stream].push(*event);
         }
         streams
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scaled_trace_has_larger_sizes_within_the_limits() {
+        let trace = generate::cross_stream(200, 1).unwrap();
+        let scaled = trace.clone().scaled(3).unwrap();
+        assert_eq!(scaled.requested_peak, 3 * trace.requested_peak);
+        assert_eq!(scaled.name, format!("{}-x3", trace.name));
+        for (one, other) in trace.events.iter().zip(&scaled.events) {
+            assert_eq!((one.time, one.stream), (other.time, other.stream));
+            if let (Kind::Allocate { bytes, .. }, Kind::Allocate { bytes: more, .. }) =
+                (one.kind, other.kind)
+            {
+                assert_eq!(3 * bytes, more);
+            }
+        }
+        assert_eq!(trace.clone().scaled(1).as_ref(), Ok(&trace));
+        for factor in [1 << 40, u64::MAX] {
+            let refused = trace.clone().scaled(factor);
+            assert!(matches!(refused, Err(Fault::TooMany { .. })), "{factor}");
+        }
     }
 }

@@ -94,7 +94,8 @@ fn json_has_the_promised_keys_on_one_line() {
     for key in "trace, ops, streams, trace_ns, requested_peak, reserved_peak, \
         reserved_over_requested, ns_p50, ns_p99, waits, wait_max_ns, device_waits, stall_ns, \
         makespan_over_unlimited, handle_bytes, device_calls, device_ns, remaps, failures, \
-        corruptions, device, ns_mean, memory_ns, growths, requested_high, reserved_over_high"
+        corruptions, device, ns_mean, memory_ns, growths, requested_high, reserved_over_high, lower_bound, \
+        reserved_over_bound"
         .split(", ")
     {
         assert!(object.get(key).is_some(), "{key}");
@@ -107,6 +108,8 @@ fn ratios_and_times_are_those_of_the_run() {
     let report = report("t");
     assert_eq!(report.reserved_over_requested, 1.056);
     assert_eq!(report.reserved_over_high, 1_056.0 / 990.0);
+    assert_eq!(report.lower_bound, 2 << 20, "one chunk");
+    assert_eq!(report.reserved_over_bound, 1_056.0 / f64::from(2 << 20));
     assert_eq!(report.makespan_over_unlimited, Some(1.01));
     assert_eq!((report.ns_p50, report.ns_p99), (500, 990));
     assert!((499..=502).contains(&report.ns_mean), "{report:?}");
