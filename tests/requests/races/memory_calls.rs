@@ -73,7 +73,7 @@ fn check_waits_for_a_release_of_another_thread() {
         let early = seen.lock().unwrap().recv_timeout(Duration::from_millis(20));
         assert!(early.is_err(), "checked within the release: {early:?}");
     });
-    pool.trim_to(0).unwrap();
+    assert_eq!(pool.trim_to(0).unwrap().released, 2 * MIB);
     let checked = outcome.lock().unwrap().recv().unwrap();
     checked.unwrap();
 }
