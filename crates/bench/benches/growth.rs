@@ -75,7 +75,7 @@ const fn row(
     }
 }
 
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 14] = [
     row(
         "streams",
         "allocate and free on one",
@@ -102,11 +102,18 @@ const ROWS: [Row; 12] = [
         join_and_leave,
     ),
     row("waiters", "be granted, each", 100_000, grant_all),
+    row("live blocks", "allocate all, each", 1_000_000, allocate_all),
     row(
         "live blocks",
         "free one and allocate another",
         1_000_000,
         exchange_a_block,
+    ),
+    row(
+        "live blocks",
+        "grow for one more, 16 MiB",
+        1_000_000,
+        grow_among_blocks,
     ),
     row("chunks", "release all, each", 100_000, trim_all),
     row(
@@ -341,35 +348,70 @@ fn grant_all(count: usize) -> Cost {
     Cost { time, bytes }
 }
 
-/// Sizes from 512 B to 256 KiB on 8 streams.
+/// Live blocks of 512 B to 256 KiB on 8 streams.
+struct Herd {
+    pool: Pool,
+    streams: Vec<Stream>,
+    random: Rng,
+    live: Vec<Block>,
+}
+
+impl Herd {
+    /// Returns also the cost of allocating each of them.
+    fn new(count: usize) -> (Self, Cost) {
+        let device = device();
+        let pool = pool(&device, 1 << 40);
+        let mut herd = Self {
+            streams: streams(&pool, 8),
+            pool,
+            random: Rng::with_seed(5),
+            live: Vec::with_capacity(count),
+        };
+        let start = Instant::now();
+        let ((), bytes) = grown(count, || (0..count).for_each(|_| herd.add()));
+        let time = share(start.elapsed(), count);
+        (herd, Cost { time, bytes })
+    }
+
+    fn add(&mut self) {
+        let bytes = (9.0 + 9.0 * self.random.f64()).exp2() as u64;
+        let stream = self.random.choice(&self.streams).expect("a stream");
+        let block = self.pool.try_allocate(stream, bytes);
+        self.live.push(block.expect("memory"));
+    }
+}
+
+fn allocate_all(count: usize) -> Cost {
+    Herd::new(count).1
+}
+
 fn exchange_a_block(count: usize) -> Cost {
     const TIMES: usize = 300_000;
-    let device = device();
-    let pool = pool(&device, 1 << 40);
-    let streams = streams(&pool, 8);
-    let mut random = Rng::with_seed(5);
-    let mut block = || {
-        let bytes = (9.0 + 9.0 * random.f64()).exp2() as u64;
-        let stream = random.choice(&streams).expect("a stream");
-        pool.try_allocate(stream, bytes).expect("memory")
-    };
-    let mut live = Vec::with_capacity(count);
-    let ((), bytes) = grown(count, || live.extend((0..count).map(|_| block())));
+    let (mut herd, Cost { bytes, .. }) = Herd::new(count);
     let start = Instant::now();
-    exchange_many(TIMES, &mut live, &mut block);
+    for _ in 0..TIMES {
+        let freed = herd.random.usize(..herd.live.len());
+        drop(herd.live.swap_remove(freed));
+        herd.add();
+    }
     let time = share(start.elapsed(), TIMES);
     Cost { time, bytes }
 }
 
-/// Frees and allocates, in a function that a profiler can tell from the allocations before it.
-#[inline(never)]
-fn exchange_many(times: usize, live: &mut Vec<Block>, block: &mut dyn FnMut() -> Block) {
-    let mut random = Rng::with_seed(6);
-    for _ in 0..times {
-        let freed = random.usize(..live.len());
-        drop(live.swap_remove(freed));
-        live.push(block());
-    }
+/// No free memory is large enough, so each block takes new chunks.
+fn grow_among_blocks(count: usize) -> Cost {
+    let (mut herd, Cost { bytes, .. }) = Herd::new(count);
+    let Herd {
+        pool,
+        streams,
+        live,
+        ..
+    } = &mut herd;
+    let time = median(|| {
+        let block = pool.try_allocate(&streams[0], 16 * MIB);
+        live.push(block.expect("memory"));
+    });
+    Cost { time, bytes }
 }
 
 fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
