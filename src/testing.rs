@@ -26,7 +26,8 @@ pub trait Invariants {
     /// Returns the first invariant that does not hold.
     fn check(&self) -> Result<(), String>;
 
-    /// Flushes the caches, checks the invariants, and checks that every block was given back.
+    /// Flushes the caches, checks the invariants, and checks that every block was given back. Waits up to 10 s for other
+    /// threads that map or release memory, as the pool's maintenance does.
     ///
     /// # Errors
     /// Returns the first invariant that does not hold, or the bytes that are still in use.

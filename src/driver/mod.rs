@@ -312,15 +312,9 @@ impl Driver {
         Walk::new(self).block_at(address)
     }
 
-    /// Returns all segments and all reservations. Takes time proportional to the number of blocks, under the heap's
-    /// lock.
-    pub(crate) fn holdings(&self) -> (Vec<SegmentInfo>, Vec<ReservationInfo>) {
-        let walk = Walk::new(self);
-        (walk.segments(), walk.reservations())
-    }
-
-    /// Returns all segments, with the events that led there.
+    /// Returns all segments and reservations, with the events that led there. Takes time proportional to the number of
+    /// blocks, most of it without the heap's lock.
     pub(crate) fn heap_walk(&self) -> HeapWalk {
-        Walk::new(self).with_history()
+        Walk::new(self).all()
     }
 }

@@ -114,10 +114,11 @@ pub struct ReservationInfo {
 
 debug_in_units!(struct ReservationInfo { left as bytes, origin });
 
-/// All segments at one moment, with the events that led there.
+/// All memory at one moment, with the events that led there.
 #[derive(Debug)]
 pub(crate) struct HeapWalk {
     pub(crate) segments: Vec<SegmentInfo>,
+    pub(crate) reservations: Vec<ReservationInfo>,
     pub(crate) pages: Pages,
 }
 
@@ -130,6 +131,11 @@ pub(super) struct Walk<'a> {
     core: &'a Core,
     heap: Guard<'a, Box<Heap>>,
     lanes: Lanes,
+    known: Known,
+}
+
+/// What is known of blocks beside the heap.
+struct Known {
     origins: Origins,
     evictable: HashSet<DeviceAddress>,
 }
@@ -139,10 +145,13 @@ impl<'a> Walk<'a> {
         streams.return_all_kept();
         let heap = streams.heap.lock();
         let origins = streams.event_log.as_ref().map(EventLog::origins);
-        Self {
-            lanes: streams.lanes(),
+        let known = Known {
             origins: origins.unwrap_or_default(),
             evictable: streams.evictables.addresses(),
+        };
+        Self {
+            lanes: streams.lanes(),
+            known,
             core: streams,
             heap,
         }
@@ -155,16 +164,23 @@ impl<'a> Walk<'a> {
             Holding::Used(stream) => self.find_cached(stream, found.id),
             _ => None,
         };
-        Some(self.describe(found, cached))
+        Some(self.known.describe(found, cached))
     }
 
-    /// Returns all segments, in time proportional to the number of blocks.
-    pub(super) fn segments(&self) -> Vec<SegmentInfo> {
+    /// Returns all segments and reservations, with the events that led there, in time proportional to the number of
+    /// blocks. They are described without the lock.
+    pub(super) fn all(self) -> HeapWalk {
         let cached = self.all_cached();
-        let segments = SegmentBlocks::all(&self.heap).map(|segment| {
+        let segments: Vec<_> = SegmentBlocks::all(&self.heap).collect();
+        let reservations: Vec<_> = inspect::reservations(&self.heap).collect();
+        // Within the lock: events and blocks tell of the same memory.
+        let pages = self.core.pages();
+        let Self { heap, known, .. } = self;
+        drop(heap);
+        let segments = segments.into_iter().map(|segment| {
             let describe = |found: Found| {
                 let cached = cached.get(&found.id).copied();
-                self.describe(found, cached)
+                known.describe(found, cached)
             };
             let blocks: Vec<_> = segment.blocks.into_iter().map(describe).collect();
             SegmentInfo {
@@ -174,24 +190,15 @@ impl<'a> Walk<'a> {
                 blocks,
             }
         });
-        segments.collect()
-    }
-
-    /// Returns all reservations.
-    pub(super) fn reservations(&self) -> Vec<ReservationInfo> {
-        let reservations = inspect::reservations(&self.heap);
-        let info = reservations.map(|(reservation, left)| ReservationInfo {
+        let reservations = reservations.into_iter();
+        let reservations = reservations.map(|(reservation, left)| ReservationInfo {
             left,
-            origin: self.origins.reservations.get(&reservation).cloned(),
+            origin: known.origins.reservations.get(&reservation).cloned(),
         });
-        info.collect()
-    }
-
-    /// Returns all segments, with the events that led there: both tell of the same memory.
-    pub(super) fn with_history(&self) -> HeapWalk {
         HeapWalk {
-            segments: self.segments(),
-            pages: self.core.pages(),
+            segments: segments.collect(),
+            reservations: reservations.collect(),
+            pages,
         }
     }
 
@@ -213,7 +220,9 @@ impl<'a> Walk<'a> {
         let (_, ticket) = cached.find(|(cached, _)| *cached == id)?;
         Some((stream, ticket, ticket <= lane.timeline.completed()))
     }
+}
 
+impl Known {
     fn describe(&self, found: Found, cached: Option<Cached>) -> BlockInfo {
         let (mut waits_for, mut reservation) = (Vec::new(), None);
         let (state, stream) = match (found.holding, cached) {

@@ -2,7 +2,7 @@
 
 use super::error::IpcError;
 use super::memory::{Charge, Exportable, ImportedMemory, OwnChunk, sharing_of};
-use super::protocol::{Event, Exchange, Limits, MOST_LABEL, Message};
+use super::protocol::{Event, Exchange, Limits, MOST_LABEL, MOST_OUTSTANDING, Message};
 use super::quietly;
 use crate::block::{Access, Block};
 use crate::device::{Device, MemoryKind};
@@ -48,7 +48,17 @@ struct State {
     ended: Option<plain::Arc<str>>,
     /// The handle was dropped: the connection ends with the last block of the peer.
     is_closing: bool,
+    /// Messages that the peer has not taken, and blocks that could not be imported and were not received. A peer that
+    /// reads nothing while it sends makes no more of them than this.
+    unsent: usize,
+    failed: usize,
 }
+
+/// The most messages for a peer that keeps to the protocol: for each block of either side one, the greeting and the end.
+const MOST_UNSENT: usize = 2 * MOST_OUTSTANDING + 2;
+
+/// The most failed imports that wait to be received.
+const MOST_FAILED: usize = MOST_OUTSTANDING;
 
 /// A block that the peer holds.
 struct Outstanding {
@@ -112,6 +122,8 @@ impl Connection {
                 outgoing: Some(outgoing),
                 ended: None,
                 is_closing: false,
+                unsent: 0,
+                failed: 0,
             }),
             arrived: futures::lock::Mutex::new(arrived),
         });
@@ -191,7 +203,11 @@ impl Connection {
                 length,
                 label,
             } = match next {
-                Some(arrived) => arrived?,
+                Some(Ok(arrived)) => arrived,
+                Some(Err(failed)) => {
+                    self.inner.state.lock().failed -= 1;
+                    return Err(failed);
+                }
                 None => return Err(self.inner.end_reason()),
             };
             Ok(Imported {
@@ -236,7 +252,9 @@ fn name_of(device: &dyn Device) -> Result<String, IpcError> {
 impl Inner {
     /// Queues something for the writer, unless the connection has ended.
     fn say(&self, outgoing: Outgoing) {
-        if let Some(queue) = &self.state.lock().outgoing {
+        let mut state = self.state.lock();
+        state.unsent += 1;
+        if let Some(queue) = &state.outgoing {
             let _ = queue.unbounded_send(outgoing);
         }
     }
@@ -252,10 +270,12 @@ impl Inner {
 
     /// Ends a connection whose handle was dropped, behind all messages, if no block of the peer is held.
     fn close_if_over(&self) {
-        let state = self.state.lock();
-        let is_over = state.is_closing && state.exchange.outstanding().1 == 0;
-        if let (true, Some(queue)) = (is_over, &state.outgoing) {
-            let _ = queue.unbounded_send(Outgoing::Close);
+        let is_over = {
+            let state = self.state.lock();
+            state.is_closing && state.exchange.outstanding().1 == 0
+        };
+        if is_over {
+            self.say(Outgoing::Close);
         }
     }
 
@@ -305,6 +325,7 @@ impl Inner {
         let (id, message) = offer.ok_or(IpcError::Outstanding)?;
         let charge = chunk.charge.clone();
         state.sent.insert(id, Outstanding { charge, done });
+        state.unsent += 1;
         let _ = queue.unbounded_send(Outgoing::Offer { id, message, chunk });
         Ok(Sent(ended))
     }
@@ -330,6 +351,7 @@ impl Inner {
             if let Err(error) = sent {
                 return self.end(error);
             }
+            self.state.lock().unsent -= 1;
         }
     }
 
@@ -353,6 +375,7 @@ impl Inner {
                 Ok((message, descriptors)) => Self::take(this, message, descriptors),
                 Err(error) => Err(error.to_string()),
             };
+            let taken = taken.and_then(|()| this.check_bounds());
             if let Err(reason) = taken {
                 return this.end(reason);
             }
@@ -404,6 +427,22 @@ impl Inner {
         Ok(())
     }
 
+    /// # Errors
+    /// Returns why the connection ends: the peer sends, and does not take the answers, or this process does not receive
+    /// what could not be imported.
+    fn check_bounds(&self) -> Result<(), String> {
+        let state = self.state.lock();
+        if state.unsent > MOST_UNSENT {
+            return Err(format!("the peer has not read {MOST_UNSENT} messages"));
+        }
+        if state.failed > MOST_FAILED {
+            return Err(format!(
+                "the peer sent more than {MOST_FAILED} blocks that could not be imported and were not received"
+            ));
+        }
+        Ok(())
+    }
+
     fn import(
         self: &plain::Arc<Self>,
         id: u64,
@@ -443,7 +482,11 @@ impl Inner {
     }
 
     fn arrive(&self, arrived: Result<Arrived, IpcError>) {
-        let queue = self.state.lock().arrivals.clone();
+        let queue = {
+            let mut state = self.state.lock();
+            state.failed += usize::from(arrived.is_err());
+            state.arrivals.clone()
+        };
         if let Some(queue) = queue {
             quietly(|| drop(queue.unbounded_send(arrived)));
         }

@@ -1,7 +1,7 @@
 //! Blocks that are still in use, and reservations that still live.
 
 use super::snapshot::age;
-use crate::driver::{BlockInfo, BlockState, Driver, ReservationInfo, Site};
+use crate::driver::{BlockInfo, BlockState, Driver, HeapWalk, ReservationInfo, Site};
 use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -43,7 +43,11 @@ type Place<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
     pub(crate) fn of(driver: &Driver) -> Self {
-        let (segments, reservations) = driver.holdings();
+        let HeapWalk {
+            segments,
+            reservations,
+            ..
+        } = driver.heap_walk();
         let blocks = segments.into_iter().flat_map(|segment| segment.blocks);
         let used = blocks.filter(|block| block.state == BlockState::Used);
         Self {

@@ -37,7 +37,9 @@ debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as 
 impl Snapshot {
     pub(crate) fn of(presence: &Presence) -> Self {
         let driver = &presence.service.driver;
-        let HeapWalk { segments, pages } = driver.heap_walk();
+        let HeapWalk {
+            segments, pages, ..
+        } = driver.heap_walk();
         let geometry = &driver.settings.geometry;
         Self {
             // After the walk: not earlier than any event of it.

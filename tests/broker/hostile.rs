@@ -8,7 +8,7 @@ use weirpool_broker::message::{Reply, Request, VERSION};
 use weirpool_broker::{Share, Statement};
 use weirpool_wire::{Allowed, Connection, Error};
 
-fn connect(folder: &Folder) -> Connection {
+pub(crate) fn connect(folder: &Folder) -> Connection {
     let connection = Connection::connect(folder.socket(), &Allowed::own()).unwrap();
     connection
         .set_timeouts(None, Some(Duration::from_secs(30)))
@@ -16,7 +16,7 @@ fn connect(folder: &Folder) -> Connection {
     connection
 }
 
-fn joining(key: u64) -> Joining {
+pub(crate) fn joining(key: u64) -> Joining {
     Joining {
         key,
         name: "hostile".into(),
@@ -26,7 +26,7 @@ fn joining(key: u64) -> Joining {
     }
 }
 
-fn join(folder: &Folder, client: Joining) -> (Connection, Reply) {
+pub(crate) fn join(folder: &Folder, client: Joining) -> (Connection, Reply) {
     let connection = connect(folder);
     connection
         .send(

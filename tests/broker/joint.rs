@@ -6,11 +6,13 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::device::*;
 
 const SLOTS: u64 = 32;
+
+static THREADS: Mutex<()> = Mutex::new(());
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -48,7 +50,9 @@ impl Joint {
 
     /// Changes what this process holds, and notes if all together hold too much.
     fn change(&self, bytes: i64) {
-        // Each process has one slot, found by its id.
+        // Each process has one slot, found by its id. The lock of the file keeps other processes out, and not threads that
+        // use one descriptor.
+        let _threads = THREADS.lock().unwrap();
         flock(&*self.file, FlockOperation::LockExclusive).unwrap();
         let own = std::process::id() as u64;
         let mut total = 0;

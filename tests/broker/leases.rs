@@ -199,6 +199,19 @@ fn lease_ends_with_the_pool() {
 }
 
 #[test]
+fn lease_of_a_pool_that_ends_while_there_is_no_broker_is_free() {
+    let folder = Folder::new("ends-without");
+    let running = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
+    drop(pool.try_allocate(&stream, 40 * MIB).unwrap());
+    drop(running);
+    eventually(|| !pool.lease().unwrap().is_connected);
+    drop((pool, stream));
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    crate::processes::until(&folder, |figures| figures.clients.is_empty());
+}
+
+#[test]
 fn figures_show_processes_leases_and_use() {
     let folder = Folder::new("figures");
     let _broker = broker(&folder.socket(), 64 * MIB);

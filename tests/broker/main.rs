@@ -4,9 +4,11 @@
 #[path = "../common/mod.rs"]
 #[macro_use]
 mod common;
+mod clients;
 mod hostile;
 mod joint;
 mod leases;
+mod mixed;
 mod processes;
 mod puppet;
 

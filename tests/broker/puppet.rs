@@ -97,8 +97,23 @@ impl Puppet {
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let process = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(process, signal).unwrap();
+        rustix::process::kill_process(self.process(), signal).unwrap();
+        if signal == rustix::process::Signal::STOP {
+            // The process may go on for a while.
+            crate::common::eventually(|| self.state() == 'T');
+        }
+    }
+
+    /// Returns the state of the process: S for one that sleeps, T for one that is stopped.
+    pub(crate) fn state(&self) -> char {
+        let process = self.process().as_raw_nonzero();
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        fields.chars().next().unwrap()
+    }
+
+    pub(crate) fn process(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
     }
 }
 

@@ -254,3 +254,49 @@ fn peer_that_reads_nothing_costs_no_one_else_anything() {
     side.device.advance_to_end();
     side.settle();
 }
+
+fn misplaced(id: u64) -> Value {
+    json!({"offer": {"id": id, "bytes": CHUNK, "length": 1, "device": "elsewhere", "label": ""}})
+}
+
+/// Every offer is refused, and costs the peer nothing.
+#[test]
+fn peer_that_offers_what_cannot_be_imported_is_cut_off() {
+    let site = Site::new();
+    let descriptor = chunk(CHUNK);
+    let (hostile, against) = (&site.hostile, &site.against);
+    hostile.send(&hello(), &[]).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| while hostile.receive::<Value>().is_ok() {});
+        let mut ids = 0..20 * MOST_OUTSTANDING as u64;
+        let is_over = |id| hostile.send(&misplaced(id), &[descriptor.as_fd()]).is_err();
+        let is_cut_off = ids.any(is_over);
+        against.close();
+        assert!(is_cut_off, "the errors grow without bound");
+    });
+    let failed = std::iter::from_fn(|| match site.pair.importer.receive(against) {
+        Err(IpcError::Ended { reason }) => {
+            assert!(reason.contains("could not be imported"), "{reason}");
+            None
+        }
+        other => Some(other),
+    });
+    assert_eq!(failed.count(), MOST_OUTSTANDING + 1);
+    site.honest();
+}
+
+/// The importer receives each error, and the peer reads no answer.
+#[test]
+fn peer_that_reads_no_answer_is_cut_off() {
+    let site = Site::new();
+    let descriptor = chunk(CHUNK);
+    let (hostile, against, importer) = (&site.hostile, &site.against, &site.pair.importer);
+    hostile.send(&hello(), &[]).unwrap();
+    let mut ids = 0..20 * MOST_OUTSTANDING as u64;
+    let is_over = |id| {
+        let _ = hostile.send(&misplaced(id), &[descriptor.as_fd()]);
+        matches!(importer.receive(against), Err(IpcError::Ended { .. }))
+    };
+    assert!(ids.any(is_over), "the answers grow without bound");
+    site.ends("has not read");
+}

@@ -99,11 +99,13 @@ struct State {
     is_binding: bool,
     /// The number of the latest terms, by the present broker.
     number: u64,
-    /// Bytes that must have been granted.
-    needs: u64,
-    /// Questions asked so far, and those that the broker has answered.
+    /// Bytes that must have been granted for the tenant's queue, and for each caller that waits here.
+    queued: u64,
+    callers: Vec<u64>,
+    /// Questions asked so far, those that the broker has answered, and the latest one that it did not answer in time.
     asks: u64,
     heard: u64,
+    unheard: u64,
     /// The turn in which the need was stated.
     turn: u64,
     /// The part of the grants that the tenant is being told of: its needs are counted from there.
@@ -140,6 +142,19 @@ impl State {
             .min(self.lease())
     }
 
+    /// Bytes that must have been granted.
+    fn needs(&self) -> u64 {
+        self.callers.iter().copied().fold(self.queued, u64::max)
+    }
+
+    /// Notes that there is no broker. A recall ends with it: the lease is this client's.
+    fn lose_broker(&mut self) {
+        self.connection = None;
+        self.is_dirty |= self.owes() > 0;
+        self.recalled = self.returned;
+        self.is_binding = false;
+    }
+
     fn adopt(&mut self, terms: Terms) {
         self.number = terms.number;
         self.heard = terms.heard;
@@ -150,13 +165,12 @@ impl State {
     }
 
     fn statement(&self, headroom: u64) -> Statement {
-        let is_needy = self.needs > self.granted;
+        let needs = self.needs();
+        let headroom = if needs > self.granted { headroom } else { 0 };
         Statement {
             returned: self.returned,
-            needs: self.needs,
-            wishes: self
-                .needs
-                .saturating_add(if is_needy { headroom } else { 0 }),
+            needs,
+            wishes: needs.saturating_add(headroom),
             answered: self.acted,
             asks: self.asks,
             returning: self.returning.as_nanos() as u64,
@@ -210,9 +224,11 @@ impl Client {
                 recalled: terms.recalled,
                 is_binding: terms.is_binding,
                 number: terms.number,
-                needs: 0,
+                queued: 0,
+                callers: Vec::new(),
                 asks: 0,
                 heard: 0,
+                unheard: 0,
                 turn: 0,
                 known: 0,
                 applied: 0,
@@ -277,36 +293,37 @@ impl Client {
     /// Returns whether a need waits.
     pub fn is_waiting(&self) -> bool {
         let state = self.shared.lock();
-        state.needs > state.granted
+        state.needs() > state.granted
     }
 
     /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces what was asked
     /// for in another turn; of several calls in one turn, the largest counts.
     pub fn ask(&self, turn: u64, bytes: u64) {
         let mut state = self.shared.lock();
+        let before = state.needs();
         let is_same_turn = std::mem::replace(&mut state.turn, turn) == turn;
-        let needs = state.known.saturating_add(bytes);
-        let needs = if is_same_turn {
-            needs.max(state.needs)
+        let queued = state.known.saturating_add(bytes);
+        state.queued = if is_same_turn {
+            queued.max(state.queued)
         } else {
-            needs
+            queued
         };
-        if needs != state.needs {
-            state.needs = needs;
+        if state.needs() != before {
             self.shared.state_or_wake(&mut state);
         }
     }
 
     /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to
     /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not
-    /// answer within 100 ms is not waited for.
+    /// answer within 100 ms is not waited for, until it answers.
     pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();
-        let (before, wanted) = (state.needs, state.known.saturating_add(bytes));
-        if wanted > before {
-            state.needs = wanted;
+        if state.heard < state.unheard {
+            return false;
         }
+        let wanted = state.known.saturating_add(bytes);
+        state.callers.push(wanted);
         state.asks += 1;
         let asked = state.asks;
         shared.state_or_wake(&mut state);
@@ -320,23 +337,30 @@ impl Client {
             let left = until.saturating_duration_since(Instant::now());
             let is_hopeless = state.connection.is_none() && state.granted < wanted;
             if left.is_zero() || is_hopeless || state.is_closed {
-                if state.needs == wanted && wanted > before {
-                    state.needs = before;
-                    shared.state_or_wake(&mut state);
-                }
-                return false;
+                break;
             }
             let waited = shared.news.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        let is_granted = state.applied >= wanted;
+        if state.heard < asked && !is_granted && state.connection.is_some() {
+            state.unheard = asked;
+        }
+        let before = state.needs();
+        let caller = state.callers.iter().position(|needs| *needs == wanted);
+        state.callers.swap_remove(caller.expect("it waits here"));
+        if !is_granted && state.needs() != before {
+            shared.state_or_wake(&mut state);
+        }
+        is_granted
     }
 
-    /// Takes a need back: no request waits any more.
+    /// Takes the need of the queue back: no request waits any more.
     pub fn withdraw(&self) {
         let mut state = self.shared.lock();
-        if state.needs > state.granted {
-            state.needs = state.granted;
+        let before = state.needs();
+        state.queued = state.queued.min(state.granted);
+        if state.needs() != before {
             self.shared.state_or_wake(&mut state);
         }
     }
@@ -349,12 +373,12 @@ impl Client {
         }
     }
 
-    /// Ends the lease, after the tenant's memory is back with the device.
+    /// Ends the lease, after the tenant's memory is back with the device. Where there is no broker now, the next one is
+    /// told, for as long as this process lives.
     pub fn close(&self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
         state.returned = state.granted;
-        state.needs = state.granted;
         self.shared.work.notify_all();
         self.shared.news.notify_all();
     }
@@ -386,10 +410,7 @@ impl Reader {
 impl Reader {
     /// Ends the lease of a client that has not started.
     pub fn abandon(self) {
-        let mut state = self.shared.lock();
-        state.is_closed = true;
-        state.returned = state.granted;
-        self.shared.say_goodbye(state);
+        say_goodbye(&self.connection);
     }
 }
 
@@ -428,7 +449,9 @@ impl Shared {
                     .unwrap_or_else(PoisonError::into_inner);
             }
             if state.is_closed {
-                return self.say_goodbye(state);
+                let connection = state.connection.clone();
+                drop(state);
+                return connection.iter().for_each(say_goodbye);
             }
             state = self.apply_all(state, tenant);
         }
@@ -494,77 +517,78 @@ impl Shared {
         state
     }
 
-    fn say_goodbye(&self, state: MutexGuard<'_, State>) {
-        let statement = Statement {
-            returned: state.returned,
-            needs: state.needs,
-            answered: state.acted,
-            ..Statement::default()
-        };
-        let connection = state.connection.clone();
-        drop(state);
-        send(connection.clone(), &Request::State(statement));
-        send(connection.clone(), &Request::Leave);
-        if let Some(connection) = connection {
-            // The reader ends. The broker reads what was sent first.
-            connection.shutdown();
-        }
-    }
-
-    /// Takes terms, and reconnects, until the client is closed.
+    /// Takes terms, and reconnects, until the broker knows that the client is closed.
     fn read(&self, mut connection: Arc<Connection>, tenant: &dyn Tenant) {
         loop {
-            while let Ok((Reply::Terms(terms), _)) = connection.receive() {
-                let mut state = self.lock();
-                state.adopt(terms);
-                self.news.notify_all();
-                drop(self.apply_all(state, tenant));
+            loop {
+                match connection.receive() {
+                    Ok((Reply::Terms(terms), _)) => {
+                        let mut state = self.lock();
+                        state.adopt(terms);
+                        self.news.notify_all();
+                        drop(self.apply_all(state, tenant));
+                    }
+                    Ok((Reply::Left, _)) => return,
+                    _ => break,
+                }
             }
             connection.shutdown();
-            let mut pause = BACK_OFF.0;
-            connection = loop {
-                let mut state = self.lock();
-                state.connection = None;
-                self.news.notify_all();
-                if !state.is_closed {
-                    let waited = self.news.wait_timeout(state, pause);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
-                if state.is_closed {
-                    return;
-                }
-                drop(state);
-                pause = (pause * 2).min(BACK_OFF.1);
-                if let Some(connection) = self.reconnect() {
-                    break connection;
-                }
-            };
+            match self.connect_again() {
+                Some(next) => connection = next,
+                None => return,
+            }
         }
     }
 
-    fn reconnect(&self) -> Option<Arc<Connection>> {
+    /// Waits for a broker that takes the client back. Returns `None` if it is closed, and a broker refuses it.
+    fn connect_again(&self) -> Option<Arc<Connection>> {
+        let mut pause = BACK_OFF.0;
+        loop {
+            let mut state = self.lock();
+            state.lose_broker();
+            self.work.notify_one();
+            self.news.notify_all();
+            let waited = self.news.wait_timeout(state, pause);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            pause = (pause * 2).min(BACK_OFF.1);
+            match self.reconnect() {
+                Ok(connection) => return Some(connection),
+                Err(ClientError::Refused(refused)) => {
+                    let mut state = self.lock();
+                    state.refused = Some(refused);
+                    if state.is_closed {
+                        return None;
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn reconnect(&self) -> Result<Arc<Connection>, ClientError> {
         let (granted, returned) = {
             let state = self.lock();
             (state.granted, state.returned)
         };
-        let admitted = admitted(&self.config, self.key, granted, returned);
+        let (connection, _, terms) = admitted(&self.config, self.key, granted, returned)?;
         let mut state = self.lock();
-        match admitted {
-            Ok((connection, _, terms)) => {
-                state.refused = None;
-                state.acted = 0;
-                state.adopt(terms);
-                state.connection = Some(connection.clone());
-                self.work.notify_one();
-                Some(connection)
-            }
-            Err(ClientError::Refused(refused)) => {
-                state.refused = Some(refused);
-                None
-            }
-            Err(_) => None,
+        state.refused = None;
+        state.acted = 0;
+        state.unheard = 0;
+        state.adopt(terms);
+        state.connection = Some(connection.clone());
+        self.work.notify_one();
+        if state.is_closed {
+            drop(state);
+            say_goodbye(&connection);
         }
+        Ok(connection)
     }
+}
+
+/// The reader ends when the broker answers.
+fn say_goodbye(connection: &Arc<Connection>) {
+    send(Some(connection.clone()), &Request::Leave);
 }
 
 fn is_same(one: &Option<Arc<Connection>>, other: &Option<Arc<Connection>>) -> bool {
@@ -615,11 +639,13 @@ fn admitted(
     };
     let version = VERSION;
     connection
-        .send(&Request::Join { version, client }, &[])
-        .map_err(failed)?;
-    connection
         .set_timeouts(None, Some(ADMISSION))
         .map_err(failed)?;
+    match connection.send(&Request::Join { version, client }, &[]) {
+        // A broker that refuses the connection says so, and may have closed it before this message.
+        Ok(()) | Err(weirpool_wire::Error::Closed) => {}
+        Err(error) => return Err(failed(error)),
+    }
     let (answer, _) = connection.receive::<Reply>().map_err(failed)?;
     match answer {
         Reply::Welcome {

@@ -5,7 +5,8 @@ use crate::message::{Reply, Request, VERSION};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The most connections that are served at once.
+/// The most connections that are served at once, and the most clients with and without one. The figures of as many fit
+/// into a frame.
 pub const MOST_CONNECTIONS: usize = 128;
 
 /// The longest name of a client, in bytes.
@@ -96,13 +97,22 @@ impl Desk {
                     format!("version {version} of the protocol; this broker has version {VERSION}");
                 self.fault(number, reason, now);
             }
-            (Request::Join { client, .. }, Role::New) => {
+            (Request::Join { mut client, .. }, Role::New) => {
                 if client.name.len() > LONGEST_NAME {
                     return self.fault(
                         number,
                         format!("the name exceeds {LONGEST_NAME} bytes"),
                         now,
                     );
+                }
+                // They are shown on terminals, and take six bytes in a frame of figures.
+                client.name = client
+                    .name
+                    .replace(|name: char| name.is_ascii_control(), "?");
+                let clients = self.ledger.leases().count();
+                let is_known = || self.ledger.leases().any(|(key, ..)| key == client.key);
+                if clients >= MOST_CONNECTIONS && !is_known() {
+                    return self.refuse(number, Refused::Full { clients });
                 }
                 match self.ledger.join(process, &client, now) {
                     Ok(id) => self.welcome(number, id),
@@ -114,8 +124,11 @@ impl Desk {
                     self.fault(number, lie.to_string(), now);
                 }
             }
-            (Request::Leave, Role::Client(_)) => {
-                self.close(number, now);
+            (Request::Leave, Role::Client(id)) => {
+                self.ledger.leave(id, now);
+                self.connections.remove(&number);
+                let answer = [Action::Send(number, Reply::Left), Action::Close(number)];
+                self.actions.extend(answer);
             }
             (Request::Watch { seen, .. }, Role::New | Role::Watcher { waits: false, .. }) => {
                 let watcher = Role::Watcher { seen, waits: true };
@@ -157,12 +170,6 @@ impl Desk {
         self.connections.remove(&number);
         self.actions
             .push(Action::Send(number, Reply::Refused(refused)));
-        self.actions.push(Action::Close(number));
-    }
-
-    fn close(&mut self, number: u64, now: Duration) {
-        self.part(number, now);
-        self.connections.remove(&number);
         self.actions.push(Action::Close(number));
     }
 

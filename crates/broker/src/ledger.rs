@@ -466,7 +466,9 @@ impl Ledger {
         let promised: u64 = others
             .map(|(_, client)| client.share.guaranteed)
             .fold(0, u64::saturating_add);
-        if promised.saturating_add(share.guaranteed) > self.capacity {
+        // A lower capacity may not cover the guarantees of an earlier broker. That is no reason to refuse others.
+        let is_covered = promised.saturating_add(share.guaranteed) <= self.capacity;
+        if share.guaranteed > 0 && !is_covered {
             let (guaranteed, capacity) = (share.guaranteed, self.capacity);
             return Err(Refused::Guarantees {
                 guaranteed,
@@ -606,6 +608,12 @@ impl Ledger {
         if client.lease() == 0 {
             self.clients.remove(&id);
         }
+        self.settle(now);
+    }
+
+    /// Notes that a client holds nothing any more, whatever it was granted.
+    pub fn leave(&mut self, id: ClientId, now: Duration) {
+        self.clients.remove(&id);
         self.settle(now);
     }
 

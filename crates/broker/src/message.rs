@@ -20,7 +20,7 @@ pub enum Request {
     },
     /// How the client stands. The latest one counts.
     State(Statement),
-    /// The client holds nothing any more.
+    /// The client holds nothing any more, and takes nothing that was granted meanwhile.
     Leave,
     /// Asks for the figures once their version is not this one. Needs no lease.
     Watch {
@@ -46,6 +46,8 @@ pub enum Reply {
     },
     /// The client is not admitted, or stated what cannot be; the connection ends.
     Refused(Refused),
+    /// The client has left; the connection ends.
+    Left,
     /// Other terms.
     Terms(Terms),
     /// The figures, for a watcher.

@@ -115,7 +115,12 @@ pub struct Broker {
     processes: BTreeMap<Process, OwnedFd>,
     next: u64,
     since: Instant,
+    /// No connection can be accepted until then.
+    accepts_from: Duration,
 }
+
+/// How long the broker accepts no connection after it could not: the process may have no descriptor left.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Stops a broker.
 #[derive(Clone, Debug)]
@@ -202,6 +207,7 @@ impl Broker {
             processes,
             next: 0,
             since: Instant::now(),
+            accepts_from: Duration::ZERO,
         })
     }
 
@@ -253,13 +259,21 @@ impl Broker {
 
     /// Waits for an event and handles it. Returns whether to go on.
     fn wait(&mut self) -> io::Result<bool> {
-        let timeout = self.desk.ledger.next_time().map(|at| {
-            let left = at.saturating_sub(self.now());
+        let now = self.now();
+        let accepts = now >= self.accepts_from;
+        let pause = (!accepts).then_some(self.accepts_from);
+        let timeout = self.desk.ledger.next_time().into_iter().chain(pause).min();
+        let timeout = timeout.map(|at| {
+            let left = at.saturating_sub(now);
             Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: i64::from(left.subsec_nanos()),
             }
         });
+        let connections = match accepts {
+            true => PollFlags::IN,
+            false => PollFlags::empty(),
+        };
         let numbers: Vec<u64> = self.peers.keys().copied().collect();
         let processes: Vec<Process> = self.processes.keys().copied().collect();
         let peers = self
@@ -272,7 +286,7 @@ impl Broker {
             .map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
         let mut fds = vec![
             PollFd::new(&*self.stop, PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(&self.listener, connections),
         ];
         fds.extend(peers.chain(pidfds));
         match poll(&mut fds, timeout.as_ref()) {
@@ -305,8 +319,13 @@ impl Broker {
 
     /// Takes one connection: the next one is ready at the next turn.
     fn accept(&mut self) {
-        let Ok(connection) = self.listener.accept() else {
-            return;
+        let connection = match self.listener.accept() {
+            Ok(connection) => connection,
+            Err(weirpool_wire::Error::Refused(_)) => return,
+            Err(_) => {
+                self.accepts_from = self.now().saturating_add(PAUSE);
+                return;
+            }
         };
         let id = connection.peer().pid;
         let started = started(id).unwrap_or(0);

@@ -69,7 +69,7 @@ fn top_shows_what_the_broker_leases_until_a_signal() {
         "{shown}"
     );
     assert!(
-        shown.contains("chat\\u{1b}[2J") && shown.contains(&std::process::id().to_string()),
+        shown.contains("chat?[2J") && shown.contains(&std::process::id().to_string()),
         "{shown}"
     );
     let json = top(&["top", "--once", "--json"], &socket).stdout;

@@ -224,10 +224,18 @@ impl Connection {
         let dont_wait = flags.contains(RecvFlags::DONTWAIT);
         // TRUNC makes the call report the length of a frame that does not fit.
         let flags = flags | RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC;
-        let received = retry(|| {
-            let mut slices = [IoSliceMut::new(&mut buffer)];
-            rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags)
-        });
+        let mut receive = || {
+            retry(|| {
+                let mut slices = [IoSliceMut::new(&mut buffer)];
+                rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, flags)
+            })
+        };
+        let received = match receive() {
+            // The peer closed the connection with frames of this side unread. The kernel tells that once, and before
+            // the frames that the peer sent.
+            Err(Errno::CONNRESET) => receive(),
+            received => received,
+        };
         let received = match received {
             Ok(received) => received,
             Err(Errno::AGAIN) if dont_wait => return Err(Error::Empty),

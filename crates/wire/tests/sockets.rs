@@ -428,6 +428,19 @@ fn path_that_is_too_long_is_an_error() {
 }
 
 #[test]
+fn last_frames_of_a_peer_that_read_nothing_arrive() {
+    let (one, other) = Connection::pair().unwrap();
+    one.send(&json!("unread"), &[]).unwrap();
+    other.send(&json!("first"), &[]).unwrap();
+    other.send(&json!("last"), &[]).unwrap();
+    drop(other);
+    for expected in ["first", "last"] {
+        assert_eq!(one.receive::<Value>().unwrap().0, json!(expected));
+    }
+    assert!(matches!(one.receive::<Value>(), Err(Error::Closed)));
+}
+
+#[test]
 fn closed_peer_is_an_error_and_no_signal() {
     let (one, other) = Connection::pair().unwrap();
     drop(other);

@@ -56,6 +56,28 @@ fn waiter_that_queues_during_a_release_is_woken() {
     );
 }
 
+/// The maintenance may release memory while a test checks its pool.
+#[test]
+fn check_waits_for_a_release_of_another_thread() {
+    let dev = Hooked::new(&manual());
+    let pool = builder(&dev, 2 * MIB)
+        .initial_size(2 * MIB)
+        .build()
+        .unwrap();
+    let (checked, outcome) = std::sync::mpsc::channel();
+    let outcome = Arc::new(Mutex::new(outcome));
+    let (p, seen) = (pool.clone(), outcome.clone());
+    dev.on("unmap", move || {
+        let (p, checked) = (p.clone(), checked.clone());
+        std::thread::spawn(move || checked.send(p.check_conserved()));
+        let early = seen.lock().unwrap().recv_timeout(Duration::from_millis(20));
+        assert!(early.is_err(), "checked within the release: {early:?}");
+    });
+    pool.trim_to(0).unwrap();
+    let checked = outcome.lock().unwrap().recv().unwrap();
+    checked.unwrap();
+}
+
 /// Two threads allocate from an empty pool, while taking memory takes two milliseconds.
 #[test]
 fn first_allocations_share_memory_that_one_of_them_takes() {

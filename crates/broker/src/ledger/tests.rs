@@ -616,3 +616,26 @@ proptest! {
         }
     }
 }
+
+/// The capacity was lowered below the guarantees of the clients of an earlier broker.
+#[test]
+fn client_without_a_guarantee_is_admitted_beside_guarantees_that_exceed_the_capacity() {
+    let mut ledger = Ledger::new(50, GRACE, HOLD);
+    for key in 0..2 {
+        let share = Share {
+            guaranteed: 40,
+            ..Share::default()
+        };
+        ledger.restore(key, "earlier".into(), process(1), share, 20);
+    }
+    let guaranteed = ledger.join(process(2), &joining(2, 1, 1), START);
+    assert!(matches!(guaranteed, Err(Refused::Guarantees { .. })));
+    let other = ledger.join(process(2), &joining(3, 0, 1), START).unwrap();
+    let needs = Statement {
+        needs: 10,
+        ..Statement::default()
+    };
+    ledger.state(other, needs, START).unwrap();
+    assert_eq!(ledger.terms(other).unwrap().granted, 10);
+    ledger.check().unwrap();
+}
