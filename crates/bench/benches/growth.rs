@@ -1,26 +1,43 @@
 //! Cost as work grows: `cargo bench --bench growth`.
 //!
-//! Each row has one kind of item in growing numbers: streams, waiting requests, chunks, tags, pools. A cell is the time
-//! of one operation while that many items exist, or the time of an operation on all of them divided by their number. A
-//! cost that does not grow with the number stays the same along its row. Times are of this machine, on the simulated
-//! device; only their ratio along a row means anything.
+//! Each row has one kind of item in growing numbers: streams, waiting requests, live blocks, chunks, tags, pools. A cell
+//! is the time of one operation while that many items exist, or the time of an operation on all of them divided by their
+//! number. A cost that does not grow with the number stays the same along its row. A second table has the host memory of
+//! an item, with what the simulated device records of it. Times are of this machine, on the simulated device; only their
+//! ratio along a row means anything.
 //!
-//! `-- --test` runs each row once with few items; `-- --most 1000` bounds the numbers.
+//! The last column is the exponent of the last two decades of a row: 0 is a constant cost, 1 a linear one. A logarithm
+//! has about 0.1 there, and items that no longer fit into the caches of the processor up to 0.4.
+//!
+//! `-- --only waiters` measures those rows; `-- --plot growth.svg` draws both; `-- --test` runs each row once with few items; `-- --most 1000` bounds the numbers.
+
+#[path = "growth/draw.rs"]
+mod draw;
+#[path = "suite/heap.rs"]
+mod heap;
 
 use clap::Parser;
+use fastrand::Rng;
 use futures::future::FutureExt;
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
-use weirpool::{AllocateOwned, Pool, Stream, Tag};
+use weirpool::{AllocateOwned, Block, Pool, Stream, Tag};
 
 const MIB: u64 = 1 << 20;
 
 #[derive(Parser)]
 struct Options {
     /// The largest number of items.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 1_000_000)]
     most: usize,
+    /// Measures only rows with this text in their label.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// Draws both tables.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Runs each row once, with few items.
     #[arg(long)]
     test: bool,
@@ -29,86 +46,177 @@ struct Options {
     bench: bool,
 }
 
-/// One row: what is measured, up to which number of items, and the measurement.
-struct Row {
-    label: &'static str,
-    most: usize,
-    measure: fn(usize) -> Duration,
+/// The cost of one operation among some number of items.
+struct Cost {
+    time: Duration,
+    /// The growth of the host's heap for the items, in bytes for each.
+    bytes: f64,
 }
 
-const ROWS: [Row; 10] = [
+/// One row: the items, the operation, up to which number of items, and the measurement.
+struct Row {
+    items: &'static str,
+    operation: &'static str,
+    most: usize,
+    measure: fn(usize) -> Cost,
+}
+
+const fn row(
+    items: &'static str,
+    operation: &'static str,
+    most: usize,
+    measure: fn(usize) -> Cost,
+) -> Row {
     Row {
-        label: "streams: register and drop one more",
-        most: 10_000,
-        measure: register_a_stream,
-    },
-    Row {
-        label: "streams: allocate what another stream freed",
-        most: 10_000,
-        measure: take_from_another_stream,
-    },
-    Row {
-        label: "waiters: join the queue, each",
-        most: 100_000,
-        measure: join,
-    },
-    Row {
-        label: "waiters: join and leave, one more",
-        most: 100_000,
-        measure: join_and_leave,
-    },
-    Row {
-        label: "waiters: be granted, each",
-        most: 100_000,
-        measure: grant_all,
-    },
-    Row {
-        label: "chunks: release all, each",
-        most: 100_000,
-        measure: trim_all,
-    },
-    Row {
-        label: "chunks: allocate and free one block, no lane",
-        most: 100_000,
-        measure: pair_among_chunks,
-    },
-    Row {
-        label: "tags: allocate and free for the first one",
-        most: 1_000_000,
-        measure: pair_among_tags,
-    },
-    Row {
-        label: "tags: statistics of the first one",
-        most: 1_000_000,
-        measure: statistics_among_tags,
-    },
-    Row {
-        label: "pools: allocate and free in the first one",
-        most: 1_000,
-        measure: pair_among_pools,
-    },
+        items,
+        operation,
+        most,
+        measure,
+    }
+}
+
+const ROWS: [Row; 14] = [
+    row(
+        "streams",
+        "allocate and free on one",
+        10_000,
+        pair_among_streams,
+    ),
+    row(
+        "streams",
+        "register and drop one more",
+        10_000,
+        register_a_stream,
+    ),
+    row(
+        "streams",
+        "allocate what another stream freed",
+        10_000,
+        take_from_another_stream,
+    ),
+    row("waiters", "join the queue, each", 100_000, join),
+    row(
+        "waiters",
+        "join and leave, one more",
+        100_000,
+        join_and_leave,
+    ),
+    row("waiters", "be granted, each", 100_000, grant_all),
+    row("live blocks", "allocate all, each", 1_000_000, allocate_all),
+    row(
+        "live blocks",
+        "free one and allocate another",
+        1_000_000,
+        exchange_a_block,
+    ),
+    row(
+        "live blocks",
+        "grow for one more, 16 MiB",
+        1_000_000,
+        grow_among_blocks,
+    ),
+    row("chunks", "release all, each", 100_000, trim_all),
+    row(
+        "chunks",
+        "allocate and free one block, no lane",
+        100_000,
+        pair_among_chunks,
+    ),
+    row(
+        "tags",
+        "allocate and free for the first one",
+        100_000,
+        pair_among_tags,
+    ),
+    row(
+        "tags",
+        "statistics of the first one",
+        100_000,
+        statistics_among_tags,
+    ),
+    row(
+        "pools",
+        "allocate and free in the first one",
+        1_000,
+        pair_among_pools,
+    ),
 ];
+
+/// What was measured of a row: its label, and a figure for each number of items.
+pub(crate) struct Line {
+    pub(crate) label: String,
+    pub(crate) points: Vec<(usize, f64)>,
+}
+
+impl Line {
+    /// Returns the exponent of the growth over the last two decades.
+    fn exponent(&self) -> Option<f64> {
+        let last = self.points.len().checked_sub(1)?;
+        let ((few, least), (many, most)) = (self.points[last.checked_sub(2)?], self.points[last]);
+        Some((most / least).ln() / (many as f64 / few as f64).ln())
+    }
+}
 
 fn main() {
     let options = Options::parse();
     let most = if options.test { 20 } else { options.most };
-    let counts: Vec<usize> = [10, 100, 1_000, 10_000, 100_000, 1_000_000]
-        .into_iter()
+    let counts: Vec<usize> = (0..=6)
+        .map(|decade| 10_usize.pow(decade))
         .filter(|count| *count <= most)
         .collect();
-    let header: Vec<_> = counts.iter().map(usize::to_string).collect();
-    println!("| time per operation, ns | {} |", header.join(" | "));
-    println!("|---|{}", "---|".repeat(counts.len()));
+    let (mut times, mut bytes) = (Vec::new(), Vec::<Line>::new());
     for row in ROWS {
+        let label = format!("{}: {}", row.items, row.operation);
+        if !label.contains(&options.only) {
+            continue;
+        }
+        let counts = counts.iter().filter(|count| **count <= row.most);
+        let costs: Vec<_> = counts
+            .map(|count| (*count, (row.measure)(*count)))
+            .collect();
+        let line = |label: String, figure: fn(&Cost) -> f64| Line {
+            label,
+            points: costs
+                .iter()
+                .map(|(count, cost)| (*count, figure(cost)))
+                .collect(),
+        };
+        times.push(line(label, |cost| cost.time.as_secs_f64() * 1e9));
+        if bytes.last().is_none_or(|line| line.label != row.items) {
+            bytes.push(line(row.items.to_owned(), |cost| cost.bytes));
+        }
+    }
+    table("time per operation, ns", &counts, &times);
+    println!();
+    table("host memory of an item, bytes", &counts, &bytes);
+    if let Some(file) = &options.plot {
+        let picture = draw::picture(&times, &bytes).expect("a picture");
+        std::fs::write(file, picture).expect("a file that can be written");
+    }
+}
+
+fn table(title: &str, counts: &[usize], lines: &[Line]) {
+    let header: Vec<_> = counts.iter().map(usize::to_string).collect();
+    println!("| {title} | {} | exponent |", header.join(" | "));
+    println!("|---|{}---|", "---|".repeat(counts.len()));
+    for line in lines {
         let cell = |count: &usize| {
-            if *count > row.most {
-                return String::new();
-            }
-            format!("{:.0}", (row.measure)(*count).as_secs_f64() * 1e9)
+            let point = line.points.iter().find(|(of, _)| of == count);
+            point.map_or(String::new(), |(_, figure)| format!("{figure:.0}"))
         };
         let cells: Vec<_> = counts.iter().map(cell).collect();
-        println!("| {} | {} |", row.label, cells.join(" | "));
+        let exponent = line
+            .exponent()
+            .map_or(String::new(), |it| format!("{it:.2}"));
+        println!("| {} | {} | {exponent} |", line.label, cells.join(" | "));
     }
+}
+
+/// Makes `count` items, and returns them with the bytes of the host's heap that each takes.
+fn grown<T>(count: usize, make: impl FnOnce() -> T) -> (T, f64) {
+    let mut made = None;
+    let bytes = heap::growth(|| made = Some(make()));
+    (made.expect("made"), bytes as f64 / count as f64)
 }
 
 fn device() -> SimDevice {
@@ -144,35 +252,46 @@ fn streams(pool: &Pool, count: usize) -> Vec<Stream> {
     (0..count).map(|_| stream()).collect()
 }
 
-fn register_a_stream(count: usize) -> Duration {
+fn pair_among_streams(count: usize) -> Cost {
     let device = device();
     let pool = pool(&device, 64 * MIB);
-    let _streams = streams(&pool, count);
-    median(|| drop(pool.create_stream().expect("a stream")))
+    let (streams, bytes) = grown(count, || streams(&pool, count));
+    let time = median(|| drop(pool.try_allocate(&streams[0], MIB).expect("memory")));
+    Cost { time, bytes }
+}
+
+fn register_a_stream(count: usize) -> Cost {
+    let device = device();
+    let pool = pool(&device, 64 * MIB);
+    let (_streams, bytes) = grown(count, || streams(&pool, count));
+    let time = median(|| drop(pool.create_stream().expect("a stream")));
+    Cost { time, bytes }
 }
 
 /// Each stream frees its blocks to its lane; the next stream finds nothing in its own.
-fn take_from_another_stream(count: usize) -> Duration {
+fn take_from_another_stream(count: usize) -> Cost {
     let device = device();
     let pool = pool(&device, 64 * MIB);
-    let streams = streams(&pool, count);
+    let (streams, bytes) = grown(count, || streams(&pool, count));
     let mut next = streams.iter().cycle();
-    median(|| {
+    let time = median(|| {
         let stream = next.next().expect("a stream");
         drop(pool.try_allocate(stream, MIB).expect("memory"));
-    })
+    });
+    Cost { time, bytes }
 }
 
 /// A full pool of one stream, and requests that wait for a part of it.
 struct FullPool {
     pool: Pool,
     stream: Stream,
-    held: Option<weirpool::Block>,
+    held: Option<Block>,
     waiting: Vec<AllocateOwned>,
 }
 
 impl FullPool {
-    fn new(count: usize) -> (Self, Duration) {
+    /// Returns also the cost of joining for each.
+    fn new(count: usize) -> (Self, Cost) {
         let device = device();
         let pool = pool(&device, 4 * MIB);
         let stream = pool.create_stream().expect("a stream");
@@ -184,11 +303,14 @@ impl FullPool {
             waiting: Vec::with_capacity(count),
         };
         let start = Instant::now();
-        for _ in 0..count {
-            let request = full.join();
-            full.waiting.push(request);
-        }
-        (full, start.elapsed())
+        let ((), bytes) = grown(count, || {
+            for _ in 0..count {
+                let request = full.join();
+                full.waiting.push(request);
+            }
+        });
+        let time = share(start.elapsed(), count);
+        (full, Cost { time, bytes })
     }
 
     fn join(&self) -> AllocateOwned {
@@ -202,18 +324,19 @@ fn share(time: Duration, count: usize) -> Duration {
     Duration::from_secs_f64(time.as_secs_f64() / count as f64)
 }
 
-fn join(count: usize) -> Duration {
-    share(FullPool::new(count).1, count)
+fn join(count: usize) -> Cost {
+    FullPool::new(count).1
 }
 
-fn join_and_leave(count: usize) -> Duration {
-    let (full, _) = FullPool::new(count);
-    median(|| drop(full.join()))
+fn join_and_leave(count: usize) -> Cost {
+    let (full, Cost { bytes, .. }) = FullPool::new(count);
+    let time = median(|| drop(full.join()));
+    Cost { time, bytes }
 }
 
 /// Each block is freed as soon as it is granted, which serves the next requests.
-fn grant_all(count: usize) -> Duration {
-    let (mut full, _) = FullPool::new(count);
+fn grant_all(count: usize) -> Cost {
+    let (mut full, Cost { bytes, .. }) = FullPool::new(count);
     let mut waiting = std::mem::take(&mut full.waiting);
     let start = Instant::now();
     drop(full.held.take());
@@ -221,10 +344,77 @@ fn grant_all(count: usize) -> Duration {
         let granted = request.now_or_never().expect("served in order");
         drop(granted.expect("memory"));
     }
-    share(start.elapsed(), count)
+    let time = share(start.elapsed(), count);
+    Cost { time, bytes }
 }
 
-fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream) {
+/// Live blocks of 512 B to 256 KiB on 8 streams.
+struct Herd {
+    pool: Pool,
+    streams: Vec<Stream>,
+    random: Rng,
+    live: Vec<Block>,
+}
+
+impl Herd {
+    /// Returns also the cost of allocating each of them.
+    fn new(count: usize) -> (Self, Cost) {
+        let device = device();
+        let pool = pool(&device, 1 << 40);
+        let mut herd = Self {
+            streams: streams(&pool, 8),
+            pool,
+            random: Rng::with_seed(5),
+            live: Vec::with_capacity(count),
+        };
+        let start = Instant::now();
+        let ((), bytes) = grown(count, || (0..count).for_each(|_| herd.add()));
+        let time = share(start.elapsed(), count);
+        (herd, Cost { time, bytes })
+    }
+
+    fn add(&mut self) {
+        let bytes = (9.0 + 9.0 * self.random.f64()).exp2() as u64;
+        let stream = self.random.choice(&self.streams).expect("a stream");
+        let block = self.pool.try_allocate(stream, bytes);
+        self.live.push(block.expect("memory"));
+    }
+}
+
+fn allocate_all(count: usize) -> Cost {
+    Herd::new(count).1
+}
+
+fn exchange_a_block(count: usize) -> Cost {
+    const TIMES: usize = 300_000;
+    let (mut herd, Cost { bytes, .. }) = Herd::new(count);
+    let start = Instant::now();
+    for _ in 0..TIMES {
+        let freed = herd.random.usize(..herd.live.len());
+        drop(herd.live.swap_remove(freed));
+        herd.add();
+    }
+    let time = share(start.elapsed(), TIMES);
+    Cost { time, bytes }
+}
+
+/// No free memory is large enough, so each block takes new chunks.
+fn grow_among_blocks(count: usize) -> Cost {
+    let (mut herd, Cost { bytes, .. }) = Herd::new(count);
+    let Herd {
+        pool,
+        streams,
+        live,
+        ..
+    } = &mut herd;
+    let time = median(|| {
+        let block = pool.try_allocate(&streams[0], 16 * MIB);
+        live.push(block.expect("memory"));
+    });
+    Cost { time, bytes }
+}
+
+fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
     let device = device();
     let bytes = count as u64 * 2 * MIB;
     let pool = Pool::builder(device)
@@ -234,54 +424,65 @@ fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream) {
         .build()
         .expect("a pool");
     let stream = pool.create_stream().expect("a stream");
-    drop(pool.try_allocate(&stream, bytes).expect("memory"));
-    (pool, stream)
+    let ((), each) = grown(count, || {
+        drop(pool.try_allocate(&stream, bytes).expect("memory"));
+    });
+    (pool, stream, each)
 }
 
-fn trim_all(count: usize) -> Duration {
-    let (pool, stream) = with_chunks(count, 0);
+fn trim_all(count: usize) -> Cost {
+    let (pool, stream, bytes) = with_chunks(count, 0);
     stream.seal().expect("an event");
     pool.reap().expect("a working device");
     let start = Instant::now();
     let trimmed = black_box(pool.trim_to(0).expect("a working device"));
     assert_eq!(trimmed.reserved, 0, "all of it is free");
-    share(start.elapsed(), count)
+    let time = share(start.elapsed(), count);
+    Cost { time, bytes }
 }
 
-fn pair_among_chunks(count: usize) -> Duration {
-    let (pool, stream) = with_chunks(count, 0);
-    median(|| drop(pool.try_allocate(&stream, MIB).expect("memory")))
+fn pair_among_chunks(count: usize) -> Cost {
+    let (pool, stream, bytes) = with_chunks(count, 0);
+    let time = median(|| drop(pool.try_allocate(&stream, MIB).expect("memory")));
+    Cost { time, bytes }
 }
 
-fn tagged(count: usize) -> (Pool, Stream, Tag) {
+/// Returns also the bytes of each tag, without its name.
+fn tagged(count: usize) -> (Pool, Stream, Tag, f64) {
     let device = device();
     let pool = pool(&device, 64 * MIB);
     let stream = pool.create_stream().expect("a stream");
     let tags: Vec<_> = (0..count).map(|n| Tag::new(&format!("tag {n}"))).collect();
-    for tag in &tags {
-        pool.tag(*tag).set_limit(Some(8 * MIB));
-        let block = pool.allocate(&stream, 4096).tag(*tag).try_now();
-        drop(block.expect("memory"));
-    }
-    (pool, stream, tags[0])
+    let ((), bytes) = grown(count, || {
+        for tag in &tags {
+            pool.tag(*tag).set_limit(Some(8 * MIB));
+            let block = pool.allocate(&stream, 4096).tag(*tag).try_now();
+            drop(block.expect("memory"));
+        }
+    });
+    (pool, stream, tags[0], bytes)
 }
 
-fn pair_among_tags(count: usize) -> Duration {
-    let (pool, stream, tag) = tagged(count);
-    median(|| {
+fn pair_among_tags(count: usize) -> Cost {
+    let (pool, stream, tag, bytes) = tagged(count);
+    let time = median(|| {
         let block = pool.allocate(&stream, 4096).tag(tag).try_now();
         drop(block.expect("memory"));
-    })
+    });
+    Cost { time, bytes }
 }
 
-fn statistics_among_tags(count: usize) -> Duration {
-    let (pool, _stream, tag) = tagged(count);
-    median(|| drop(black_box(pool.tag(tag).statistics())))
+fn statistics_among_tags(count: usize) -> Cost {
+    let (pool, _stream, tag, bytes) = tagged(count);
+    let time = median(|| drop(black_box(pool.tag(tag).statistics())));
+    Cost { time, bytes }
 }
 
-fn pair_among_pools(count: usize) -> Duration {
+fn pair_among_pools(count: usize) -> Cost {
     let device = device();
-    let pools: Vec<_> = (0..count).map(|_| pool(&device, 64 * MIB)).collect();
+    let make = || (0..count).map(|_| pool(&device, 64 * MIB)).collect();
+    let (pools, bytes): (Vec<_>, _) = grown(count, make);
     let stream = pools[0].create_stream().expect("a stream");
-    median(|| drop(pools[0].try_allocate(&stream, MIB).expect("memory")))
+    let time = median(|| drop(pools[0].try_allocate(&stream, MIB).expect("memory")));
+    Cost { time, bytes }
 }
