@@ -15,17 +15,16 @@ use crate::heap::{self, Fences};
 use crate::id::{StreamId, StreamNames, Ticket};
 use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker, Neighbour};
 use crate::policy::Order;
-use crate::sync::{Arc, Busy, Guards, plain};
+use crate::sync::{Arc, Busy, Guards, plain, yield_now};
 use crate::trace;
 use kept::KeptBooks;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a check waits for memory calls of other threads, and how often it looks.
+/// How long a check waits for memory calls of other threads.
 const PATIENCE: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// Watches on points of streams. A watch holds its marker, so that the event is not recorded again.
 pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch<Marker>>;
@@ -382,16 +381,15 @@ impl Streams {
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.return_all_kept();
         self.flush(Flush::All);
-        let mut left = PATIENCE;
+        let begin = Instant::now();
         loop {
             let heap = self.heap.lock();
             let totals = heap.totals();
-            if totals.claimed + totals.planned == 0 || left.is_zero() {
+            if totals.claimed + totals.planned == 0 || begin.elapsed() > PATIENCE {
                 return heap::check::conserved(&heap);
             }
             drop(heap);
-            std::thread::sleep(PAUSE);
-            left = left.saturating_sub(PAUSE);
+            yield_now();
         }
     }
 
