@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `fuzz` | the sequences of operations that are fuzzed |
+//! | `graphs` | captures and launches among allocations |
 //! | `oracle` | what comes before what, from the calls of the device |
 //! | `property` | against a naive model |
 //! | `stress` | many tasks, with an order oracle and a progress oracle |
@@ -11,6 +12,7 @@
 mod common;
 
 mod fuzz;
+mod graphs;
 mod oracle;
 mod property;
 mod stress;
