@@ -107,8 +107,7 @@ impl World {
             let index = self.random.usize(..self.outside.len());
             let (_, block) = self.outside.swap_remove(index);
             if self.random.u8(..4) == 0 {
-                // Of the stream that it was used on, and of another one. Refused where a captured stream would have to
-                // wait for one that is not.
+                // Refused where a captured stream would have to wait for one that is not.
                 let stream = &self.lines[at].stream;
                 drop(block.deallocate_on(stream).map(drop));
             }
