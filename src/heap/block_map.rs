@@ -351,7 +351,8 @@ impl BlockMap {
             State::Free => self.insert_free(id),
             State::Pending(fences) => self.index.insert_pending(&self.blocks, id, fences),
             State::Reserved(reservation, _) => self.index.insert_reserved(id, block, *reservation),
-            State::Used(_) | State::Claimed(_) | State::Hole | State::Room => {}
+            State::Hole => self.index.holes.insert(block.bytes, block.address, id),
+            State::Used(_) | State::Claimed(_) | State::Room => {}
         }
     }
 
@@ -362,7 +363,8 @@ impl BlockMap {
             State::Free => self.remove_free(id),
             State::Pending(fences) => self.index.remove_pending(id, block, fences),
             State::Reserved(reservation, _) => self.index.remove_reserved(id, block, *reservation),
-            State::Used(_) | State::Claimed(_) | State::Hole | State::Room => {}
+            State::Hole => self.index.holes.remove(block.bytes, block.address, id),
+            State::Used(_) | State::Claimed(_) | State::Room => {}
         }
     }
 

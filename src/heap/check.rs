@@ -148,6 +148,8 @@ fn indexes(heap: &Heap) -> Result<(), String> {
     };
     let free = index.free.at_least(0).collect();
     compare("free", free, &|state| *state == State::Free)?;
+    let holes = index.holes.at_least(0).collect();
+    compare("unmapped", holes, &|state| *state == State::Hole)?;
     let alone = index.pending.donors();
     let alone = alone.flat_map(|(_, donated)| donated.by_size.at_least(0));
     let several = index.pending.several().map(|id| (blocks[id].bytes, id));

@@ -100,19 +100,10 @@ impl Plan {
 
 /// Returns the lowest hole that is large enough, or the largest one.
 fn first_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
-    let mut largest = None;
-    let blocks = map
-        .segments()
-        .flat_map(|(_, segment)| map.blocks().from(segment.first));
-    for (id, block) in blocks.filter(|(_, block)| block.state == State::Hole) {
-        if block.bytes >= bytes {
-            return Some(id);
-        }
-        if largest.is_none_or(|(most, _)| block.bytes > most) {
-            largest = Some((block.bytes, id));
-        }
-    }
-    largest.map(|(_, id)| id)
+    let holes = &map.index().holes;
+    let enough = holes.at_least(bytes).map(|(_, id)| id);
+    let lowest = enough.min_by_key(|id| map.blocks()[*id].address);
+    lowest.or(holes.last().map(|(_, id)| id))
 }
 
 impl NewSegment {

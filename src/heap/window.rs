@@ -6,9 +6,9 @@
 //! the window includes pending memory, and when that memory is expected to be complete.
 //!
 //! A request may be served in several ways: by joining neighbours, by moving free chunks, or by taking new ones. One
-//! [scan](Offers::find) of the blocks finds the cheapest window for each way. The [`Offers`] that it returns answer
-//! every question of a policy, as long as the caller holds the heap's lock: what a plan would cost, whether the device
-//! could help, and which window to claim.
+//! [scan](Offers::find) finds the cheapest window for each way. It looks at the unused blocks alone, through their
+//! indexes. The [`Offers`] that it returns answer every question of a policy, as long as the caller holds the heap's
+//! lock: what a plan would cost, whether the device could help, and which window to claim.
 //!
 //! *Room* is a range of addresses without memory that belongs to the used block below it. Only that block may have
 //! memory mapped there. The room becomes a hole when the block is freed.
@@ -304,14 +304,36 @@ impl Scan<'_> {
 
     fn anywhere(&mut self) {
         let map = self.map;
-        for (_, segment) in map.segments() {
-            for (id, block) in map.blocks().from(segment.first) {
+        for first in self.stretches() {
+            for (id, block) in map.blocks().from(first) {
                 if !self.push(id, block) {
                     self.end_run();
+                    if !is_unused(block) {
+                        break;
+                    }
                 }
             }
             self.end_run();
         }
+    }
+
+    /// Returns the first block of each stretch of unused blocks that is large enough for the request, lowest first.
+    fn stretches(&self) -> Vec<BlockId> {
+        let blocks = self.map.blocks();
+        let begins = |id: &BlockId| {
+            let below = blocks[*id].previous;
+            below.is_none_or(|below| !is_unused(&blocks[below]))
+        };
+        let is_enough = |id: &BlockId| {
+            let start = blocks[*id].address;
+            let unused = blocks.from(*id).map(|(_, block)| block);
+            let mut unused = unused.take_while(|block| is_unused(block));
+            unused.any(|block| block.end() - start >= self.request.bytes)
+        };
+        let unused = self.map.index().unused();
+        let mut firsts: Vec<_> = unused.filter(begins).filter(is_enough).collect();
+        firsts.sort_unstable_by_key(|id| blocks[*id].address);
+        firsts
     }
 
     /// Considers the windows that start at a piece's start or end at a piece's end, since the cost changes only
@@ -408,10 +430,12 @@ impl Scan<'_> {
         }
     }
 
-    /// Considers the window at the start of the smallest hole that holds the request and its room.
+    /// Considers the window at the start of the smallest hole that holds the request and its room, so that large holes
+    /// stay for requests that need them.
     fn with_room(&mut self, room: u64) {
         let bytes = self.request.bytes.checked_add(room);
-        if let Some(hole) = bytes.and_then(|bytes| hole_for(self.map, bytes)) {
+        let holes = bytes.map(|bytes| self.map.index().holes.at_least(bytes));
+        if let Some((_, hole)) = holes.and_then(|mut holes| holes.next()) {
             let block = &self.map.blocks()[hole];
             self.push(hole, block);
             self.consider_run(block.address);
@@ -420,7 +444,7 @@ impl Scan<'_> {
 }
 
 impl Offers {
-    /// Scans every block once for the cheapest windows. `growth` is the one to plan with, or any that
+    /// Scans the blocks that are not used for the cheapest windows. `growth` is the one to plan with, or any that
     /// [spares](Growth::is_sparing) nothing.
     pub(super) fn find(
         map: &BlockMap,
@@ -461,9 +485,13 @@ impl Placement {
         match self {
             Self::Anywhere => u64::MAX,
             Self::Above(id, end) => addresses_above(map, id, end),
-            Self::WithRoom(_) => holes(map).map(|(_, bytes)| bytes).max().unwrap_or(0),
+            Self::WithRoom(_) => map.index().holes.largest(),
         }
     }
+}
+
+fn is_unused(block: &Block) -> bool {
+    matches!(block.state, State::Free | State::Pending(_) | State::Hole)
 }
 
 /// Returns by how many bytes a used block can be extended at most, once pending blocks above it are complete.
@@ -485,16 +513,4 @@ fn addresses_above(map: &BlockMap, id: BlockId, end: u64) -> u64 {
 fn ends_at(map: &BlockMap, id: BlockId, end: u64) -> bool {
     let block = map.blocks().get(id);
     block.is_some_and(|block| block.state.is_used() && block.end() == end)
-}
-
-/// Returns the smallest hole of at least `bytes`, so that large holes stay for requests that need them.
-fn hole_for(map: &BlockMap, bytes: u64) -> Option<BlockId> {
-    let holes = holes(map).filter(|(_, size)| *size >= bytes);
-    holes.min_by_key(|(_, size)| *size).map(|(id, _)| id)
-}
-
-fn holes(map: &BlockMap) -> impl Iterator<Item = (BlockId, u64)> + '_ {
-    let holes = map.blocks().iter();
-    let holes = holes.filter(|(_, block)| block.state == State::Hole);
-    holes.map(|(id, block)| (id, block.bytes))
 }

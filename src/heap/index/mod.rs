@@ -1,5 +1,5 @@
-//! How blocks are found: free ones by size; pending ones by the streams that they wait for, by size and by ticket;
-//! reserved ones by their reservation and by size.
+//! How blocks are found: free ones and holes by size; pending ones by the streams that they wait for, by size and by
+//! ticket; reserved ones by their reservation and by size.
 
 mod by_donor;
 mod by_size;
@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pub(super) free: BySize,
+    pub(super) holes: BySize,
     pub(super) pending: ByDonor,
     /// Every reservation that exists, with its reserved blocks.
     pub(super) reserved: BTreeMap<ReservationId, BySize>,
@@ -42,6 +43,14 @@ impl Indexed {
 // The callers choose the index in line, so that each has a branch of its own, which mostly goes the same way. The
 // operations stay out of line, or all of them would become one function again.
 impl Index {
+    /// Returns all free and pending blocks and all holes, in no order.
+    pub(super) fn unused(&self) -> impl Iterator<Item = BlockId> + '_ {
+        let alone = self.pending.donors().map(|(_, donated)| &donated.by_size);
+        let by_size = [&self.free, &self.holes].into_iter().chain(alone);
+        let blocks = by_size.flat_map(|by_size| by_size.at_least(0));
+        blocks.map(|(_, id)| id).chain(self.pending.several())
+    }
+
     #[inline(never)]
     pub(super) fn insert_pending(&mut self, blocks: &Blocks, id: BlockId, fences: &Fences) {
         let is_waiting = |id, fence| blocks.is_waiting(id, fence);
