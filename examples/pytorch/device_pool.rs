@@ -3,9 +3,10 @@
 use crate::graphs::{Graphs, MempoolId};
 use crate::{fork, settings::Settings};
 use cudarc::driver::sys::CUstream;
+use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use weirpool::compat::{RawError, RawPool};
 use weirpool::device::DeviceError;
@@ -27,6 +28,8 @@ pub(crate) struct DevicePool {
     timeout: Duration,
     failures: AtomicU64,
     pub(crate) graphs: Graphs,
+    /// Streams that are never destroyed, by their handles.
+    permanent: RwLock<HashMap<usize, ExternalStream>>,
     /// For memory that is shared with other processes: PyTorch's streams may be gone before it is.
     #[cfg(all(feature = "ipc", target_os = "linux"))]
     own_stream: OnceLock<Result<Stream, StreamError>>,
@@ -94,6 +97,7 @@ impl DevicePool {
             timeout,
             failures: AtomicU64::new(0),
             graphs: Graphs::default(),
+            permanent: RwLock::default(),
             #[cfg(all(feature = "ipc", target_os = "linux"))]
             own_stream: OnceLock::new(),
         })
@@ -275,10 +279,45 @@ impl DevicePool {
         noted
     }
 
+    /// Notes that a stream is never destroyed.
+    ///
+    /// # Errors
+    /// Returns an error if the driver does not know the stream.
+    ///
+    /// # Safety
+    /// As [`weirpool_keep_stream`](crate::weirpool_keep_stream).
+    pub(crate) unsafe fn keep_stream(&self, handle: CUstream) -> Result<(), DeviceError> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.device.permanent_stream(handle) }?;
+        let permanent = self.permanent.write();
+        let mut permanent = permanent.unwrap_or_else(PoisonError::into_inner);
+        permanent.insert(handle as usize, stream);
+        Ok(())
+    }
+
+    /// Returns a stream that is never destroyed, unless it is part of a capture. The driver is asked only while there
+    /// are graphs.
+    fn permanent(&self, handle: CUstream) -> Result<Option<ExternalStream>, DeviceError> {
+        let permanent = self.permanent.read();
+        let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
+        let stream = permanent.get(&(handle as usize)).copied();
+        drop(permanent);
+        match stream {
+            Some(stream) if self.graphs.has_any() => {
+                let capture = self.capture_of(&stream)?;
+                Ok(Some(stream).filter(|_| capture.is_none()))
+            }
+            stream => Ok(stream),
+        }
+    }
+
     /// # Safety
     /// The stream is not destroyed before the last call that is made with the answer returns.
     unsafe fn stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
-        // SAFETY: as the caller promises.
-        unsafe { self.device.external_stream(handle) }
+        match self.permanent(handle)? {
+            Some(stream) => Ok(stream),
+            // SAFETY: as the caller promises.
+            None => unsafe { self.device.external_stream(handle) },
+        }
     }
 }

@@ -70,6 +70,11 @@ pub(crate) struct Graphs {
 }
 
 impl Graphs {
+    /// Returns whether a capture was announced whose graph exists.
+    pub(crate) fn has_any(&self) -> bool {
+        self.announced.load(Ordering::Acquire) > 0
+    }
+
     fn lock(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +160,7 @@ impl Graphs {
         pool: &DevicePool,
         stream: &ExternalStream,
     ) -> Result<(), StreamError> {
-        if self.announced.load(Ordering::Acquire) == 0 {
+        if !self.has_any() {
             return Ok(());
         }
         let capture = pool.capture_of(stream)?;
@@ -265,7 +270,10 @@ fn find(
 
 impl DevicePool {
     /// Returns the capture that a stream is part of.
-    fn capture_of(&self, stream: &ExternalStream) -> Result<Option<CaptureId>, DeviceError> {
+    pub(crate) fn capture_of(
+        &self,
+        stream: &ExternalStream,
+    ) -> Result<Option<CaptureId>, DeviceError> {
         let Some(captures) = self.device().captures() else {
             return Ok(None);
         };

@@ -155,6 +155,33 @@ pub unsafe extern "C" fn weirpool_record_stream(address: *mut c_void, stream: CU
     }
 }
 
+/// Notes that a stream is never destroyed, as the streams of PyTorch's own pool are. Memory of such a stream needs no event
+/// at every free, and its other calls need not ask the driver which stream it is.
+///
+/// ```c
+/// void weirpool_keep_stream(int device, cudaStream_t stream);
+/// ```
+///
+/// # Safety
+/// The stream must belong to the device, and must never be destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn weirpool_keep_stream(device: c_int, stream: CUstream) {
+    static FIRST: Once = Once::new();
+    if fork::is_child() {
+        return;
+    }
+    let kept = guarded(|| {
+        let pool = device_pool::open(device)?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { pool.keep_stream(stream) }.map_err(|error| error.to_string())
+    });
+    if let Err(reason) = kept {
+        FIRST.tell(&format!(
+            "{stream:p} is treated as a stream that may end: {reason}"
+        ));
+    }
+}
+
 /// Announces that this thread is about to begin a capture, whose allocations come from the memory of a pool of graphs.
 /// Pass it to `set_begin_allocate_to_pool`.
 ///

@@ -36,7 +36,27 @@ def use_weirpool(path, trees=True):
     for name in FIGURES:
         function = getattr(library, f"weirpool_{name}")
         function.argtypes, function.restype = [ctypes.c_int], ctypes.c_uint64
+    _keep_streams(library)
     return library
+
+
+def _keep_streams(library):
+    """Tells the library the streams that PyTorch takes from its own pool, which are never destroyed.
+
+    Other streams (`ExternalStream`, or a stream given by its handle or id) may be, and have an event recorded at each free.
+    """
+    import torch
+
+    keep, create = library.weirpool_keep_stream, torch.cuda.Stream.__new__
+    keep.argtypes, keep.restype = [ctypes.c_int, ctypes.c_void_p], None
+
+    def create_and_keep(cls, device=None, priority=0, **names):
+        stream = create(cls, device, priority, **names)
+        if cls is torch.cuda.Stream and not names:
+            keep(stream.device_index, stream.cuda_stream)
+        return stream
+
+    torch.cuda.Stream.__new__ = create_and_keep
 
 
 def turn_trees_off():

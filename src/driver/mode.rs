@@ -9,7 +9,7 @@ use std::time::Duration;
 pub(crate) enum Effort {
     /// Inside a poll: no memory calls where they block.
     Poll,
-    /// On a thread of its own: every call.
+    /// On a thread that may block: every call.
     Thread,
     /// The caller wants an answer now: every call, and any wait on the device rather than a failure.
     Immediate,

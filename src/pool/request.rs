@@ -12,7 +12,7 @@ use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
     Ask, Asker, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants, block_on_unless_in_task,
-    try_all_now,
+    may_block, try_all_now,
 };
 use std::future::Future;
 use std::panic::Location;
@@ -81,6 +81,8 @@ pub struct Request<K: Kind> {
     terms: Terms,
     /// It was never polled.
     is_new: bool,
+    /// The caller is blocked until it is ready.
+    is_blocking: bool,
     waiting: Waiting,
     location: &'static Location<'static>,
 }
@@ -244,6 +246,7 @@ impl<K: Kind> Request<K> {
             kind,
             terms: Terms::default(),
             is_new: true,
+            is_blocking: false,
             waiting: Waiting::NONE,
             location,
         }
@@ -361,6 +364,8 @@ impl<K: Kind> Request<K> {
     /// | `tokio::task::spawn_blocking`, or a separate thread | nothing |
     /// | a task of another executor | `.await` the request, or set a [timeout](Self::timeout) |
     ///
+    /// If the pool has to grow, this thread makes the calls of the device.
+    ///
     /// The device's clock must be advanced by another thread: a simulated device's own
     /// [executor](crate::device::sim::SimDevice::block_on) or a [manual](crate::device::sim::Clock::Manual) clock
     /// stands still while this thread blocks.
@@ -385,6 +390,7 @@ impl<K: Kind> Request<K> {
     /// # Panics
     /// On a device that checks orderings, panics with the violation found.
     pub fn blocking(mut self) -> Result<K::Output, AllocError> {
+        self.is_blocking = true;
         block_on_unless_in_task(&mut self).unwrap_or_else(|| {
             let requested = self.waiting.requested();
             Err(AllocError::BlocksRuntime { requested })
@@ -442,7 +448,11 @@ impl<K: Kind> Request<K> {
         miss: Miss,
         context: &mut Context<'_>,
     ) -> Poll<Result<K::Output, AllocError>> {
-        let attempt = self.attempt(Effort::Poll, miss);
+        let effort = match self.is_blocking && may_block() {
+            true => Effort::Thread,
+            false => Effort::Poll,
+        };
+        let attempt = self.attempt(effort, miss);
         let taken = match self.kind.take_now(attempt) {
             Ok(taken) => Some(taken),
             Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),

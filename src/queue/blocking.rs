@@ -17,8 +17,12 @@ pub(crate) fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
 /// of a current-thread tokio runtime: all other tasks of the runtime would wait as well, among them those that free
 /// memory.
 pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(mut future: F) -> Option<F::Output> {
-    at_once(&mut future)
-        .or_else(|| (!spawn::is_in_single_thread_task()).then(|| park_until(future)))
+    at_once(&mut future).or_else(|| may_block().then(|| park_until(future)))
+}
+
+/// Returns whether this thread may block: it runs no task of a current-thread tokio runtime.
+pub(crate) fn may_block() -> bool {
+    !spawn::is_in_single_thread_task()
 }
 
 /// Most futures are ready at once, and need no waker. Any other is polled again.

@@ -189,15 +189,57 @@ pub(crate) fn legacy_default_stream_waits_on_the_host() {
     site.assert_sound();
 }
 
+/// A stream that is never destroyed is treated like one that the pool keeps: it is one stream under its name, and
+/// another stream comes after its work by a wait on the device.
+pub(crate) fn permanent_stream_is_treated_like_a_kept_one() {
+    let site = Site::<Here>::new(18 * MIB);
+    bind(&site);
+    let raw = RawPool::new(&site.pool);
+    let guest = Blocking::new();
+    let handle = guest.0;
+    std::mem::forget(guest);
+    // SAFETY: nothing destroys it.
+    let stream = unsafe { site.bench.device.permanent_stream(handle) }.unwrap();
+    assert_eq!(stream.external_id(), None);
+    let id = raw.stream(&stream).unwrap().id();
+    let (gatekeeper, heir) = (site.worker(), site.worker());
+    let seen = gatekeeper.take(2 * MIB);
+
+    let address = raw.try_allocate(&stream, 16 * MIB).unwrap();
+    fill(handle, address, 16 * MIB, 3);
+    let gate = site.bench.hold(&gatekeeper.work);
+    come_after(handle, &gatekeeper.work);
+    copy(handle, seen.address().to_bits(), address, 2 * MIB);
+    raw.free(address, &stream).unwrap();
+    let inherited = heir.take_from(Source::DeviceWait, 16 * MIB);
+    heir.use_up(&inherited, 5);
+    site.bench.let_run();
+    gate.open();
+    heir.settle();
+    let bytes = site.bench.gpu.read_now(seen.address(), seen.size());
+    assert!(bytes.iter().all(|byte| *byte == 3), "overwritten too early");
+    assert_eq!(raw.stream(&stream).unwrap().id(), id);
+    drop((inherited, seen));
+    site.assert_sound();
+}
+
 /// One handle stands for a different stream on each thread.
 pub(crate) fn per_thread_default_stream_is_refused_by_its_handle() {
     let site = Site::<Here>::new(8 * MIB);
     // SAFETY: the handle is refused, whichever stream it stands for.
-    let refused = unsafe { site.bench.device.external_stream(PER_THREAD) }.unwrap_err();
-    assert_eq!(refused.kind(), DeviceErrorKind::Unsupported);
-    assert_eq!(refused.call(), "external_stream");
-    for words in ["per-thread default stream", "a stream that it made"] {
-        assert!(refused.reason().contains(words), "{refused}");
+    let external = unsafe { site.bench.device.external_stream(PER_THREAD) };
+    // SAFETY: as above.
+    let permanent = unsafe { site.bench.device.permanent_stream(PER_THREAD) };
+    for (answer, call) in [
+        (external, "external_stream"),
+        (permanent, "permanent_stream"),
+    ] {
+        let refused = answer.unwrap_err();
+        assert_eq!(refused.kind(), DeviceErrorKind::Unsupported);
+        assert_eq!(refused.call(), call);
+        for words in ["per-thread default stream", "a stream that it made"] {
+            assert!(refused.reason().contains(words), "{refused}");
+        }
     }
     site.assert_conserved();
 }

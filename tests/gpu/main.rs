@@ -224,6 +224,7 @@ fn entries() -> Vec<Entry> {
             stream_is_kept_while_its_memory_is_pending;
         handles:
             raw_stream_is_served_and_dropped,
+            permanent_stream_is_treated_like_a_kept_one,
             legacy_default_stream_waits_on_the_host,
             per_thread_default_stream_is_refused_by_its_handle,
             stream_of_another_context_is_refused;

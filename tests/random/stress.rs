@@ -450,6 +450,9 @@ fn random_tasks_keep_order_bytes_and_progress() {
         let outcome = std::panic::catch_unwind(|| run_seed(seed, false));
         let outcome = outcome.unwrap_or_else(|_| Err("panicked".to_owned()));
         checked += outcome.unwrap_or_else(|why| panic!("WEIRPOOL_STRESS_SEED={seed}: {why}"));
+        if (seed + 1) % 10_000 == 0 {
+            println!("{} seeds so far", seed + 1);
+        }
     }
     println!("{seeds} seeds, {checked} orders checked");
     assert!(checked > seeds, "memory went from owner to owner");

@@ -43,9 +43,10 @@ impl CapturedStreams {
     }
 }
 
-/// A stream that another library creates and destroys. Created by [`CudaDevice::external_stream`].
+/// A stream that another library creates and destroys. Created by [`CudaDevice::external_stream`], or by
+/// [`CudaDevice::permanent_stream`] if it is never destroyed.
 ///
-/// A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with
+/// What follows is for streams that may be destroyed; a permanent one is treated like a stream that the pool keeps. A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with
 /// records an event at every free on it. A waiting request on it is granted only memory that is complete or was freed
 /// on the same stream, not memory behind a wait on the device. A
 /// [`RawPool`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html) and
@@ -55,7 +56,7 @@ impl CapturedStreams {
 pub struct ExternalStream {
     device: DeviceId,
     raw: RawStream,
-    /// `None` for the legacy default stream, which is never destroyed.
+    /// `None` for a stream that is never destroyed.
     id: Option<u64>,
 }
 
@@ -98,17 +99,13 @@ impl CudaDevice {
     /// Between these calls nothing uses the stream. It may then be destroyed, even with pending work, and its handle
     /// may be reused.
     pub unsafe fn external_stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
-        let device = device_id(&self.inner.context);
         let name = raw(handle);
         if is_legacy_default(name) {
-            let raw = RawStream(0);
-            let id = None;
-            return Ok(ExternalStream { device, raw, id });
+            // SAFETY: it is never destroyed.
+            return unsafe { self.permanent_stream(handle) };
         }
         if name.0 == PER_THREAD {
-            let reason = "the per-thread default stream is another stream on each thread: have the library work on \
-                          a stream that it made";
-            return Err(DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason));
+            return Err(per_thread(CALL));
         }
         let _visit = self.visit(CALL)?;
         // SAFETY: the caller's stream is not destroyed.
@@ -117,15 +114,57 @@ impl CudaDevice {
             // SAFETY: as above.
             None => unsafe { stream_id(CALL, handle) }?,
         };
-        let mut context = std::ptr::null_mut();
-        // SAFETY: as above; `context` is valid for the write.
-        check(CALL, unsafe { sys::cuStreamGetCtx(handle, &mut context) })?;
         Ok(ExternalStream {
-            device: context_id(context),
+            // SAFETY: as above.
+            device: unsafe { context_of(CALL, handle) }?,
             raw: name,
             id: Some(id),
         })
     }
+}
+
+impl CudaDevice {
+    /// Wraps a stream of another library that is never destroyed, such as the streams of PyTorch's own pool, given its
+    /// raw handle. A pool treats it like a stream that it keeps: it records an event once some MiB are freed, not at
+    /// every free, and a waiting request on it may be granted memory behind a wait on the device.
+    ///
+    /// # Errors
+    /// Returns [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream, which is another stream
+    /// on each thread. Returns the driver's error if it does not know the stream.
+    ///
+    /// # Safety
+    /// The stream of this handle must never be destroyed, nor the context that it belongs to.
+    pub unsafe fn permanent_stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
+        const CALL: &str = "permanent_stream";
+        let raw = raw(handle);
+        if raw.0 == PER_THREAD {
+            return Err(per_thread(CALL));
+        }
+        let id = None;
+        if is_legacy_default(raw) {
+            let (device, raw) = (device_id(&self.inner.context), RawStream(0));
+            return Ok(ExternalStream { device, raw, id });
+        }
+        let _visit = self.visit(CALL)?;
+        // SAFETY: the stream lives.
+        let device = unsafe { context_of(CALL, handle) }?;
+        Ok(ExternalStream { device, raw, id })
+    }
+}
+
+fn per_thread(call: &'static str) -> DeviceError {
+    let reason = "the per-thread default stream is another stream on each thread: have the library work on \
+                  a stream that it made";
+    DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+}
+
+/// # Safety
+/// The stream is not destroyed during the call.
+unsafe fn context_of(call: &'static str, handle: CUstream) -> Result<DeviceId, DeviceError> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: guaranteed by the caller; `context` is valid for the write.
+    check(call, unsafe { sys::cuStreamGetCtx(handle, &mut context) })?;
+    Ok(context_id(context))
 }
 
 impl ExternalStream {
@@ -139,7 +178,7 @@ impl ExternalStream {
         self.raw
     }
 
-    /// Returns an owner of the legacy default stream, which is never destroyed; for other streams, an owner of nothing.
+    /// Returns an owner of a stream that is never destroyed; for other streams, an owner of nothing.
     pub fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         static FOR_GOOD: OnceLock<Arc<()>> = OnceLock::new();
         match self.id {
@@ -155,7 +194,7 @@ impl ExternalStream {
     }
 
     /// Returns the driver's id of the stream, which no other stream of the process ever has, or an id for the capture
-    /// that the stream is part of; `None` for the legacy default stream.
+    /// that the stream is part of; `None` for a stream that is never destroyed.
     pub fn external_id(&self) -> Option<u64> {
         self.id
     }

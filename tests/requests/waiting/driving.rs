@@ -159,6 +159,25 @@ fn slow_growth_does_not_run_inside_a_poll() {
     pool.check_conserved().unwrap();
 }
 
+/// A caller that blocks anyway makes the calls itself. No thread is started, and nothing counts as a wait.
+#[test]
+fn blocked_caller_makes_the_memory_calls_itself() {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .blocking_memory_calls(true)
+        .build();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let block = pool.allocate(&stream, 8 * MIB).blocking().unwrap();
+    assert_eq!(block.source(), Source::Grown);
+    assert_eq!(pool.statistics().waits.served, 0);
+    drop(block);
+    let reservation = pool.reserve(32 * MIB).blocking().unwrap();
+    assert_eq!(pool.statistics().waits.served, 0);
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
 /// The growing thread may begin when the request was already served with returned memory. The pool grows all the same,
 /// for the next request: otherwise a pool that is short for moments only would never grow.
 #[test]

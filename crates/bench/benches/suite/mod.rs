@@ -10,7 +10,7 @@
 //! | `contender`, `pooled`, `driver_pool`, `floor` | the contenders: the pool, the driver's pool, floors |
 //! | `backend`, `simulated`, `cuda` | the device: streams, and work of any given duration |
 //! | `race`, `threads`, `heap` | the measurements: in turns, on several threads at once, of the host's heap |
-//! | `hot`, `mix`, `handoff`, `scarce`, `scale`, `live_blocks`, `pressure` | the workloads |
+//! | `hot`, `mix`, `handoff`, `scarce`, `scale`, `growing`, `live_blocks`, `pressure` | the workloads |
 //! | `row`, `report`, `peers` | figures, the table, and other programs' figures in it |
 //! | `options`, `effort`, `program` | the command line, the amount of work, and the whole program |
 
@@ -22,6 +22,7 @@ pub(crate) mod cuda;
 pub(crate) mod driver_pool;
 pub(crate) mod effort;
 pub(crate) mod floor;
+pub(crate) mod growing;
 pub(crate) mod handoff;
 pub(crate) mod heap;
 pub(crate) mod hot;

@@ -15,6 +15,8 @@ pub(crate) enum Workload {
     Handoff,
     /// 1 to 16 threads, with a stream each and all on one stream
     Scale,
+    /// Allocations that make the pool grow
+    Growing,
     /// Up to 100,000 live blocks
     LiveBlocks,
     /// An inference service with memory for a tenth of its requests

@@ -7,7 +7,7 @@ use super::peers::{self, Figure};
 use super::report::{Shown, table};
 use super::row::Row;
 use super::simulated::Simulated;
-use super::{cuda, handoff, hot, live_blocks, mix, pressure, scale, scarce};
+use super::{cuda, growing, handoff, hot, live_blocks, mix, pressure, scale, scarce};
 use anyhow::Context;
 use clap::Parser;
 use std::process::ExitCode;
@@ -117,6 +117,7 @@ fn on(backend: &impl Backend, workload: Workload, effort: Effort) -> Vec<Row> {
         Workload::Mix => mix::rows(backend, effort),
         Workload::Handoff => handoff::rows(backend, effort),
         Workload::Scale => scale::rows(backend, effort),
+        Workload::Growing => growing::rows(backend, effort),
         Workload::LiveBlocks => live_blocks::rows(backend, effort),
         Workload::Pressure => pressure::rows(backend, effort),
     }
@@ -127,6 +128,7 @@ fn on(backend: &impl Backend, workload: Workload, effort: Effort) -> Vec<Row> {
 fn simulated(workload: Workload, effort: Effort) -> Vec<Row> {
     let on_clock = |clock| on(&Simulated::new(clock), workload, effort);
     match workload {
+        Workload::Growing => on_clock(Clock::Wall),
         Workload::Handoff => {
             let mut rows = on_clock(Clock::Wall);
             rows.extend(scarce::rows(&Simulated::new(Clock::Virtual), effort));
