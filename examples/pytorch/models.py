@@ -109,7 +109,7 @@ def resnet():
     return work
 
 
-MODELS = {llama: 40, beams: 30, bert: 120, resnet: 400}
+MODELS = {llama: 10, beams: 6, bert: 40, resnet: 120}
 
 
 def run(arguments):

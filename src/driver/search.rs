@@ -10,7 +10,9 @@ use super::supply::For;
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request, Target, inspect};
+use crate::heap::{
+    Clock, Fences, Fit, GrowBy, Growth, Offers, Placement, Plan, Request, Target, inspect,
+};
 use crate::lane::{Flush, Lane};
 use crate::policy::{Action, Facts, Order, Prepare, Rules, State, Try, WaitLimit};
 use crate::sync::Arc;
@@ -19,6 +21,9 @@ use std::time::Duration;
 /// Streams that take turns come back for a large block within this time. It is left to them while more memory can be
 /// taken from the device: if the next stream took it, no stream would have its own block at its turn.
 const AGE: Duration = Duration::from_micros(200);
+
+/// How many chunks of virtual memory a poll maps at most, at some 50 µs each. A thread for it would take longer.
+const CHUNKS_IN_A_POLL: u64 = 2;
 
 /// One search for one block.
 pub(super) struct Search<'a> {
@@ -361,21 +366,23 @@ impl<'a> Search<'a> {
             .then_some(settings.wait_limit);
         let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
-        // The driver's pools are made for calls from anywhere.
-        let may_call = self.to.driver.may_call(self.mode.effort) || self.to.takes_ordered_memory();
-        let growth = if may_call {
-            self.to.growth(self.request.bytes)
-        } else {
-            Growth::None
+        let most = self.most_chunks();
+        let growth = match most {
+            0 => Growth::None,
+            _ => self.to.growth(self.request.bytes),
         };
         // One scan tells what a plan costs, whether growing would help, and what to claim.
         let (plan, growth, could_grow) = self.to.with_waits(waits, |view| {
             let mut heap = self.to.driver.heap.lock();
             let offers = heap.offers(self.request, view, growth);
-            let growth = if is_held_back && may_call {
+            let growth = if is_held_back && most > 0 {
                 growth_held_back(&offers, growth)
             } else {
                 growth
+            };
+            let growth = match offers.chunks(growth) {
+                Some(chunks) if chunks > most => Growth::None,
+                _ => growth,
             };
             let plan = heap.plan_from(&offers, self.request, view.placement, growth);
             (plan, growth, offers.could_grow())
@@ -386,7 +393,7 @@ impl<'a> Search<'a> {
         if is_held_back {
             return Err(Refusal::Short(expected));
         }
-        if !may_call && could_grow {
+        if most < u64::MAX && could_grow {
             return Err(Refusal::NeedsThread);
         }
         if self.is_last && self.to.driver.refuses_for_no_reason(self.to.refused) {
@@ -395,7 +402,24 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    /// Carries a plan out. If the device refuses its new chunks, takes fewer of them and moves more free ones.
+    /// Returns how many chunks this search may map where it runs. A request in the queue is served by whoever frees
+    /// memory, and a free makes no memory calls.
+    fn most_chunks(&self) -> u64 {
+        let driver = self.to.driver;
+        let geometry = &driver.settings.geometry;
+        let is_little = geometry.virtual_memory && geometry.growth == GrowBy::Chunks;
+        // The driver's pools are made for calls from anywhere.
+        if driver.may_call(self.mode.effort) || self.to.takes_ordered_memory() {
+            u64::MAX
+        } else if is_little && !self.mode.is_queued {
+            CHUNKS_IN_A_POLL
+        } else {
+            0
+        }
+    }
+
+    /// Carries a plan out. If the device refuses its new chunks, takes fewer of them and moves more free ones, as far as
+    /// this search may.
     fn put_together(
         &mut self,
         plan: Option<Plan>,
@@ -410,7 +434,8 @@ impl<'a> Search<'a> {
             };
             let found = self.to.carry_out(next, whom)?;
             self.note_refused(self.to.refused);
-            if found.is_some() || !self.to.was_refused_new(growth) {
+            let may_move = self.most_chunks() == u64::MAX;
+            if found.is_some() || !may_move || !self.to.was_refused_new(growth) {
                 return Ok(found);
             }
             plan = self.plan_with_less(waits);

@@ -135,6 +135,11 @@ impl Offers {
         self.window(growth).map(|window| window.new)
     }
 
+    /// Returns how many chunks a plan with this growth maps; `None` if no plan is possible.
+    pub(crate) fn chunks(&self, growth: Growth) -> Option<u64> {
+        self.window(growth).map(|window| window.maps)
+    }
+
     /// Returns whether the device could help, if it may be called.
     pub(crate) fn could_grow(&self) -> bool {
         self.has_room_for_segment || self.window(Growth::Allowed).is_some()

@@ -1,5 +1,6 @@
 //! Growth off the runtime's workers: where memory calls block, a short-lived thread serves the queue until no request
-//! needs such a call.
+//! needs such a call. A few chunks of virtual memory are mapped in the first poll of a request instead, which takes less
+//! time than starting a thread, and a caller that blocks makes all calls itself.
 //!
 //! Meanwhile the request that needed it may have been served by memory that came back. The thread still grows the
 //! pool, for the next request. Otherwise a pool that is short for moments only would never grow, and its requests would

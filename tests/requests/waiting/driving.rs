@@ -141,20 +141,29 @@ fn request_takes_over_when_the_reclaimer_is_dropped() {
     drop(a);
 }
 
-/// Where memory calls block, the pool grows on a thread of its own, and the request is served from there.
+/// Where memory calls block, a poll maps a few chunks at most. The pool grows by more on a thread of its own, and the
+/// request is served from there.
 #[test]
 fn slow_growth_does_not_run_inside_a_poll() {
     let device = SimDevice::builder()
         .memory(1 << 30)
         .blocking_memory_calls(true)
         .build();
-    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let pool = builder(&device, 64 * MIB)
+        .chunk_bytes(8 * MIB)
+        .build()
+        .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let mut allocation = pool.allocate(&stream, 8 * MIB);
+    let little = poll(&mut pool.allocate(&stream, 16 * MIB));
+    assert!(little.is_ready(), "two chunks are mapped at once");
+    drop(little);
+    let calls = device.counters().device_calls;
+    let mut allocation = pool.allocate(&stream, 48 * MIB);
     let first = poll(&mut allocation);
     assert!(first.is_pending(), "the first poll makes no memory call");
     let block = futures::executor::block_on(allocation).unwrap();
     assert_eq!(block.source(), Source::Grown);
+    assert!(device.counters().device_calls > calls);
     drop(block);
     pool.check_conserved().unwrap();
 }
@@ -187,10 +196,10 @@ fn late_growth_is_for_the_next_request() {
             .memory(1 << 30)
             .blocking_memory_calls(true)
             .build();
-        let pool = builder(&device, 16 * MIB).build().unwrap();
+        let pool = builder(&device, 64 * MIB).build().unwrap();
         let (_, stream) = stream(&device, &pool);
-        let first = pool.try_allocate(&stream, 8 * MIB).unwrap();
-        let mut waiting = pool.allocate(&stream, 8 * MIB);
+        let first = pool.try_allocate(&stream, 32 * MIB).unwrap();
+        let mut waiting = pool.allocate(&stream, 32 * MIB);
         if poll(&mut waiting).is_ready() {
             // The thread was faster than this poll.
             continue;
@@ -199,11 +208,11 @@ fn late_growth_is_for_the_next_request() {
         drop(first);
         let second = futures::executor::block_on(waiting).unwrap();
         let since = std::time::Instant::now();
-        while pool.statistics().reserved.current < 16 * MIB {
+        while pool.statistics().reserved.current < 64 * MIB {
             assert!(since.elapsed().as_secs() < 60, "nothing is taken for it");
             std::thread::yield_now();
         }
-        let third = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let third = pool.try_allocate(&stream, 32 * MIB).unwrap();
         drop((second, third));
         pool.check_conserved().unwrap();
     }
