@@ -33,8 +33,8 @@ use std::collections::BTreeSet;
 pub(crate) fn invariants(heap: &Heap) -> Result<(), String> {
     tiling(heap)?;
     totals(heap)?;
-    indexes(heap)?;
-    states(heap)
+    states(heap)?;
+    indexes(heap)
 }
 
 /// Checks that no block is granted or claimed any more. Tests end with this.

@@ -18,6 +18,7 @@ use super::block_map::BlockMap;
 use super::forecast::Forecast;
 use super::growth::Capacity;
 use super::request::{Placement, Request, View};
+use smallvec::SmallVec;
 use std::cmp::Ordering;
 
 /// The actions that a plan may take besides joining neighbours.
@@ -323,20 +324,25 @@ impl Scan<'_> {
     }
 
     /// Returns the first block of each stretch of unused blocks that is large enough for the request, lowest first.
-    fn stretches(&self) -> Vec<BlockId> {
+    fn stretches(&self) -> SmallVec<[BlockId; 8]> {
         let blocks = self.map.blocks();
-        let begins = |id: &BlockId| {
-            let below = blocks[*id].previous;
+        let begins = |id| {
+            let below = blocks[id].previous;
             below.is_none_or(|below| !is_unused(&blocks[below]))
         };
-        let is_enough = |id: &BlockId| {
-            let start = blocks[*id].address;
-            let unused = blocks.from(*id).map(|(_, block)| block);
+        let is_enough = |id| {
+            let start = blocks[id].address;
+            let unused = blocks.from(id).map(|(_, block)| block);
             let mut unused = unused.take_while(|block| is_unused(block));
             unused.any(|block| block.end() - start >= self.request.bytes)
         };
-        let unused = self.map.index().unused();
-        let mut firsts: Vec<_> = unused.filter(begins).filter(is_enough).collect();
+        let mut firsts = SmallVec::new();
+        // Nested iterators are fast from inside.
+        self.map.index().unused().for_each(|id| {
+            if begins(id) && is_enough(id) {
+                firsts.push(id);
+            }
+        });
         firsts.sort_unstable_by_key(|id| blocks[*id].address);
         firsts
     }
