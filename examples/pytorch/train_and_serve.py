@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 # Must be set before CUDA is used. Without it cuBLAS does not give the same bits on several streams.
@@ -130,7 +131,8 @@ def run(arguments):
     """Runs one variant in this process. Prints one line of JSON."""
     if arguments.capacity:
         os.environ["WEIRPOOL_CAPACITY"] = arguments.capacity
-    library = use_weirpool(library_at(arguments), trees=False) if arguments.allocator == "weirpool" else None
+    use = partial(use_weirpool, library_at(arguments), trees=False, keep_streams=arguments.keep_streams)
+    library = use() if arguments.allocator == "weirpool" else None
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.use_deterministic_algorithms(True)
@@ -163,6 +165,7 @@ def in_a_process(arguments, allocator, capacity=None):
     command = [sys.executable, __file__, "--allocator", allocator, "--library", arguments.library]
     for name in ["steps", "requests", "streams"]:
         command += [f"--{name}", str(getattr(arguments, name))]
+    command += ["--keep-streams"] * arguments.keep_streams
     if capacity:
         command += ["--capacity", str(capacity)]
     environment = {name: text for name, text in os.environ.items() if name != "WEIRPOOL_CAPACITY"}
@@ -242,6 +245,7 @@ def main():
     parser.add_argument("--library", default=str(Path(built) / "release/examples/libpytorch.so"))
     parser.add_argument("--steps", type=int, default=60, help="training steps")
     parser.add_argument("--requests", type=int, default=200, help="requests to serve, twice")
+    parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each; the figures are medians")
     parser.add_argument("--streams", type=int, default=4, help="streams for the requests")
     arguments = parser.parse_args()

@@ -7,6 +7,10 @@ With `trees=True`, the default, `torch.compile(mode="reduce-overhead")` works as
 need functions that PyTorch's pluggable allocators do not have, so `graph_trees.cpp` is compiled for the installed PyTorch when
 it is needed first, which takes some seconds and a C++ compiler. If that fails, the reason is printed, the trees are turned
 off (`torch._inductor.config.triton.cudagraph_trees = False`), and everything else works as before.
+
+A free on a stream that may be destroyed records an event at once. With `keep_streams=True` the streams that PyTorch takes from
+its own pool, which are never destroyed, need none, and the driver is not asked which stream a handle stands for. Other streams
+(`ExternalStream`, or one given by its handle or id) are treated as before.
 """
 
 import ctypes
@@ -21,7 +25,7 @@ from pathlib import Path
 FIGURES = ["reserved", "pending", "in_graphs", "peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
 
 
-def use_weirpool(path, trees=True):
+def use_weirpool(path, trees=True, keep_streams=False):
     """Makes PyTorch allocate from weirpool, from now to the end of the process. Returns the library."""
     path = str(Path(path).resolve())
     reason = "they were not asked for"
@@ -36,15 +40,13 @@ def use_weirpool(path, trees=True):
     for name in FIGURES:
         function = getattr(library, f"weirpool_{name}")
         function.argtypes, function.restype = [ctypes.c_int], ctypes.c_uint64
-    _keep_streams(library)
+    if keep_streams:
+        _keep_streams(library)
     return library
 
 
 def _keep_streams(library):
-    """Tells the library the streams that PyTorch takes from its own pool, which are never destroyed.
-
-    Other streams (`ExternalStream`, or a stream given by its handle or id) may be, and have an event recorded at each free.
-    """
+    """Tells the library the streams that PyTorch takes from its own pool."""
     import torch
 
     keep, create = library.weirpool_keep_stream, torch.cuda.Stream.__new__

@@ -402,8 +402,8 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    /// Returns how many chunks this search may map where it runs. A request in the queue is served by whoever frees
-    /// memory, and a free makes no memory calls.
+    /// Returns how many chunks this search may map where it runs. A request in the queue may be served inside a free,
+    /// which makes no memory calls.
     fn most_chunks(&self) -> u64 {
         let driver = self.to.driver;
         let geometry = &driver.settings.geometry;
