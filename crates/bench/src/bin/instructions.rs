@@ -11,13 +11,14 @@
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use futures::FutureExt;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use weirpool::device::sim::{Checker, Clock, SimDevice};
+use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
 use weirpool::{Block, Pool, Reservation, Stream, Tag};
 
 /// The part by which a count may be higher than the accepted one.
@@ -54,6 +55,54 @@ struct Place {
     other: Stream,
     tag: Tag,
     reservation: Reservation,
+    mix: RefCell<Mix>,
+}
+
+/// Blocks of 512 B to 64 MiB in a pool of their own, at most [`LIVE`] of them and 2 GiB.
+struct Mix {
+    pool: Pool,
+    stream: Stream,
+    random: fastrand::Rng,
+    held: Vec<Block>,
+    bytes: u64,
+}
+
+/// The number of live blocks of the mix.
+const LIVE: usize = 256;
+
+impl Mix {
+    fn new() -> anyhow::Result<Self> {
+        let device = SimDevice::builder()
+            .memory(8 << 30)
+            .backing(Backing::AddressesOnly)
+            .clock(Clock::Manual)
+            .checker(Checker::Off)
+            .build();
+        let pool = Pool::builder(device).build()?;
+        Ok(Self {
+            stream: pool.create_stream()?,
+            pool,
+            random: fastrand::Rng::with_seed(1),
+            held: Vec::new(),
+            bytes: 0,
+        })
+    }
+
+    /// Allocates or frees a block. Sizes are uniform in their logarithm.
+    fn step(&mut self) {
+        let bytes = (512.0 * 2_f64.powf(17.0 * self.random.f64())) as u64;
+        let is_full = self.held.len() == LIVE || self.bytes + bytes > 2 << 30;
+        if is_full || (self.random.bool() && !self.held.is_empty()) {
+            let block = self.held.swap_remove(self.random.usize(..self.held.len()));
+            self.bytes -= block.size();
+        } else {
+            // No other case uses this way: what one case uses alone is compiled into it.
+            let request = self.pool.allocate(&self.stream, bytes);
+            let block = request.blocking().expect("memory");
+            self.bytes += block.size();
+            self.held.push(block);
+        }
+    }
 }
 
 type Operation = fn(&Place);
@@ -90,6 +139,9 @@ const CASES: &[(&str, Operation)] = &[
         drop(black_box(freed.expect("a stream of the pool")));
         place.device.advance_to_end();
     }),
+    ("half a pair of a mix", |place| {
+        place.mix.borrow_mut().step()
+    }),
     ("wait and grant", |place| {
         let all = place.pool.try_allocate(&place.stream, 48 * MIB);
         let mut request = place.pool.allocate(&place.stream, 32 * MIB).into_future();
@@ -121,6 +173,7 @@ impl Place {
             other,
             tag: Tag::new("instructions"),
             reservation,
+            mix: RefCell::new(Mix::new()?),
         })
     }
 }
