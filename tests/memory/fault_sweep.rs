@@ -22,6 +22,7 @@ enum Memory {
     Virtual,
     Plain,
     Managed,
+    PassedThrough,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,9 @@ impl Scenario {
         let builder = match self.memory {
             Memory::Virtual | Memory::Plain => builder,
             Memory::Managed => builder.upstream(Upstream::Managed),
+            Memory::PassedThrough => {
+                builder.upstream(Upstream::DriverPool(DriverPoolUse::PassedThrough))
+            }
         };
         if self.fills {
             builder
@@ -85,6 +89,7 @@ async fn use_everything([device, guest]: [&SimDevice; 2], pool: &Pool) -> Vec<Bo
         ("copy", copy(pool, &stream).await),
         ("share", share(pool, &stream, &other).await),
         ("submit", submit(device, pool, &stream, &other).await),
+        ("capture", capture(pool, &work, &stream, &other).await),
         ("peers", peers(guest, pool, &stream).await),
         ("manage", manage(pool, &stream).await),
     ];
@@ -136,6 +141,41 @@ async fn submit(device: &SimDevice, pool: &Pool, stream: &Stream, other: &Stream
     Ok(other.await?)
 }
 
+/// Two graphs that share memory, on two streams, with a reservation, fills and uploads in the captures.
+async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream) -> Outcome {
+    let memory = pool.graph_memory();
+    let kept = pool.allocate(other, MIB).timeout(LIMIT).await?;
+    let earlier = pool.allocate(stream, MIB).timeout(LIMIT).await?;
+    let given = match pool.reserve(2 * MIB).timeout(LIMIT).await {
+        Err(AllocError::NotReservable) => None, // each block is the driver's
+        given => Some(given?),
+    };
+    if let Some(given) = given {
+        memory.give(given)?;
+    }
+    let mut graphs = Vec::new();
+    for bytes in [MIB, 3 * MIB] {
+        let capture = memory.capture(stream)?;
+        if pool.describe().driver_pool != Some(DriverPoolUse::PassedThrough) {
+            let mut block = pool.allocate(stream, bytes).zeroed().await?;
+            drop(block.upload(stream, 0, &[7; 64])?);
+            use_block(work, &block, us(20));
+        }
+        kept.used_on(stream)?;
+        graphs.push(capture.end()?);
+    }
+    drop((earlier, kept));
+    let aborted = pool.capture(other)?;
+    aborted.abort();
+    for graph in &graphs {
+        graph.launch(stream)?;
+    }
+    other.wait(&stream.event()?)?;
+    graphs[0].launch(other)?;
+    drop((graphs, memory));
+    Ok(other.await?)
+}
+
 /// Two requests for more than half of the pool: the second one waits for the first.
 async fn contend(
     device: &SimDevice,
@@ -174,7 +214,10 @@ async fn many(pool: &Pool, stream: &Stream) -> Outcome {
 }
 
 async fn reserve(pool: &Pool, stream: &Stream, other: &Stream) -> Outcome {
-    let mut reservation = pool.reserve(6 * MIB).timeout(LIMIT).await?;
+    let mut reservation = match pool.reserve(6 * MIB).timeout(LIMIT).await {
+        Err(AllocError::NotReservable) => return Ok(()), // each block is the driver's
+        reservation => reservation?,
+    };
     let block = reservation.allocate(stream, 2 * MIB)?;
     reservation
         .scope(async { pool.allocate(other, MIB).await.map(drop) })
@@ -392,4 +435,9 @@ fn managed_memory_survives_every_failing_call() {
 #[test]
 fn filled_memory_survives_every_failing_call() {
     sweep(scenario(Memory::Virtual, Order::GrowFirst, true));
+}
+
+#[test]
+fn memory_of_the_drivers_pool_survives_every_failing_call() {
+    sweep(scenario(Memory::PassedThrough, Order::GrowFirst, false));
 }
