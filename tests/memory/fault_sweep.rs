@@ -43,14 +43,14 @@ impl Scenario {
     }
 
     fn pool(self, device: &SimDevice) -> Result<Pool, BuildError> {
-        let builder = builder(device, 16 * MIB).order(self.order).history(64);
         let builder = match self.memory {
-            Memory::Virtual | Memory::Plain => builder,
-            Memory::Managed => builder.upstream(Upstream::Managed),
-            Memory::PassedThrough => {
-                builder.upstream(Upstream::DriverPool(DriverPoolUse::PassedThrough))
-            }
+            Memory::Virtual | Memory::Plain => builder(device, 16 * MIB),
+            Memory::Managed => builder(device, 16 * MIB).upstream(Upstream::Managed),
+            Memory::PassedThrough => Pool::builder(device.clone())
+                .capacity(16 * MIB)
+                .upstream(Upstream::DriverPool(DriverPoolUse::PassedThrough)),
         };
+        let builder = builder.order(self.order).history(64);
         if self.fills {
             builder
                 .fill_on_allocate(Fill::Zero)
@@ -153,6 +153,7 @@ async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream)
     if let Some(given) = given {
         memory.give(given)?;
     }
+    other.synchronize().await?; // a captured stream cannot be made to wait for a fill
     let mut graphs = Vec::new();
     for bytes in [MIB, 3 * MIB] {
         let capture = memory.capture(stream)?;
@@ -300,9 +301,12 @@ fn run(scenario: Scenario, fault: Option<(Call, u64, Fault)>) -> Vec<u64> {
     if let Some((call, nth, fault)) = fault {
         device.script(call, nth, fault);
     }
-    let Ok(pool) = scenario.pool(&device) else {
-        assert!(fault.is_some(), "the pool is built when nothing fails");
-        return Vec::new();
+    let pool = match scenario.pool(&device) {
+        Ok(pool) => pool,
+        Err(error) => {
+            assert!(fault.is_some(), "the pool is built: {error}");
+            return Vec::new();
+        }
     };
     let errors = device.block_on(async {
         let script = std::pin::pin!(use_everything([&device, &guest], &pool));
@@ -348,6 +352,8 @@ fn works_on(device: &SimDevice, pool: &Pool) {
         let block = block.expect("all of the pool is granted again");
         use_block(&work, &block, us(10));
         drop(block);
+        // The driver's pool releases nothing whose work runs.
+        let _ = stream.synchronize().await;
         drop(stream);
         pool.drain()
             .timeout(LIMIT)
