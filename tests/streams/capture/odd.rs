@@ -34,7 +34,6 @@ fn scope_of_a_given_reservation_draws_nothing_from_the_memory_of_graphs() {
             }
         });
         memory.give(reservation).unwrap();
-        assert_eq!((memory.size(), memory.left()), (MIB, MIB));
         let capture = memory.capture(&site.stream).unwrap();
         let block = site.take(MIB);
         let captured = block.address();
@@ -91,7 +90,10 @@ fn graph_is_launched_on_the_device_it_was_captured_on() {
         drop(submitted.unwrap());
         drop(block);
         let graph = capture.end().unwrap();
+        let calls = || [&device, &guest].map(|device| device.counters().calls(Call::Launch));
+        let before = calls();
         assert_kind(graph.launch(other), DeviceErrorKind::InvalidArgument);
+        assert_eq!(calls(), before, "the device's graphs take no other stream");
         graph.launch(own).unwrap();
     }
     drop((near, far));
