@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::common::{now, poll};
+use futures::FutureExt;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::{
-    AllocError, Capture, DriverPool, DriverPoolUse, ReleaseThreshold, StreamError, Upstream,
+    AllocError, Capture, DriverPool, DriverPoolUse, ReleaseThreshold, StreamError, Tag, Upstream,
 };
 
 fn assert_kind<T: std::fmt::Debug>(answer: Result<T, StreamError>, kind: DeviceErrorKind) {
@@ -22,7 +23,8 @@ fn scope_of_a_given_reservation_draws_nothing_from_the_memory_of_graphs() {
         let site = Site::new(6 * MIB);
         let (work, other) = site.other();
         let memory = site.pool.graph_memory();
-        let reservation = now(site.pool.reserve(2 * MIB)).unwrap();
+        let tag = Tag::new("given");
+        let reservation = now(site.pool.reserve(2 * MIB).tag(tag)).unwrap();
         let drawn = reservation.allocate(&other, MIB).unwrap();
         let scoped = reservation.scope(async {
             match nests {
@@ -48,6 +50,7 @@ fn scope_of_a_given_reservation_draws_nothing_from_the_memory_of_graphs() {
         graph.launch(&site.stream).unwrap();
         drop((block, drawn, graph, memory));
         site.assert_sound();
+        assert_eq!(site.pool.tag(tag).statistics().used.current, 0);
     }
 }
 
@@ -112,12 +115,13 @@ fn work_from_before_a_capture_is_awaited_during_it() {
     let long = |work: &SimStream, ()| work.submit(Operation::new(us(10)));
     let task = site.stream.submit((), long).unwrap();
     let called = site.stream.run(|| 7).unwrap();
+    let host = site.stream.spawn(async { 8 }).unwrap();
     let before = site.stream.submit((), |_: &SimStream, ()| ()).unwrap();
     let capture = site.pool.capture(&site.stream).unwrap();
     other.after(&before).unwrap();
     assert!(!task.is_complete().unwrap());
     site.device.advance(us(10));
-    assert_eq!(now(called), Ok(7));
+    assert_eq!((now(called), now(host)), (Ok(7), Ok(8)));
     assert_eq!(now(task), Ok(()));
     assert_eq!(now(before), Ok(()));
     drop(capture.end().unwrap());
@@ -415,5 +419,85 @@ fn zeroed_request_from_before_a_capture_loses_no_memory() {
         answer => panic!("{answer:?}"),
     }
     drop((waiting, capture));
+    site.assert_sound();
+}
+
+/// The pool cannot see that a stream is captured in a session of another registration: the device refuses its calls, and
+/// the capture goes on.
+#[test]
+fn other_registrations_of_a_captured_stream_break_no_capture() {
+    let site = Site::new(64 * MIB);
+    let pools = [
+        site.pool.clone(),
+        crate::common::pool(&site.device, 64 * MIB),
+    ];
+    for pool in pools {
+        let twin = pool.register(&site.work).unwrap();
+        let (work, other) = crate::common::stream(&site.device, &pool);
+        let mut foreign = pool.try_allocate(&other, MIB).unwrap();
+        work.submit(write(&foreign, 1));
+        let mut own = pool.try_allocate(&twin, MIB).unwrap();
+        let capture = site.pool.capture(&site.stream).unwrap();
+        let mut captured = site.take(MIB);
+        assert!(twin.event().is_err());
+        assert!(foreign.write_on(&twin).is_err());
+        assert!(foreign.download(&twin, 0..4).is_err());
+        assert!(own.upload(&twin, 0, &[1; 4]).is_err());
+        assert!(own.zero(&twin).is_err());
+        assert!(own.copy_to(0..4, &mut foreign, 0, &twin).is_err());
+        assert!(captured.download(&site.stream, 0..4).is_err());
+        assert!(
+            captured
+                .host()
+                .now_or_never()
+                .is_none_or(|host| host.is_err())
+        );
+        assert!(twin.run(|| ()).is_err() && twin.spawn(async {}).is_err());
+        assert!(pool.try_allocate(&twin, MIB).map(drop).is_ok());
+        assert!(now(pool.allocate(&twin, MIB).zeroed()).is_err());
+        assert!(now(pool.try_allocate(&twin, MIB).unwrap().deallocate()).is_err());
+        drop((own, foreign));
+        twin.seal().unwrap_err();
+        let _ = pool.trim_to(0).unwrap();
+        captured.zero(&site.stream).unwrap();
+        drop(captured);
+        let graph = capture.end().unwrap();
+        graph.launch(&site.stream).unwrap();
+        drop(graph);
+        drop((twin, other));
+        site.device.advance_to_end();
+        pool.reap().unwrap();
+        pool.check_conserved().unwrap();
+    }
+    site.assert_sound();
+}
+
+/// A stream that a capture refused is as it was.
+#[test]
+fn stream_is_added_to_a_capture_once_and_after_it_has_joined() {
+    let site = Site::new(64 * MIB);
+    let (work, other) = site.other();
+    let elsewhere = Site::new(64 * MIB);
+    let mut capture = site.pool.capture(&site.stream).unwrap();
+    drop(site.pool.try_allocate(&other, MIB).unwrap());
+    let refused = capture.add(&elsewhere.stream).unwrap_err();
+    assert_eq!(refused, StreamError::ForeignPool);
+    assert_kind(capture.add(&other), DeviceErrorKind::Unsupported);
+    assert_kind(capture.add(&site.stream), DeviceErrorKind::Unsupported);
+    other.event().unwrap();
+    // An added stream that does not come back leaves no graph; both are free again.
+    let event = site.device.create_event().unwrap();
+    site.device.record(event, site.work.raw()).unwrap();
+    site.device.wait(work.raw(), event).unwrap();
+    capture.add(&other).unwrap();
+    assert_kind(capture.add(&other), DeviceErrorKind::Unsupported);
+    let block = site.pool.try_allocate(&other, MIB).unwrap();
+    work.submit(write(&block, 1));
+    assert!(capture.end().is_err());
+    assert!(!work.is_capturing() && !site.work.is_capturing());
+    drop(block);
+    other.event().unwrap();
+    drop(site.pool.try_allocate(&other, MIB).unwrap());
+    site.device.destroy_event(event).unwrap();
     site.assert_sound();
 }
