@@ -353,7 +353,7 @@ fn block_of_a_capture_is_dropped_at_any_time_and_place() {
             }
             _ => {}
         }
-        // Nobody else has the memory while the graph can be launched.
+        // No other block gets the memory while the graph can be launched.
         let mut rest = Vec::new();
         while let Ok(taken) = site.pool.try_allocate(&other, MIB) {
             assert_ne!(taken.address(), address, "{drops:?}");
