@@ -8,6 +8,7 @@
 //! | `oracle` | what comes before what, from the calls of the device |
 //! | `property` | against a naive model |
 //! | `stress` | many tasks, with an order oracle and a progress oracle |
+//! | `tasks` | submitted work, and host tasks that hold their streams |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,3 +19,4 @@ mod graphs;
 mod oracle;
 mod property;
 mod stress;
+mod tasks;
