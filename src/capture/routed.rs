@@ -1,7 +1,7 @@
 //! A stream that allocates from the memory of graphs while it is being captured.
 
 use super::GraphMemory;
-use crate::device::{Captures, DeviceError, DeviceErrorKind, DeviceId};
+use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::driver::{Change, Driver, captures_of};
 use crate::error::StreamError;
 use crate::handles::Route;
@@ -69,6 +69,20 @@ impl Routed {
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
             unsafe {
                 captures.keep(lane, kept)
+            }
+        })
+    }
+
+    /// Returns the capture that the stream is part of; `None` if it is part of none, or of one that was invalidated.
+    ///
+    /// # Errors
+    /// Returns the device's error, or an error if the device has no graphs.
+    pub(super) fn capture(&self) -> Result<Option<CaptureId>, DeviceError> {
+        self.call("capture_of", |captures, stream| {
+            // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
+            #[allow(unsafe_code, reason = "device call on the lane's stream")]
+            unsafe {
+                captures.capture_of(stream)
             }
         })
     }

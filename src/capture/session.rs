@@ -2,7 +2,7 @@
 
 use super::routed::Routed;
 use super::{CapturedGraph, GraphMemory};
-use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
+use crate::device::{CaptureId, DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::driver::Change;
 use crate::error::StreamError;
 use crate::handles::Registration;
@@ -25,12 +25,14 @@ const END: &str = "end_capture";
 /// stream, fail.
 ///
 /// Dropping it aborts the capture. It can be ended or dropped on any thread, in any state: also if the capture was
-/// invalidated, or ended by other code.
+/// invalidated, or ended by other code. A capture of the stream that other code began since then goes on.
 #[must_use = "dropping a capture aborts it"]
 pub struct Capture {
     /// The stream that the capture began on, and those that were added. Empty once the capture is over.
     routed: Vec<Routed>,
     memory: GraphMemory,
+    /// The device's id of the capture, once it is known.
+    id: Option<CaptureId>,
 }
 
 impl Pool {
@@ -88,10 +90,12 @@ impl Capture {
             }
         })?;
         // From here on, dropping the capture ends it on the device.
-        let capture = Self {
+        let mut capture = Self {
             routed: vec![routed],
             memory: memory.clone(),
+            id: None,
         };
+        capture.id = capture.routed[0].capture()?;
         capture.routed[0].keep(memory)?;
         Ok(capture)
     }
@@ -104,17 +108,8 @@ impl Capture {
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
         let routed = Routed::begin(&self.memory, stream)?;
-        let [own, other] = [&self.routed[0], &routed].map(|routed| {
-            routed.call("capture_of", |captures, stream| {
-                // SAFETY: as in `begin`.
-                #[allow(unsafe_code, reason = "device call on the lane's stream")]
-                unsafe {
-                    captures.capture_of(stream)
-                }
-            })
-        });
-        let (own, other) = (own?, other?);
-        if own.is_none() || own != other {
+        let joined = routed.capture()?;
+        if joined.is_none() || joined != self.id {
             let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("capture_of", kind, reason).into());
@@ -148,6 +143,13 @@ impl Capture {
             let reason = "the capture is over";
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
         };
+        let present = first.capture().unwrap_or_default();
+        let is_anothers = self.id.is_some() && present.is_some() && present != self.id;
+        if is_anothers {
+            let reason =
+                "other code ended the capture, and captures the stream anew; that capture goes on";
+            return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
+        }
         let graph = first.call(END, |captures, stream| {
             // SAFETY: as in `begin`.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]

@@ -501,3 +501,29 @@ fn stream_is_added_to_a_capture_once_and_after_it_has_joined() {
     site.device.destroy_event(event).unwrap();
     site.assert_sound();
 }
+
+/// The session's capture is over, and the stream's present one is none of its business.
+#[test]
+fn capture_that_other_code_began_since_goes_on() {
+    for is_ended in [true, false] {
+        let site = Site::new(64 * MIB);
+        let mut capture = site.pool.capture(&site.stream).unwrap();
+        let block = site.take(MIB);
+        site.work.submit(write(&block, 1));
+        let first = site.work.end_capture().unwrap();
+        site.work.begin_capture().unwrap();
+        site.work.submit(Operation::new(us(1)));
+        assert_kind(capture.add(&site.other().1), DeviceErrorKind::Unsupported);
+        match is_ended {
+            true => drop(capture.end().unwrap_err()),
+            false => drop(capture),
+        }
+        assert!(site.work.is_capturing());
+        drop(block);
+        let second = site.work.end_capture().unwrap();
+        first.launch(&site.work).unwrap();
+        second.launch(&site.work).unwrap();
+        drop((first, second));
+        site.assert_sound();
+    }
+}
