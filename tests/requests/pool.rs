@@ -223,13 +223,13 @@ fn vain_queries_become_rarer() {
     assert_eq!(queries(EVENTS), EVENTS);
 }
 
-/// Returns the source of an allocation, on a stream with work or an idle one, while 8 MiB are about to complete on
-/// another stream and the pool could grow.
-fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Source {
+/// Returns the source of an allocation of this size, on a stream with work or an idle one, while 16 MiB are about to
+/// complete on other streams and the pool could grow.
+fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool, bytes: u64) -> Source {
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
-    let streams: [_; 2] = streams(&device, &pool);
+    let streams: [_; 3] = streams(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.
         for (work, stream) in &streams {
@@ -239,16 +239,17 @@ fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Sourc
         device.advance(us(100));
         pool.reap().unwrap();
     }
-    let [(work, a), (other, b)] = &streams;
-    let block = pool.try_allocate(a, 8 * MIB).unwrap();
-    use_block(work, &block, us(100));
-    drop(block);
-    if is_busy {
-        run(other, us(100));
-        b.event().unwrap();
+    let [others @ .., (work, stream)] = &streams;
+    for (work, stream) in others {
+        let block = pool.try_allocate(stream, 8 * MIB).unwrap();
+        use_block(work, &block, us(100));
     }
-    let block = pool.try_allocate(b, 8 * MIB).unwrap();
-    use_block(other, &block, us(10));
+    if is_busy {
+        run(work, us(100));
+        stream.event().unwrap();
+    }
+    let block = pool.try_allocate(stream, bytes).unwrap();
+    use_block(work, &block, us(10));
     device.advance_to_end();
     device.assert_ordered();
     block.source()
@@ -257,15 +258,26 @@ fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Sourc
 /// `GrowFirst` grows the pool. `WaitFirst` makes a stream wait that is busy for that long anyway.
 #[test]
 fn order_decides_between_growing_and_waiting() {
-    let source = |order| source_beside_pending(order, WaitLimit::Tail, true);
+    let source = |order| source_beside_pending(order, WaitLimit::Tail, true, 8 * MIB);
     assert_eq!(source(Order::GrowFirst), Source::Grown);
     assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
+}
+
+/// A pool that holds twice what was ever used, and many times the request, does not grow where a wait delays nothing.
+/// It never makes an idle stream wait instead, whatever its limit.
+#[test]
+fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
+    let source = |limit, is_busy| source_beside_pending(Order::GrowFirst, limit, is_busy, MIB);
+    for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
+        assert_eq!(source(limit, true), Source::DeviceWait);
+        assert_eq!(source(limit, false), Source::Grown);
+    }
 }
 
 /// A stream waits within its own work, or without a limit.
 #[test]
 fn idle_stream_waits_only_without_a_limit() {
-    let source = |limit| source_beside_pending(Order::WaitFirst, limit, false);
+    let source = |limit| source_beside_pending(Order::WaitFirst, limit, false, 8 * MIB);
     assert_eq!(source(WaitLimit::Tail), Source::Grown);
     assert_eq!(source(WaitLimit::Unlimited), Source::DeviceWait);
 }
