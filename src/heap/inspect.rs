@@ -172,13 +172,11 @@ pub(crate) fn granted_from(heap: &Heap, reservations: &[ReservationId]) -> Vec<(
     ranges
 }
 
-/// Returns whether the pool has slack for a request: by growing for it, it would hold a fifth more than was used at the
-/// most, and it holds eight times the request. With fewer blocks, each wait would chain two streams.
-pub(crate) fn is_ample_for(heap: &Heap, bytes: u64) -> bool {
-    const BLOCKS: u64 = 8;
+/// Returns whether the pool would hold a fifth more than was used at the most, if it grew by this many bytes.
+pub(crate) fn is_ample_with(heap: &Heap, bytes: u64) -> bool {
     let totals = heap.totals();
     let most = totals.used.high.max(totals.used.current + bytes);
-    totals.held() + bytes > most + most / 5 && totals.held() / BLOCKS >= bytes
+    totals.held() + bytes > most + most / 5
 }
 
 /// Returns how many bytes may still be taken from the device, and how many are free.

@@ -51,7 +51,8 @@ pub(crate) enum Try {
     WaitForExact,
     /// Joined, remapped or new memory.
     Grow,
-    /// Pending memory behind a wait on the device that ends before the stream's own work, so that it delays nothing.
+    /// Pending memory behind a wait on the device that ends before the stream's own work, so that it delays nothing;
+    /// not of streams that come after unfinished work of this one.
     WaitInTail,
     /// Pending memory behind a wait on the device, within the pool's wait limit.
     Wait,
@@ -145,7 +146,7 @@ pub(crate) struct Facts {
     pub(crate) could_be_new: bool,
     /// New and free memory together are enough for the request.
     pub(crate) is_enough: bool,
-    /// The pool holds many times the request, and would hold a fifth more than was used at the most if it grew.
+    /// The pool would hold a fifth more than was used at the most, if it grew for the request.
     pub(crate) is_ample: bool,
     /// The device refused memory when it was last asked.
     pub(crate) is_refused: bool,
