@@ -1,11 +1,14 @@
 //! A graph, with its memory.
 
 use super::GraphMemory;
-use crate::device::Graph;
+use super::routed::expect_no_host;
+use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::error::StreamError;
 use crate::stream::Stream;
 use crate::sync::assert_unlocked;
 use std::fmt;
+
+const LAUNCH: &str = "launch";
 
 /// A graph of captured work, which owns the memory that was allocated in the capture. Made by
 /// [`Capture::end`](crate::Capture::end).
@@ -16,11 +19,17 @@ use std::fmt;
 pub struct CapturedGraph {
     graph: Box<dyn Graph>,
     memory: GraphMemory,
+    /// The device of the stream that was captured.
+    device: DeviceId,
 }
 
 impl CapturedGraph {
-    pub(super) fn new(graph: Box<dyn Graph>, memory: GraphMemory) -> Self {
-        Self { graph, memory }
+    pub(super) fn new(graph: Box<dyn Graph>, memory: GraphMemory, device: DeviceId) -> Self {
+        Self {
+            graph,
+            memory,
+            device,
+        }
     }
 
     /// Submits the captured work to a stream, behind all work submitted to it so far and behind the earlier launches of
@@ -30,16 +39,24 @@ impl CapturedGraph {
     /// another stream, [order](Stream::wait) that stream after the launch.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, or the device's error. Nothing is
-    /// submitted then.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and the device's error: also if the stream
+    /// is the host, or of another device than the captured one. Nothing is submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
         if !stream.is_of(self.memory.pool().presence()) {
             return Err(StreamError::ForeignPool);
         }
-        assert_unlocked("launch");
-        let driver = &stream.registration().service.driver;
-        // SAFETY: the stream's lane keeps its owner. The graph keeps the memory that was allocated in the capture;
-        // other memory is kept by the user who captured work on it.
+        let registration = stream.registration();
+        expect_no_host(&registration.lane, LAUNCH)?;
+        if self.device != registration.stream_device().id() {
+            let reason =
+                "the graph was captured on another device; launch it on a stream of that device";
+            let kind = DeviceErrorKind::InvalidArgument;
+            return Err(DeviceError::new(LAUNCH, kind, reason).into());
+        }
+        assert_unlocked(LAUNCH);
+        let driver = &registration.service.driver;
+        // SAFETY: the stream is one of the graph's device, and its lane keeps its owner. The graph keeps the memory that
+        // was allocated in the capture; other memory is kept by the user who captured work on it.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
         driver.noted(launched)?;

@@ -66,15 +66,19 @@ impl GraphMemory {
         &self.share
     }
 
-    /// Adds a reservation. Its memory returns to the pool with the rest.
+    /// Adds the memory of a reservation that is not allocated. It returns to the pool with the rest. The reservation
+    /// ends: its live blocks become ordinary blocks, and futures in its [scope](Reservation::scope) draw nothing more.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the reservation is of another pool. It is dropped then.
+    #[track_caller]
     pub fn give(&self, reservation: Reservation) -> Result<(), StreamError> {
         if reservation.pool() != self.pool() {
             return Err(StreamError::ForeignPool);
         }
-        self.share.add(reservation.into_handle());
+        if let Some(part) = reservation.into_rest(Location::caller()) {
+            self.share.add(part);
+        }
         Ok(())
     }
 

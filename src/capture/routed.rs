@@ -1,11 +1,12 @@
 //! A stream that allocates from the memory of graphs while it is being captured.
 
 use super::GraphMemory;
-use crate::device::{Captures, DeviceError, DeviceErrorKind};
+use crate::device::{Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::driver::{Change, Driver, captures_of};
 use crate::error::StreamError;
 use crate::handles::Route;
 use crate::id::StreamId;
+use crate::lane::Lane;
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
 
@@ -29,6 +30,7 @@ impl Routed {
         }
         let registration = stream.registration();
         let (driver, lane) = (&registration.service.driver, &registration.lane);
+        expect_no_host(lane, "begin_capture")?;
         let order = driver.begin_capture(lane).ok_or_else(|| {
             let reason = "the stream is being captured already; end that capture first";
             DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
@@ -45,6 +47,11 @@ impl Routed {
 
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Returns the id of the stream's device.
+    pub(super) fn device_id(&self) -> DeviceId {
+        self.stream.registration().stream_device().id()
     }
 
     fn driver(&self) -> &Driver {
@@ -91,4 +98,15 @@ impl Drop for Routed {
         service.driver.end_capture(lane, self.order);
         service.publish(Change::Memory);
     }
+}
+
+/// # Errors
+/// Returns an error if the stream is the host, which no graph call names.
+pub(super) fn expect_no_host(lane: &Lane, call: &'static str) -> Result<(), DeviceError> {
+    if !lane.is_host() {
+        return Ok(());
+    }
+    let reason =
+        "the host is no stream of the device, and has no graphs; use a stream of the device";
+    Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason))
 }

@@ -2,8 +2,10 @@
 
 use super::routed::Routed;
 use super::{CapturedGraph, GraphMemory};
-use crate::device::{DeviceError, DeviceErrorKind, Graph};
+use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
+use crate::driver::Change;
 use crate::error::StreamError;
+use crate::handles::Registration;
 use crate::pool::Pool;
 use crate::stream::Stream;
 use std::fmt;
@@ -33,7 +35,8 @@ pub struct Capture {
 
 impl Pool {
     /// Begins to capture `stream` into a graph, with memory of its own. Work that is submitted to the stream from now
-    /// on becomes part of the graph; see [`Capture`]. The memory that was freed on the stream so far is sealed first.
+    /// on becomes part of the graph; see [`Capture`]. The work of the stream so far is sealed first: what was freed on
+    /// it becomes available to others, and its [tasks](crate::Task) can be awaited, while the stream is captured.
     ///
     /// (The semantics are those of PyTorch's and Warp's private pools. CUDA's own allocation nodes differ: they give
     /// memory back within the graph.)
@@ -75,7 +78,7 @@ impl Capture {
         if !stream.is_of(pool.presence()) {
             return Err(StreamError::ForeignPool);
         }
-        stream.seal()?;
+        seal_all(stream)?;
         let routed = Routed::begin(memory, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
@@ -131,28 +134,41 @@ impl Capture {
     /// Returns the device's error if the capture was invalidated, if a stream that joined it was not joined again, or
     /// if other code ended it. The capture is over then, and there is no graph.
     pub fn end(mut self) -> Result<CapturedGraph, DeviceError> {
-        let graph = self.finish()?;
-        Ok(CapturedGraph::new(graph, self.memory.clone()))
+        let (graph, device) = self.finish()?;
+        Ok(CapturedGraph::new(graph, self.memory.clone(), device))
     }
 
     /// Ends the capture without a graph, as dropping it does.
     pub fn abort(self) {}
 
     /// Ends the capture on the device, and then in the pool.
-    fn finish(&mut self) -> Result<Box<dyn Graph>, DeviceError> {
+    fn finish(&mut self) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let routed = std::mem::take(&mut self.routed);
         let Some(first) = routed.first() else {
             let reason = "the capture is over";
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
         };
-        first.call(END, |captures, stream| {
+        let graph = first.call(END, |captures, stream| {
             // SAFETY: as in `begin`.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
             unsafe {
                 captures.end_capture(stream)
             }
-        })
+        })?;
+        Ok((graph, first.device_id()))
     }
+}
+
+/// Records an event behind all work that the stream was given so far: not only behind what was freed, so that tasks
+/// from before the capture can be awaited during it.
+fn seal_all(stream: &Stream) -> Result<(), DeviceError> {
+    let Registration { service, lane, .. } = &**stream.registration();
+    // A capture that is under way is refused later.
+    if !lane.cache.is_captured() {
+        service.driver.mark(lane)?;
+        service.publish(Change::Memory);
+    }
+    Ok(())
 }
 
 impl Drop for Capture {

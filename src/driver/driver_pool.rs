@@ -92,7 +92,9 @@ impl DriverPoolBuilder {
         self
     }
 
-    /// Sets the most bytes that the pool may reserve. Default: as many as the driver allows.
+    /// Sets the most bytes that the pool may reserve. The driver takes memory in whole
+    /// [steps](crate::device::Capabilities::granularity), so that the capacity of a pool over it is as many whole steps
+    /// as fit. Default: as many as the driver allows.
     pub fn max_size(mut self, bytes: u64) -> Self {
         self.properties.max_size = bytes;
         self.max_fraction = None;
@@ -174,6 +176,14 @@ impl DriverPool {
             properties: DriverPoolProperties::new(MemoryKind::Device),
             is_default: true,
         })))
+    }
+
+    /// Returns the most bytes that the pool can reserve. The driver takes memory in whole steps of the device.
+    pub(crate) fn most(&self, step: u64) -> u64 {
+        match self.0.properties.max_size {
+            0 => u64::MAX,
+            most => most / step * step,
+        }
     }
 
     /// Returns the properties that the pool was created with.

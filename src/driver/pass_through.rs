@@ -36,6 +36,9 @@ impl Driver {
 
     /// Frees a whole segment behind the present point of a lane's stream.
     fn free_in_order_of(&self, lane: &Lane, block: &Use) -> bool {
+        let Ok(_submission) = lane.cache.submit("free_to") else {
+            return false;
+        };
         // SAFETY: the driver's pool allocated the segment, which this call owns. The stream comes after all uses of it.
         // The lane keeps the stream's owner; an external stream is named only in calls made with it.
         let freed = unsafe {

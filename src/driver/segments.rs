@@ -93,19 +93,14 @@ impl Settings {
         how == Some(DriverPoolUse::PassedThrough)
     }
 
-    /// Returns the most bytes that the pool of the driver may give.
-    pub(crate) fn most(&self) -> u64 {
+    /// Returns the most bytes that the pool of the driver may give, which takes memory in whole steps.
+    pub(crate) fn most(&self, step: u64) -> u64 {
         let leased = self
             .lender
             .as_ref()
             .map_or(u64::MAX, |lender| lender.figures().limit);
-        self.most_of_source().min(leased)
-    }
-
-    fn most_of_source(&self) -> u64 {
         let pool = self.driver_pool.as_ref();
-        let most = pool.map_or(0, |(pool, _)| pool.properties().max_size);
-        if most == 0 { u64::MAX } else { most }
+        pool.map_or(leased, |(pool, _)| pool.most(step).min(leased))
     }
 }
 

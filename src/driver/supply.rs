@@ -204,6 +204,7 @@ impl Supply {
         if let For::Stream { lane, is_ordered } = whom
             && *is_ordered
             && !lane.is_foreign()
+            && let Ok(_submission) = lane.cache.submit("allocate_from")
         {
             // SAFETY: the lane keeps the stream's owner; an external stream is named only in calls made with it.
             let address = unsafe { self.memory.allocate(bytes, alignment, lane.raw) };

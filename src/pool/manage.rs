@@ -81,7 +81,8 @@ impl Pool {
     pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
         let driver = &self.service().driver;
         let total = driver.device.memory_info(driver.settings.kind)?.total;
-        let total = total.min(driver.settings.most());
+        let step = driver.capabilities.granularity;
+        let total = total.min(driver.settings.most(step));
         let chunk = driver.settings.geometry.chunk_bytes;
         let capacity = bytes.min(total) / chunk * chunk;
         if capacity == 0 {

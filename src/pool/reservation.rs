@@ -85,6 +85,21 @@ impl Reservation {
         self.handle
     }
 
+    /// Ends the reservation. Returns what keeps the memory set aside that is not allocated, if there is any. Futures in
+    /// the scope of the reservation hold it too, and do not draw from the rest.
+    pub(crate) fn into_rest(self, location: &'static Location<'static>) -> Option<ReservedHandle> {
+        loop {
+            let left = self.left();
+            if left == 0 {
+                return None;
+            }
+            // A future in the scope may draw a part at the same time.
+            if let Some(rest) = self.reserved().split(left, location) {
+                return Some(ReservedHandle(Arc::new(rest)));
+            }
+        }
+    }
+
     /// Allocates a part of the reservation, for use in the order of `stream`: `bytes`, or a [`Layout`].
     ///
     /// # Errors

@@ -104,8 +104,10 @@ impl PoolConfig {
         }
         // More than this can never be reserved, and a request for it would wait for ever.
         let total = device.memory_info(source.kind)?.total;
-        let most = properties.map_or(0, |properties| properties.max_size);
-        let total = if most > 0 { total.min(most) } else { total };
+        let most = driver_pool
+            .as_ref()
+            .map(|(pool, _)| pool.most(capabilities.granularity));
+        let total = total.min(most.unwrap_or(u64::MAX));
         let passes = matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough)));
         // The driver's pools have blocks of any size.
         let step = if passes {

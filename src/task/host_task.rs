@@ -15,6 +15,7 @@ use crate::trace;
 use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -26,7 +27,8 @@ pin_project_lite::pin_project! {
     /// Returns the device's error if the stream cannot reach the task; the future is dropped then, without a poll.
     ///
     /// # Panics
-    /// Panics if the future does, or if the task is polled after it was ready. The stream goes on.
+    /// Panics if the future does, or if the task is polled after that or after it was ready. The future is dropped, and
+    /// the stream goes on.
     ///
     /// # Cancel safety
     /// Dropping the task drops the future, and then lets the stream go on.
@@ -69,7 +71,7 @@ impl<F: Future> Future for HostTask<F> {
         let mut this = self.project();
         assert!(
             this.future.is_some(),
-            "a host task is not polled after it was ready"
+            "a host task is not polled after it was ready, or has panicked"
         );
         if let Some(reached) = this.reached {
             let answer = ready!(reached.poll(context));
@@ -80,13 +82,16 @@ impl<F: Future> Future for HostTask<F> {
                 return Poll::Ready(Err(error.into()));
             }
         }
-        let mut unwinding = Unwinding(Some(this.held));
-        let future = this.future.as_mut().as_pin_mut();
+        let mut unwinding = Unwinding {
+            future: this.future,
+            held: Some(this.held),
+        };
+        let future = unwinding.future.as_mut().as_pin_mut();
         let answer = future.expect("present until it has ended").poll(context);
         if answer.is_ready() {
-            this.future.set(None);
+            unwinding.future.set(None);
         }
-        let held = unwinding.0.take().expect("held while it is polled");
+        let held = unwinding.held.take().expect("held while it is polled");
         answer.map(|output| {
             held.release(Ending::Complete);
             Ok(output)
@@ -110,12 +115,17 @@ impl<F> fmt::Debug for HostTask<F> {
     }
 }
 
-/// Lets the stream go on if the future panics.
-struct Unwinding<'a>(Option<&'a mut Held>);
+/// If the future panics, drops it, and then lets the stream go on.
+struct Unwinding<'a, F> {
+    future: Pin<&'a mut Option<F>>,
+    held: Option<&'a mut Held>,
+}
 
-impl Drop for Unwinding<'_> {
+impl<F> Drop for Unwinding<'_, F> {
     fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
+        if let Some(held) = self.held.take() {
+            // The first panic goes on. A second one, of the future's drop, must not end the process.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.future.set(None)));
             held.release(Ending::Abandoned);
         }
     }

@@ -22,6 +22,7 @@ enum Memory {
     Virtual,
     Plain,
     Managed,
+    PassedThrough,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +43,14 @@ impl Scenario {
     }
 
     fn pool(self, device: &SimDevice) -> Result<Pool, BuildError> {
-        let builder = builder(device, 16 * MIB).order(self.order).history(64);
         let builder = match self.memory {
-            Memory::Virtual | Memory::Plain => builder,
-            Memory::Managed => builder.upstream(Upstream::Managed),
+            Memory::Virtual | Memory::Plain => builder(device, 16 * MIB),
+            Memory::Managed => builder(device, 16 * MIB).upstream(Upstream::Managed),
+            Memory::PassedThrough => Pool::builder(device.clone())
+                .capacity(16 * MIB)
+                .upstream(Upstream::DriverPool(DriverPoolUse::PassedThrough)),
         };
+        let builder = builder.order(self.order).history(64);
         if self.fills {
             builder
                 .fill_on_allocate(Fill::Zero)
@@ -85,6 +89,7 @@ async fn use_everything([device, guest]: [&SimDevice; 2], pool: &Pool) -> Vec<Bo
         ("copy", copy(pool, &stream).await),
         ("share", share(pool, &stream, &other).await),
         ("submit", submit(device, pool, &stream, &other).await),
+        ("capture", capture(pool, &work, &stream, &other).await),
         ("peers", peers(guest, pool, &stream).await),
         ("manage", manage(pool, &stream).await),
     ];
@@ -136,6 +141,42 @@ async fn submit(device: &SimDevice, pool: &Pool, stream: &Stream, other: &Stream
     Ok(other.await?)
 }
 
+/// Two graphs that share memory, on two streams, with a reservation, fills and uploads in the captures.
+async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream) -> Outcome {
+    let memory = pool.graph_memory();
+    let kept = pool.allocate(other, MIB).timeout(LIMIT).await?;
+    let earlier = pool.allocate(stream, MIB).timeout(LIMIT).await?;
+    let given = match pool.reserve(2 * MIB).timeout(LIMIT).await {
+        Err(AllocError::NotReservable) => None, // each block is the driver's
+        given => Some(given?),
+    };
+    if let Some(given) = given {
+        memory.give(given)?;
+    }
+    other.synchronize().await?; // a captured stream cannot be made to wait for a fill
+    let mut graphs = Vec::new();
+    for bytes in [MIB, 3 * MIB] {
+        let capture = memory.capture(stream)?;
+        if pool.describe().driver_pool != Some(DriverPoolUse::PassedThrough) {
+            let mut block = pool.allocate(stream, bytes).zeroed().await?;
+            drop(block.upload(stream, 0, &[7; 64])?);
+            use_block(work, &block, us(20));
+        }
+        kept.used_on(stream)?;
+        graphs.push(capture.end()?);
+    }
+    drop((earlier, kept));
+    let aborted = pool.capture(other)?;
+    aborted.abort();
+    for graph in &graphs {
+        graph.launch(stream)?;
+    }
+    other.wait(&stream.event()?)?;
+    graphs[0].launch(other)?;
+    drop((graphs, memory));
+    Ok(other.await?)
+}
+
 /// Two requests for more than half of the pool: the second one waits for the first.
 async fn contend(
     device: &SimDevice,
@@ -174,7 +215,10 @@ async fn many(pool: &Pool, stream: &Stream) -> Outcome {
 }
 
 async fn reserve(pool: &Pool, stream: &Stream, other: &Stream) -> Outcome {
-    let mut reservation = pool.reserve(6 * MIB).timeout(LIMIT).await?;
+    let mut reservation = match pool.reserve(6 * MIB).timeout(LIMIT).await {
+        Err(AllocError::NotReservable) => return Ok(()), // each block is the driver's
+        reservation => reservation?,
+    };
     let block = reservation.allocate(stream, 2 * MIB)?;
     reservation
         .scope(async { pool.allocate(other, MIB).await.map(drop) })
@@ -257,9 +301,12 @@ fn run(scenario: Scenario, fault: Option<(Call, u64, Fault)>) -> Vec<u64> {
     if let Some((call, nth, fault)) = fault {
         device.script(call, nth, fault);
     }
-    let Ok(pool) = scenario.pool(&device) else {
-        assert!(fault.is_some(), "the pool is built when nothing fails");
-        return Vec::new();
+    let pool = match scenario.pool(&device) {
+        Ok(pool) => pool,
+        Err(error) => {
+            assert!(fault.is_some(), "the pool is built: {error}");
+            return Vec::new();
+        }
     };
     let errors = device.block_on(async {
         let script = std::pin::pin!(use_everything([&device, &guest], &pool));
@@ -305,6 +352,8 @@ fn works_on(device: &SimDevice, pool: &Pool) {
         let block = block.expect("all of the pool is granted again");
         use_block(&work, &block, us(10));
         drop(block);
+        // The driver's pool releases nothing whose work runs.
+        let _ = stream.synchronize().await;
         drop(stream);
         pool.drain()
             .timeout(LIMIT)
@@ -392,4 +441,9 @@ fn managed_memory_survives_every_failing_call() {
 #[test]
 fn filled_memory_survives_every_failing_call() {
     sweep(scenario(Memory::Virtual, Order::GrowFirst, true));
+}
+
+#[test]
+fn memory_of_the_drivers_pool_survives_every_failing_call() {
+    sweep(scenario(Memory::PassedThrough, Order::GrowFirst, false));
 }

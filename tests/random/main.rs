@@ -2,6 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
+//! | `driver_pools` | one pool of the driver, used by two pools |
 //! | `fuzz` | the sequences of operations that are fuzzed |
 //! | `graphs` | captures and launches among allocations |
 //! | `oracle` | what comes before what, from the calls of the device |
@@ -11,6 +12,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod driver_pools;
 mod fuzz;
 mod graphs;
 mod oracle;

@@ -8,7 +8,7 @@
 use super::SimDevice;
 use super::call::Call;
 use super::driver_pools::{Extent, Freed, SimPool};
-use super::event_calls::unsupported;
+use super::event_calls::{refuse_captured, unsupported};
 use super::events::Recorded;
 use super::schedule::Item;
 use super::state::State;
@@ -362,6 +362,7 @@ unsafe impl DriverPools for SimDevice {
             };
             if stream != RawStream::HOST {
                 self.check_stream(state, Call::AllocateFrom, stream)?;
+                refuse_captured(state, Call::AllocateFrom, stream)?;
             }
             state.allocate_from(pool, rounded, stream)
         })
@@ -376,6 +377,7 @@ unsafe impl DriverPools for SimDevice {
         self.pool_call(Call::FreeTo, pool, |state| {
             if stream != RawStream::HOST {
                 self.check_stream(state, Call::FreeTo, stream)?;
+                refuse_captured(state, Call::FreeTo, stream)?;
             }
             state.free_to(pool, address, stream)
         })

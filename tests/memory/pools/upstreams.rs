@@ -4,9 +4,9 @@ use super::*;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
-use weirpool::Upstream;
 use weirpool::device::sim::{Call, Clock, Operation};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind, MemoryKinds};
+use weirpool::{AllocError, BuildError, DriverPool, DriverPoolUse, Upstream};
 
 #[test]
 fn each_upstream_takes_its_kind_of_memory() {
@@ -110,4 +110,29 @@ fn waiter_for_plain_memory_does_not_wake_itself() {
     assert!(woken.get() > 0);
     let polled = waiting.poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_ready());
+}
+
+/// The driver takes memory in whole steps, so that it can give no more than the steps in its maximum: a request for more
+/// would wait for ever.
+#[test]
+fn capacity_over_a_driver_pool_is_in_whole_steps_of_its_maximum() {
+    let device = SimDevice::new();
+    let build = |most, how| {
+        let driver_pool = DriverPool::builder(&device).max_size(most).build().unwrap();
+        Pool::builder(device.clone())
+            .driver_pool(&driver_pool, how)
+            .build()
+    };
+    for how in [DriverPoolUse::PassedThrough, DriverPoolUse::SubAllocated] {
+        let pool = build(3 * MIB, how).unwrap();
+        assert_eq!(pool.capacity(), 2 * MIB);
+        let stream = pool.create_stream().unwrap();
+        drop(pool.try_allocate(&stream, 2 * MIB).unwrap());
+        let _ = pool.resize(8 * MIB).unwrap();
+        let refused = pool.try_allocate(&stream, 3 * MIB).unwrap_err();
+        assert!(matches!(refused, AllocError::TooLarge { .. }), "{refused}");
+        let refused = build(MIB, how).unwrap_err();
+        let is_too_small = matches!(refused, BuildError::CapacityTooSmall { .. });
+        assert!(is_too_small, "{refused}");
+    }
 }

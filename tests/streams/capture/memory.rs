@@ -143,11 +143,11 @@ fn block_from_before_that_is_dropped_in_a_capture_is_freed_after_it() {
         let block = site.take(bytes);
         site.work.submit(write(&block, 1));
         site.device.advance_to_end();
+        let capture = site.pool.capture(&site.stream).unwrap();
         let calls = site
             .device
             .counters()
             .calls(weirpool::device::sim::Call::Record);
-        let capture = site.pool.capture(&site.stream).unwrap();
         drop(block);
         assert!(!is_available());
         assert!(

@@ -7,11 +7,13 @@
 //! | `sessions` | the beginning and the end of captures, in every state |
 //! | `work` | fills and copies in captures |
 //! | `checkpoints` | going back to an earlier state of the memory, and its blocks outside captures |
+//! | `odd` | captures beside older handles, streams and requests, and those that outlive them |
 //! | `races` | captures and other threads |
 
 mod checkpoints;
 mod device;
 mod memory;
+mod odd;
 mod races;
 mod sessions;
 mod work;

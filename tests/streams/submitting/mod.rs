@@ -6,8 +6,10 @@
 //! | `submit` | work of the device: its cost, its memory, its errors |
 //! | `names` | names of work, and where they are shown |
 //! | `host` | functions and tasks of the host |
+//! | `misuse` | callers that panic, re-enter the pool, give up, or wait in a circle |
 
 mod host;
+mod misuse;
 mod names;
 mod submit;
 
