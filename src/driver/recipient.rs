@@ -28,6 +28,9 @@ pub(super) struct Recipient<'a> {
     pub(super) deferred: Option<&'a mut Fences>,
     /// New bytes that the device refused when it was last asked; 0 if it did not.
     pub(super) refused: u64,
+    /// The stream is not made to wait for streams that come after its own unfinished work. Such a wait would leave no
+    /// slack between the two: each late kernel of one delays both.
+    pub(super) avoids_chains: bool,
 }
 
 /// An allocation, and the fences that its memory came with, in case it has to be put back.
@@ -56,6 +59,7 @@ impl<'a> Recipient<'a> {
                 after: if is_captured { Clock::default() } else { after },
                 placement: Placement::Anywhere,
                 may_submit: true,
+                avoids_chains: false,
                 is_for_all: is_captured,
                 deferred: None,
                 refused: 0,
@@ -109,10 +113,17 @@ impl<'a> Recipient<'a> {
         };
         let taker = self.taker();
         let forecast = |lane: &Lane, fence: Fence| {
-            let can_be_awaited = lane.can_be_awaited(fence.ticket);
+            let is_chained = self.avoids_chains && self.is_awaited_by(lane);
+            let can_be_awaited = !is_chained && lane.can_be_awaited(fence.ticket);
             can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         self.with_forecasts(forecast, look)
+    }
+
+    /// Returns whether another stream comes after unfinished work of this one.
+    fn is_awaited_by(&self, other: &Lane) -> bool {
+        let own = &self.lane.timeline;
+        other.timeline.comes_after(self.lane.id) > own.completed()
     }
 
     /// Looks with a view in which the stream may have further fences, those with a forecast.

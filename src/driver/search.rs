@@ -221,6 +221,12 @@ impl<'a> Search<'a> {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
             Try::Grow => self.grow()?,
+            Try::WaitInTail => {
+                self.to.avoids_chains = true;
+                let found = self.wait(WaitLimit::Tail);
+                self.to.avoids_chains = false;
+                found?
+            }
             Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
         })
@@ -267,6 +273,7 @@ impl<'a> Search<'a> {
                 is_loose_fit: matches!(fit, Fit::Loose),
                 could_be_new: left >= bytes,
                 is_enough: left + free >= bytes,
+                is_ample: inspect::is_ample_with(&heap, bytes),
                 ..self.state.facts
             };
             fit

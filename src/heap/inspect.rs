@@ -172,6 +172,13 @@ pub(crate) fn granted_from(heap: &Heap, reservations: &[ReservationId]) -> Vec<(
     ranges
 }
 
+/// Returns whether the pool would hold a fifth more than was used at the most, if it grew by this many bytes.
+pub(crate) fn is_ample_with(heap: &Heap, bytes: u64) -> bool {
+    let totals = heap.totals();
+    let most = totals.used.high.max(totals.used.current + bytes);
+    totals.held() + bytes > most + most / 5
+}
+
 /// Returns how many bytes may still be taken from the device, and how many are free.
 pub(crate) fn left_and_free(heap: &Heap) -> (u64, u64) {
     let totals = heap.map.totals();

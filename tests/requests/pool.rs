@@ -223,13 +223,22 @@ fn vain_queries_become_rarer() {
     assert_eq!(queries(EVENTS), EVENTS);
 }
 
-/// Returns the source of an allocation, on a stream with work or an idle one, while 8 MiB are about to complete on
-/// another stream and the pool could grow.
-fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Source {
+/// The stream that allocates in [`source_beside_pending`].
+#[derive(Clone, Copy, PartialEq)]
+enum Own {
+    Idle,
+    Busy,
+    /// It is busy, and the other streams come after its work.
+    Awaited,
+}
+
+/// Returns the source of an allocation of this size, while 16 MiB are about to complete on other streams and the pool
+/// could grow.
+fn source_beside_pending(order: Order, limit: WaitLimit, own: Own, bytes: u64) -> Source {
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
-    let streams: [_; 2] = streams(&device, &pool);
+    let streams: [_; 3] = streams(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.
         for (work, stream) in &streams {
@@ -239,16 +248,27 @@ fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Sourc
         device.advance(us(100));
         pool.reap().unwrap();
     }
-    let [(work, a), (other, b)] = &streams;
-    let block = pool.try_allocate(a, 8 * MIB).unwrap();
-    use_block(work, &block, us(100));
-    drop(block);
-    if is_busy {
-        run(other, us(100));
-        b.event().unwrap();
+    let [first, second, (work, stream)] = &streams;
+    let others = [first, second];
+    if own != Own::Idle {
+        run(work, us(if own == Own::Busy { 200 } else { 10 }));
     }
-    let block = pool.try_allocate(b, 8 * MIB).unwrap();
-    use_block(other, &block, us(10));
+    let event = stream.event().unwrap();
+    let used = others.map(|(work, other)| {
+        if own == Own::Awaited {
+            other.wait(&event).unwrap();
+        }
+        let block = pool.try_allocate(other, 8 * MIB).unwrap();
+        use_block(work, &block, us(100));
+        block
+    });
+    drop(used);
+    if own == Own::Awaited {
+        run(work, us(200));
+        stream.event().unwrap();
+    }
+    let block = pool.try_allocate(stream, bytes).unwrap();
+    use_block(work, &block, us(10));
     device.advance_to_end();
     device.assert_ordered();
     block.source()
@@ -257,15 +277,30 @@ fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Sourc
 /// `GrowFirst` grows the pool. `WaitFirst` makes a stream wait that is busy for that long anyway.
 #[test]
 fn order_decides_between_growing_and_waiting() {
-    let source = |order| source_beside_pending(order, WaitLimit::Tail, true);
+    let source = |order| source_beside_pending(order, WaitLimit::Tail, Own::Busy, 3 * MIB);
     assert_eq!(source(Order::GrowFirst), Source::Grown);
     assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
+}
+
+/// A pool that would hold half more than was ever used does not grow where a wait delays nothing. Whatever its limit, it makes
+/// neither an idle stream wait instead, nor one for which the other streams wait.
+#[test]
+fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
+    let source = |limit, own| source_beside_pending(Order::GrowFirst, limit, own, 8 * MIB);
+    for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
+        assert_eq!(source(limit, Own::Busy), Source::DeviceWait);
+        assert_eq!(source(limit, Own::Idle), Source::Grown);
+        assert_eq!(source(limit, Own::Awaited), Source::Grown);
+    }
+    let order = Order::WaitFirst;
+    let source = source_beside_pending(order, WaitLimit::Tail, Own::Awaited, 8 * MIB);
+    assert_eq!(source, Source::DeviceWait, "it would be possible");
 }
 
 /// A stream waits within its own work, or without a limit.
 #[test]
 fn idle_stream_waits_only_without_a_limit() {
-    let source = |limit| source_beside_pending(Order::WaitFirst, limit, false);
+    let source = |limit| source_beside_pending(Order::WaitFirst, limit, Own::Idle, 8 * MIB);
     assert_eq!(source(WaitLimit::Tail), Source::Grown);
     assert_eq!(source(WaitLimit::Unlimited), Source::DeviceWait);
 }
