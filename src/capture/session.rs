@@ -144,8 +144,8 @@ impl Capture {
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
         };
         let present = first.capture().unwrap_or_default();
-        let is_anothers = self.id.is_some() && present.is_some() && present != self.id;
-        if is_anothers {
+        let belongs_to_others = self.id.is_some() && present.is_some() && present != self.id;
+        if belongs_to_others {
             let reason =
                 "other code ended the capture, and captures the stream anew; that capture goes on";
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
