@@ -273,7 +273,7 @@ impl<'a> Search<'a> {
                 is_loose_fit: matches!(fit, Fit::Loose),
                 could_be_new: left >= bytes,
                 is_enough: left + free >= bytes,
-                is_ample: inspect::is_ample_with(&heap, bytes),
+                is_ample: inspect::is_ample_for(&heap, self.to.lane.id, bytes),
                 ..self.state.facts
             };
             fit

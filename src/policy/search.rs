@@ -146,7 +146,8 @@ pub(crate) struct Facts {
     pub(crate) could_be_new: bool,
     /// New and free memory together are enough for the request.
     pub(crate) is_enough: bool,
-    /// The pool would hold a fifth more than was used at the most, if it grew for the request.
+    /// The pool would hold a fifth more than was used at the most, if it grew for the request, and as much is pending
+    /// on other streams.
     pub(crate) is_ample: bool,
     /// The device refused memory when it was last asked.
     pub(crate) is_refused: bool,
