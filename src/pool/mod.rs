@@ -150,8 +150,8 @@ impl Pool {
     }
 
     /// Makes a stream of the device and registers it. The stream is destroyed once the pool does not need it any more:
-    /// after its last handle and block, and the completion of the memory freed on it. To submit work to it, obtain the
-    /// device's stream by its [name](Stream::raw) from
+    /// after its last handle and block, and the completion of the memory freed on it. To submit work to it, use
+    /// [`Stream::submit`]; other code obtains the device's stream by its [name](Stream::raw) from
     #[cfg_attr(
         feature = "cuda",
         doc = "[`CudaDevice::stream`](crate::device::cuda::CudaDevice::stream) or"
