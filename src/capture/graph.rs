@@ -1,7 +1,7 @@
 //! A graph, with its memory.
 
 use super::GraphMemory;
-use super::routed::expect_no_host;
+use super::routed::expect_open;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::error::StreamError;
 use crate::stream::Stream;
@@ -33,20 +33,21 @@ impl CapturedGraph {
     }
 
     /// Submits the captured work to a stream, behind all work submitted to it so far and behind the earlier launches of
-    /// the graph. On a stream that is being captured, the work becomes part of that capture.
+    /// the graph.
     ///
     /// A launch is a use of the graph's blocks, as any work that is given their addresses. To use such a block on
     /// another stream, [order](Stream::wait) that stream after the launch.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and the device's error: also if the stream
-    /// is the host, or of another device than the captured one. Nothing is submitted then.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, [`StreamError::Closed`] if the pool is
+    /// closed, and the device's error: also if the stream is the host, of another device than the captured one, or
+    /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
         if !stream.is_of(self.memory.pool().presence()) {
             return Err(StreamError::ForeignPool);
         }
         let registration = stream.registration();
-        expect_no_host(&registration.lane, LAUNCH)?;
+        expect_open(registration, LAUNCH)?;
         if self.device != registration.stream_device().id() {
             let reason =
                 "the graph was captured on another device; launch it on a stream of that device";
@@ -55,8 +56,8 @@ impl CapturedGraph {
         }
         assert_unlocked(LAUNCH);
         let driver = &registration.service.driver;
-        // SAFETY: the stream is one of the graph's device, and its lane keeps its owner. The graph keeps the memory that
-        // was allocated in the capture; other memory is kept by the user who captured work on it.
+        // SAFETY: the stream is one of the graph's device, and its lane keeps its owner. The graph keeps the memory
+        // that was allocated in the capture; other memory is kept by the user who captured work on it.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
         driver.noted(launched)?;

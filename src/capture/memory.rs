@@ -117,8 +117,9 @@ impl GraphMemory {
     /// whichever library its owner and its launches are.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and the device's error if the stream is
-    /// not being captured, or if it is in a session of the pool already.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, [`StreamError::Closed`] if the pool is
+    /// closed, and the device's error if the stream is not being captured, or if it is in a session of the pool
+    /// already.
     pub fn join(&self, stream: &Stream) -> Result<JoinedCapture, StreamError> {
         JoinedCapture::new(self, stream)
     }

@@ -4,9 +4,8 @@ use super::GraphMemory;
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::driver::{Change, Driver, captures_of};
 use crate::error::StreamError;
-use crate::handles::Route;
+use crate::handles::{Registration, Route};
 use crate::id::StreamId;
-use crate::lane::Lane;
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
 
@@ -21,8 +20,8 @@ impl Routed {
     /// Begins to route a stream. Its freed blocks stay pending until this ends, and the pool makes no call on it.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, and an error if the stream is routed
-    /// already.
+    /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, [`StreamError::Closed`] if the pool is
+    /// closed, and an error if the stream is routed already.
     pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
         if !stream.is_of(&share.presence) {
@@ -30,7 +29,7 @@ impl Routed {
         }
         let registration = stream.registration();
         let (driver, lane) = (&registration.service.driver, &registration.lane);
-        expect_no_host(lane, "begin_capture")?;
+        expect_open(registration, "begin_capture")?;
         let order = driver.begin_capture(lane).ok_or_else(|| {
             let reason = "the stream is being captured already; end that capture first";
             DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
@@ -115,12 +114,18 @@ impl Drop for Routed {
 }
 
 /// # Errors
-/// Returns an error if the stream is the host, which no graph call names.
-pub(super) fn expect_no_host(lane: &Lane, call: &'static str) -> Result<(), DeviceError> {
-    if !lane.is_host() {
+/// Returns an error if the pool is closed, or the stream is the host, which no graph call names.
+pub(super) fn expect_open(
+    registration: &Registration,
+    call: &'static str,
+) -> Result<(), StreamError> {
+    if registration.service.driver.is_closed() {
+        return Err(StreamError::Closed);
+    }
+    if !registration.lane.is_host() {
         return Ok(());
     }
     let reason =
         "the host is no stream of the device, and has no graphs; use a stream of the device";
-    Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason))
+    Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason).into())
 }

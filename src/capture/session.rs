@@ -67,8 +67,9 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool. Returns the device's error if the device
-    /// has no graphs, or if the stream cannot be captured or is being captured already.
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and [`StreamError::Closed`] if the pool
+    /// is closed. Returns the device's error if the device has no graphs, or if the stream cannot be captured or is
+    /// being captured already.
     pub fn capture(&self, stream: &Stream) -> Result<Capture, StreamError> {
         self.graph_memory().capture(stream)
     }

@@ -28,9 +28,23 @@ pub(super) struct Recipient<'a> {
     pub(super) deferred: Option<&'a mut Fences>,
     /// New bytes that the device refused when it was last asked; 0 if it did not.
     pub(super) refused: u64,
-    /// The stream is not made to wait for streams that come after its own unfinished work. Such a wait would leave no
-    /// slack between the two: each late kernel of one delays both.
-    pub(super) avoids_chains: bool,
+}
+
+/// Which waits on the device may be submitted for a request.
+#[derive(Clone, Copy)]
+pub(super) struct Waits {
+    pub(super) limit: WaitLimit,
+    /// The stream may wait for streams that come after its own unfinished work. Such a wait leaves no slack between the
+    /// two: each late kernel of one delays both.
+    pub(super) may_chain: bool,
+}
+
+/// Allows what the limit allows.
+impl From<WaitLimit> for Waits {
+    fn from(limit: WaitLimit) -> Self {
+        let may_chain = true;
+        Self { limit, may_chain }
+    }
 }
 
 /// An allocation, and the fences that its memory came with, in case it has to be put back.
@@ -59,7 +73,6 @@ impl<'a> Recipient<'a> {
                 after: if is_captured { Clock::default() } else { after },
                 placement: Placement::Anywhere,
                 may_submit: true,
-                avoids_chains: false,
                 is_for_all: is_captured,
                 deferred: None,
                 refused: 0,
@@ -102,19 +115,19 @@ impl<'a> Recipient<'a> {
         }
     }
 
-    /// Looks with a view in which the stream may be made to wait within the limit, if there is one.
+    /// Looks with a view in which the stream may be made to wait in those ways, if there are any.
     pub(super) fn with_waits<R>(
         &self,
-        limit: Option<WaitLimit>,
+        waits: Option<Waits>,
         look: impl FnOnce(&View<'_>) -> R,
     ) -> R {
-        let Some(limit) = limit else {
+        let Some(Waits { limit, may_chain }) = waits else {
             return look(&self.view());
         };
         let taker = self.taker();
         let forecast = |lane: &Lane, fence: Fence| {
-            let is_chained = self.avoids_chains && self.is_awaited_by(lane);
-            let can_be_awaited = !is_chained && lane.can_be_awaited(fence.ticket);
+            let may_wait = may_chain || !self.is_awaited_by(lane);
+            let can_be_awaited = may_wait && lane.can_be_awaited(fence.ticket);
             can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         self.with_forecasts(forecast, look)

@@ -5,7 +5,7 @@
 mod exact;
 mod expected;
 
-use super::recipient::{Found, Recipient};
+use super::recipient::{Found, Recipient, Waits};
 use super::supply::For;
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
@@ -221,14 +221,12 @@ impl<'a> Search<'a> {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
             Try::Grow => self.grow()?,
-            Try::WaitInTail => {
-                self.to.avoids_chains = true;
-                let found = self.wait(WaitLimit::Tail);
-                self.to.avoids_chains = false;
-                found?
-            }
-            Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
-            Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
+            Try::WaitInTail => self.wait(Waits {
+                limit: WaitLimit::Tail,
+                may_chain: false,
+            })?,
+            Try::Wait => self.wait(self.to.driver.settings.wait_limit.into())?,
+            Try::WaitAnyTime => self.wait(WaitLimit::Unlimited.into())?,
         })
     }
 
@@ -351,18 +349,18 @@ impl<'a> Search<'a> {
     }
 
     /// Takes memory behind a wait on the device, in one block or in several that are joined.
-    fn wait(&mut self, limit: WaitLimit) -> Result<Option<Found>, DeviceError> {
-        let taken = self.to.with_waits(Some(limit), |view| {
+    fn wait(&mut self, waits: Waits) -> Result<Option<Found>, DeviceError> {
+        let taken = self.to.with_waits(Some(waits), |view| {
             self.to.driver.heap.lock().take(self.request, view)
         });
         if let Some(grant) = taken {
             return self.to.accept(grant, Source::Free);
         }
-        let plan = self.to.with_waits(Some(limit), |view| {
+        let plan = self.to.with_waits(Some(waits), |view| {
             let mut heap = self.to.driver.heap.lock();
             heap.plan(self.request, view, Growth::None)
         });
-        self.put_together(plan, Some(limit), Growth::None)
+        self.put_together(plan, Some(waits), Growth::None)
     }
 
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
@@ -370,7 +368,7 @@ impl<'a> Search<'a> {
     fn grow(&mut self) -> Result<Option<Found>, Refusal> {
         let settings = &self.to.driver.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
-            .then_some(settings.wait_limit);
+            .then(|| settings.wait_limit.into());
         let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
         let most = self.most_chunks();
@@ -430,7 +428,7 @@ impl<'a> Search<'a> {
     fn put_together(
         &mut self,
         plan: Option<Plan>,
-        waits: Option<WaitLimit>,
+        waits: Option<Waits>,
         growth: Growth,
     ) -> Result<Option<Found>, DeviceError> {
         let mut plan = plan;
@@ -451,7 +449,7 @@ impl<'a> Search<'a> {
     }
 
     /// Plans with fewer new chunks than the device refused, by moving more free ones.
-    fn plan_with_less(&self, waits: Option<WaitLimit>) -> Option<Plan> {
+    fn plan_with_less(&self, waits: Option<Waits>) -> Option<Plan> {
         let (request, growth) = (self.request, Growth::Allowed);
         let chunk = self.to.driver.settings.geometry.chunk_bytes;
         self.to.with_waits(waits, |view| {

@@ -218,6 +218,9 @@ pub enum StreamError {
         "the device does not see the pool's memory; use the host's stream, or another upstream"
     )]
     UnseenByDevice,
+    /// The pool is [closed](crate::Pool::close): it begins no capture, and launches no graph.
+    #[error("the pool is closed; capture and launch graphs before the pool is closed")]
+    Closed,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -93,6 +93,8 @@ pub(super) struct Capacity {
     /// The most that was in use when chunks were moved or could have been. Users reset the high-water marks, but not
     /// this.
     most_in_use: u64,
+    /// The most that was used when a high-water mark was last reset.
+    most_used: u64,
 }
 
 impl Capacity {
@@ -103,6 +105,7 @@ impl Capacity {
             growth,
             held_at_resize: 0,
             most_in_use: 0,
+            most_used: 0,
         }
     }
 
@@ -155,6 +158,17 @@ impl Capacity {
     /// Notes that a request of this size is served where chunks could have been moved.
     pub(super) fn note_use(&mut self, totals: &Totals, request: u64) {
         self.most_in_use = self.most_in_use.max(totals.in_use.current + request);
+    }
+
+    /// Keeps the most that was used beyond a reset of the high-water marks.
+    pub(super) fn note_most_used(&mut self, totals: &Totals) {
+        self.most_used = self.most_used.max(totals.used.high);
+    }
+
+    /// Returns the most that was ever used, and a request of this size beside what is used.
+    pub(super) fn most_used(&self, totals: &Totals, request: u64) -> u64 {
+        let past = self.most_used.max(totals.used.high);
+        past.max(totals.used.current + request)
     }
 
     /// Returns the size of the segment of plain memory to take for a request; `None` if the capacity does not hold it.

@@ -177,7 +177,7 @@ pub(crate) fn granted_from(heap: &Heap, reservations: &[ReservationId]) -> Vec<(
 pub(crate) fn is_ample_for(heap: &Heap, stream: StreamId, bytes: u64) -> bool {
     let (map, totals) = (&heap.map, heap.totals());
     let own = map.index().pending.bytes_waiting_for(stream);
-    let most = totals.used.high.max(totals.used.current + bytes);
+    let most = heap.capacity.most_used(&totals, bytes);
     totals.held() + bytes > most + most / 5 && totals.pending.current.saturating_sub(own) >= bytes
 }
 

@@ -464,8 +464,9 @@ impl Pool {
     }
 
     /// Closes the pool: waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every
-    /// later one. Live blocks stay valid, and are freed as ever. Returns the blocks and the reservations that live at
-    /// this moment (see [`leaks`](Self::leaks)); the first call warns a subscriber of `tracing`, if there are any.
+    /// later one. So do submissions, captures and launches of graphs. Live blocks stay valid, and are freed as ever.
+    /// Returns the blocks and the reservations that live at this moment (see [`leaks`](Self::leaks)); the first call
+    /// warns a subscriber of `tracing`, if there are any.
     pub fn close(&self) -> LeakReport {
         let is_first = Service::close(self.service());
         let report = self.leaks();

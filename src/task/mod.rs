@@ -207,7 +207,8 @@ impl Stream {
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignDevice`] if the task is of a device that shares no events with this stream's, or
-    /// the device's error; the streams are not ordered then. The task may be of another pool's stream.
+    /// the device's error; the streams are not ordered then. The task may be of another pool's stream. A closed pool
+    /// still orders its streams, for the blocks that are freed later.
     pub fn after(&self, task: &impl Submitted) -> Result<(), TaskError> {
         let (own, point) = (self.registration(), task.point());
         let earlier = &point.registration;

@@ -3,7 +3,8 @@
 use crate::bench::Bench;
 use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
-use weirpool::{AllocError, Block};
+use weirpool::device::DeviceErrorKind;
+use weirpool::{AllocError, Block, StreamError};
 
 /// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
 pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
@@ -125,6 +126,57 @@ pub(crate) fn running_launch_keeps_the_memory<B: Bench>() {
     let block = other.take(8 * MIB);
     other.use_up(&block, 2);
     other.free_and_settle(block);
+    site.assert_sound();
+}
+
+/// [CUDA] A launch in a capture is refused. It invalidates neither that capture nor the graph.
+pub(crate) fn launch_in_a_capture_is_refused<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [captured, other] = site.workers();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    let first = captured.take(MIB);
+    captured.fill(&first, 1);
+    let inner = capture.end().unwrap();
+    let capture = site.pool.capture(&other.stream).unwrap();
+    let second = other.take(MIB);
+    other.fill(&second, 2);
+    let refused = inner.launch(&other.stream).unwrap_err();
+    let StreamError::Device(error) = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(error.kind(), DeviceErrorKind::Unsupported, "{error}");
+    let outer = capture.end().unwrap();
+    inner.launch(&captured.stream).unwrap();
+    outer.launch(&other.stream).unwrap();
+    captured.expect(&first, 1);
+    other.expect(&second, 2);
+    captured.settle();
+    other.settle();
+    drop((first, second, inner, outer));
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+/// Blocks and graphs of a closed pool keep their memory, but no work of graphs is begun.
+pub(crate) fn closed_pool_captures_and_launches_nothing<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let captured = site.worker();
+    let memory = site.pool.graph_memory();
+    let capture = memory.capture(&captured.stream).unwrap();
+    let block = captured.take(MIB);
+    captured.fill(&block, 1);
+    let graph = capture.end().unwrap();
+    graph.launch(&captured.stream).unwrap();
+    site.pool.close();
+    let closed = StreamError::Closed;
+    assert_eq!(graph.launch(&captured.stream).unwrap_err(), closed);
+    assert_eq!(memory.capture(&captured.stream).unwrap_err(), closed);
+    assert_eq!(memory.join(&captured.stream).unwrap_err(), closed);
+    assert_eq!(site.pool.capture(&captured.stream).unwrap_err(), closed);
+    captured.expect(&block, 1);
+    captured.settle();
+    drop((block, graph, memory));
+    await_release(&site, &[&captured]);
     site.assert_sound();
 }
 

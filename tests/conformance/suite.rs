@@ -155,6 +155,8 @@ macro_rules! suite {
                 graphs:
                     addresses_stay_valid_over_launches,
                     running_launch_keeps_the_memory,
+                    launch_in_a_capture_is_refused,
+                    closed_pool_captures_and_launches_nothing,
                     restored_checkpoint_is_not_overwritten_by_another_branch,
                     zero_fill_is_made_at_each_launch,
                     request_does_not_wait_inside_a_capture,

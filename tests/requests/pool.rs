@@ -235,6 +235,17 @@ enum Own {
 /// Returns the source of an allocation of this size, while 16 MiB are about to complete on other streams and the pool
 /// could grow.
 fn source_beside_pending(order: Order, limit: WaitLimit, own: Own, bytes: u64) -> Source {
+    source_after(|_, _| {}, order, limit, own, bytes)
+}
+
+/// Returns what [`source_beside_pending`] does, for a pool with this past.
+fn source_after(
+    past: impl FnOnce(&Pool, &Stream),
+    order: Order,
+    limit: WaitLimit,
+    own: Own,
+    bytes: u64,
+) -> Source {
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
@@ -249,6 +260,7 @@ fn source_beside_pending(order: Order, limit: WaitLimit, own: Own, bytes: u64) -
         pool.reap().unwrap();
     }
     let [first, second, (work, stream)] = &streams;
+    past(&pool, stream);
     let others = [first, second];
     if own != Own::Idle {
         run(work, us(if own == Own::Busy { 200 } else { 10 }));
@@ -282,8 +294,8 @@ fn order_decides_between_growing_and_waiting() {
     assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
 }
 
-/// A pool that would hold half more than was ever used does not grow where a wait delays nothing. Whatever its limit, it makes
-/// neither an idle stream wait instead, nor one for which the other streams wait.
+/// A pool that would hold a fifth more than was ever used does not grow where a wait delays nothing. Whatever its limit,
+/// it makes neither an idle stream wait instead, nor one for which the other streams wait.
 #[test]
 fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
     let source = |limit, own| source_beside_pending(Order::GrowFirst, limit, own, 8 * MIB);
@@ -295,6 +307,30 @@ fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
     let order = Order::WaitFirst;
     let source = source_beside_pending(order, WaitLimit::Tail, Own::Awaited, 8 * MIB);
     assert_eq!(source, Source::DeviceWait, "it would be possible");
+}
+
+/// A pool that once used more grows. A reset of its high-water marks changes nothing.
+#[test]
+fn pool_that_used_more_grows_also_after_a_reset_of_the_marks() {
+    let uses_more = |pool: &Pool, stream: &Stream| {
+        drop(pool.try_allocate(stream, 40 * MIB).unwrap());
+        let _ = pool.trim_to(0).unwrap();
+    };
+    let resets = |pool: &Pool, stream: &Stream| {
+        uses_more(pool, stream);
+        pool.reset_high_water_marks();
+        assert_eq!(pool.statistics().used.high, 0);
+    };
+    let begins_a_scope = |pool: &Pool, stream: &Stream| {
+        uses_more(pool, stream);
+        drop(pool.statistics_scope());
+    };
+    let (order, limit, own) = (Order::GrowFirst, WaitLimit::Tail, Own::Busy);
+    let source = |past: &dyn Fn(&Pool, &Stream)| source_after(past, order, limit, own, 8 * MIB);
+    assert_eq!(source(&|_, _| {}), Source::DeviceWait);
+    assert_eq!(source(&uses_more), Source::Grown);
+    assert_eq!(source(&resets), Source::Grown);
+    assert_eq!(source(&begins_a_scope), Source::Grown);
 }
 
 /// A stream waits within its own work, or without a limit.

@@ -40,6 +40,9 @@ unsafe impl Send for Executable {}
 impl Graph for CudaGraph {
     unsafe fn launch(&self, stream: RawStream) -> Result<(), DeviceError> {
         let _visit = self.device.visit(LAUNCH)?;
+        // The driver would refuse the launch as well, and invalidate the capture.
+        // SAFETY: the caller guarantees the stream.
+        unsafe { CudaDevice::refuse_captured(LAUNCH, stream) }?;
         let executable = self.executable.lock();
         // SAFETY: the graph is destroyed only when `self` is dropped; the caller guarantees the stream.
         check(LAUNCH, unsafe {

@@ -95,10 +95,10 @@ pub unsafe trait Captures: Send + Sync {
 /// A graph of captured work, ready to be launched. It may be dropped while a launch of it runs.
 pub trait Graph: fmt::Debug + Send + Sync {
     /// Submits the captured work to a stream, behind everything submitted to it so far and behind the earlier launches
-    /// of the graph. If the stream is being captured, the work becomes part of that capture. Cannot wait.
+    /// of the graph. Cannot wait.
     ///
     /// # Errors
-    /// Returns an error if nothing was submitted.
+    /// Returns an error if nothing was submitted, also if the stream is being captured: that capture goes on.
     ///
     /// # Safety
     /// The stream is one of the graph's device and usable during the call. The memory that the captured work touches is

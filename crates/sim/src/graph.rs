@@ -5,7 +5,7 @@ use super::call::Call;
 use super::checker::{GraphId, Stamp};
 use super::copy::{fill_operation, upload_operation};
 use super::engine::Engine;
-use super::event_calls::unsupported;
+use super::event_calls::{refuse_captured, unsupported};
 use super::recording::{Ended, Plan};
 use super::schedule::{Item, Point, Released};
 use super::state::State;
@@ -95,7 +95,7 @@ impl SimGraph {
     /// launches of the graph. Items submitted to the stream later come after all of them.
     ///
     /// # Errors
-    /// Returns an error if the device is broken, or the stream belongs to another device.
+    /// Returns an error if the device is broken, the stream belongs to another device, or it is being captured.
     ///
     /// # Panics
     /// Panics with a violation that the [ordering
@@ -111,13 +111,7 @@ impl SimGraph {
         self.device.engine.call(|state| {
             state.enter(Call::Launch, 0)?;
             self.device.check_stream(state, Call::Launch, stream)?;
-            if state.recordings.of(stream).is_some() {
-                state.recordings.add_graph(stream, &self.inner.plan);
-                let kept: Kept = Box::new(self.inner.clone());
-                // An invalidated capture has no graph that could be launched.
-                let _refused = state.recordings.keep(stream, kept);
-                return Ok(());
-            }
+            refuse_captured(state, Call::Launch, stream)?;
             let launch = Launch::begin(state, &self.inner, stream);
             launch.run();
             Ok(())

@@ -28,12 +28,6 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Returns the operations that no other comes after.
-    fn last(&self) -> Frontier {
-        let is_last = |at: &usize| !self.nodes.iter().any(|node| node.after.contains(at));
-        (0..self.nodes.len()).filter(is_last).collect()
-    }
-
     /// Returns whether every operation comes before the end of a frontier.
     fn is_joined_by(&self, frontier: &Frontier) -> bool {
         let mut is_before = vec![false; self.nodes.len()];
@@ -151,36 +145,6 @@ impl Recordings {
             operation,
             after,
         });
-    }
-
-    /// Adds a launch of a graph to a captured stream.
-    pub(super) fn add_graph(&mut self, stream: RawStream, graph: &Plan) {
-        let Some(Recording { branches, plan, .. }) = self.recording(stream) else {
-            return;
-        };
-        let Some(branch) = branches.get_mut(&stream) else {
-            return;
-        };
-        let (first, first_branch) = (plan.nodes.len(), plan.branches);
-        for node in &graph.nodes {
-            let after = match node.after.is_empty() {
-                true => branch.frontier.clone(),
-                false => node.after.iter().map(|at| first + at).collect(),
-            };
-            let number = match node.branch {
-                0 => branch.number,
-                other => first_branch + other - 1,
-            };
-            plan.nodes.push(Node {
-                branch: number,
-                operation: node.operation.clone(),
-                after,
-            });
-        }
-        plan.branches += graph.branches.saturating_sub(1);
-        if !graph.nodes.is_empty() {
-            branch.frontier = graph.last().iter().map(|at| first + at).collect();
-        }
     }
 
     /// Keeps a value with the graph of a captured stream.

@@ -150,27 +150,6 @@ fn launches_of_one_graph_do_not_overlap() {
 }
 
 #[test]
-fn launch_in_a_capture_becomes_part_of_it() {
-    let (device, log) = (manual(), Log::default());
-    let (work, side) = (device.create_stream(), device.create_stream());
-    work.begin_capture().unwrap();
-    work.submit(log.entry("inner", 10));
-    wait(&device, &side, record(&device, &work));
-    side.submit(log.entry("branch", 10));
-    wait(&device, &work, record(&device, &side));
-    let inner = work.end_capture().unwrap();
-    work.begin_capture().unwrap();
-    work.submit(log.entry("before", 1));
-    inner.launch(&work).unwrap();
-    work.submit(log.entry("after", 1));
-    let outer = work.end_capture().unwrap();
-    drop(inner);
-    outer.launch(&work).unwrap();
-    device.advance_to_end();
-    assert_eq!(log.take(), ["before", "inner", "branch", "after"]);
-}
-
-#[test]
 fn checker_finds_unordered_branches_of_a_graph() {
     for is_joined_first in [false, true] {
         let site = Site::new(64 * MIB);

@@ -369,36 +369,6 @@ fn block_of_a_capture_is_dropped_at_any_time_and_place() {
     }
 }
 
-/// The outer graph launches the inner one, and so keeps its memory.
-#[test]
-fn graph_launched_in_a_capture_is_kept_with_its_memory() {
-    let site = Site::new(16 * MIB);
-    let (_, other) = site.other();
-    let inner = {
-        let capture = site.pool.capture(&site.stream).unwrap();
-        let block = site.take(MIB);
-        site.work.submit(write(&block, 1));
-        drop(block);
-        capture.end().unwrap()
-    };
-    let capture = site.pool.capture(&other).unwrap();
-    inner.launch(&other).unwrap();
-    drop(inner);
-    let outer = capture.end().unwrap();
-    assert!(site.pool.statistics().in_graphs >= MIB);
-    outer.launch(&other).unwrap();
-    drop(outer);
-    site.device.advance(us(5));
-    assert!(site.pool.statistics().in_graphs >= MIB, "the launch runs");
-    site.assert_sound();
-    // An aborted capture keeps nothing.
-    let inner = site.pool.capture(&site.stream).unwrap().end().unwrap();
-    let capture = site.pool.capture(&other).unwrap();
-    inner.launch(&other).unwrap();
-    drop((inner, capture));
-    site.assert_sound();
-}
-
 /// The fill of a request from before the capture cannot be made now: the request fails, and nothing is lost.
 #[test]
 fn zeroed_request_from_before_a_capture_loses_no_memory() {

@@ -121,7 +121,7 @@ fn capture_ends_on_a_broken_device() {
 }
 
 #[test]
-fn closed_pool_allocates_nothing_in_a_capture() {
+fn capture_ends_in_a_closed_pool_but_its_graph_is_not_launched() {
     let site = Site::new(64 * MIB);
     let capture = site.pool.capture(&site.stream).unwrap();
     let block = site.take(MIB);
@@ -132,9 +132,10 @@ fn closed_pool_allocates_nothing_in_a_capture() {
         AllocError::Closed
     );
     let graph = capture.end().unwrap();
-    graph.launch(&site.stream).unwrap();
-    site.device.advance_to_end();
-    assert_eq!(site.read(&block, 2), [1; 2]);
+    let launched = graph.launch(&site.stream).unwrap_err();
+    assert_eq!(launched, StreamError::Closed);
+    drop((block, graph));
+    site.assert_sound();
 }
 
 #[test]
