@@ -176,7 +176,7 @@ impl Statistics {
     }
 }
 
-/// Two lines: the bytes by state, then the counters.
+/// Two lines: the bytes by state; then those in graphs, evictable and exportable, if there are any, and the counters.
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -190,10 +190,18 @@ impl fmt::Display for Statistics {
             Bytes(self.largest_free),
             self.fragmentation() * 100.0,
         )?;
+        let parts = [
+            ("in graphs", self.in_graphs),
+            ("evictable", self.evictable),
+            ("exportable", self.exportable),
+        ];
+        for (name, bytes) in parts.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            write!(f, "{} {name}; ", Bytes(bytes))?;
+        }
         write!(
             f,
-            "{} allocations, {} frees, {} live blocks; {} waiting, {} served after a wait",
-            self.allocations, self.frees, self.live_blocks, self.waits.waiting, self.waits.served,
+            "{} allocations, {} frees, {} live blocks; {}",
+            self.allocations, self.frees, self.live_blocks, self.waits,
         )
     }
 }

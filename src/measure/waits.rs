@@ -2,6 +2,7 @@
 
 use super::histogram::{Histogram, Recorder};
 use crate::sync::{Count, plain::OnceLock};
+use std::fmt;
 use std::time::Duration;
 
 /// How a wait for memory ended.
@@ -106,6 +107,19 @@ impl WaitStatistics {
             refused: self.refused.saturating_sub(earlier.refused),
             shed: self.shed.saturating_sub(earlier.shed),
             times: self.times.since(&earlier.times),
+        }
+    }
+}
+
+/// `2 waiting, 5 served after a wait`, and `, 1 ended without memory` if there are any.
+impl fmt::Display for WaitStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (waiting, served) = (self.waiting, self.served);
+        write!(f, "{waiting} waiting, {served} served after a wait")?;
+        let ended = self.timed_out + self.cancelled + self.deadlocked + self.failed;
+        match ended + self.refused + self.shed {
+            0 => Ok(()),
+            without => write!(f, ", {without} ended without memory"),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The figures of a stream, and of a tag.
 
 use crate::driver::Driver;
-use crate::id::StreamId;
+use crate::id::{StreamId, StreamLabel};
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Level, Tag, WaitStatistics, debug_in_units};
+use crate::measure::{Account, Accounts, Bytes, Level, Tag, WaitStatistics, debug_in_units};
+use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -82,6 +83,24 @@ impl StreamStatistics {
     }
 }
 
+/// `decode (S1): 4.0 KiB (high 4.0 KiB) used, 0 B pending, …`
+impl fmt::Display for StreamStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, name) = (self.stream, self.name.as_deref());
+        write!(
+            f,
+            "{}: {} used, {} pending, {} cached; {} allocations, {} of them from the cache; {}",
+            StreamLabel { id, name },
+            self.used,
+            Bytes(self.pending),
+            Bytes(self.cached_in_lane),
+            self.allocations,
+            self.lane_hits,
+            self.waits,
+        )
+    }
+}
+
 /// The figures of a [`Tag`] in one pool at one moment; in bytes unless stated otherwise.
 ///
 /// ```
@@ -93,7 +112,7 @@ impl StreamStatistics {
 /// let _block = pool.allocate(&stream, 4096).tag(weights).try_now()?;
 /// drop(pool.allocate(&stream, 8192).tag(scratch).try_now()?);
 /// for figures in pool.statistics_by_tag() {
-///     println!("{}: {}", figures.tag, figures.used); // weights: 4.0 KiB (high 4.0 KiB)
+///     println!("{figures}"); // weights: 4.0 KiB (high 4.0 KiB) used; 1 allocations; 0 waiting, …
 /// }
 /// # assert_eq!(pool.statistics_by_tag().len(), 2);
 /// assert_eq!(pool.tag(scratch).statistics().used.high, 8192);
@@ -120,6 +139,17 @@ pub struct TagStatistics {
 }
 
 debug_in_units!(struct TagStatistics { tag, used, limit as bytes, weight, allocations, frees, waits });
+
+/// `weights: 4.0 KiB (high 4.0 KiB) used of 1.0 MiB; 1 allocations; …`
+impl fmt::Display for TagStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} used", self.tag, self.used)?;
+        if let Some(limit) = self.limit {
+            write!(f, " of {}", Bytes(limit))?;
+        }
+        write!(f, "; {} allocations; {}", self.allocations, self.waits)
+    }
+}
 
 impl TagStatistics {
     /// Returns zeros for a tag that the pool has not seen.

@@ -75,7 +75,7 @@ pub struct ClientConfig {
 #[non_exhaustive]
 pub enum ClientError {
     /// No broker listens.
-    #[error("no broker at {}: {reason}; start one, or run without", .socket.display())]
+    #[error("no broker at {}: {reason}; start one, or let the pool run without one (`BrokerOptions::or_alone`)", .socket.display())]
     Unreachable {
         /// The socket.
         socket: PathBuf,

@@ -47,7 +47,8 @@ impl TokioClock {
     fn new() -> Self {
         let runtime = tokio::runtime::Handle::try_current();
         Self {
-            runtime: runtime.expect("a device on tokio's clock is built inside a tokio runtime"),
+            runtime: runtime
+                .expect("`Clock::Tokio` needs a tokio runtime: build the device inside one"),
             origin: tokio::time::Instant::now(),
         }
     }

@@ -82,7 +82,7 @@ fn missing_used_on_is_found_at_the_free() {
     );
     let text = violation.to_string();
     assert!(
-        text.contains("say `block.used_on(&stream)` before"),
+        text.contains("call `block.used_on(&stream)` before it"),
         "{text}"
     );
     assert!(text.contains(", dropped in the order of"), "{text}");
@@ -125,6 +125,31 @@ fn missing_wait_is_a_race() {
     let [_, earlier, _, later] = lines(&violation);
     assert_eq!((earlier, later), (Some(first), Some(second)));
     assert!(violation.to_string().contains("stream.wait(&event)"));
+}
+
+/// The README shows what is printed, but for locations and addresses.
+#[test]
+fn readme_shows_a_violation_as_it_is_printed() {
+    let without_places = |text: &str| {
+        let is_place = |word: &str| word.contains(".rs:") || word.starts_with("0x");
+        let words = text.split([' ', '(', ')', '\n', ',']);
+        let words = words.filter(|word| !word.is_empty() && !is_place(word));
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    let (address, bytes) = (block.address(), block.size());
+    block.used_on(&world.stream[1]).unwrap();
+    let decode = Operation::new(us(1)).named("decode");
+    world.work[0].submit(decode.writes(address, bytes));
+    let copy_out = Operation::new(us(1)).named("copy out");
+    world.work[1].submit(copy_out.reads(address, bytes));
+    drop(block);
+    let printed = without_places(&world.only().to_string());
+    let readme = include_str!("../../../README.md");
+    let examples: Vec<_> = readme.split("```").map(without_places).collect();
+    let shows = |example: &String| example.strip_prefix("text ") == Some(&printed);
+    assert!(examples.iter().any(shows), "{printed}");
 }
 
 /// The calls of a faulty pool are made by hand.

@@ -155,16 +155,16 @@ impl ViolationKind {
                 "compare the range that the operation declares with the block's size"
             }
             Self::FreedWhileUsed => {
-                "say `block.used_on(&stream)` before submitting to a further stream; or make a stream \
-                 that the block is freed on wait for an event behind the use"
+                "submit the use with its block (`stream.submit`), or call `block.used_on(&stream)` before it; \
+                 or make a stream that the block is freed on wait for an event behind the use"
             }
             Self::UsedBeforeGrant => {
-                "say `block.used_on(&stream)` before submitting, or make the stream wait for an event \
-                 of the block's own stream that was recorded after the grant"
+                "submit the use with its block (`stream.submit`), or call `block.used_on(&stream)` before it; \
+                 or make the stream wait for an event of the block's own stream that was recorded after the grant"
             }
             Self::Race => {
-                "make the later one's stream wait for an event behind the earlier one \
-                 (`stream.wait(&event)`), or await it on the host before submitting"
+                "submit both with the memory that they use (`stream.submit`); or make the later one's stream wait \
+                 for an event behind the earlier one (`stream.wait(&event)`), or await that on the host"
             }
             Self::GrantedWhileUsed | Self::GrantedTwice => {
                 "this is a bug of the pool: please report it"
@@ -180,11 +180,7 @@ impl ViolationKind {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (address, bytes) = (self.address, self.bytes);
-        writeln!(
-            f,
-            "{}: {bytes} byte(s) at {address:#x}",
-            self.kind.headline()
-        )?;
+        writeln!(f, "{}: {bytes} bytes at {address:#x}", self.kind.headline())?;
         let usages = [("earlier use:", &self.earlier), ("this use:", &self.later)];
         for (role, usage) in usages {
             if let Some(usage) = usage {
