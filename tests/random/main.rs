@@ -13,6 +13,20 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+/// Seeds that each random test runs.
+const SEEDS: u64 = 60;
+
+/// Runs a test for each seed, and names the one that fails. Returns the sum of what the runs count, such as served
+/// requests: a test shows with it that it tested something.
+fn over_seeds(run: impl Fn(u64) -> u64) -> u64 {
+    let run = std::panic::AssertUnwindSafe(run);
+    let count = |seed| {
+        let ended = std::panic::catch_unwind(|| run(seed));
+        ended.unwrap_or_else(|_| panic!("seed {seed}"))
+    };
+    (0..SEEDS).map(count).sum()
+}
+
 mod driver_pools;
 mod fuzz;
 mod graphs;

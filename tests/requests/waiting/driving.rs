@@ -141,14 +141,19 @@ fn request_takes_over_when_the_reclaimer_is_dropped() {
     drop(a);
 }
 
+/// Returns a device whose memory calls block.
+fn slow_device() -> SimDevice {
+    SimDevice::builder()
+        .memory(1 << 30)
+        .blocking_memory_calls(true)
+        .build()
+}
+
 /// Where memory calls block, a poll maps a few chunks at most. The pool grows by more on a thread of its own, and the
 /// request is served from there.
 #[test]
 fn slow_growth_does_not_run_inside_a_poll() {
-    let device = SimDevice::builder()
-        .memory(1 << 30)
-        .blocking_memory_calls(true)
-        .build();
+    let device = slow_device();
     let pool = builder(&device, 64 * MIB)
         .chunk_bytes(8 * MIB)
         .build()
@@ -171,10 +176,7 @@ fn slow_growth_does_not_run_inside_a_poll() {
 /// A caller that blocks anyway makes the calls itself. No thread is started, and nothing counts as a wait.
 #[test]
 fn blocked_caller_makes_the_memory_calls_itself() {
-    let device = SimDevice::builder()
-        .memory(1 << 30)
-        .blocking_memory_calls(true)
-        .build();
+    let device = slow_device();
     let pool = builder(&device, 64 * MIB).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let block = pool.allocate(&stream, 8 * MIB).blocking().unwrap();
@@ -192,10 +194,7 @@ fn blocked_caller_makes_the_memory_calls_itself() {
 #[test]
 fn late_growth_is_for_the_next_request() {
     for _ in 0..100 {
-        let device = SimDevice::builder()
-            .memory(1 << 30)
-            .blocking_memory_calls(true)
-            .build();
+        let device = slow_device();
         let pool = builder(&device, 64 * MIB).build().unwrap();
         let (_, stream) = stream(&device, &pool);
         let first = pool.try_allocate(&stream, 32 * MIB).unwrap();
