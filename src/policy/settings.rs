@@ -34,8 +34,8 @@ pub enum Order {
     /// Take more memory from the device, or map free memory elsewhere, before making a stream wait. The default.
     /// [`Remapping`](crate::Remapping) chooses between the two.
     ///
-    /// Rather than grow to a fifth more than was used at the most, the pool makes a stream wait for memory that is
-    /// expected before the stream's own work ends, which delays nothing.
+    /// One exception saves memory: if the pool would then hold a fifth more than was ever used, and as much is pending
+    /// on other streams, the stream waits for memory that is expected before its own work ends. That delays nothing.
     ///
     /// A service grows a few times in its life, but would stall at every turn. Where no more memory can be taken or
     /// mapped, a stream may wait on the device for pending memory of exactly the requested size, as [`WaitLimit`]
