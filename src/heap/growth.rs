@@ -227,6 +227,20 @@ mod tests {
     }
 
     #[test]
+    fn most_used_counts_the_request_and_outlives_lower_levels() {
+        let used = |current, high| Totals {
+            used: Level { current, high },
+            ..Totals::default()
+        };
+        let mut capacity = Capacity::new(1000, GrowBy::Chunks);
+        assert_eq!(capacity.most_used(&used(30, 40), 5), 40);
+        assert_eq!(capacity.most_used(&used(30, 40), 20), 50);
+        capacity.note_most_used(&used(30, 40));
+        capacity.note_most_used(&used(10, 20));
+        assert_eq!(capacity.most_used(&used(10, 10), 5), 40);
+    }
+
+    #[test]
     fn step_is_the_need_or_more() {
         assert_eq!(GrowBy::Chunks.step(100, 7), 7);
         assert_eq!(GrowBy::AtLeast(50).step(100, 7), 50);
