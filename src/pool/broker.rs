@@ -162,7 +162,11 @@ impl<P: Into<PathBuf>> From<P> for BrokerOptions {
 fn failure(error: &ClientError) -> BrokerFailure {
     let reason = error.to_string();
     match error {
-        ClientError::Unreachable { .. } => BrokerFailure::Unreachable { reason },
+        ClientError::Unreachable { .. } => BrokerFailure::Unreachable {
+            reason: format!(
+                "{reason}, or let the pool run without one (`BrokerOptions::or_alone`)"
+            ),
+        },
         _ => BrokerFailure::Refused { reason },
     }
 }

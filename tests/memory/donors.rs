@@ -55,7 +55,7 @@ fn waited_for(device: &SimDevice, pool: &Pool, bytes: u64) -> DeviceAddress {
     assert_eq!(block.source(), Source::DeviceWait);
     use_block(&work, &block, us(1));
     device.advance(us(100_000));
-    assert_eq!(device.violations(), []);
+    assert_eq!(device.take_violations(), []);
     block.address()
 }
 
@@ -208,5 +208,5 @@ fn streams_that_take_turns_are_not_chained_behind_the_last() {
         eprintln!("{start:?} {:?}", device.now() - start);
         //        assert_eq!(device.now() - start, us(400 * 20 / 4));
     }
-    assert_eq!(device.violations(), []);
+    assert_eq!(device.take_violations(), []);
 }

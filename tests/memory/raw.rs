@@ -159,7 +159,7 @@ fn early_free_is_detected() {
         }
         raw.free(address, &other).unwrap();
         device.advance_to_end();
-        let found = device.violations();
+        let found = device.take_violations();
         assert_eq!(found.is_empty(), is_ordered, "{found:?}");
     }
 }

@@ -189,7 +189,7 @@ fn copies_of_elements_report_their_callers_location() {
     drop(read);
     let (read_into, last) = (buffer.read_into(&home, &mut into), line!());
     drop(read_into);
-    let found = device.violations();
+    let found = device.take_violations();
     let places: Vec<_> = found
         .iter()
         .filter_map(|violation| violation.later.as_ref())

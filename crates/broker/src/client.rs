@@ -75,11 +75,9 @@ pub struct ClientConfig {
 #[non_exhaustive]
 pub enum ClientError {
     /// No broker listens.
-    #[error("no broker at {}: {reason}; start one, or let the pool run without one (`BrokerOptions::or_alone`)", .socket.display())]
+    #[error("no broker listens: {reason}; start one with `weirpool broker`")]
     Unreachable {
-        /// The socket.
-        socket: PathBuf,
-        /// The system's reason.
+        /// The system's reason, with the socket.
         reason: String,
     },
     /// The broker does not admit the client.
@@ -611,14 +609,12 @@ fn send(connection: Option<Arc<Connection>>, request: &Request) {
 
 fn connect(socket: &Path) -> Result<Connection, ClientError> {
     let connection = Connection::connect(socket, &Allowed::own());
-    connection.map_err(|error| unreachable(socket, &error))
+    connection.map_err(|error| unreachable(&error))
 }
 
-fn unreachable(socket: &Path, error: &weirpool_wire::Error) -> ClientError {
-    ClientError::Unreachable {
-        socket: socket.to_owned(),
-        reason: error.to_string(),
-    }
+fn unreachable(error: &weirpool_wire::Error) -> ClientError {
+    let reason = error.to_string();
+    ClientError::Unreachable { reason }
 }
 
 /// Connects and joins, with what was granted and returned so far. Returns the broker's capacity and terms.
@@ -629,7 +625,7 @@ fn admitted(
     returned: u64,
 ) -> Result<(Arc<Connection>, u64, Terms), ClientError> {
     let connection = connect(&config.socket)?;
-    let failed = |error: weirpool_wire::Error| unreachable(&config.socket, &error);
+    let failed = |error: weirpool_wire::Error| unreachable(&error);
     let client = Joining {
         key,
         name: config.name.clone(),

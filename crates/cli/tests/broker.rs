@@ -43,7 +43,7 @@ fn top_shows_what_the_broker_leases_until_a_signal() {
     let socket = folder.0.join("gpu0");
     let refused = top(&["top", "--once"], &socket);
     assert!(!refused.status.success());
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("no broker at"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no broker listens"));
 
     let mut broker = start(&socket);
     let second = weirpool(&["broker", "--capacity", "1MiB"], &socket)

@@ -69,7 +69,7 @@ pub enum Checker {
     /// such call, when time is moved, or in [`assert_ordered`](super::SimDevice::assert_ordered). If a runtime caught
     /// an earlier panic, `assert_ordered` and [`block_on`](super::SimDevice::block_on) panic again.
     Panic,
-    /// Violations are kept for [`violations`](super::SimDevice::violations) and
+    /// Violations are kept for [`take_violations`](super::SimDevice::take_violations) and
     /// [`assert_ordered`](super::SimDevice::assert_ordered).
     Collect,
     /// Nothing is checked. This costs nothing.

@@ -27,12 +27,12 @@ use weirpool_device::{DeviceAddress, DeviceError, DeviceErrorKind};
 ///
 /// let mut seen = [0; 4];
 /// device.host_read(address, &mut seen)?; // too early: nothing says that the work is over
-/// assert_eq!(device.violations()[0].kind, ViolationKind::Race);
+/// assert_eq!(device.take_violations()[0].kind, ViolationKind::Race);
 /// device.advance_to_end();
 /// assert_eq!(work.backlog(), 0); // this does
 /// device.host_read(address, &mut seen)?;
 /// assert_eq!(&seen, b"riew");
-/// assert!(device.violations().is_empty());
+/// assert!(device.take_violations().is_empty());
 /// # Ok::<(), weirpool::device::DeviceError>(())
 /// ```
 impl SimDevice {

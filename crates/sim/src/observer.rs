@@ -11,7 +11,7 @@ use weirpool_device::{BlockObserver, RawStream};
 impl SimDevice {
     /// Takes all violations that the ordering checker found since the last such call, whether or not a panic raised
     /// them. With [`Checker::Off`](super::Checker::Off) there are none.
-    pub fn violations(&self) -> Vec<Violation> {
+    pub fn take_violations(&self) -> Vec<Violation> {
         let mut state = self.engine.locked();
         state.judge.as_mut().map_or_else(Vec::new, Judge::take_all)
     }
@@ -21,13 +21,13 @@ impl SimDevice {
     /// thread is panicking.
     ///
     /// # Panics
-    /// Panics with all violations since the last call of this or of [`violations`](Self::violations).
+    /// Panics with all violations since the last call of this or of [`take_violations`](Self::take_violations).
     #[track_caller]
     pub fn assert_ordered(&self) {
         if thread::panicking() {
             return;
         }
-        let found = self.violations();
+        let found = self.take_violations();
         let mut all = String::new();
         for violation in &found {
             let _ = write!(all, "\n{violation}");

@@ -24,7 +24,7 @@ fn checker_enforces_the_order_of_the_host() {
     let address = block.address();
     use_block(&work, &block, us(10));
     device.host_read(address, &mut [0; 8]).unwrap();
-    let [race] = &device.violations()[..] else {
+    let [race] = &device.take_violations()[..] else {
         panic!("a read of the host beside a write of the device");
     };
     assert_eq!(race.kind, ViolationKind::Race);
@@ -35,14 +35,14 @@ fn checker_enforces_the_order_of_the_host() {
     device.advance(us(20));
     // Passing time is no order. Seeing the event complete is.
     device.host_write(address, &[1; 8]).unwrap();
-    assert_eq!(device.violations().len(), 1);
+    assert_eq!(device.take_violations().len(), 1);
     use_block(&work, &block, us(10));
     device.advance(us(10));
     assert!(home.event().unwrap().is_complete().unwrap());
     device.host_write(address, &[2; 8]).unwrap();
     // Later work of the device comes after the host's earlier uses.
     use_block(&work, &block, us(10));
-    assert!(device.violations().is_empty());
+    assert!(device.take_violations().is_empty());
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn checker_detects_a_host_use_after_the_free() {
     device.host_fill(address, 4096, 7).unwrap();
     drop(block);
     device.host_read(address, &mut [0; 8]).unwrap();
-    let [found] = &device.violations()[..] else {
+    let [found] = &device.take_violations()[..] else {
         panic!("a use of what was freed");
     };
     assert_eq!(found.kind, ViolationKind::UseAfterFree);
@@ -68,7 +68,7 @@ fn checker_detects_a_host_free_during_device_use() {
     let block = pool.try_allocate(&host, 4096).unwrap();
     use_block(&work, &block, us(10));
     drop(block);
-    let [found] = &device.violations()[..] else {
+    let [found] = &device.take_violations()[..] else {
         panic!("no use on the device was declared");
     };
     assert_eq!(found.kind, ViolationKind::FreedWhileUsed);
@@ -95,7 +95,7 @@ fn host_streams_are_created_and_retired() {
     );
     let all = pool.host_stream().unwrap();
     drop(pool.try_allocate(&all, 8 * MIB).unwrap());
-    assert!(device.violations().is_empty());
+    assert!(device.take_violations().is_empty());
     pool.check_conserved().unwrap();
 }
 

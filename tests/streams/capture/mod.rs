@@ -94,5 +94,9 @@ fn read(block: &Block) -> Operation {
 }
 
 fn kinds(device: &SimDevice) -> Vec<ViolationKind> {
-    device.violations().iter().map(|found| found.kind).collect()
+    device
+        .take_violations()
+        .iter()
+        .map(|found| found.kind)
+        .collect()
 }

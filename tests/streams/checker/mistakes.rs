@@ -164,7 +164,7 @@ fn early_grant_of_a_pool_is_found() {
     a.submit(Operation::new(us(10)).writes(address, 4096));
     observer.block_freed(address, &[a.raw()], None);
     observer.block_allocated(address + 512, 512, b.raw(), here);
-    let found = device.violations();
+    let found = device.take_violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::GrantedWhileUsed);
     assert_eq!(
@@ -172,7 +172,7 @@ fn early_grant_of_a_pool_is_found() {
         (address + 512, 512)
     );
     observer.block_allocated(address, 1024, a.raw(), here);
-    let found = device.violations();
+    let found = device.take_violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::GrantedTwice);
 }
@@ -184,7 +184,7 @@ fn memory_unmapped_under_work_is_found() {
     let address = device.allocate(MemoryKind::Device, CHUNK).unwrap();
     work.submit(Operation::new(us(10)).writes(address, 4096));
     device.free(MemoryKind::Device, address, CHUNK).unwrap();
-    let found = device.violations();
+    let found = device.take_violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::UnmappedWhileUsed);
 }

@@ -83,7 +83,7 @@ impl World {
 
     #[track_caller]
     fn only(&self) -> Violation {
-        let mut found = self.device.violations();
+        let mut found = self.device.take_violations();
         assert_eq!(found.len(), 1, "{found:#?}");
         found.remove(0)
     }

@@ -139,7 +139,7 @@ fn flag_signalled_too_early_orders_nothing() {
     b.wait_until(&flag, 1);
     world.read(1, &block);
     a.signal(&flag, 1);
-    assert_eq!(world.device.violations(), []);
+    assert_eq!(world.device.take_violations(), []);
     world.write(0, &block);
     world.device.advance(us(1000));
     assert_eq!(world.only().kind, ViolationKind::Race);
@@ -234,9 +234,9 @@ fn memory_without_a_pool_is_checked_for_races_only() {
     a.submit(Operation::new(us(1)).writes(1 << 60, 64));
     a.submit(Operation::new(us(1)).reads(1 << 60, 64));
     b.submit(Operation::new(us(1)).reads(1 << 50, 64));
-    assert_eq!(device.violations(), []);
+    assert_eq!(device.take_violations(), []);
     b.submit(Operation::new(us(1)).reads(1 << 60, 64));
-    let found = device.violations();
+    let found = device.take_violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::Race);
 }
@@ -261,7 +261,7 @@ fn reused_stream_name_inherits_no_order() {
         let next = world.device.create_stream();
         assert_eq!(next.raw(), name);
         next.submit(Operation::new(us(10)).writes(block.address(), 8));
-        assert_eq!(world.device.violations().is_empty(), is_seen);
+        assert_eq!(world.device.take_violations().is_empty(), is_seen);
         world.device.advance(us(10));
         assert_eq!(next.backlog(), 0);
         drop(later);

@@ -242,7 +242,7 @@ fn checker_and_history_both_observe_blocks() {
         let told = pool.history().entries.len();
         assert_eq!(told, 3);
         let is_checked = matches!(checker, Checker::Collect);
-        assert_eq!(!device.violations().is_empty(), is_checked);
+        assert_eq!(!device.take_violations().is_empty(), is_checked);
     }
 }
 

@@ -63,7 +63,7 @@ fn stream_waits_for_an_event_of_another_device_and_the_checker_knows() {
     // Without the wait it is a race.
     first.create_stream().submit(operation());
     second.create_stream().submit(operation());
-    assert_eq!(second.violations()[0].kind, ViolationKind::Race);
+    assert_eq!(second.take_violations()[0].kind, ViolationKind::Race);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn use_without_access_is_named_and_an_illegal_address() {
     let work = second.create_stream_named("guest");
     let read = Operation::new(us(1)).named("peek");
     work.submit(read.reads(block.address(), 64));
-    let found = second.violations();
+    let found = second.take_violations();
     assert_eq!(found.len(), 1, "{found:?}");
     let text = found[0].to_string();
     assert_eq!(found[0].kind, ViolationKind::NoAccess);

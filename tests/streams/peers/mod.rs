@@ -88,10 +88,10 @@ fn seen_from(device: &SimDevice, block: &Block) -> Option<u8> {
 
 /// Returns whether work of a device may use the memory: asks the checker, and breaks nothing.
 fn may_use(device: &SimDevice, block: &Block) -> bool {
-    device.violations();
+    device.take_violations();
     let work = device.create_stream();
     work.submit(Operation::new(us(0)).reads(block.address(), 1));
-    let found = device.violations();
+    let found = device.take_violations();
     !found
         .iter()
         .any(|found| found.kind == ViolationKind::NoAccess)

@@ -102,7 +102,7 @@ fn event_orders_streams_of_several_pools_and_devices() {
     first.advance_to_end();
     assert_eq!(first.now(), us(40));
     let found: Vec<_> = first
-        .violations()
+        .take_violations()
         .into_iter()
         .filter(|found| found.kind == ViolationKind::Race)
         .collect();

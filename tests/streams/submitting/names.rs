@@ -7,7 +7,7 @@ use weirpool::device::Argument;
 fn unordered(device: &SimDevice, address: weirpool::device::DeviceAddress) -> String {
     let stray = device.create_stream();
     stray.submit(Operation::new(us(1)).named("stray").writes(address, 64));
-    let violations = device.violations();
+    let violations = device.take_violations();
     violations.last().expect("a violation").to_string()
 }
 

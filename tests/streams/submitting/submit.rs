@@ -203,7 +203,7 @@ fn error_of_the_closure_is_returned_at_once() {
     assert_eq!(task.unwrap_err().to_string(), "no second kernel");
     drop(block);
     let next = pool.try_allocate(&home, 64 * MIB);
-    assert!(next.is_err() || device.violations().is_empty());
+    assert!(next.is_err() || device.take_violations().is_empty());
     device.advance(us(50));
     device.assert_ordered();
 }
