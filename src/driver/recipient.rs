@@ -37,7 +37,7 @@ pub(super) struct Waits {
     pub(super) limit: WaitLimit,
     /// The stream may wait for streams that come after unfinished work of its own, or of a stream that a host task
     /// holds. The former leaves no slack between the two: each late kernel of one delays both. A host task may end only
-    /// after later work of the stream that would wait.
+    /// after later work of the stream that would wait, and so may work behind memory that was sealed late.
     pub(super) may_chain: bool,
 }
 
@@ -133,8 +133,9 @@ impl<'a> Recipient<'a> {
         let avoided = lanes.iter().filter(|lane| !may_chain && is_avoided(lane));
         let avoided: SmallVec<[_; 2]> = avoided.collect();
         let forecast = |lane: &Lane, fence: Fence| {
-            let is_chained = avoided.iter().any(|other| is_behind(lane, other));
-            let can_be_awaited = !is_chained && lane.can_be_awaited(fence.ticket);
+            let is_chained = || avoided.iter().any(|other| is_behind(lane, other));
+            let may_wait = may_chain || !is_chained() && !is_late(lane, fence);
+            let can_be_awaited = may_wait && lane.can_be_awaited(fence.ticket);
             can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         self.with_forecasts(forecast, look)
@@ -273,6 +274,13 @@ impl<'a> Recipient<'a> {
 /// Returns whether a stream is the other one, or comes after unfinished work of it.
 fn is_behind(lane: &Lane, other: &Lane) -> bool {
     lane.id == other.id || lane.timeline.comes_after(other.id) > other.timeline.completed()
+}
+
+/// Returns whether the event that covers a fence may cover work that was submitted after the free, which may wait for
+/// other streams.
+fn is_late(lane: &Lane, fence: Fence) -> bool {
+    let marker = lane.timeline.covering(fence.ticket);
+    marker.is_some_and(|marker| marker.is_late)
 }
 
 impl Source {

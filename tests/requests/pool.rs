@@ -335,6 +335,50 @@ fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
     assert_eq!(source, Source::DeviceWait, "it would be possible");
 }
 
+/// A stream frees memory, and its later work waits for the other stream. That stream is not made to wait for that work
+/// while the pool can grow, whenever the memory is sealed.
+#[test]
+fn ample_pool_does_not_make_streams_wait_that_hand_shake() {
+    for sealing in [Sealing::default(), Sealing::EveryFree, Sealing::OnDemand] {
+        for (bytes, seals) in [(MIB, false), (8 * MIB, false), (MIB, true)] {
+            let device = manual();
+            let pool = builder(&device, 64 * MIB).sealing(sealing);
+            let pool = pool.build().unwrap();
+            let [(work, a), (work_b, b), (_, c)] = streams(&device, &pool);
+            for _ in 0..20 {
+                for (work, stream) in [(&work, &a), (&work_b, &b)] {
+                    run(work, us(100));
+                    stream.event().unwrap();
+                }
+                device.advance(us(100));
+                pool.reap().unwrap();
+            }
+            run(&work_b, us(200));
+            b.event().unwrap();
+            let blocks: Vec<_> = std::iter::repeat_with(|| pool.try_allocate(&a, bytes).unwrap())
+                .take((16 * MIB / bytes) as usize)
+                .collect();
+            blocks
+                .iter()
+                .for_each(|block| use_block(&work, block, us(1)));
+            drop(blocks);
+            let flag = device.flag();
+            work.wait_until(&flag, 1);
+            if seals {
+                // Another search seals what was freed.
+                drop(pool.try_allocate(&c, MIB).unwrap());
+            }
+            let block = pool.try_allocate(&b, bytes).unwrap();
+            use_block(&work_b, &block, us(10));
+            work_b.signal(&flag, 1);
+            device.advance_to_end();
+            let left = [&work, &work_b].map(|work| work.backlog());
+            assert_eq!(left, [0, 0], "{sealing:?}, {bytes} bytes, {seals}");
+            device.assert_ordered();
+        }
+    }
+}
+
 /// A pool that once used more grows. A reset of its high-water marks changes nothing.
 #[test]
 fn pool_that_used_more_grows_also_after_a_reset_of_the_marks() {

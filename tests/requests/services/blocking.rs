@@ -179,6 +179,16 @@ fn granted_request_leaves_the_budget_of_its_task() {
         drop(pool.allocate(&b, CHUNK).blocking().unwrap());
         now(tokio::task::consume_budget());
     });
+    assert_eq!(pool.trim_to(0).unwrap().released, CHUNK);
+    // Beside its tasks a growth of any size is made at once, and charged once.
+    let _entered = runtime.enter();
+    let tag = Tag::new("beside tasks");
+    pool.tag(tag).set_limit(Some(ALL));
+    let block = pool.allocate(&a, ALL).tag(tag).blocking().unwrap();
+    assert_eq!(pool.tag(tag).statistics().used.current, ALL);
+    assert_eq!(pool.statistics().waits.served, 0);
+    drop(block);
+    pool.check_conserved().unwrap();
 }
 
 /// Each of these threads knows a runtime, and may block.
