@@ -360,6 +360,7 @@ impl<K: Kind> Request<K> {
     /// | called in | what to do |
     /// |---|---|
     /// | a task of a current-thread tokio runtime | `.await` the request. With the feature `tokio`, one that would have to wait fails with [`BlocksRuntime`](AllocError::BlocksRuntime) |
+    /// | the same inside `tokio::task::unconstrained` | `.await` the request: the pool cannot see the task, and blocks |
     /// | a task of a multi-thread tokio runtime | call it inside `tokio::task::block_in_place`, which hands the worker's other tasks over |
     /// | `tokio::task::spawn_blocking`, or a separate thread | nothing |
     /// | a task of another executor | `.await` the request, or set a [timeout](Self::timeout) |
