@@ -34,6 +34,10 @@ pub(crate) struct Expected {
     pub(crate) until: Duration,
 }
 
+/// How many chunks of virtual memory the first poll of a request maps at most, at some 50 µs each. A thread for it would
+/// take longer.
+const CHUNKS_IN_A_POLL: u64 = 2;
+
 /// How memory is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mode<'a> {
@@ -41,6 +45,9 @@ pub(crate) struct Mode<'a> {
     pub(super) patience: Patience<'a>,
     /// The request waits in the queue, and any thread may serve it.
     pub(super) is_queued: bool,
+    /// How many chunks of virtual memory may be mapped although memory calls block: none for a request in the queue,
+    /// which may be served inside a free.
+    pub(super) chunks: u64,
 }
 
 impl Mode<'static> {
@@ -54,6 +61,7 @@ impl Mode<'static> {
             effort,
             patience,
             is_queued: false,
+            chunks: CHUNKS_IN_A_POLL,
         }
     }
 }
@@ -65,6 +73,7 @@ impl<'a> Mode<'a> {
             effort,
             patience: Patience::Known(expected),
             is_queued: true,
+            chunks: 0,
         }
     }
 }

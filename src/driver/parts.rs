@@ -129,18 +129,21 @@ impl PartsSearch<'_> {
         let mut order: SmallVec<[usize; 8]> = (0..self.parts.all.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.parts.all[*at].request.bytes));
         let Self { driver, lane, .. } = *self;
-        let mut found = FoundParts::new();
+        let (mut found, mut mode) = (FoundParts::new(), self.mode);
         for at in order {
             let request = self.parts.all[at].request;
             let part = if self.parts.is_for_all {
-                Search::for_all(driver, lane, request, self.mode)
+                Search::for_all(driver, lane, request, mode)
             } else {
                 let deferred = deferred.as_deref_mut();
                 let at = (request, self.parts.placement);
-                Search::for_stream(driver, lane, at, self.mode, deferred)
+                Search::for_stream(driver, lane, at, mode, deferred)
             };
             match part.map_err(Refusal::from).and_then(Search::run) {
-                Ok(part) => found.push((at, part)),
+                Ok(part) => {
+                    mode.chunks = mode.chunks.saturating_sub(part.mapped);
+                    found.push((at, part));
+                }
                 Err(refusal) => {
                     self.restore(found);
                     return Err(refusal);
@@ -162,7 +165,10 @@ impl PartsSearch<'_> {
         };
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let mut point = None;
-        for (_, Found { allocation, fences }) in found {
+        for (_, part) in found {
+            let Found {
+                allocation, fences, ..
+            } = part;
             if allocation.source == Source::DeviceWait && !has_waited {
                 // Its fences were complete by then.
                 allocation.source = Source::Ordered;
@@ -185,8 +191,8 @@ impl PartsSearch<'_> {
         }
         {
             let mut heap = self.driver.heap.lock();
-            for (_, Found { allocation, fences }) in found {
-                heap.give_back(allocation.id, fences);
+            for (_, part) in found {
+                heap.give_back(part.allocation.id, part.fences);
             }
         }
         self.driver.note_return();

@@ -10,6 +10,7 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::policy::WaitLimit;
 use crate::sync::Arc;
+use smallvec::SmallVec;
 use std::time::Duration;
 
 /// The stream that memory is searched for.
@@ -34,8 +35,9 @@ pub(super) struct Recipient<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Waits {
     pub(super) limit: WaitLimit,
-    /// The stream may wait for streams that come after its own unfinished work. Such a wait leaves no slack between the
-    /// two: each late kernel of one delays both.
+    /// The stream may wait for streams that come after unfinished work of its own, or of a stream that a host task
+    /// holds. The former leaves no slack between the two: each late kernel of one delays both. A host task may end only
+    /// after later work of the stream that would wait, and so may work behind memory that was sealed late.
     pub(super) may_chain: bool,
 }
 
@@ -51,6 +53,8 @@ impl From<WaitLimit> for Waits {
 pub(super) struct Found {
     pub(super) allocation: Allocation,
     pub(super) fences: Fences,
+    /// The chunks of virtual memory that were mapped for it.
+    pub(super) mapped: u64,
 }
 
 impl<'a> Recipient<'a> {
@@ -124,19 +128,17 @@ impl<'a> Recipient<'a> {
         let Some(Waits { limit, may_chain }) = waits else {
             return look(&self.view());
         };
-        let taker = self.taker();
+        let (taker, lanes) = (self.taker(), self.driver.lanes());
+        let is_avoided = |lane: &&Arc<Lane>| lane.id == self.lane.id || lane.host_tasks.are_any();
+        let avoided = lanes.iter().filter(|lane| !may_chain && is_avoided(lane));
+        let avoided: SmallVec<[_; 2]> = avoided.collect();
         let forecast = |lane: &Lane, fence: Fence| {
-            let may_wait = may_chain || !self.is_awaited_by(lane);
+            let is_chained = || avoided.iter().any(|other| is_behind(lane, other));
+            let may_wait = may_chain || !is_chained() && !is_late(lane, fence);
             let can_be_awaited = may_wait && lane.can_be_awaited(fence.ticket);
             can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         self.with_forecasts(forecast, look)
-    }
-
-    /// Returns whether another stream comes after unfinished work of this one.
-    fn is_awaited_by(&self, other: &Lane) -> bool {
-        let own = &self.lane.timeline;
-        other.timeline.comes_after(self.lane.id) > own.completed()
     }
 
     /// Looks with a view in which the stream may have further fences, those with a forecast.
@@ -264,8 +266,21 @@ impl<'a> Recipient<'a> {
         Found {
             allocation,
             fences: grant.fences,
+            mapped: 0,
         }
     }
+}
+
+/// Returns whether a stream is the other one, or comes after unfinished work of it.
+fn is_behind(lane: &Lane, other: &Lane) -> bool {
+    lane.id == other.id || lane.timeline.comes_after(other.id) > other.timeline.completed()
+}
+
+/// Returns whether the event that covers a fence may cover work that was submitted after the free, which may wait for
+/// other streams.
+fn is_late(lane: &Lane, fence: Fence) -> bool {
+    let marker = lane.timeline.covering(fence.ticket);
+    marker.is_some_and(|marker| marker.is_late)
 }
 
 impl Source {

@@ -22,9 +22,6 @@ use std::time::Duration;
 /// taken from the device: if the next stream took it, no stream would have its own block at its turn.
 const AGE: Duration = Duration::from_micros(200);
 
-/// How many chunks of virtual memory a poll maps at most, at some 50 µs each. A thread for it would take longer.
-const CHUNKS_IN_A_POLL: u64 = 2;
-
 /// One search for one block.
 pub(super) struct Search<'a> {
     to: Recipient<'a>,
@@ -221,10 +218,7 @@ impl<'a> Search<'a> {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
             Try::Grow => self.grow()?,
-            Try::WaitInTail => self.wait(Waits {
-                limit: WaitLimit::Tail,
-                may_chain: false,
-            })?,
+            Try::WaitInTail => self.wait_in_tail()?,
             Try::Wait => self.wait(self.to.driver.settings.wait_limit.into())?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited.into())?,
         })
@@ -363,6 +357,18 @@ impl<'a> Search<'a> {
         self.put_together(plan, Some(waits), Growth::None)
     }
 
+    /// Takes memory behind a wait that delays nothing. A call that fails is noted, and the pool grows instead.
+    fn wait_in_tail(&mut self) -> Result<Option<Found>, DeviceError> {
+        let waits = Waits {
+            limit: WaitLimit::Tail,
+            may_chain: false,
+        };
+        match self.wait(waits) {
+            Err(error) if !error.is_sticky() => Ok(None),
+            found => found,
+        }
+    }
+
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
     /// only once the expected points are passed and did not help.
     fn grow(&mut self) -> Result<Option<Found>, Refusal> {
@@ -407,8 +413,7 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    /// Returns how many chunks this search may map where it runs. A request in the queue may be served inside a free,
-    /// which makes no memory calls.
+    /// Returns how many chunks this search may map where it runs.
     fn most_chunks(&self) -> u64 {
         let driver = self.to.driver;
         let geometry = &driver.settings.geometry;
@@ -416,8 +421,8 @@ impl<'a> Search<'a> {
         // The driver's pools are made for calls from anywhere.
         if driver.may_call(self.mode.effort) || self.to.takes_ordered_memory() {
             u64::MAX
-        } else if is_little && !self.mode.is_queued {
-            CHUNKS_IN_A_POLL
+        } else if is_little {
+            self.mode.chunks
         } else {
             0
         }
@@ -437,7 +442,11 @@ impl<'a> Search<'a> {
                 lane: self.to.lane.clone(),
                 is_ordered: self.to.takes_ordered_memory(),
             };
-            let found = self.to.carry_out(next, whom)?;
+            let chunks = next.chunks();
+            let mut found = self.to.carry_out(next, whom)?;
+            if let Some(found) = &mut found {
+                found.mapped = chunks;
+            }
             self.note_refused(self.to.refused);
             let may_move = self.most_chunks() == u64::MAX;
             if found.is_some() || !may_move || !self.to.was_refused_new(growth) {

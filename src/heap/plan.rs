@@ -74,6 +74,14 @@ impl Plan {
         }
     }
 
+    /// Returns how many chunks of virtual memory the plan maps.
+    pub(crate) fn chunks(&self) -> u64 {
+        match self {
+            Self::Map(mapping) => mapping.steps.len() as u64,
+            Self::Memory(_) => 0,
+        }
+    }
+
     /// Plans up to `bytes` of new memory as one block, rounded up to whole chunks: as much as the capacity and one hole
     /// hold. Where memory is plain, plans a segment of that size if the capacity holds it.
     pub(super) fn of_new(map: &mut BlockMap, capacity: &Capacity, bytes: u64) -> Option<Self> {

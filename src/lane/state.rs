@@ -153,6 +153,7 @@ impl StreamState {
         Closed {
             ticket,
             covers_frees,
+            is_late: false,
         }
     }
 

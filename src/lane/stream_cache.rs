@@ -435,11 +435,13 @@ impl StreamCache {
         self.state.lock().open
     }
 
-    /// Closes the open ticket; `None` while the stream is captured. The host's tickets are not closed.
+    /// Closes the open ticket, late; `None` while the stream is captured. The host's tickets are not closed.
     pub(super) fn close(&self) -> Option<Closed> {
         let mut state = self.state.lock();
         self.activity.begin();
-        state.close_if_recordable(&self.shards)
+        let closed = state.close_if_recordable(&self.shards)?;
+        let is_late = true;
+        Some(Closed { is_late, ..closed })
     }
 
     pub(super) fn close_if_dirty(&self) -> Option<Closed> {

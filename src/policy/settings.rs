@@ -35,7 +35,9 @@ pub enum Order {
     /// [`Remapping`](crate::Remapping) chooses between the two.
     ///
     /// One exception saves memory: if the pool would then hold a fifth more than was ever used, and as much is pending
-    /// on other streams, the stream waits for memory that is expected before its own work ends. That delays nothing.
+    /// on other streams, the stream waits for memory that is expected before its own work ends. That delays nothing. It
+    /// does not wait for streams that [host tasks](crate::HostTask) hold, nor for memory that is [sealed](Sealing) only
+    /// because another stream needs it.
     ///
     /// A service grows a few times in its life, but would stall at every turn. Where no more memory can be taken or
     /// mapped, a stream may wait on the device for pending memory of exactly the requested size, as [`WaitLimit`]

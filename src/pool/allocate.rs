@@ -135,6 +135,8 @@ impl<H: Handles> ForBlock<H> {
         let chunk = super::grow::chunk_of(registration)?;
         let room = room.checked_next_multiple_of(chunk);
         let room = room.ok_or(AllocError::NoRoom { room: 0 })?;
+        self.layout
+            .expect_valid_alignment(&registration.service.driver)?;
         let demand = super::grow::rounded(registration, self.layout.bytes, chunk, tag)?;
         let parts = Parts::one(demand.as_part(), Placement::WithRoom(room));
         let wants = Wants::Parts(parts);
@@ -423,15 +425,23 @@ impl Layout {
         Self { alignment, ..self }
     }
 
+    /// # Errors
+    /// Returns an error if the alignment is not a power of two, or exceeds the device's step.
+    #[inline]
+    fn expect_valid_alignment(self, driver: &Driver) -> Result<(), AllocError> {
+        let (alignment, largest) = (self.alignment, driver.capabilities.granularity);
+        if !alignment.is_power_of_two() || alignment > largest {
+            return Err(AllocError::InvalidAlignment { alignment, largest });
+        }
+        Ok(())
+    }
+
     /// Checks the layout against the pool's limits, and rounds it to the pool's step.
     #[inline]
     pub(super) fn demand(self, driver: &Driver, tag: Option<Tag>) -> Result<Demand, AllocError> {
         let Self { bytes, alignment } = self;
         expect_capacity_for(bytes, driver)?;
-        let largest = driver.capabilities.granularity;
-        if !alignment.is_power_of_two() || alignment > largest {
-            return Err(AllocError::InvalidAlignment { alignment, largest });
-        }
+        self.expect_valid_alignment(driver)?;
         let step = driver.settings.alignment;
         let request = heap::Request {
             bytes: round_up(bytes, step),

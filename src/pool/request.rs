@@ -12,7 +12,7 @@ use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
     Ask, Asker, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants, block_on_unless_in_task,
-    may_block, try_all_now,
+    is_far_from_tasks, may_block, try_all_now,
 };
 use std::future::Future;
 use std::panic::Location;
@@ -360,6 +360,7 @@ impl<K: Kind> Request<K> {
     /// | called in | what to do |
     /// |---|---|
     /// | a task of a current-thread tokio runtime | `.await` the request. With the feature `tokio`, one that would have to wait fails with [`BlocksRuntime`](AllocError::BlocksRuntime) |
+    /// | the same inside `tokio::task::unconstrained` | `.await` the request: the pool cannot see the task, and blocks |
     /// | a task of a multi-thread tokio runtime | call it inside `tokio::task::block_in_place`, which hands the worker's other tasks over |
     /// | `tokio::task::spawn_blocking`, or a separate thread | nothing |
     /// | a task of another executor | `.await` the request, or set a [timeout](Self::timeout) |
@@ -443,17 +444,42 @@ impl<K: Kind> Request<K> {
         };
     }
 
+    /// Takes memory from any source but the queue. A caller that blocks makes all calls, unless it runs a task that it
+    /// must not block. In a runtime that may be so, the runtime is asked only if a poll's calls are not enough: a task
+    /// that asks has to yield.
+    #[expect(
+        clippy::result_large_err,
+        reason = "a refusal is moved once, and only where nothing was granted"
+    )]
+    fn take_first(
+        kind: &K,
+        in_poll: Attempt,
+        is_blocking: bool,
+    ) -> Result<Taken<K::Output>, Refused<'_>> {
+        let on_thread = Attempt {
+            effort: Effort::Thread,
+            ..in_poll
+        };
+        if is_blocking && is_far_from_tasks() {
+            return kind.take_now(on_thread);
+        }
+        match kind.take_now(in_poll) {
+            Err(Refused::Denied(denial, _)) if is_blocking && may_block() => {
+                // Gives its charge back.
+                drop(denial);
+                kind.take_now(on_thread)
+            }
+            answer => answer,
+        }
+    }
+
     fn poll_new(
         &mut self,
         miss: Miss,
         context: &mut Context<'_>,
     ) -> Poll<Result<K::Output, AllocError>> {
-        let effort = match self.is_blocking && may_block() {
-            true => Effort::Thread,
-            false => Effort::Poll,
-        };
-        let attempt = self.attempt(effort, miss);
-        let taken = match self.kind.take_now(attempt) {
+        let attempt = self.attempt(Effort::Poll, miss);
+        let taken = match Self::take_first(&self.kind, attempt, self.is_blocking) {
             Ok(taken) => Some(taken),
             Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),
             Err(Refused::Denied(denial, ask)) => {

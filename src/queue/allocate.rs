@@ -484,6 +484,11 @@ fn search_or_deny<'a, T>(
     if !service.driver.is_granting() && !service.is_in_hook() {
         return Err(Denial::Short(Expected::default(), charge));
     }
+    let effort = match service.is_in_hook() {
+        // It does not wait for a thread either.
+        true => Effort::Immediate,
+        false => effort,
+    };
     let found = search(lane, Mode::at_once(effort));
     // The search may have polled events or flushed caches, and left memory that another request waits for.
     service.publish(Change::Memory);

@@ -20,9 +20,15 @@ pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(mut future: F) -> Optio
     at_once(&mut future).or_else(|| may_block().then(|| park_until(future)))
 }
 
-/// Returns whether this thread may block: it runs no task of a current-thread tokio runtime.
+/// Returns whether this thread may block: it runs no task of a current-thread tokio runtime. A task that asks this must
+/// yield before it awaits anything of the runtime, so ask once the answer matters.
 pub(crate) fn may_block() -> bool {
     !spawn::is_in_single_thread_task()
+}
+
+/// Returns whether this thread is known to block no task, without asking the runtime.
+pub(crate) fn is_far_from_tasks() -> bool {
+    !spawn::knows_single_thread_runtime()
 }
 
 /// Most futures are ready at once, and need no waker. Any other is polled again.

@@ -68,7 +68,7 @@ pub(crate) use allocate::{
 };
 #[cfg(any(feature = "cuda", feature = "dlpack"))]
 pub(crate) use blocking::block_on;
-pub(crate) use blocking::{block_on_unless_in_task, may_block};
+pub(crate) use blocking::{block_on_unless_in_task, is_far_from_tasks, may_block};
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};
 pub use drain::Drain;

@@ -230,6 +230,12 @@ enum Own {
     Busy,
     /// It is busy, and the other streams come after its work.
     Awaited,
+    /// It is busy, and host tasks hold the other streams, perhaps until work of this stream is done.
+    BesideHeld,
+    /// It is busy, and the other streams come after one that a host task holds.
+    BehindHeld,
+    /// It is busy, and cannot be made to wait.
+    Refusing,
 }
 
 /// Returns the source of an allocation of this size, while 16 MiB are about to complete on other streams and the pool
@@ -250,6 +256,7 @@ fn source_after(
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
     let streams: [_; 3] = streams(&device, &pool);
+    let (_, further) = crate::common::stream(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.
         for (work, stream) in &streams {
@@ -263,9 +270,20 @@ fn source_after(
     past(&pool, stream);
     let others = [first, second];
     if own != Own::Idle {
-        run(work, us(if own == Own::Busy { 200 } else { 10 }));
+        run(work, us(if own == Own::Awaited { 10 } else { 200 }));
     }
     let event = stream.event().unwrap();
+    let hold = |stream: &Stream| stream.spawn(std::future::pending::<()>()).unwrap();
+    let mut held = Vec::new();
+    if own == Own::BesideHeld {
+        held.extend(others.map(|(_, other)| hold(other)));
+    } else if own == Own::BehindHeld {
+        held.push(hold(&further));
+        let end = further.event().unwrap();
+        for (_, other) in others {
+            other.wait(&end).unwrap();
+        }
+    }
     let used = others.map(|(work, other)| {
         if own == Own::Awaited {
             other.wait(&event).unwrap();
@@ -279,8 +297,12 @@ fn source_after(
         run(work, us(200));
         stream.event().unwrap();
     }
+    if own == Own::Refusing {
+        device.fail_next(Call::Wait, DeviceErrorKind::Other);
+    }
     let block = pool.try_allocate(stream, bytes).unwrap();
     use_block(work, &block, us(10));
+    drop(held);
     device.advance_to_end();
     device.assert_ordered();
     block.source()
@@ -295,7 +317,8 @@ fn order_decides_between_growing_and_waiting() {
 }
 
 /// A pool that would hold a fifth more than was ever used does not grow where a wait delays nothing. Whatever its limit,
-/// it makes neither an idle stream wait instead, nor one for which the other streams wait.
+/// it makes neither an idle stream wait instead, nor one for which the other streams wait, nor any for streams that the
+/// host holds. Where the wait fails, the pool grows as well.
 #[test]
 fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
     let source = |limit, own| source_beside_pending(Order::GrowFirst, limit, own, 8 * MIB);
@@ -303,10 +326,57 @@ fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
         assert_eq!(source(limit, Own::Busy), Source::DeviceWait);
         assert_eq!(source(limit, Own::Idle), Source::Grown);
         assert_eq!(source(limit, Own::Awaited), Source::Grown);
+        assert_eq!(source(limit, Own::BesideHeld), Source::Grown);
+        assert_eq!(source(limit, Own::BehindHeld), Source::Grown);
+        assert_eq!(source(limit, Own::Refusing), Source::Grown);
     }
     let order = Order::WaitFirst;
     let source = source_beside_pending(order, WaitLimit::Tail, Own::Awaited, 8 * MIB);
     assert_eq!(source, Source::DeviceWait, "it would be possible");
+}
+
+/// A stream frees memory, and its later work waits for the other stream. That stream is not made to wait for that work
+/// while the pool can grow, whenever the memory is sealed.
+#[test]
+fn ample_pool_does_not_make_streams_wait_that_hand_shake() {
+    for sealing in [Sealing::default(), Sealing::EveryFree, Sealing::OnDemand] {
+        for (bytes, seals) in [(MIB, false), (8 * MIB, false), (MIB, true)] {
+            let device = manual();
+            let pool = builder(&device, 64 * MIB).sealing(sealing);
+            let pool = pool.build().unwrap();
+            let [(work, a), (work_b, b), (_, c)] = streams(&device, &pool);
+            for _ in 0..20 {
+                for (work, stream) in [(&work, &a), (&work_b, &b)] {
+                    run(work, us(100));
+                    stream.event().unwrap();
+                }
+                device.advance(us(100));
+                pool.reap().unwrap();
+            }
+            run(&work_b, us(200));
+            b.event().unwrap();
+            let blocks: Vec<_> = std::iter::repeat_with(|| pool.try_allocate(&a, bytes).unwrap())
+                .take((16 * MIB / bytes) as usize)
+                .collect();
+            blocks
+                .iter()
+                .for_each(|block| use_block(&work, block, us(1)));
+            drop(blocks);
+            let flag = device.flag();
+            work.wait_until(&flag, 1);
+            if seals {
+                // Another search seals what was freed.
+                drop(pool.try_allocate(&c, MIB).unwrap());
+            }
+            let block = pool.try_allocate(&b, bytes).unwrap();
+            use_block(&work_b, &block, us(10));
+            work_b.signal(&flag, 1);
+            device.advance_to_end();
+            let left = [&work, &work_b].map(|work| work.backlog());
+            assert_eq!(left, [0, 0], "{sealing:?}, {bytes} bytes, {seals}");
+            device.assert_ordered();
+        }
+    }
 }
 
 /// A pool that once used more grows. A reset of its high-water marks changes nothing.
@@ -331,6 +401,20 @@ fn pool_that_used_more_grows_also_after_a_reset_of_the_marks() {
     assert_eq!(source(&uses_more), Source::Grown);
     assert_eq!(source(&resets), Source::Grown);
     assert_eq!(source(&begins_a_scope), Source::Grown);
+}
+
+/// A block with room is aligned to chunks anyway, and an alignment that no block can have is refused as for others.
+#[test]
+fn alignment_of_a_block_with_room_is_checked() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    for alignment in [0, 3, 64 * MIB] {
+        let request = pool.allocate(&stream, CHUNK).alignment(alignment);
+        let refused = request.room(CHUNK).try_now().map(drop).unwrap_err();
+        let expected = pool.allocate(&stream, CHUNK).alignment(alignment).try_now();
+        assert_eq!(refused, expected.map(drop).unwrap_err());
+    }
 }
 
 /// A stream waits within its own work, or without a limit.

@@ -5,33 +5,89 @@ use std::time::Duration;
 
 const STEP: u64 = CHUNK / 8;
 
-/// Returns a heap of used, free, pending and unmapped ranges, in steps of [`STEP`].
-fn random_heap(random: &mut fastrand::Rng, virtual_memory: bool) -> Heap {
+/// Returns a heap of used, free, pending, unmapped, claimed and reserved ranges and of rooms, in steps of [`STEP`], and
+/// its used blocks.
+fn random_heap(random: &mut fastrand::Rng, virtual_memory: bool) -> (Heap, Vec<Grant>) {
     let mut heap = heap(virtual_memory);
+    if virtual_memory {
+        heap.add_range(BASE << 1, 24 * MIB);
+    }
     let mut used = Vec::new();
     for _ in 0..random.usize(1..40) {
         let stream = if random.bool() { A } else { B };
-        if random.u8(..3) > 0 {
+        if virtual_memory && random.u8(..12) == 0 {
+            let clock = Clock::default();
+            let view = View {
+                placement: Placement::WithRoom(random.u64(1..4) * CHUNK),
+                ..view(stream, &clock)
+            };
+            let request = request(random.u64(1..3) * CHUNK);
+            let plan = heap.plan(request, &view, Growth::Allowed);
+            used.extend(plan.and_then(|plan| carry_out(&mut heap, plan)));
+        } else if random.u8(..3) > 0 {
             used.extend(get(&mut heap, stream, random.u64(1..=24) * STEP));
         } else if !used.is_empty() {
             let grant: Grant = used.swap_remove(random.usize(..used.len()));
             let ticket = Ticket(random.u64(..3));
-            let fences = if ticket == Ticket::ZERO {
+            let mut fences = if ticket == Ticket::ZERO {
                 Fences::default()
             } else {
                 Fences::one(stream, ticket)
             };
+            if random.u8(..4) == 0 {
+                fences.join_all(&Fences::one(C, Ticket(random.u64(1..3))));
+            }
             heap.give_back(grant.id, fences);
         }
     }
+    let mut left = Vec::new();
     for grant in used {
-        if random.bool() {
-            heap.give_back(grant.id, Fences::default());
+        let blocks = heap.map.blocks();
+        let above = blocks[grant.id].next.map(|above| &blocks[above].state);
+        match random.u8(..8) {
+            ..4 => drop(heap.give_back(grant.id, Fences::default())),
+            // A block with room is never set aside.
+            4 if above != Some(&State::Room) => {
+                reservation::create(&mut heap, [grant.id]);
+            }
+            _ => left.push(grant),
         }
     }
     release(&mut heap, Target::Keep(random.u64(..32) * MIB));
+    if random.bool() {
+        // Under way.
+        drop(plan(&mut heap, random.u64(1..8) * CHUNK, Growth::Allowed));
+    }
+    if random.bool() {
+        heap.set_capacity(random.u64(8..48) * MIB);
+    }
     check::invariants(&heap).unwrap();
-    heap
+    (heap, left)
+}
+
+/// Returns the starts at which a request may lie.
+fn starts(heap: &Heap, request: Request, placement: Placement) -> Vec<u64> {
+    let Request { bytes, alignment } = request;
+    match placement {
+        Placement::Above(_, end) => vec![end],
+        Placement::WithRoom(room) => {
+            let blocks = heap.map.blocks().iter().map(|(_, block)| block);
+            let holes = blocks.filter(|block| block.state == State::Hole);
+            let holes = holes.map(|block| (block.bytes, block.address));
+            let least = holes.filter(|(hole, _)| *hole >= bytes + room).min();
+            least.into_iter().map(|(_, address)| address).collect()
+        }
+        Placement::Anywhere => {
+            let of_segment = |(address, segment): (u64, _)| {
+                let first = u64::next_multiple_of(address, alignment);
+                let step = if alignment < STEP { STEP } else { alignment };
+                let segment: block_map::Segment = segment;
+                let end = (address + segment.bytes).saturating_sub(bytes);
+                (first..end + 1).step_by(step as usize)
+            };
+            heap.map.segments().flat_map(of_segment).collect()
+        }
+    }
 }
 
 /// Returns the cost of the window from `start` on, if the requester may take all of it, block by block.
@@ -60,6 +116,10 @@ fn naive_cost(
                 is_pending = true;
             }
             State::Hole => maps += units.chunks_touched(low, high).count(),
+            State::Room if matches!(view.placement, Placement::Above(_, end) if end == block.address) =>
+            {
+                maps += units.chunks_touched(low, high).count();
+            }
             _ => return None,
         }
     }
@@ -71,27 +131,43 @@ fn naive_cost(
 #[test]
 fn one_scan_finds_the_cheapest_window_for_each_growth() {
     let mut random = fastrand::Rng::with_seed(7);
-    for round in 0..if cfg!(miri) { 4 } else { 300 } {
-        let heap = random_heap(&mut random, round % 4 > 0);
+    for round in 0..if cfg!(miri) { 4 } else { 600 } {
+        let virtual_memory = round % 4 > 0;
+        let (heap, used) = random_heap(&mut random, virtual_memory);
         let alignment = [512, STEP, CHUNK, 3 * STEP][random.usize(..4)];
         let bytes = random.u64(1..80) * STEP;
-        let request = Request { bytes, alignment };
+        let mut request = Request { bytes, alignment };
         let after = Clock::one(B, Ticket(random.u64(..3)));
-        let view = view(A, &after);
+        let may_wait = random.bool();
+        let waits = |fence: Fence| (fence.stream == C).then(Forecast::default);
+        let mut view = View {
+            waits: may_wait.then_some(&waits),
+            ..view(A, &after)
+        };
+        match (random.u8(..4), random.choice(&used)) {
+            (0, Some(below)) => {
+                let end = below.address + below.bytes;
+                view.placement = Placement::Above(below.id, end);
+                request.alignment = 1;
+                request.bytes = random.u64(1..16) * STEP;
+            }
+            (1, _) if virtual_memory => {
+                view.placement = Placement::WithRoom(random.u64(1..8) * CHUNK);
+                request.alignment = CHUNK;
+                request.bytes = random.u64(1..4) * CHUNK;
+            }
+            _ => {}
+        }
+        let starts = starts(&heap, request, view.placement);
         let naive = |moves, most: u64, has_holes: bool| {
-            let starts = heap.map.segments().flat_map(|(address, segment)| {
-                let first = address.next_multiple_of(alignment);
-                let step = if alignment < STEP { STEP } else { alignment };
-                let end = (address + segment.bytes).saturating_sub(bytes);
-                (first..end + 1).step_by(step as usize)
-            });
-            let costs = starts.filter_map(|start| naive_cost(&heap, start, request, &view, moves));
+            let costs = starts.iter();
+            let costs = costs.filter_map(|start| naive_cost(&heap, *start, request, &view, moves));
             let allowed = costs.filter(|(_, maps, _)| has_holes || *maps == 0);
             allowed.min().filter(|(new, ..)| *new <= most)
         };
         let totals = heap.totals();
         let left = heap.capacity.left(&totals) / CHUNK;
-        let spare = heap.capacity.to_spare(&totals, bytes) / CHUNK;
+        let spare = heap.capacity.to_spare(&totals, request.bytes) / CHUNK;
         let any = naive(u64::MAX, left, true);
         for (growth, expected) in [
             (Growth::None, naive(0, 0, false)),
@@ -103,12 +179,16 @@ fn one_scan_finds_the_cheapest_window_for_each_growth() {
             let offers = heap.offers(request, &view, growth);
             let window = offers.window(growth);
             let found = window.map(|window| (window.new, window.maps, window.is_pending));
-            assert_eq!(found, expected, "round {round}, {growth:?}, {request:?}");
+            let placement = view.placement;
+            assert_eq!(
+                found, expected,
+                "round {round}, {growth:?}, {request:?}, {placement:?}"
+            );
             assert_eq!(offers.new_chunks(growth), expected.map(|cost| cost.0));
             if let Some(window) = window {
                 let first = &heap.map.blocks()[window.first];
                 assert!((first.address..first.end()).contains(&window.start));
-                assert_eq!(window.start % alignment, 0);
+                assert_eq!(window.start % request.alignment, 0);
             }
         }
     }

@@ -107,6 +107,163 @@ fn first_allocations_share_memory_that_one_of_them_takes() {
     }
 }
 
+/// Returns a device whose memory calls block, and a pool over it.
+fn slow(capacity: u64) -> (SimDevice, Hooked, Pool) {
+    let sim = manual_builder().blocking_memory_calls(true).build();
+    let device = Hooked::new(&sim);
+    let pool = builder(&device, capacity).build().unwrap();
+    (sim, device, pool)
+}
+
+/// A request for many blocks makes as few calls in its first poll as a request for one block. The other calls are made
+/// on a thread.
+#[test]
+fn first_poll_for_several_blocks_maps_few_chunks() {
+    let (sim, dev, pool) = slow(64 * MIB);
+    let (_, a) = stream(&sim, &pool);
+    let poller = std::thread::current().id();
+    let created = Arc::new(Mutex::new([0; 2]));
+    for _ in 0..32 {
+        let created = created.clone();
+        dev.on("create", move || {
+            let is_here = std::thread::current().id() == poller;
+            created.lock().unwrap()[usize::from(is_here)] += 1;
+        });
+    }
+    let small = now(pool.allocate_many(&a, [4096; 16])).unwrap();
+    assert_eq!(*created.lock().unwrap(), [0, 1], "they share a chunk");
+    let blocks = futures::executor::block_on(pool.allocate_many(&a, [CHUNK; 16])).unwrap();
+    let [elsewhere, here] = *created.lock().unwrap();
+    assert!(
+        here <= 1 + 2,
+        "{here} chunks in polls, {elsewhere} elsewhere"
+    );
+    drop((small, blocks));
+    pool.check_conserved().unwrap();
+}
+
+/// A pool is closed while a blocked caller grows it. The caller gets its block, or learns of it; the others do.
+#[test]
+fn pool_that_closes_while_a_blocked_caller_grows_it_loses_nothing() {
+    let (sim, dev, pool) = slow(4 * CHUNK);
+    let [(_, a), (_, b)] = streams(&sim, &pool);
+    let (closed, other) = (pool.clone(), b.clone());
+    dev.on("create", move || {
+        let p = closed.clone();
+        let waits = std::thread::spawn(move || p.allocate(&other, 4 * CHUNK).blocking());
+        eventually(|| closed.statistics().waits.waiting == 1);
+        closed.close();
+        assert_eq!(waits.join().unwrap().unwrap_err(), AllocError::Closed);
+    });
+    let tag = Tag::new("closed meanwhile");
+    pool.tag(tag).set_limit(Some(4 * CHUNK));
+    let block = pool.allocate(&a, 4 * CHUNK).tag(tag).blocking();
+    assert!(
+        matches!(block, Ok(_) | Err(AllocError::Closed)),
+        "{block:?}"
+    );
+    drop(block);
+    assert_eq!(pool.tag(tag).statistics().used.current, 0);
+    pool.check_conserved().unwrap();
+}
+
+/// Two callers block for one chunk of capacity. The first one's call fails: the second is served all the same.
+#[test]
+fn failed_call_of_a_blocked_caller_leaves_the_capacity_to_the_next() {
+    for (call, kind) in [
+        (Call::Create, DeviceErrorKind::Other),
+        (Call::Create, DeviceErrorKind::OutOfMemory),
+        (Call::Map, DeviceErrorKind::Other),
+        (Call::Map, DeviceErrorKind::OutOfMemory),
+    ] {
+        let (sim, dev, pool) = slow(CHUNK);
+        let [(_, a), (_, b)] = streams(&sim, &pool);
+        let (p, device) = (pool.clone(), sim.clone());
+        let slot = Arc::new(Mutex::new(None));
+        let second = slot.clone();
+        dev.on("create", move || {
+            let other = p.clone();
+            let waits = std::thread::spawn(move || other.allocate(&b, CHUNK).blocking().map(drop));
+            eventually(|| p.statistics().waits.waiting == 1);
+            device.fail_next(call, kind);
+            *second.lock().unwrap() = Some(waits);
+        });
+        let first = pool.allocate(&a, CHUNK).blocking();
+        match (&first, kind) {
+            (Ok(_), DeviceErrorKind::OutOfMemory) | (Err(AllocError::Device(_)), _) => {}
+            other => panic!("{call:?}: {other:?}"),
+        }
+        drop(first);
+        let second = slot.lock().unwrap().take().unwrap();
+        eventually(|| {
+            sim.advance(us(1000));
+            second.is_finished()
+        });
+        second.join().unwrap().unwrap();
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Every call of a growth fails once, in a first poll and in a blocked caller, with charged tags.
+#[test]
+fn growth_that_fails_in_any_call_loses_no_chunk_and_no_charge() {
+    let calls = [Call::Create, Call::Map, Call::Unmap, Call::Destroy];
+    let kinds = [
+        DeviceErrorKind::Other,
+        DeviceErrorKind::OutOfMemory,
+        DeviceErrorKind::Sticky,
+    ];
+    let tag = Tag::new("failing growth");
+    for (call, kind) in calls
+        .into_iter()
+        .flat_map(|call| kinds.map(|kind| (call, kind)))
+    {
+        for (nth, is_blocking) in (1..=4).flat_map(|nth| [(nth, false), (nth, true)]) {
+            let sim = SimDevice::builder()
+                .memory(16 * MIB)
+                .blocking_memory_calls(true);
+            let sim = sim.build();
+            let pool = builder(&sim, 8 * CHUNK).build().unwrap();
+            let (_, a) = stream(&sim, &pool);
+            let account = pool.tag(tag);
+            account.set_limit(Some(8 * CHUNK));
+            sim.script(call, nth, Fault::Fails(kind));
+            for chunks in [1, 2, 2, 5] {
+                let many = [chunks * CHUNK / 2; 2];
+                let limit = Duration::from_secs(20);
+                let block = pool.allocate(&a, chunks * CHUNK).tag(tag).timeout(limit);
+                let blocks = pool.allocate_many(&a, many).tag(tag).timeout(limit);
+                let with_room = pool.allocate(&a, CHUNK).room(CHUNK).tag(tag).timeout(limit);
+                let answers = if is_blocking {
+                    [
+                        block.blocking().map(drop),
+                        blocks.blocking().map(drop),
+                        with_room.blocking().map(drop),
+                    ]
+                } else {
+                    use futures::executor::block_on;
+                    [
+                        block_on(block).map(drop),
+                        block_on(blocks).map(drop),
+                        block_on(with_room).map(drop),
+                    ]
+                };
+                for answer in answers {
+                    let is_expected = matches!(answer, Ok(()) | Err(AllocError::Device(_)));
+                    assert!(is_expected, "{call:?} {nth} {kind:?}: {answer:?}");
+                }
+                assert_eq!(account.statistics().used.current, 0);
+                if chunks == 2 {
+                    let _ = pool.trim_to(0);
+                }
+            }
+            if kind != DeviceErrorKind::Sticky {
+                pool.check_conserved().unwrap();
+            }
+        }
+    }
+}
+
 /// rmm#2304: the device may hand out a released address again before the releasing thread has removed its entry.
 #[test]
 fn address_reused_at_once_is_kept() {

@@ -22,7 +22,7 @@ use hooked::Hooked;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::device::sim::SimDevice;
+use weirpool::device::sim::{Call, Fault, SimDevice};
 use weirpool::*;
 
 /// A device with hooks, and a pool over it.

@@ -162,6 +162,35 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     pool.check_conserved().unwrap();
 }
 
+/// A task that is granted memory goes on: what it may do before it yields is left to it.
+#[cfg(feature = "tokio")]
+#[test]
+fn granted_request_leaves_the_budget_of_its_task() {
+    let device = SimDevice::builder().blocking_memory_calls(true).build();
+    let pool = base(&device).build().unwrap();
+    let [(_, a), (_, b)] = streams(&device, &pool);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let grown = pool.allocate(&a, CHUNK).blocking().unwrap();
+        now(tokio::task::consume_budget());
+        drop(grown);
+        drop(pool.allocate(&b, CHUNK).blocking().unwrap());
+        now(tokio::task::consume_budget());
+    });
+    assert_eq!(pool.trim_to(0).unwrap().released, CHUNK);
+    // Beside its tasks a growth of any size is made at once, and charged once.
+    let _entered = runtime.enter();
+    let tag = Tag::new("beside tasks");
+    pool.tag(tag).set_limit(Some(ALL));
+    let block = pool.allocate(&a, ALL).tag(tag).blocking().unwrap();
+    assert_eq!(pool.tag(tag).statistics().used.current, ALL);
+    assert_eq!(pool.statistics().waits.served, 0);
+    drop(block);
+    pool.check_conserved().unwrap();
+}
+
 /// Each of these threads knows a runtime, and may block.
 #[test]
 fn wait_beside_the_tasks_of_a_runtime_is_allowed() {

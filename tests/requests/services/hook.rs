@@ -480,3 +480,37 @@ fn future_with_a_hook_at_work_may_outlive_the_threads_other_locals() {
     });
     thread.join().unwrap();
 }
+
+/// A request of the hook does not wait: not even for a thread that would grow the pool, nor for memory that is expected.
+#[test]
+fn hook_is_granted_all_that_the_pool_may_take() {
+    for order in [Order::GrowFirst, Order::WaitFirst] {
+        let device = manual_builder().blocking_memory_calls(true).build();
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let site: Arc<Mutex<Option<(Pool, Stream)>>> = Arc::default();
+        let (of_pool, answered) = (site.clone(), answers.clone());
+        let hook = Hook(move |_| {
+            let (pool, stream) = of_pool.lock().unwrap().take().unwrap();
+            let answered = answered.clone();
+            async move {
+                let staging = pool.allocate(&stream, 3 * CHUNK).await;
+                let too_much = pool.allocate(&stream, 2 * CHUNK).blocking();
+                let rest = pool.allocate(&stream, CHUNK).blocking();
+                let all = [&staging, &too_much, &rest].map(Result::is_ok);
+                answered.lock().unwrap().push(all);
+                Ok(())
+            }
+        });
+        let pool = builder(&device, 8 * CHUNK).order(order).pressure_hook(hook);
+        let pool = pool.build().unwrap();
+        let [(_, a), (work, b)] = streams(&device, &pool);
+        let held = pool.try_allocate(&a, 3 * CHUNK).unwrap();
+        let pending = pool.try_allocate(&b, CHUNK).unwrap();
+        use_block(&work, &pending, us(100));
+        *site.lock().unwrap() = Some((pool.clone(), a.clone()));
+        let request = not_ready(pool.allocate(&b, 6 * CHUNK));
+        assert_eq!(*answers.lock().unwrap(), [[true, false, true]]);
+        drop((request, held, pending));
+        pool.check_conserved().unwrap();
+    }
+}

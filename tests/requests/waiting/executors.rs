@@ -335,7 +335,7 @@ mod on_tokios_clock {
     }
 
     #[test]
-    #[should_panic(expected = "built inside a tokio runtime")]
+    #[should_panic(expected = "build the device inside one")]
     fn device_on_tokios_clock_is_built_inside_a_runtime() {
         device(true);
     }
