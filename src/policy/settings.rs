@@ -129,7 +129,9 @@ pub struct Reuse {
     /// reuse is deterministic: memory of other streams becomes free only when a caller synchronizes or waits for
     /// memory.
     pub opportunistic: bool,
-    /// Memory pending on another stream, behind a wait on the device that the pool inserts.
+    /// Memory pending on another stream, behind a wait on the device that the pool inserts. Switch it off where streams
+    /// wait for each other without events, as kernels do that read a flag: if that stream waits for later work of this
+    /// one, the wait is a deadlock, also in a pool that could grow.
     pub internal_dependencies: bool,
 }
 
