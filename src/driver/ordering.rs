@@ -37,7 +37,7 @@ impl Streams {
         if lane.cache.is_dirty() {
             lane.cache.spacing.reset();
         }
-        self.seal_as(lane, true)
+        self.seal(lane)
     }
 
     /// Records an event behind what the stream freed, if no event covers it.
@@ -45,13 +45,9 @@ impl Streams {
     /// # Errors
     /// Returns an error if the device call fails; what was freed stays pending.
     pub(crate) fn seal(&self, lane: &Lane) -> Result<(), DeviceError> {
-        self.seal_as(lane, false)
-    }
-
-    fn seal_as(&self, lane: &Lane, is_late: bool) -> Result<(), DeviceError> {
         if lane.cache.is_dirty() {
             self.thin_out(lane);
-            self.noted(lane.seal(&*self.device, &self.events, is_late))?;
+            self.noted(lane.seal(&*self.device, &self.events))?;
         }
         Ok(())
     }

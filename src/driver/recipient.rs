@@ -10,7 +10,6 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::policy::WaitLimit;
 use crate::sync::Arc;
-use smallvec::SmallVec;
 use std::time::Duration;
 
 /// The stream that memory is searched for.
@@ -29,24 +28,6 @@ pub(super) struct Recipient<'a> {
     pub(super) deferred: Option<&'a mut Fences>,
     /// New bytes that the device refused when it was last asked; 0 if it did not.
     pub(super) refused: u64,
-}
-
-/// Which waits on the device may be submitted for a request.
-#[derive(Clone, Copy)]
-pub(super) struct Waits {
-    pub(super) limit: WaitLimit,
-    /// The stream may wait for streams that come after unfinished work of its own, or of a stream that a host task
-    /// holds. The former leaves no slack between the two: each late kernel of one delays both. A host task may end only
-    /// after later work of the stream that would wait, and so may work behind memory that was sealed late.
-    pub(super) may_chain: bool,
-}
-
-/// Allows what the limit allows.
-impl From<WaitLimit> for Waits {
-    fn from(limit: WaitLimit) -> Self {
-        let may_chain = true;
-        Self { limit, may_chain }
-    }
 }
 
 /// An allocation, and the fences that its memory came with, in case it has to be put back.
@@ -119,23 +100,18 @@ impl<'a> Recipient<'a> {
         }
     }
 
-    /// Looks with a view in which the stream may be made to wait in those ways, if there are any.
+    /// Looks with a view in which the stream may be made to wait within the limit, if there is one.
     pub(super) fn with_waits<R>(
         &self,
-        waits: Option<Waits>,
+        limit: Option<WaitLimit>,
         look: impl FnOnce(&View<'_>) -> R,
     ) -> R {
-        let Some(Waits { limit, may_chain }) = waits else {
+        let Some(limit) = limit else {
             return look(&self.view());
         };
-        let (taker, lanes) = (self.taker(), self.driver.lanes());
-        let is_avoided = |lane: &&Arc<Lane>| lane.id == self.lane.id || lane.host_tasks.are_any();
-        let avoided = lanes.iter().filter(|lane| !may_chain && is_avoided(lane));
-        let avoided: SmallVec<[_; 2]> = avoided.collect();
+        let taker = self.taker();
         let forecast = |lane: &Lane, fence: Fence| {
-            let is_chained = || avoided.iter().any(|other| is_behind(lane, other));
-            let may_wait = may_chain || !is_chained() && !is_late(lane, fence);
-            let can_be_awaited = may_wait && lane.can_be_awaited(fence.ticket);
+            let can_be_awaited = lane.can_be_awaited(fence.ticket);
             can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         self.with_forecasts(forecast, look)
@@ -269,18 +245,6 @@ impl<'a> Recipient<'a> {
             mapped: 0,
         }
     }
-}
-
-/// Returns whether a stream is the other one, or comes after unfinished work of it.
-fn is_behind(lane: &Lane, other: &Lane) -> bool {
-    lane.id == other.id || lane.timeline.comes_after(other.id) > other.timeline.completed()
-}
-
-/// Returns whether the event that covers a fence may cover work that was submitted after the free, which may wait for
-/// other streams.
-fn is_late(lane: &Lane, fence: Fence) -> bool {
-    let marker = lane.timeline.covering(fence.ticket);
-    marker.is_some_and(|marker| marker.is_late)
 }
 
 impl Source {

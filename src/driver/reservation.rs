@@ -178,8 +178,8 @@ impl<'a> Draw<'a> {
         &mut self,
         take: impl FnOnce(&mut Heap, ReservationId, &View<'_>) -> Option<Grant>,
     ) -> Result<Option<Found>, DeviceError> {
-        let waits = self.to.can_wait().then(|| WaitLimit::Unlimited.into());
-        let taken = self.to.with_waits(waits, |view| {
+        let limit = self.to.can_wait().then_some(WaitLimit::Unlimited);
+        let taken = self.to.with_waits(limit, |view| {
             let mut heap = self.to.driver.heap.lock();
             take(&mut heap, self.reservation, view)
         });
@@ -218,8 +218,8 @@ impl<'a> Draw<'a> {
         growth: Growth,
     ) -> Result<Option<Found>, DeviceError> {
         let driver = self.to.driver;
-        let waits = self.to.may_wait().then(|| WaitLimit::Unlimited.into());
-        let exchanged = self.to.with_waits(waits, |view| {
+        let limit = self.to.may_wait().then_some(WaitLimit::Unlimited);
+        let exchanged = self.to.with_waits(limit, |view| {
             let mut heap = driver.heap.lock();
             Exchange::begin(&mut heap, self.reservation, request, view, growth)
         });

@@ -5,7 +5,7 @@
 mod exact;
 mod expected;
 
-use super::recipient::{Found, Recipient, Waits};
+use super::recipient::{Found, Recipient};
 use super::supply::For;
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
@@ -218,9 +218,8 @@ impl<'a> Search<'a> {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
             Try::Grow => self.grow()?,
-            Try::WaitInTail => self.wait_in_tail()?,
-            Try::Wait => self.wait(self.to.driver.settings.wait_limit.into())?,
-            Try::WaitAnyTime => self.wait(WaitLimit::Unlimited.into())?,
+            Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
+            Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
         })
     }
 
@@ -265,7 +264,6 @@ impl<'a> Search<'a> {
                 is_loose_fit: matches!(fit, Fit::Loose),
                 could_be_new: left >= bytes,
                 is_enough: left + free >= bytes,
-                is_ample: inspect::is_ample_for(&heap, self.to.lane.id, bytes),
                 ..self.state.facts
             };
             fit
@@ -343,30 +341,18 @@ impl<'a> Search<'a> {
     }
 
     /// Takes memory behind a wait on the device, in one block or in several that are joined.
-    fn wait(&mut self, waits: Waits) -> Result<Option<Found>, DeviceError> {
-        let taken = self.to.with_waits(Some(waits), |view| {
+    fn wait(&mut self, limit: WaitLimit) -> Result<Option<Found>, DeviceError> {
+        let taken = self.to.with_waits(Some(limit), |view| {
             self.to.driver.heap.lock().take(self.request, view)
         });
         if let Some(grant) = taken {
             return self.to.accept(grant, Source::Free);
         }
-        let plan = self.to.with_waits(Some(waits), |view| {
+        let plan = self.to.with_waits(Some(limit), |view| {
             let mut heap = self.to.driver.heap.lock();
             heap.plan(self.request, view, Growth::None)
         });
-        self.put_together(plan, Some(waits), Growth::None)
-    }
-
-    /// Takes memory behind a wait that delays nothing. A call that fails is noted, and the pool grows instead.
-    fn wait_in_tail(&mut self) -> Result<Option<Found>, DeviceError> {
-        let waits = Waits {
-            limit: WaitLimit::Tail,
-            may_chain: false,
-        };
-        match self.wait(waits) {
-            Err(error) if !error.is_sticky() => Ok(None),
-            found => found,
-        }
+        self.put_together(plan, Some(limit), Growth::None)
     }
 
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
@@ -374,7 +360,7 @@ impl<'a> Search<'a> {
     fn grow(&mut self) -> Result<Option<Found>, Refusal> {
         let settings = &self.to.driver.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
-            .then(|| settings.wait_limit.into());
+            .then_some(settings.wait_limit);
         let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
         let most = self.most_chunks();
@@ -433,7 +419,7 @@ impl<'a> Search<'a> {
     fn put_together(
         &mut self,
         plan: Option<Plan>,
-        waits: Option<Waits>,
+        waits: Option<WaitLimit>,
         growth: Growth,
     ) -> Result<Option<Found>, DeviceError> {
         let mut plan = plan;
@@ -458,7 +444,7 @@ impl<'a> Search<'a> {
     }
 
     /// Plans with fewer new chunks than the device refused, by moving more free ones.
-    fn plan_with_less(&self, waits: Option<Waits>) -> Option<Plan> {
+    fn plan_with_less(&self, waits: Option<WaitLimit>) -> Option<Plan> {
         let (request, growth) = (self.request, Growth::Allowed);
         let chunk = self.to.driver.settings.geometry.chunk_bytes;
         self.to.with_waits(waits, |view| {

@@ -93,8 +93,6 @@ pub(super) struct Capacity {
     /// The most that was in use when chunks were moved or could have been. Users reset the high-water marks, but not
     /// this.
     most_in_use: u64,
-    /// The most that was used when a high-water mark was last reset.
-    most_used: u64,
 }
 
 impl Capacity {
@@ -105,7 +103,6 @@ impl Capacity {
             growth,
             held_at_resize: 0,
             most_in_use: 0,
-            most_used: 0,
         }
     }
 
@@ -158,17 +155,6 @@ impl Capacity {
     /// Notes that a request of this size is served where chunks could have been moved.
     pub(super) fn note_use(&mut self, totals: &Totals, request: u64) {
         self.most_in_use = self.most_in_use.max(totals.in_use.current + request);
-    }
-
-    /// Keeps the most that was used beyond a reset of the high-water marks.
-    pub(super) fn note_most_used(&mut self, totals: &Totals) {
-        self.most_used = self.most_used.max(totals.used.high);
-    }
-
-    /// Returns the most that was ever used, and a request of this size beside what is used.
-    pub(super) fn most_used(&self, totals: &Totals, request: u64) -> u64 {
-        let past = self.most_used.max(totals.used.high);
-        past.max(totals.used.current + request)
     }
 
     /// Returns the size of the segment of plain memory to take for a request; `None` if the capacity does not hold it.
@@ -224,20 +210,6 @@ mod tests {
             in_use: level(in_use),
             ..Totals::default()
         }
-    }
-
-    #[test]
-    fn most_used_counts_the_request_and_outlives_lower_levels() {
-        let used = |current, high| Totals {
-            used: Level { current, high },
-            ..Totals::default()
-        };
-        let mut capacity = Capacity::new(1000, GrowBy::Chunks);
-        assert_eq!(capacity.most_used(&used(30, 40), 5), 40);
-        assert_eq!(capacity.most_used(&used(30, 40), 20), 50);
-        capacity.note_most_used(&used(30, 40));
-        capacity.note_most_used(&used(10, 20));
-        assert_eq!(capacity.most_used(&used(10, 10), 5), 40);
     }
 
     #[test]

@@ -172,15 +172,6 @@ pub(crate) fn granted_from(heap: &Heap, reservations: &[ReservationId]) -> Vec<(
     ranges
 }
 
-/// Returns whether the pool would hold a fifth more than was used at the most, if it grew by this many bytes for a
-/// stream, and as much is pending on other streams.
-pub(crate) fn is_ample_for(heap: &Heap, stream: StreamId, bytes: u64) -> bool {
-    let (map, totals) = (&heap.map, heap.totals());
-    let own = map.index().pending.bytes_waiting_for(stream);
-    let most = heap.capacity.most_used(&totals, bytes);
-    totals.held() + bytes > most + most / 5 && totals.pending.current.saturating_sub(own) >= bytes
-}
-
 /// Returns how many bytes may still be taken from the device, and how many are free.
 pub(crate) fn left_and_free(heap: &Heap) -> (u64, u64) {
     let totals = heap.map.totals();

@@ -223,7 +223,6 @@ impl Heap {
 
     /// Keeps the high-water marks since now, until [`end_mark`](Self::end_mark) is called.
     pub(crate) fn begin_mark(&mut self, mark: Mark) {
-        self.capacity.note_most_used(self.map.totals());
         self.highs.begin(mark, self.map.totals_mut());
     }
 
@@ -233,7 +232,6 @@ impl Heap {
 
     /// Sets a high-water mark to the present figure.
     pub(crate) fn reset_high(&mut self, high: High) {
-        self.capacity.note_most_used(self.map.totals());
         self.highs.reset(high, self.map.totals_mut());
     }
 

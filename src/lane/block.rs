@@ -41,8 +41,6 @@ pub(crate) struct Closed {
     pub(crate) ticket: Ticket,
     /// Whether any free joined it.
     pub(super) covers_frees: bool,
-    /// Whether it was closed after the free, so that its event may cover work that was submitted in between.
-    pub(super) is_late: bool,
 }
 
 /// The outcome of a free.

@@ -68,11 +68,6 @@ impl HostTasks {
             .collect()
     }
 
-    /// Returns whether a task holds the stream.
-    pub(crate) fn are_any(&self) -> bool {
-        !self.0.lock().holders.is_empty()
-    }
-
     /// Returns how many tasks hold the stream, and how many were abandoned so far.
     pub(crate) fn counts(&self) -> (usize, u64) {
         let book = self.0.lock();

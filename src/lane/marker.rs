@@ -123,9 +123,6 @@ pub(crate) struct Marker {
     pub(crate) expected_at: Duration,
     /// Whether any free joined the ticket.
     pub(crate) covers_frees: bool,
-    /// Whether it was recorded for others than the user, after the free, so that it may cover work that was submitted in
-    /// between.
-    pub(crate) is_late: bool,
     /// `None` for a point of the host, which is complete from the start.
     pub(crate) recorded: Option<Recorded>,
     /// The last query of the event reported an error.

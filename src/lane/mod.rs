@@ -221,8 +221,7 @@ impl Lane {
         self.timeline.should_query(self.cache.spacing.is_close())
     }
 
-    /// Records an event for the blocks freed so far, unless an event covers them already. It is late if no free and no
-    /// user asks for it.
+    /// Records an event for the blocks freed so far, unless an event covers them already.
     ///
     /// # Errors
     /// Returns an error if the device call fails; the blocks stay pending, and the next seal tries again.
@@ -230,11 +229,10 @@ impl Lane {
         &self,
         device: &dyn Device,
         events: &Arc<Events>,
-        is_late: bool,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
         let closed = self.cache.close_if_dirty();
         closed
-            .map(|closed| self.record(Closed { is_late, ..closed }, device, events))
+            .map(|closed| self.record(closed, device, events))
             .transpose()
     }
 
@@ -268,7 +266,6 @@ impl Lane {
             sealed_at: device.now(),
             expected_at: Duration::ZERO,
             covers_frees: false,
-            is_late: false,
             recorded: None,
             has_erred: AtomicBool::new(false),
         })
@@ -364,7 +361,6 @@ impl Lane {
             sealed_at,
             expected_at: sealed_at,
             covers_frees: closed.covers_frees,
-            is_late: closed.is_late,
             recorded: Some(recorded),
             has_erred: AtomicBool::new(false),
         })

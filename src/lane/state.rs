@@ -153,7 +153,6 @@ impl StreamState {
         Closed {
             ticket,
             covers_frees,
-            is_late: false,
         }
     }
 

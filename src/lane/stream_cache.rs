@@ -435,13 +435,11 @@ impl StreamCache {
         self.state.lock().open
     }
 
-    /// Closes the open ticket, late; `None` while the stream is captured. The host's tickets are not closed.
+    /// Closes the open ticket; `None` while the stream is captured. The host's tickets are not closed.
     pub(super) fn close(&self) -> Option<Closed> {
         let mut state = self.state.lock();
         self.activity.begin();
-        let closed = state.close_if_recordable(&self.shards)?;
-        let is_late = true;
-        Some(Closed { is_late, ..closed })
+        state.close_if_recordable(&self.shards)
     }
 
     pub(super) fn close_if_dirty(&self) -> Option<Closed> {

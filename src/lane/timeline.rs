@@ -83,11 +83,6 @@ impl Timeline {
         self.clock.lock().points().clone()
     }
 
-    /// Returns the last ticket of another stream that this stream comes after.
-    pub(crate) fn comes_after(&self, other: StreamId) -> Ticket {
-        self.clock.lock().points().of(other)
-    }
-
     /// Notes that the stream waits for a marker of another stream, whose clock is given.
     ///
     /// To be called only after the wait call has returned. Joined earlier, an event recorded in between would claim an

@@ -51,9 +51,6 @@ pub(crate) enum Try {
     WaitForExact,
     /// Joined, remapped or new memory.
     Grow,
-    /// Pending memory behind a wait on the device that ends before the stream's own work, so that it delays nothing;
-    /// not of streams that come after unfinished work of this one.
-    WaitInTail,
     /// Pending memory behind a wait on the device, within the pool's wait limit.
     Wait,
     /// Pending memory behind a wait on the device of any length.
@@ -77,9 +74,9 @@ use Prepare::{
     AskAgain, Borrow, Evict, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill,
     Trim,
 };
-use Try::{Grow, Take, TakeGoodFit, Wait, WaitAnyTime, WaitForExact, WaitInTail};
+use Try::{Grow, Take, TakeGoodFit, Wait, WaitAnyTime, WaitForExact};
 
-/// The rows of [`Order::GrowFirst`]: new memory before a wait, but for a wait that delays nothing in an ample pool.
+/// The rows of [`Order::GrowFirst`]: new memory before a wait.
 const GROW_FIRST: &[Row] = &[
     Row(None, &[TakeGoodFit]),
     Row(None, &[WaitForExact]),
@@ -87,7 +84,6 @@ const GROW_FIRST: &[Row] = &[
     Row(Some(PollLikely), &[Take]),
     Row(Some(Poll), &[Take]),
     Row(Some(FlushAged), &[Take]),
-    Row(None, &[WaitInTail]),
     Row(None, &[Grow]),
     Row(Some(Borrow), &[Grow]),
     Row(Some(FlushAll), &[Take, Grow]),
@@ -146,9 +142,6 @@ pub(crate) struct Facts {
     pub(crate) could_be_new: bool,
     /// New and free memory together are enough for the request.
     pub(crate) is_enough: bool,
-    /// The pool would hold a fifth more than was used at the most, if it grew for the request, and as much is pending
-    /// on other streams.
-    pub(crate) is_ample: bool,
     /// The device refused memory when it was last asked.
     pub(crate) is_refused: bool,
 }
@@ -231,7 +224,6 @@ impl State {
         match source {
             TakeGoodFit | Take | Grow => true,
             WaitForExact => self.exact() == Exact::Awaited,
-            WaitInTail => self.rules.may_wait && self.facts.is_ample,
             Wait => self.rules.may_wait,
             WaitAnyTime => self.rules.may_wait && self.rules.is_immediate,
         }
@@ -282,7 +274,6 @@ mod tests {
         is_loose_fit: false,
         could_be_new: true,
         is_enough: true,
-        is_ample: false,
         is_refused: false,
     };
 
@@ -338,18 +329,6 @@ mod tests {
     fn grow_first_takes_new_memory_before_it_waits() {
         let expected = "TakeGoodFit, PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, PLENTY, &FLUSHES), expected);
-    }
-
-    #[test]
-    fn ample_pool_waits_where_that_delays_nothing_before_it_grows() {
-        let facts = Facts {
-            is_ample: true,
-            ..PLENTY
-        };
-        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged, WaitInTail, Grow, FlushAll, Wait, PollLate, Evict,";
-        assert_eq!(actions(RULES, facts, &[]), expected);
-        let may_wait = false;
-        assert!(!actions(Rules { may_wait, ..RULES }, facts, &[]).contains("WaitInTail"));
     }
 
     #[test]

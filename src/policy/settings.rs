@@ -34,11 +34,6 @@ pub enum Order {
     /// Take more memory from the device, or map free memory elsewhere, before making a stream wait. The default.
     /// [`Remapping`](crate::Remapping) chooses between the two.
     ///
-    /// One exception saves memory: if the pool would then hold a fifth more than was ever used, and as much is pending
-    /// on other streams, the stream waits for memory that is expected before its own work ends. That delays nothing. It
-    /// does not wait for streams that [host tasks](crate::HostTask) hold, nor for memory that is [sealed](Sealing) only
-    /// because another stream needs it.
-    ///
     /// A service grows a few times in its life, but would stall at every turn. Where no more memory can be taken or
     /// mapped, a stream may wait on the device for pending memory of exactly the requested size, as [`WaitLimit`]
     /// allows, before the pool polls for completed events. It does so if the wait delays the stream by at most a
@@ -131,7 +126,7 @@ pub struct Reuse {
     pub opportunistic: bool,
     /// Memory pending on another stream, behind a wait on the device that the pool inserts. Switch it off where streams
     /// wait for each other without events, as kernels do that read a flag: if that stream waits for later work of this
-    /// one, the wait is a deadlock, also in a pool that could grow.
+    /// one, the wait is a deadlock. With [`Order::GrowFirst`] the pool waits only where it cannot grow.
     pub internal_dependencies: bool,
 }
 

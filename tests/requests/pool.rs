@@ -228,35 +228,15 @@ fn vain_queries_become_rarer() {
 enum Own {
     Idle,
     Busy,
-    /// It is busy, and the other streams come after its work.
-    Awaited,
-    /// It is busy, and host tasks hold the other streams, perhaps until work of this stream is done.
-    BesideHeld,
-    /// It is busy, and the other streams come after one that a host task holds.
-    BehindHeld,
-    /// It is busy, and cannot be made to wait.
-    Refusing,
 }
 
 /// Returns the source of an allocation of this size, while 16 MiB are about to complete on other streams and the pool
 /// could grow.
 fn source_beside_pending(order: Order, limit: WaitLimit, own: Own, bytes: u64) -> Source {
-    source_after(|_, _| {}, order, limit, own, bytes)
-}
-
-/// Returns what [`source_beside_pending`] does, for a pool with this past.
-fn source_after(
-    past: impl FnOnce(&Pool, &Stream),
-    order: Order,
-    limit: WaitLimit,
-    own: Own,
-    bytes: u64,
-) -> Source {
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
     let streams: [_; 3] = streams(&device, &pool);
-    let (_, further) = crate::common::stream(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.
         for (work, stream) in &streams {
@@ -267,42 +247,19 @@ fn source_after(
         pool.reap().unwrap();
     }
     let [first, second, (work, stream)] = &streams;
-    past(&pool, stream);
     let others = [first, second];
-    if own != Own::Idle {
-        run(work, us(if own == Own::Awaited { 10 } else { 200 }));
-    }
-    let event = stream.event().unwrap();
-    let hold = |stream: &Stream| stream.spawn(std::future::pending::<()>()).unwrap();
-    let mut held = Vec::new();
-    if own == Own::BesideHeld {
-        held.extend(others.map(|(_, other)| hold(other)));
-    } else if own == Own::BehindHeld {
-        held.push(hold(&further));
-        let end = further.event().unwrap();
-        for (_, other) in others {
-            other.wait(&end).unwrap();
-        }
+    if own == Own::Busy {
+        run(work, us(200));
+        stream.event().unwrap();
     }
     let used = others.map(|(work, other)| {
-        if own == Own::Awaited {
-            other.wait(&event).unwrap();
-        }
         let block = pool.try_allocate(other, 8 * MIB).unwrap();
         use_block(work, &block, us(100));
         block
     });
     drop(used);
-    if own == Own::Awaited {
-        run(work, us(200));
-        stream.event().unwrap();
-    }
-    if own == Own::Refusing {
-        device.fail_next(Call::Wait, DeviceErrorKind::Other);
-    }
     let block = pool.try_allocate(stream, bytes).unwrap();
     use_block(work, &block, us(10));
-    drop(held);
     device.advance_to_end();
     device.assert_ordered();
     block.source()
@@ -311,34 +268,17 @@ fn source_after(
 /// `GrowFirst` grows the pool. `WaitFirst` makes a stream wait that is busy for that long anyway.
 #[test]
 fn order_decides_between_growing_and_waiting() {
-    let source = |order| source_beside_pending(order, WaitLimit::Tail, Own::Busy, 3 * MIB);
-    assert_eq!(source(Order::GrowFirst), Source::Grown);
-    assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
-}
-
-/// A pool that would hold a fifth more than was ever used does not grow where a wait delays nothing. Whatever its limit,
-/// it makes neither an idle stream wait instead, nor one for which the other streams wait, nor any for streams that the
-/// host holds. Where the wait fails, the pool grows as well.
-#[test]
-fn ample_pool_does_not_grow_where_a_wait_delays_nothing() {
-    let source = |limit, own| source_beside_pending(Order::GrowFirst, limit, own, 8 * MIB);
-    for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
-        assert_eq!(source(limit, Own::Busy), Source::DeviceWait);
-        assert_eq!(source(limit, Own::Idle), Source::Grown);
-        assert_eq!(source(limit, Own::Awaited), Source::Grown);
-        assert_eq!(source(limit, Own::BesideHeld), Source::Grown);
-        assert_eq!(source(limit, Own::BehindHeld), Source::Grown);
-        assert_eq!(source(limit, Own::Refusing), Source::Grown);
+    for bytes in [3 * MIB, 8 * MIB] {
+        let source = |order| source_beside_pending(order, WaitLimit::Tail, Own::Busy, bytes);
+        assert_eq!(source(Order::GrowFirst), Source::Grown);
+        assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
     }
-    let order = Order::WaitFirst;
-    let source = source_beside_pending(order, WaitLimit::Tail, Own::Awaited, 8 * MIB);
-    assert_eq!(source, Source::DeviceWait, "it would be possible");
 }
 
 /// A stream frees memory, and its later work waits for the other stream. That stream is not made to wait for that work
-/// while the pool can grow, whenever the memory is sealed.
+/// while the pool can grow, whenever the memory is sealed: the two would wait for each other.
 #[test]
-fn ample_pool_does_not_make_streams_wait_that_hand_shake() {
+fn growing_pool_does_not_make_streams_wait_that_hand_shake() {
     for sealing in [Sealing::default(), Sealing::EveryFree, Sealing::OnDemand] {
         for (bytes, seals) in [(MIB, false), (8 * MIB, false), (MIB, true)] {
             let device = manual();
@@ -377,30 +317,6 @@ fn ample_pool_does_not_make_streams_wait_that_hand_shake() {
             device.assert_ordered();
         }
     }
-}
-
-/// A pool that once used more grows. A reset of its high-water marks changes nothing.
-#[test]
-fn pool_that_used_more_grows_also_after_a_reset_of_the_marks() {
-    let uses_more = |pool: &Pool, stream: &Stream| {
-        drop(pool.try_allocate(stream, 40 * MIB).unwrap());
-        let _ = pool.trim_to(0).unwrap();
-    };
-    let resets = |pool: &Pool, stream: &Stream| {
-        uses_more(pool, stream);
-        pool.reset_high_water_marks();
-        assert_eq!(pool.statistics().used.high, 0);
-    };
-    let begins_a_scope = |pool: &Pool, stream: &Stream| {
-        uses_more(pool, stream);
-        drop(pool.statistics_scope());
-    };
-    let (order, limit, own) = (Order::GrowFirst, WaitLimit::Tail, Own::Busy);
-    let source = |past: &dyn Fn(&Pool, &Stream)| source_after(past, order, limit, own, 8 * MIB);
-    assert_eq!(source(&|_, _| {}), Source::DeviceWait);
-    assert_eq!(source(&uses_more), Source::Grown);
-    assert_eq!(source(&resets), Source::Grown);
-    assert_eq!(source(&begins_a_scope), Source::Grown);
 }
 
 /// A block with room is aligned to chunks anyway, and an alignment that no block can have is refused as for others.
