@@ -3,7 +3,7 @@
 use crate::graphs::{Graphs, MempoolId};
 use crate::{fork, settings::Settings};
 use cudarc::driver::sys::CUstream;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -29,7 +29,7 @@ pub(crate) struct DevicePool {
     failures: AtomicU64,
     pub(crate) graphs: Graphs,
     /// Streams that are never destroyed, by their handles.
-    permanent: RwLock<HashMap<usize, ExternalStream>>,
+    permanent: RwLock<FxHashMap<usize, ExternalStream>>,
     /// For memory that is shared with other processes: PyTorch's streams may be gone before it is.
     #[cfg(all(feature = "ipc", target_os = "linux"))]
     own_stream: OnceLock<Result<Stream, StreamError>>,

@@ -14,7 +14,6 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 
 # Little more than the blocks that exist at once: each round takes memory of the last ones.
 CAPACITY = 24 << 20
@@ -23,6 +22,7 @@ os.environ["WEIRPOOL_CAPACITY"] = str(CAPACITY)
 import torch
 import weirpool_dlpack
 from weirpool_dlpack import Memory, Taken
+from weirpool_torch import default_library
 
 try:
     import cupy
@@ -220,9 +220,8 @@ def taken(library, count):
 
 
 def main():
-    built = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=str(Path(built) / "release/examples/libpytorch.so"))
+    parser.add_argument("--library", default=default_library())
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

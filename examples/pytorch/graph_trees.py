@@ -19,7 +19,6 @@ import argparse
 import collections
 import gc
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import time
 import traceback
 
 from train_and_serve import DEVICE, WIDTH, fingerprint, library_at
-from weirpool_torch import use_weirpool
+from weirpool_torch import default_library, use_weirpool
 
 import torch
 from torch import nn
@@ -305,10 +304,9 @@ def compare(arguments):
 
 
 def main():
-    built = os.environ.get("CARGO_TARGET_DIR", os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../target"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this allocator, and print JSON")
-    parser.add_argument("--library", default=os.path.join(built, "release/examples/libpytorch.so"))
+    parser.add_argument("--library", default=default_library())
     arguments = parser.parse_args()
     (run if arguments.allocator else compare)(arguments)
 

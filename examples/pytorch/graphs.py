@@ -19,14 +19,13 @@ Answers must be equal between the allocators as well.
 import argparse
 import gc
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 
 from train_and_serve import DEVICE, VOCABULARY, WIDTH, Layer, Transformer, fingerprint, library_at
-from weirpool_torch import turn_trees_off, use_weirpool
+from weirpool_torch import default_library, turn_trees_off, use_weirpool
 
 import torch
 
@@ -202,10 +201,9 @@ def compare(arguments):
 
 
 def main():
-    built = os.environ.get("CARGO_TARGET_DIR", os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../target"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this allocator, and print JSON")
-    parser.add_argument("--library", default=os.path.join(built, "release/examples/libpytorch.so"))
+    parser.add_argument("--library", default=default_library())
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     arguments = parser.parse_args()
     (run if arguments.allocator else compare)(arguments)

@@ -9,16 +9,14 @@ trip, what PyTorch's own way says, and checks that all memory came back.
 """
 
 import argparse
-import os
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from train_and_serve import library_at
-from weirpool_torch import use_weirpool
+from weirpool_torch import default_library, use_weirpool
 
 import torch
 import weirpool_sharing
@@ -67,9 +65,8 @@ def parent(library, path):
 
 
 def main():
-    built = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=str(Path(built) / "release/examples/libpytorch.so"))
+    parser.add_argument("--library", default=default_library())
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     path = library_at(arguments)

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weirpool_torch import FIGURES, use_weirpool
+from weirpool_torch import FIGURES, default_library, use_weirpool
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 4096, 512, 8, 6, 768
 DEVICE = "cuda"
@@ -238,11 +238,10 @@ def library_at(arguments):
 
 
 def main():
-    built = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this variant, and print JSON")
     parser.add_argument("--capacity", help="the most that weirpool may reserve, as 2GiB; applies to the third run if all run")
-    parser.add_argument("--library", default=str(Path(built) / "release/examples/libpytorch.so"))
+    parser.add_argument("--library", default=default_library())
     parser.add_argument("--steps", type=int, default=60, help="training steps")
     parser.add_argument("--requests", type=int, default=200, help="requests to serve, twice")
     parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")

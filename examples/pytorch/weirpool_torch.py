@@ -25,6 +25,12 @@ from pathlib import Path
 FIGURES = ["reserved", "pending", "in_graphs", "peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
 
 
+def default_library():
+    """Returns where Cargo puts the library, built or not."""
+    built = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")
+    return str(Path(built) / "release/examples/libpytorch.so")
+
+
 def use_weirpool(path, trees=True, keep_streams=False):
     """Makes PyTorch allocate from weirpool, from now to the end of the process. Returns the library."""
     path = str(Path(path).resolve())

@@ -6,8 +6,8 @@ use crate::driver::{BlockInfo, BlockState};
 use crate::error::{AllocError, StreamError};
 use crate::pool::{KnownStreams, Pool};
 use crate::stream::Stream;
-use crate::sync::plain::Mutex;
-use std::collections::HashMap;
+use crate::sync::plain::{Arc, Mutex};
+use rustc_hash::FxHashMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ const SHARDS: usize = 16;
 pub struct RawPool {
     pool: Pool,
     streams: KnownStreams,
-    given_out: [Mutex<HashMap<u64, Block>>; SHARDS],
+    given_out: [Mutex<FxHashMap<u64, Block>>; SHARDS],
 }
 
 impl RawPool {
@@ -71,7 +71,7 @@ impl RawPool {
     /// # Errors
     /// Returns the errors of [`Pool::register`].
     pub fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
-        self.streams.stream(&self.pool, work)
+        self.known(work).map(|stream| Stream::clone(&stream))
     }
 
     /// Allocates `bytes` for use in the order of `work`, blocks this thread until there is memory, for at most
@@ -90,7 +90,7 @@ impl RawPool {
         bytes: u64,
         limit: impl Into<Option<Duration>>,
     ) -> Result<u64, AllocError> {
-        let stream = self.stream(work)?;
+        let stream = self.known(work)?;
         let waiting = self.pool.allocate(&stream, bytes);
         let waiting = match limit.into() {
             Some(limit) => waiting.timeout(limit),
@@ -105,7 +105,7 @@ impl RawPool {
     /// Returns the errors of [`Pool::try_allocate`], and [`AllocError::Stream`] if the stream cannot be registered.
     #[track_caller]
     pub fn try_allocate<W: DeviceStream>(&self, work: &W, bytes: u64) -> Result<u64, AllocError> {
-        let stream = self.stream(work)?;
+        let stream = self.known(work)?;
         Ok(self.give_out(self.pool.try_allocate(&stream, bytes)?))
     }
 
@@ -120,7 +120,7 @@ impl RawPool {
     /// Returns [`RawError::NotGivenOut`], or [`RawError::Stream`] if the stream cannot be registered. Nothing is freed
     /// then, and nothing lost.
     pub fn free<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
-        let stream = self.stream(work)?;
+        let stream = self.known(work)?;
         let block = self.take(address)?;
         match block.uses().free_with(&stream) {
             Ok(()) => {
@@ -144,7 +144,7 @@ impl RawPool {
     /// Returns [`RawError::NotGivenOut`], or [`RawError::Stream`] if the stream cannot be registered; the stream must
     /// not use the memory then.
     pub fn record_stream<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
-        let stream = self.stream(work)?;
+        let stream = self.known(work)?;
         // In its place: other threads that record or free must find it there.
         let noted = {
             let given_out = self.shard(address).lock();
@@ -179,6 +179,10 @@ impl RawPool {
         block.ok_or_else(|| self.not_given_out(address))
     }
 
+    fn known<W: DeviceStream>(&self, work: &W) -> Result<Arc<Stream>, StreamError> {
+        self.streams.stream(&self.pool, work)
+    }
+
     #[cold]
     fn not_given_out(&self, address: u64) -> RawError {
         RawError::NotGivenOut {
@@ -199,7 +203,7 @@ impl RawPool {
         address
     }
 
-    fn shard(&self, address: u64) -> &Mutex<HashMap<u64, Block>> {
+    fn shard(&self, address: u64) -> &Mutex<FxHashMap<u64, Block>> {
         // Blocks begin at multiples of 512, and large ones at multiples of much more.
         let mixed = (address >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.given_out[(mixed >> 60) as usize % SHARDS]

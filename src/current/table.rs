@@ -28,7 +28,8 @@ impl Seat {
 
     /// Returns the stream's registration, and makes it at the first use.
     pub(super) fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
-        self.streams.stream(&self.pool, work)
+        let stream = self.streams.stream(&self.pool, work)?;
+        Ok(Stream::clone(&stream))
     }
 }
 

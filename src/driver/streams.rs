@@ -18,6 +18,7 @@ use crate::policy::Order;
 use crate::sync::{Arc, Busy, Guards, plain, yield_now};
 use crate::trace;
 use kept::KeptBooks;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::task::Waker;
@@ -241,7 +242,7 @@ impl Streams {
         for lane in lanes.iter() {
             self.unless_sticky(ask(lane))?;
         }
-        let mut known = Vec::new();
+        let mut known = SmallVec::<[Ticket; 16]>::new();
         let news = {
             let mut heap = self.heap.lock();
             let furthest = lanes.iter().map(|lane| lane.timeline.completed()).max();

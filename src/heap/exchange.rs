@@ -14,6 +14,7 @@ use super::reservation::{blocks_of, disband, exists, fences_of};
 use super::window::Growth;
 use super::{BlockMap, Heap};
 use crate::id::ReservationId;
+use smallvec::SmallVec;
 
 /// Bytes, some of which are whole chunks. As many chunks must be returned, since only those can be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,7 +119,7 @@ impl Exchange {
     }
 }
 
-fn complete_blocks(heap: &Heap, reservation: ReservationId) -> Vec<BlockId> {
+fn complete_blocks(heap: &Heap, reservation: ReservationId) -> SmallVec<[BlockId; 4]> {
     let mut pieces = blocks_of(&heap.map, reservation);
     pieces.retain(|id| fences_of(&heap.map, &heap.completed, *id).is_empty());
     pieces

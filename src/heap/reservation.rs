@@ -12,6 +12,7 @@ use super::fence::Fences;
 use super::fit::{Best, PROBES};
 use super::request::{Grant, Request, View};
 use crate::id::ReservationId;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// The memory that came to a reservation so far, and that may still come. A search that found too little compares two
@@ -209,7 +210,7 @@ pub(super) fn left(map: &BlockMap, reservation: ReservationId) -> (u64, u64) {
     (bytes.sum(), by_size.largest())
 }
 
-pub(super) fn blocks_of(map: &BlockMap, reservation: ReservationId) -> Vec<BlockId> {
+pub(super) fn blocks_of(map: &BlockMap, reservation: ReservationId) -> SmallVec<[BlockId; 4]> {
     let blocks = map.index().reserved.get(&reservation);
     let blocks = blocks.into_iter().flat_map(|by_size| by_size.at_least(0));
     blocks.map(|(_, id)| id).collect()

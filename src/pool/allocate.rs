@@ -14,6 +14,7 @@ use crate::measure::{LimitReached, Tag, debug_in_units};
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
+use smallvec::SmallVec;
 
 /// The future of [`Pool::allocate`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
 ///
@@ -317,7 +318,7 @@ fn take_rounded(
 #[derive(Debug)]
 pub struct ForBlocks<'a> {
     pub(super) handles: Borrowed<'a>,
-    pub(super) layouts: Box<[Layout]>,
+    pub(super) layouts: Layouts,
 }
 
 impl Kind for ForBlocks<'_> {
@@ -360,23 +361,24 @@ impl Kind for ForBlocks<'_> {
     }
 }
 
+/// The layouts of a request: one for most reservations.
+pub(super) type Layouts = SmallVec<[Layout; 1]>;
+
 /// Checks layouts: what each part asks for, and what all of them are together.
 pub(super) fn ask_for_all(
     driver: &Driver,
     layouts: &[Layout],
     tag: Option<Tag>,
 ) -> Result<Ask, AllocError> {
-    let demands = layouts.iter().map(|layout| layout.demand(driver, tag));
-    let demands = demands.collect::<Result<Vec<_>, _>>()?;
-    let bytes = demands.iter().map(|demand| demand.request.bytes);
+    let parts = layouts
+        .iter()
+        .map(|layout| Ok(layout.demand(driver, tag)?.as_part()));
+    let parts = parts.collect::<Result<SmallVec<[Part; 4]>, AllocError>>()?;
+    let bytes = parts.iter().map(|part| part.request.bytes);
     let bytes = bytes.fold(0u64, u64::saturating_add);
     expect_capacity_for(bytes, driver)?;
-    let parts = demands.iter().map(|demand| Part {
-        request: demand.request,
-        rounding: demand.rounding,
-    });
     let parts = Parts {
-        all: parts.collect::<plain::Arc<[_]>>(),
+        all: parts.as_slice().into(),
         is_for_all: false,
         placement: Placement::Anywhere,
     };

@@ -1,6 +1,6 @@
 //! Reservations: memory that is set aside for one holder.
 
-use super::allocate::ask_for_all;
+use super::allocate::{Layouts, ask_for_all};
 use super::request::{Attempt, Kind, Refused, Request, Taken};
 #[cfg(feature = "http")]
 use super::scope::Entered;
@@ -286,7 +286,7 @@ impl fmt::Debug for Reservation {
 #[derive(Debug)]
 pub struct ForReservation<'a> {
     pool: &'a Pool,
-    layouts: Box<[Layout]>,
+    layouts: Layouts,
     /// Whether pieces of at least a chunk begin at a chunk boundary.
     is_whole: bool,
 }
@@ -295,12 +295,12 @@ impl<'a> ForReservation<'a> {
     pub(super) fn whole(pool: &'a Pool, bytes: u64) -> Self {
         Self {
             pool,
-            layouts: [Layout::new(bytes)].into(),
+            layouts: Layouts::from([Layout::new(bytes)]),
             is_whole: true,
         }
     }
 
-    pub(super) fn of_layouts(pool: &'a Pool, layouts: Box<[Layout]>) -> Self {
+    pub(super) fn of_layouts(pool: &'a Pool, layouts: Layouts) -> Self {
         Self {
             pool,
             layouts,

@@ -11,8 +11,8 @@ use crate::device::{Device, DeviceError, DeviceId, DeviceStream, RawStream};
 use crate::error::StreamError;
 use crate::stream::Stream;
 use crate::sync::plain::{Arc, Mutex};
+use rustc_hash::FxHashMap;
 use std::any::Any;
-use std::collections::HashMap;
 
 /// The least number of external streams at which they are looked through: a program has a few dozen.
 const FEWEST_WORTH_LOOKING: usize = 64;
@@ -23,7 +23,7 @@ pub(crate) struct KnownStreams(Mutex<Book>);
 
 #[derive(Debug, Default)]
 struct Book {
-    streams: HashMap<Name, Known>,
+    streams: FxHashMap<Name, Known>,
     /// Streams added since the external ones were last looked through.
     added: usize,
 }
@@ -37,7 +37,8 @@ enum Name {
 
 #[derive(Debug)]
 struct Known {
-    stream: Stream,
+    /// Callers share the handle: a clone would count handles, on a cache line that all users of the stream write.
+    stream: Arc<Stream>,
     /// Whether it was asked for since the external ones were last looked through.
     was_asked_for: bool,
 }
@@ -64,7 +65,7 @@ impl KnownStreams {
         &self,
         pool: &Pool,
         work: &W,
-    ) -> Result<Stream, StreamError> {
+    ) -> Result<Arc<Stream>, StreamError> {
         if work.device_id() != pool.device_id() {
             return Err(StreamError::ForeignDevice);
         }
@@ -73,7 +74,7 @@ impl KnownStreams {
             known.was_asked_for = true;
             return Ok(known.stream.clone());
         }
-        let stream = pool.register(work)?;
+        let stream = Arc::new(pool.register(work)?);
         let (kept, gone) = self.0.lock().add(name, &stream);
         // Outside the lock: the driver may be called.
         drop((gone, stream));
@@ -83,7 +84,7 @@ impl KnownStreams {
 
 impl Book {
     /// Adds a registration. Returns what is registered under the name from now on, and the streams to release.
-    fn add(&mut self, name: Name, stream: &Stream) -> (Stream, Vec<Known>) {
+    fn add(&mut self, name: Name, stream: &Arc<Stream>) -> (Arc<Stream>, Vec<Known>) {
         // Another thread may have been faster: then its registration is used, and this one released.
         let known = self.streams.entry(name).or_insert_with(|| Known {
             stream: stream.clone(),

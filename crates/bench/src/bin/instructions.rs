@@ -18,7 +18,9 @@ use std::fs;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
+use std::time::Duration;
+use weirpool::compat::RawPool;
+use weirpool::device::sim::{Backing, Checker, Clock, SimDevice, SimStream};
 use weirpool::{Block, Pool, Reservation, Stream, Tag};
 
 /// The part by which a count of instructions may be higher than the accepted one.
@@ -55,6 +57,8 @@ struct Place {
     pool: Pool,
     stream: Stream,
     other: Stream,
+    raw: RawPool,
+    work: SimStream,
     tag: Tag,
     reservation: Reservation,
     mix: RefCell<Mix>,
@@ -131,6 +135,12 @@ const CASES: &[(&str, Operation)] = &[
         let block = reservation.allocate(&place.stream, MIB);
         drop(black_box(block.expect("reserved")));
     }),
+    ("pair by address", |place| {
+        let wait = Duration::from_secs(1);
+        let address = place.raw.allocate(&place.work, BYTES, wait);
+        let freed = place.raw.free(address.expect("memory"), &place.work);
+        freed.expect("an address that is allocated");
+    }),
     ("pair beyond the cache of the stream", |place| {
         let block = place.pool.try_allocate(&place.stream, 48 * MIB);
         drop(black_box(block.expect("memory")));
@@ -169,6 +179,8 @@ impl Place {
         let [stream, other] = [pool.create_stream()?, pool.create_stream()?];
         let reservation = pool.reserve(4 * MIB).try_now()?;
         Ok(Self {
+            raw: RawPool::new(&pool),
+            work: device.create_stream(),
             device,
             pool,
             stream,
