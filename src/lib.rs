@@ -173,7 +173,7 @@ pub use driver::{
 };
 pub use error::{
     AccessError, AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass,
-    Shortfall, StreamError, TagShortfall, TaskError,
+    FullQueue, Shortfall, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use heap::GrowBy;

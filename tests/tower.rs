@@ -113,7 +113,8 @@ fn request_without_memory_does_not_reach_the_service() {
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
     let mut waiting = not_ready(Box::pin(service.call(MIB)));
     let refused = now(service.call(MIB));
-    let full = |error: &AllocError| matches!(error, AllocError::QueueFull { waiting: 1, .. });
+    let full =
+        |error: &AllocError| matches!(error, AllocError::QueueFull(full) if full.waiting == 1);
     assert!(
         matches!(&refused, Err(ReserveError::Memory(error)) if full(error)),
         "{refused:?}"

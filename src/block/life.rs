@@ -246,7 +246,7 @@ fn begin_charged(
 ) -> Result<Ticket, AllocError> {
     let begun = begin(registration, allocation, demand, caller);
     if let (Err(_), Some(tag)) = (&begun, demand.tag) {
-        registration.note_freed(tag, allocation.bytes);
+        registration.service.note_freed(tag, allocation.bytes);
     }
     Ok(begun?)
 }
@@ -572,7 +572,7 @@ impl Block {
         let registration = self.registration.as_ref();
         let registration = registration.expect("present until the block has ended");
         if let Some(tag) = self.charge.tag() {
-            registration.note_freed(tag, block.bytes);
+            registration.service.note_freed(tag, block.bytes);
         }
         if let Some(extra) = &**self.extra.get_mut()
             && let Some(reserved) = &extra.reserved

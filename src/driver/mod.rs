@@ -156,7 +156,8 @@ impl Driver {
         request: Request,
         mode: Mode<'_>,
     ) -> Result<Allocation, Refusal> {
-        let search = Search::for_stream(self, lane, (request, Placement::Anywhere), mode, None)?;
+        let mut search =
+            Search::for_stream(self, lane, (request, Placement::Anywhere), mode, None)?;
         let found = search.run()?;
         self.counters.count(found.allocation.source);
         Ok(found.allocation)

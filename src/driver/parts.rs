@@ -139,7 +139,10 @@ impl PartsSearch<'_> {
                 let at = (request, self.parts.placement);
                 Search::for_stream(driver, lane, at, mode, deferred)
             };
-            match part.map_err(Refusal::from).and_then(Search::run) {
+            match part
+                .map_err(Refusal::from)
+                .and_then(|mut search| search.run())
+            {
                 Ok(part) => {
                     mode.chunks = mode.chunks.saturating_sub(part.mapped);
                     found.push((at, part));

@@ -43,6 +43,7 @@ impl<'a> Recipient<'a> {
     ///
     /// # Errors
     /// Returns the sticky error that ended the pool, if one did.
+    #[inline]
     pub(super) fn new(
         driver: &'a Driver,
         lane: &'a Arc<Lane>,

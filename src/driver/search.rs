@@ -49,6 +49,7 @@ impl<'a> Search<'a> {
     ///
     /// # Errors
     /// Returns the sticky error that ended the pool.
+    #[inline]
     pub(super) fn for_stream(
         driver: &'a Driver,
         lane: &'a Arc<Lane>,
@@ -92,6 +93,7 @@ impl<'a> Search<'a> {
         Ok(Self::new(to, request, mode))
     }
 
+    #[inline]
     fn new(to: Recipient<'a>, request: Request, mode: Mode<'a>) -> Self {
         let driver = to.driver;
         let rules = Rules {
@@ -117,7 +119,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<Found, Refusal> {
+    pub(super) fn run(&mut self) -> Result<Found, Refusal> {
         self.look_for_room()?;
         let beyond = self.to.driver.beyond_use(self.request.bytes);
         if beyond > 0 && self.is_held_back(beyond) {

@@ -1,9 +1,8 @@
 //! The errors of requests for memory.
 
-use super::{Shortfall, StreamError};
+use super::{FullQueue, Shortfall, StreamError};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::measure::{Bytes, Tag, debug_in_units};
-use std::fmt;
 use std::time::Duration;
 
 /// The reason why a request for memory failed. Nothing was taken, and the pool is as usable as before.
@@ -99,26 +98,8 @@ pub enum AllocError {
     /// As many requests wait for memory as the [queue limit](crate::PoolConfig::queue_limit) allows, or the [queue
     /// limit of their tag](crate::TagAccount::set_queue_limit). Retry later, or raise the limit with
     /// [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
-    #[error(
-        "the queue{} is full: {waiting} requests wait for {}, {} may wait; retry later, or raise the limit (request of {})",
-        OfTag(*tag), Bytes(*waiting_bytes), Allowed(*limit, *limit_bytes), Bytes(*requested)
-    )]
-    QueueFull {
-        /// The tag whose requests wait at its limit, if that queue is full and not the pool's.
-        tag: Option<Tag>,
-        /// The size of the request, rounded up to the pool's step, in bytes.
-        requested: u64,
-        /// The number of waiting requests.
-        waiting: usize,
-        /// The number of requests that may wait.
-        limit: usize,
-        /// The bytes that the waiting requests asked for.
-        waiting_bytes: u64,
-        /// The bytes that waiting requests may ask for.
-        limit_bytes: u64,
-        /// The expected wait of the request behind the others, if it can be estimated.
-        expected_wait: Option<Duration>,
-    },
+    #[error("{0}; retry later, or raise the limit (request of {requested})", requested = Bytes(.0.requested))]
+    QueueFull(Box<FullQueue>),
     /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only
     /// where the pool [sheds load](crate::PoolConfig::load_shedding).
     #[error(
@@ -240,29 +221,7 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull { tag, requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait }, Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
-
-/// ` of tag x`, or nothing.
-struct OfTag(Option<Tag>);
-
-impl fmt::Display for OfTag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |tag| write!(f, " of tag {tag}"))
-    }
-}
-
-/// The parts of a queue limit that are not infinite.
-struct Allowed(usize, u64);
-
-impl fmt::Display for Allowed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self(requests, u64::MAX) => write!(f, "{requests}"),
-            Self(usize::MAX, bytes) => write!(f, "requests for {}", Bytes(bytes)),
-            Self(requests, bytes) => write!(f, "{requests} for {}", Bytes(bytes)),
-        }
-    }
-}
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull(inner), Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,8 +245,8 @@ impl AllocError {
             Self::Exhausted(shortfall) | Self::TimedOut { shortfall, .. } => ErrorClass::Busy {
                 retry_after: shortfall.expected_wait,
             },
-            Self::QueueFull { expected_wait, .. } => ErrorClass::Busy {
-                retry_after: *expected_wait,
+            Self::QueueFull(full) => ErrorClass::Busy {
+                retry_after: full.expected_wait,
             },
             Self::Shed { expected, limit } => ErrorClass::Busy {
                 retry_after: Some(expected.saturating_sub(*limit)),
@@ -347,31 +306,6 @@ mod tests {
         assert_eq!(error.retry_after(), Some(Duration::from_millis(200)));
         let text = "expected wait 1.2s exceeds the limit of 1s; retry later, or raise the limit";
         assert_eq!(error.to_string(), text);
-    }
-
-    #[test]
-    fn full_queue_names_the_limits_that_there_are() {
-        for (limit, limit_bytes, expected) in [
-            (8, u64::MAX, "8 may wait;"),
-            (usize::MAX, 1 << 20, "requests for 1.0 MiB may wait;"),
-            (8, 1 << 20, "8 for 1.0 MiB may wait;"),
-        ] {
-            let text = AllocError::QueueFull {
-                tag: None,
-                requested: 64,
-                waiting: 7,
-                limit,
-                waiting_bytes: 512,
-                limit_bytes,
-                expected_wait: None,
-            }
-            .to_string();
-            assert!(
-                text.starts_with("the queue is full: 7 requests wait for 512 B, "),
-                "{text}"
-            );
-            assert!(text.contains(expected), "{text}");
-        }
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 mod access;
 mod alloc;
+mod full_queue;
 mod shortfall;
 mod task;
 
 pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
+pub use full_queue::FullQueue;
 pub use shortfall::{Shortfall, TagShortfall};
 pub use task::TaskError;
 

@@ -169,13 +169,6 @@ impl Registration {
     pub(crate) fn note_more(&self, tag: Tag) {
         self.service.queue.accounts.of(tag).note_more();
     }
-
-    /// Counts the free of a tag's block.
-    #[inline(never)]
-    pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).note_freed();
-        self.service.uncharge(tag, bytes);
-    }
 }
 
 /// A stream that is registered with another pool.

@@ -10,7 +10,7 @@ use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Fit, Miss, StreamCache};
-use crate::measure::{LimitReached, Tag, debug_in_units};
+use crate::measure::{Tag, debug_in_units};
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -184,13 +184,21 @@ impl<H: Handles> Kind for ForBlock<H> {
             layout,
             room,
         } = self;
-        if room.is_some() || terms.fill.is_some() {
+        if terms.tag.is_some() || room.is_some() || terms.fill.is_some() {
             return Err(Miss::NotSearched);
         }
-        let (pool, registration) = (handles.pool(), handles.registration());
-        match terms.tag {
-            None => take_from_lane(pool, registration, *layout),
-            Some(tag) => take_charged(pool, registration, *layout, tag),
+        take_from_lane(handles.pool(), handles.registration(), *layout)
+    }
+
+    #[inline(never)]
+    fn take_charged(&self, terms: &Terms, taken: &mut Option<Block>) {
+        let Self {
+            handles,
+            layout,
+            room,
+        } = self;
+        if let (Some(tag), None, None) = (terms.tag, room, terms.fill) {
+            *taken = take_charged(handles.pool(), handles.registration(), *layout, tag);
         }
     }
 
@@ -253,27 +261,24 @@ pub(super) fn take_from_lane(
     take_rounded(registration, layout.bytes, rounded, None)
 }
 
-/// Takes the plain case for a tag, which is charged first.
-///
-/// # Errors
-/// Returns an error if this is not the plain case, or the tag's limit does not allow it. Nothing is charged then.
-#[inline(never)]
+/// Takes the plain case for a tag, which is charged first. Returns `None` if this is not the plain case, or the tag's
+/// limit does not allow it; nothing is charged then.
 fn take_charged(
     pool: &Pool,
     registration: &Arc<Registration>,
     layout: Layout,
     tag: Tag,
-) -> Result<Block, Miss> {
-    let rounded = plain_size(pool, registration, layout)?;
+) -> Option<Block> {
+    let rounded = plain_size(pool, registration, layout).ok()?;
     let service = &registration.service;
-    let charged = service.queue.accounts.of(tag).charge(rounded);
-    charged.map_err(|LimitReached| Miss::NotSearched)?;
+    let account = service.queue.accounts.of(tag);
+    account.charge(rounded).ok()?;
     let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
     match &taken {
-        Ok(_) => registration.note_granted(tag, 0),
+        Ok(_) => account.note_granted(),
         Err(_) => service.uncharge(tag, rounded),
     }
-    taken
+    taken.ok()
 }
 
 /// Returns the rounded size of a block that a stream's lane may have, if there are no observers and no scope is entered.

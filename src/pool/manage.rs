@@ -231,7 +231,7 @@ impl Pool {
     /// let all = pool.try_allocate(&stream, 2 << 20)?;
     /// pool.set_queue_limit(0); // from now on no request may begin to wait
     /// let refused = device.block_on(pool.allocate(&stream, 4096));
-    /// assert!(matches!(refused, Err(AllocError::QueueFull { waiting: 0, limit: 0, .. })));
+    /// assert!(matches!(refused, Err(AllocError::QueueFull(full)) if full.waiting == 0));
     /// pool.set_queue_limit(QueueLimit::bytes(1 << 30));
     /// # drop(all);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

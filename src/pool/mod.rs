@@ -249,7 +249,8 @@ impl Pool {
     /// caches, and growing; and whenever other requests already wait. Memory that another thread is releasing or
     /// remapping at the moment (a trim, a growth, the maintenance) counts as taken. Otherwise returns the errors of
     /// [`Request`].
-    #[inline]
+    // A function would return the block through memory: it writes single words and its caller reads pairs, which stalls.
+    #[inline(always)]
     #[track_caller]
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();

@@ -111,6 +111,15 @@ pub trait Kind: Unpin {
         Err(Miss::NotSearched)
     }
 
+    /// Handles the plain case for a tag, which is charged, and sets `taken` if it did.
+    ///
+    /// It writes the result instead of returning it: a returned block would be written to the place of the plain case's
+    /// block, and that block would go through memory as well.
+    #[inline(always)]
+    fn take_charged(&self, terms: &Terms, taken: &mut Option<Self::Output>) {
+        let _ = (terms, taken);
+    }
+
     /// Checks the request, and takes memory for it from any source but the queue.
     ///
     /// # Errors
@@ -345,9 +354,15 @@ impl<K: Kind> Request<K> {
     /// call returns `Exhausted`, and the request leaves the queue.
     #[inline]
     pub fn try_now(mut self) -> Result<K::Output, AllocError> {
-        match self.kind.take_at_once(&self.terms) {
-            Ok(output) => Ok(output),
-            Err(miss) => self.try_slowly(miss),
+        let miss = match self.kind.take_at_once(&self.terms) {
+            Ok(output) => return Ok(output),
+            Err(miss) => miss,
+        };
+        let mut taken = None;
+        self.kind.take_charged(&self.terms, &mut taken);
+        match taken {
+            Some(output) => Ok(output),
+            None => self.try_slowly(miss),
         }
     }
 
@@ -542,6 +557,14 @@ impl<K: Kind> Future for Request<K> {
                 }
                 Err(why) => miss = why,
             }
+        }
+        let mut taken = None;
+        if this.is_new {
+            this.kind.take_charged(&this.terms, &mut taken);
+        }
+        if let Some(output) = taken {
+            this.is_new = false;
+            return Poll::Ready(Ok(output));
         }
         let mut polled = Poll::Pending;
         this.poll_into(&mut polled, miss, context);

@@ -37,7 +37,7 @@ enum Name {
 
 #[derive(Debug)]
 struct Known {
-    /// Callers share the handle: a clone would count handles, on a cache line that all users of the stream write.
+    /// Callers share it, which takes one count. A clone of the handle takes two.
     stream: Arc<Stream>,
     /// Whether it was asked for since the external ones were last looked through.
     was_asked_for: bool,

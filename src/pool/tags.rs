@@ -103,7 +103,7 @@ impl<'a> TagAccount<'a> {
     /// # let stream = pool.create_stream()?;
     /// let all = device.block_on(pool.allocate(&stream, 4 << 20).tag(guest))?;
     /// let refused = device.block_on(pool.allocate(&stream, 4096).tag(guest));
-    /// assert!(matches!(refused, Err(AllocError::QueueFull { limit: 0, .. })));
+    /// assert!(matches!(refused, Err(AllocError::QueueFull(full)) if full.limit == 0));
     /// # drop(all);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

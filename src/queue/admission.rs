@@ -1,7 +1,7 @@
 //! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
 use super::fair_queue::bytes_before;
-use crate::error::AllocError;
+use crate::error::{AllocError, FullQueue};
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ impl Admission {
         if !is_full {
             return Ok(());
         }
-        Err(AllocError::QueueFull {
+        let full = FullQueue {
             tag,
             requested: bytes,
             waiting: self.requests,
@@ -113,7 +113,8 @@ impl Admission {
             waiting_bytes: self.bytes,
             limit_bytes: self.limit.bytes,
             expected_wait: self.pace.time_for(bytes, now),
-        })
+        };
+        Err(AllocError::QueueFull(full.into()))
     }
 
     pub(super) fn join(&mut self, bytes: u64, now: Duration) {

@@ -18,7 +18,7 @@ use crate::device::{Alarm, Device};
 use crate::driver::{Change, Driver, Effort, HistoryEvent, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
-use crate::measure::{Tag, Waits};
+use crate::measure::{Account, Tag, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::trace;
 use std::task::Waker;
@@ -281,7 +281,19 @@ impl Service {
 
     /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
     pub(crate) fn uncharge(&self, tag: Tag, bytes: u64) {
-        if self.queue.accounts.of(tag).uncharge(bytes) {
+        self.uncharge_from(self.queue.accounts.of(tag), tag, bytes);
+    }
+
+    /// Counts the free of a tag's block, and gives its bytes back to the tag.
+    pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
+        let account = self.queue.accounts.of(tag);
+        account.note_freed();
+        self.uncharge_from(account, tag, bytes);
+    }
+
+    #[inline]
+    fn uncharge_from(&self, account: &Account, tag: Tag, bytes: u64) {
+        if account.uncharge(bytes) {
             let moved = self.queue.admit(tag, self.now(), &self.driver.gate);
             self.note_moved(moved);
         }

@@ -29,10 +29,11 @@ impl AllocError {
     /// Returns the status of the answer to a request that failed with this error.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::LimitReached { .. }
-            | Self::DeadlockedAtLimit { .. }
-            | Self::QueueFull { tag: Some(_), .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::QueueFull { tag: None, .. }
+            Self::LimitReached { .. } | Self::DeadlockedAtLimit { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            Self::QueueFull(full) if full.tag.is_some() => StatusCode::TOO_MANY_REQUESTS,
+            Self::QueueFull(_)
             | Self::Shed { .. }
             | Self::Exhausted(_)
             | Self::Deadlocked(_)

@@ -56,6 +56,25 @@ fn shards_are_bounded() {
     pool.check().unwrap();
 }
 
+/// A request of another stream has an event recorded behind what a shard caches.
+#[test]
+fn cached_block_of_a_shard_is_sealed_for_another_stream() {
+    let device = manual();
+    let builder = builder(&device, 4 * MIB).reuse(only_host_waits());
+    let pool = builder.per_thread_caches().build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let (_, other) = crate::common::stream(&device, &pool);
+    let _rest = pool.try_allocate(&other, 3 * MIB).unwrap();
+    let block = pool.try_allocate(&stream, MIB).unwrap();
+    use_block(&work, &block, us(10));
+    drop(block);
+    assert_eq!(pool.statistics().cached_in_lanes, MIB);
+    let mut waiting = not_ready(pool.allocate(&other, MIB));
+    device.advance(us(10));
+    pool.reap().unwrap();
+    assert!(poll(&mut waiting).is_ready());
+}
+
 /// Several threads use one stream at once. Counts add up, no block has two owners, and all memory returns. The checker
 /// watches the order.
 #[test]

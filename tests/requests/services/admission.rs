@@ -1,10 +1,19 @@
 //! Admission: which requests may wait.
 
 use super::*;
+use weirpool::FullQueue;
 use weirpool::testing::Invariants;
 
 fn refusal(pool: &Pool, stream: &Stream, bytes: u64) -> AllocError {
     now(pool.allocate(stream, bytes)).unwrap_err()
+}
+
+#[track_caller]
+fn of_full_queue(error: &AllocError) -> FullQueue {
+    match error {
+        AllocError::QueueFull(full) => **full,
+        other => panic!("{other}"),
+    }
 }
 
 /// As many requests wait as the limit allows. The next one fails at once, with the figures, until one leaves.
@@ -16,16 +25,10 @@ fn full_queue_refuses_requests() {
     let held = pool.try_allocate(&stream, ALL).unwrap();
     let mut waiters = [MIB, 2 * MIB].map(|bytes| pool.allocate(&stream, bytes));
     assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
-    let full = AllocError::QueueFull {
-        tag: None,
-        requested: 4 * MIB,
-        waiting: 2,
-        limit: 2,
-        waiting_bytes: 3 * MIB,
-        limit_bytes: u64::MAX,
-        expected_wait: None,
-    };
-    assert_eq!(refusal(&pool, &stream, 4 * MIB), full);
+    let full = refusal(&pool, &stream, 4 * MIB);
+    let text = "FullQueue { tag: None, requested: 4.0 MiB, waiting: 2, limit: 2, waiting_bytes: 3.0 MiB, \
+                limit_bytes: max, expected_wait: None }";
+    assert_eq!(format!("{:?}", of_full_queue(&full)), text);
     assert_eq!(now(pool.reserve(4 * MIB)).unwrap_err(), full);
     assert_eq!(
         now(pool.allocate_many(&stream, [4 * MIB])).unwrap_err(),
@@ -51,10 +54,7 @@ fn request_that_need_not_wait_is_granted_beside_a_full_queue() {
     let pool = base(&device).queue_limit(0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let block = now(pool.allocate(&stream, ALL)).unwrap();
-    assert!(matches!(
-        refusal(&pool, &stream, MIB),
-        AllocError::QueueFull { waiting: 0, .. }
-    ));
+    assert_eq!(of_full_queue(&refusal(&pool, &stream, MIB)).waiting, 0);
     drop(block);
     drop(now(pool.allocate(&stream, ALL)).unwrap());
 }
@@ -69,15 +69,9 @@ fn queue_limit_counts_bytes_and_can_change() {
     let mut waiter = not_ready(pool.allocate(&stream, 3 * MIB));
     pool.set_queue_limit(QueueLimit::bytes(4 * MIB));
     let error = refusal(&pool, &stream, 2 * MIB);
-    let AllocError::QueueFull {
-        waiting_bytes,
-        limit_bytes,
-        ..
-    } = error
-    else {
-        panic!("{error}");
-    };
-    assert_eq!((waiting_bytes, limit_bytes), (3 * MIB, 4 * MIB));
+    let full = of_full_queue(&error);
+    let bytes = (full.waiting_bytes, full.limit_bytes);
+    assert_eq!(bytes, (3 * MIB, 4 * MIB));
     let _other = not_ready(pool.allocate(&stream, MIB));
     pool.set_queue_limit(QueueLimit::NONE);
     let _third = not_ready(pool.allocate(&stream, 2 * MIB));
@@ -100,12 +94,12 @@ fn throttled_requests_do_not_refuse_the_requests_of_others() {
     let mut throttled = [MIB, MIB].map(|bytes| request(flooding, bytes));
     assert!(throttled.iter_mut().all(|waiter| poll(waiter).is_pending()));
     let refused = now(request(flooding, MIB)).unwrap_err();
-    assert!(matches!(refused, AllocError::QueueFull { waiting: 2, .. }));
+    assert_eq!(of_full_queue(&refused).waiting, 2);
     let rest = pool.try_allocate(&stream, ALL - MIB).unwrap();
     let mut waiting = [MIB, MIB].map(|bytes| request(other, bytes));
     assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_pending()));
     let refused = now(pool.allocate(&stream, MIB)).unwrap_err();
-    assert!(matches!(refused, AllocError::QueueFull { waiting: 2, .. }));
+    assert_eq!(of_full_queue(&refused).waiting, 2);
     let refused = [flooding, other].map(|tag| pool.tag(tag).statistics().waits.refused);
     assert_eq!(refused, [1, 0]);
     drop((rest, held));
@@ -126,15 +120,8 @@ fn tag_has_a_queue_limit_of_its_own() {
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     let mut first = not_ready(pool.allocate(&stream, MIB).tag(tag));
     let refused = now(pool.allocate(&stream, MIB).tag(tag)).unwrap_err();
-    assert!(matches!(
-        refused,
-        AllocError::QueueFull {
-            tag: Some(of),
-            waiting: 1,
-            limit: 1,
-            ..
-        } if of == tag
-    ));
+    let full = of_full_queue(&refused);
+    assert_eq!((full.tag, full.waiting, full.limit), (Some(tag), 1, 1));
     assert!(refused.to_string().contains(&format!("queue of tag {tag}")));
     pool.tag(tag).set_queue_limit(None);
     assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(7));
