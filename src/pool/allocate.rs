@@ -246,6 +246,10 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 }
 
+// A result that is as large as a block lies in the block's place: unwrapping it copies nothing.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Result<Block, AllocError>>() == size_of::<Block>());
+
 /// Takes the plain case: a block that the stream's lane has, untagged, while there are no observers and no scope of
 /// a reservation is entered.
 ///

@@ -322,6 +322,30 @@ fn deadlock_is_reported_once_with_its_holders() {
     });
 }
 
+/// A deadlock at a tag's limit names the holders of that tag's memory, and no others.
+#[test]
+fn deadlock_at_a_limit_is_reported_with_the_holders_of_its_tag() {
+    listening(|listener| {
+        let device = manual();
+        let [tag, other] = ["tracing: limited", "tracing: beside"].map(Tag::new);
+        let builder = builder(&device, 16 * MIB).tag_limit(tag, 4 * MIB);
+        let pool = builder.fail_deadlocks_after(us(1000)).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let take = |tag, bytes| pool.allocate(&stream, bytes).tag(tag).try_now().unwrap();
+        let _held = [take(tag, 3 * MIB), take(other, 2 * MIB)];
+        let mut waiting = pool.allocate(&stream, 2 * MIB).tag(tag);
+        while poll(&mut waiting).is_pending() {
+            device.advance(us(1000));
+        }
+        let told = listener.take("WARN deadlocked at limit");
+        let [line] = told.as_slice() else {
+            panic!("{told:?}");
+        };
+        assert!(line.contains("tracing: limited: 3.0 MiB"), "{line}");
+        assert!(!line.contains("tracing: beside"), "{line}");
+    });
+}
+
 #[test]
 fn device_errors_are_reported_and_a_broken_device_once() {
     listening(|listener| {

@@ -262,6 +262,28 @@ fn refused_waiter_asks_again() {
     pool.check_conserved().unwrap();
 }
 
+/// A pool that holds nothing is not deadlocked: the others that hold the device may release it.
+#[test]
+fn refused_waiter_does_not_fail_as_deadlocked() {
+    let device = small(true);
+    let pool = builder(&device, 64 * MIB)
+        .maintenance_interval(us(1000))
+        .deadlock_grace(us(1000))
+        .fail_deadlocks_after(us(2000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let others = device.occupy(48 * MIB);
+    let mut waiting = not_ready(pool.allocate(&stream, 32 * MIB));
+    for _ in 0..10 {
+        device.advance(us(1000));
+        assert!(poll(&mut waiting).is_pending());
+    }
+    drop(others);
+    device.advance(us(1000));
+    drop(now(waiting).unwrap());
+}
+
 /// Another pool of the process releases memory later, also if memory calls run on a separate thread.
 #[test]
 fn waiter_gets_memory_that_another_pool_frees_later() {

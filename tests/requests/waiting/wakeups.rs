@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::device::sim::{Call, Clock, Fault};
+use weirpool::device::sim::{Call, Clock, Fault, Operation};
 use weirpool::testing::Invariants;
 
 fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
@@ -52,6 +52,27 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
         settle(&mut tasks);
         assert!(tasks.iter().all(|task| task.output == Some(Ok(()))));
         drop(tasks);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Once a stream's request has left, the order of that stream is of no use to the others that wait.
+#[test]
+fn users_ordering_wakes_no_request_on_another_stream() {
+    for device in devices() {
+        let pool = builder(&device, 4 * MIB).build().unwrap();
+        let [(work, a), (_, b), (_, c)] = streams(&device, &pool);
+        let held = pool.try_allocate(&a, 4 * MIB).unwrap();
+        drop(not_ready(pool.allocate(&b, MIB)));
+        let (woken, waker) = Count::new();
+        let mut waiting = pool.allocate(&c, MIB);
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+        work.submit(Operation::new(us(10)));
+        let before = woken.get();
+        b.wait(&a.event().unwrap()).unwrap();
+        assert_eq!(woken.get(), before);
+        drop((held, waiting));
+        device.advance(us(10));
         pool.check_conserved().unwrap();
     }
 }
