@@ -137,7 +137,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=SETTINGS, help="run only this variant, and print JSON")
     parser.add_argument("--library", default=default_library())
-    parser.add_argument("--requests", type=int, default=100, help="requests to each model, twice")
+    parser.add_argument("--requests", type=int, default=40, help="requests to each model, twice")
     parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each; the figures are medians")
     arguments = parser.parse_args()
