@@ -121,6 +121,25 @@ fn cancel_against_grant() {
     });
 }
 
+/// A waiter is dropped while another thread serves it. The check for conservation waits for what that thread holds.
+#[test]
+fn conservation_is_checked_against_a_cancelled_grant() {
+    model("conservation against a cancelled grant", || {
+        let (_, pool, [(_, a), (_, b)]) = start();
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let mut waiting = pool.allocate(&b, 2 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        drop(block);
+        let granting = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.reap().map(drop).unwrap())
+        };
+        drop(waiting);
+        pool.check_conserved().unwrap();
+        granting.join().unwrap();
+    });
+}
+
 /// Two streams allocate the only free block. One gets it, and the other is refused.
 #[test]
 fn two_streams_taking_one_block() {

@@ -172,6 +172,8 @@ fn memory_is_evicted_or_pinned() {
         assert!(!is_pinned || pool.statistics().live_blocks == 1);
         drop(cached);
         drop(pin);
+        // The other thread may still have the memory in its hands.
+        pool.check_conserved().unwrap();
         let evicted = evicting.join().unwrap();
         assert!(evicted == 0 || !is_pinned || evicted == 2 * MIB);
         let figures = pool.statistics();

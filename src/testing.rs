@@ -27,7 +27,7 @@ pub trait Invariants {
     fn check(&self) -> Result<(), String>;
 
     /// Flushes the caches, checks the invariants, and checks that every block was given back. Waits up to 10 s for other
-    /// threads that map or release memory, as the pool's maintenance does.
+    /// threads that map, release or evict memory, as the pool's maintenance does, or that serve waiting requests.
     ///
     /// # Errors
     /// Returns the first invariant that does not hold, or the bytes that are still in use.
@@ -40,6 +40,7 @@ impl Invariants for Pool {
     }
 
     fn check_conserved(&self) -> Result<(), String> {
-        self.service().driver.check_conserved()
+        let service = self.service();
+        service.driver.check_conserved(|| service.is_serving())
     }
 }

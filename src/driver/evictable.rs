@@ -34,6 +34,8 @@ struct List {
     candidates: BTreeMap<Place, Candidate>,
     bytes: u64,
     last: Place,
+    /// Entries taken off the list whose memory is not free yet.
+    under_way: usize,
     evictions: u64,
     evicted: u64,
 }
@@ -101,14 +103,24 @@ impl Evictables {
         (list.evictions, list.evicted)
     }
 
-    /// Counts an eviction.
-    fn note_evicted(&self, bytes: u64) {
+    /// Returns whether memory is being evicted, by any thread.
+    pub(super) fn is_evicting(&self) -> bool {
+        self.list.lock().under_way > 0
+    }
+
+    /// Ends an eviction, and counts it if memory was freed.
+    fn end_eviction(&self, bytes: Option<u64>) {
         {
             let mut list = self.list.lock();
-            list.evictions += 1;
-            list.evicted = list.evicted.wrapping_add(bytes);
+            list.under_way -= 1;
+            if let Some(bytes) = bytes {
+                list.evictions += 1;
+                list.evicted = list.evicted.wrapping_add(bytes);
+            }
         }
-        trace::evicted(bytes);
+        if let Some(bytes) = bytes {
+            trace::evicted(bytes);
+        }
     }
 
     /// Evicts the least recently used memory, of one tag or of all, until that many bytes are free or the list is
@@ -119,14 +131,11 @@ impl Evictables {
             let Some(candidate) = self.pop(of) else {
                 break;
             };
-            if candidate
-                .memory
-                .upgrade()
-                .is_some_and(|memory| memory.evict())
-            {
-                evicted += candidate.bytes;
-                self.note_evicted(candidate.bytes);
-            }
+            // The list may have the last reference, whose end frees the memory as well.
+            let is_freed = { candidate.memory.upgrade() }.is_some_and(|memory| memory.evict());
+            let bytes = is_freed.then_some(candidate.bytes);
+            self.end_eviction(bytes);
+            evicted += bytes.unwrap_or(0);
         }
         evicted
     }
@@ -136,6 +145,7 @@ impl Evictables {
         let mut candidates = list.candidates.iter();
         let found = candidates.find(|(_, candidate)| of.is_none() || candidate.tag == of);
         let place = *found?.0;
+        list.under_way += 1;
         list.remove(place)
     }
 }

@@ -196,6 +196,11 @@ impl Funnel {
         self.state.load(Ordering::Acquire) & (NEWS | SERVING) == NEWS
     }
 
+    /// Returns whether a thread searches now.
+    pub(super) fn is_serving(&self) -> bool {
+        self.state.load(Ordering::Acquire) & SERVING != 0
+    }
+
     /// Begins to serve, if something changed since the last search and no thread serves. Returns the generation.
     pub(super) fn begin(&self) -> Option<u64> {
         let begun = self.update(|state| {

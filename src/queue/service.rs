@@ -344,6 +344,11 @@ impl Service {
         self.queue.expected_wait(over, bytes, due, now)
     }
 
+    /// Returns whether a thread searches memory for the requests that wait.
+    pub(crate) fn is_serving(&self) -> bool {
+        self.funnel.is_serving()
+    }
+
     /// Returns the reason why nothing can be granted, if there is one.
     pub(crate) fn refusal(&self) -> Option<AllocError> {
         if self.driver.is_closed() {
