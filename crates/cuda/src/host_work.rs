@@ -138,10 +138,7 @@ impl Latch {
 
     fn wait(&self) {
         let mut is_open = self.is_open.lock();
-        while !*is_open {
-            let woken = self.opened.wait(is_open);
-            is_open = woken.unwrap_or_else(|poison| poison.into_inner());
-        }
+        self.opened.wait_while(&mut is_open, |is_open| !*is_open);
     }
 }
 

@@ -279,18 +279,16 @@ impl Shared {
 
     fn sleep<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
         pause: Option<Duration>,
     ) -> MutexGuard<'a, State> {
-        let slept = match pause {
-            None => self.news.wait(state).map_err(|_| ()),
+        match pause {
+            None => self.news.wait(&mut state),
             Some(pause) => {
-                let slept = self.news.wait_timeout(state, pause);
-                slept.map(|(state, _)| state).map_err(|_| ())
+                self.news.wait_for(&mut state, pause);
             }
-        };
-        // No code panics while it holds this lock.
-        slept.unwrap_or_else(|()| self.state.lock())
+        }
+        state
     }
 }
 

@@ -262,10 +262,7 @@ impl Engine {
                 "the body of an operation must not move the device's time"
             );
             state.waiting += 1;
-            state = self
-                .ended
-                .wait(state)
-                .unwrap_or_else(|poison| poison.into_inner());
+            self.ended.wait(&mut state);
             state.waiting -= 1;
         }
         state

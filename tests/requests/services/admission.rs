@@ -27,7 +27,7 @@ fn full_queue_refuses_requests() {
     assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
     let full = refusal(&pool, &stream, 4 * MIB);
     let text = "FullQueue { tag: None, requested: 4.0 MiB, waiting: 2, limit: 2, waiting_bytes: 3.0 MiB, \
-                limit_bytes: max, expected_wait: None }";
+                limit_bytes: 16384.0 PiB, expected_wait: None }";
     assert_eq!(format!("{:?}", of_full_queue(&full)), text);
     assert_eq!(now(pool.reserve(4 * MIB)).unwrap_err(), full);
     assert_eq!(
