@@ -217,6 +217,12 @@ impl Core {
         self.fault.lock().clone()
     }
 
+    /// # Errors
+    /// Returns the sticky error that ended the pool, if one did.
+    pub(super) fn expect_sound(&self) -> Result<(), DeviceError> {
+        self.fault().map_or(Ok(()), Err)
+    }
+
     /// Notes a device error. A sticky one ends the pool, and every waiter is told.
     pub(crate) fn note(&self, error: &DeviceError) {
         if !error.is_sticky() {

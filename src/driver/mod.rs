@@ -156,9 +156,8 @@ impl Driver {
         request: Request,
         mode: Mode<'_>,
     ) -> Result<Allocation, Refusal> {
-        let mut search =
-            Search::for_stream(self, lane, (request, Placement::Anywhere), mode, None)?;
-        let found = search.run()?;
+        let at = (request, Placement::Anywhere);
+        let found = Search::for_stream(self, lane, at, mode, None).run()?;
         self.counters.count(found.allocation.source);
         Ok(found.allocation)
     }
@@ -265,7 +264,8 @@ impl Driver {
         reservation: ReservationId,
         request: Request,
     ) -> Result<Draw<'a>, DeviceError> {
-        let to = Recipient::new(self, lane, lane.timeline.clock())?;
+        self.expect_sound()?;
+        let to = Recipient::new(self, lane, lane.timeline.clock());
         Ok(Draw::new(to, reservation, request))
     }
 

@@ -132,17 +132,14 @@ impl PartsSearch<'_> {
         let (mut found, mut mode) = (FoundParts::new(), self.mode);
         for at in order {
             let request = self.parts.all[at].request;
-            let part = if self.parts.is_for_all {
+            let mut search = if self.parts.is_for_all {
                 Search::for_all(driver, lane, request, mode)
             } else {
                 let deferred = deferred.as_deref_mut();
                 let at = (request, self.parts.placement);
                 Search::for_stream(driver, lane, at, mode, deferred)
             };
-            match part
-                .map_err(Refusal::from)
-                .and_then(|mut search| search.run())
-            {
+            match search.run() {
                 Ok(part) => {
                     mode.chunks = mode.chunks.saturating_sub(part.mapped);
                     found.push((at, part));

@@ -40,29 +40,19 @@ pub(super) struct Found {
 
 impl<'a> Recipient<'a> {
     /// Creates a recipient for a stream that comes after those points.
-    ///
-    /// # Errors
-    /// Returns the sticky error that ended the pool, if one did.
     #[inline]
-    pub(super) fn new(
-        driver: &'a Driver,
-        lane: &'a Arc<Lane>,
-        after: Clock,
-    ) -> Result<Self, DeviceError> {
+    pub(super) fn new(driver: &'a Driver, lane: &'a Arc<Lane>, after: Clock) -> Self {
         let is_captured = lane.cache.is_captured();
-        match driver.fault() {
-            Some(error) => Err(error),
-            None => Ok(Self {
-                driver,
-                lane,
-                // The order of a captured stream says nothing of the launches of its graph.
-                after: if is_captured { Clock::default() } else { after },
-                placement: Placement::Anywhere,
-                may_submit: true,
-                is_for_all: is_captured,
-                deferred: None,
-                refused: 0,
-            }),
+        Self {
+            driver,
+            lane,
+            // The order of a captured stream says nothing of the launches of its graph.
+            after: if is_captured { Clock::default() } else { after },
+            placement: Placement::Anywhere,
+            may_submit: true,
+            is_for_all: is_captured,
+            deferred: None,
+            refused: 0,
         }
     }
 

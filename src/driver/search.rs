@@ -46,9 +46,6 @@ pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
 impl<'a> Search<'a> {
     /// Returns a search for memory of a stream, at a place. If `deferred` is given, the waits that the stream needs are
     /// added there, and the memory is the stream's only once they are submitted.
-    ///
-    /// # Errors
-    /// Returns the sticky error that ended the pool.
     #[inline]
     pub(super) fn for_stream(
         driver: &'a Driver,
@@ -56,7 +53,7 @@ impl<'a> Search<'a> {
         (request, placement): (Request, Placement),
         mode: Mode<'a>,
         deferred: Option<&'a mut Fences>,
-    ) -> Result<Self, DeviceError> {
+    ) -> Self {
         let may_submit = may_submit(lane, mode);
         let mut after = Clock::default();
         if driver.reuse().follow_event_dependencies {
@@ -71,26 +68,23 @@ impl<'a> Search<'a> {
             placement,
             may_submit,
             deferred,
-            ..Recipient::new(driver, lane, after)?
+            ..Recipient::new(driver, lane, after)
         };
-        Ok(Self::new(to, request, mode))
+        Self::new(to, request, mode)
     }
 
     /// Creates a search for memory that is complete on every stream.
-    ///
-    /// # Errors
-    /// Returns the sticky error that ended the pool.
     pub(super) fn for_all(
         driver: &'a Driver,
         lane: &'a Arc<Lane>,
         request: Request,
         mode: Mode<'a>,
-    ) -> Result<Self, DeviceError> {
+    ) -> Self {
         let to = Recipient {
             is_for_all: true,
-            ..Recipient::new(driver, lane, Clock::default())?
+            ..Recipient::new(driver, lane, Clock::default())
         };
-        Ok(Self::new(to, request, mode))
+        Self::new(to, request, mode)
     }
 
     #[inline]
@@ -120,6 +114,7 @@ impl<'a> Search<'a> {
     }
 
     pub(super) fn run(&mut self) -> Result<Found, Refusal> {
+        self.to.driver.expect_sound()?;
         self.look_for_room()?;
         let beyond = self.to.driver.beyond_use(self.request.bytes);
         if beyond > 0 && self.is_held_back(beyond) {
@@ -131,6 +126,15 @@ impl<'a> Search<'a> {
             // request tries again.
             let _ = driver.seal_for_others(lane);
         }
+        match self.take_good_fit() {
+            Some(found) => Ok(found),
+            None => self.try_sources(),
+        }
+    }
+
+    /// Tries the sources of the policy's table.
+    #[inline(never)]
+    fn try_sources(&mut self) -> Result<Found, Refusal> {
         loop {
             match self.state.next() {
                 Action::Prepare(prepare) => {
@@ -216,7 +220,6 @@ impl<'a> Search<'a> {
     /// Takes memory from a source.
     fn attempt(&mut self, source: Try) -> Result<Option<Found>, Refusal> {
         Ok(match source {
-            Try::TakeGoodFit => self.take_good_fit(),
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
             Try::Grow => self.grow()?,

@@ -112,6 +112,27 @@ impl Search<'_> {
     fn best_fit(&self) -> Option<BlockId> {
         let index = self.map.index();
         let bytes = self.request.bytes;
+        let free = index.free.best(bytes, usize::MAX, |id| self.fits(id));
+        if !self.view.excludes_other_streams() {
+            return self.best_fit_of_all(free);
+        }
+        let does = |id| self.fits(id) && self.is_allowed(id);
+        let own = index.pending.donated_by(self.view.stream);
+        let own = own.and_then(|own| own.by_size.best(bytes, PROBES, does));
+        // Among blocks of one size, a free one.
+        let best = match (free, own) {
+            (Some(free), Some(own)) if own.0 < free.0 => own,
+            (free, own) => free.or(own)?,
+        };
+        Some(best.1)
+    }
+
+    /// Returns the best of a free block and the blocks that any stream freed.
+    #[inline(never)]
+    fn best_fit_of_all(&self, free: Option<(u64, BlockId)>) -> Option<BlockId> {
+        let index = self.map.index();
+        let bytes = self.request.bytes;
+        let does = |id| self.fits(id) && self.is_allowed(id);
         // Without waits every block that the requester may take is complete for it, and time does not matter.
         let forecast = self.view.waits.map(|_| |id| self.forecast(id));
         let mut best = None;
@@ -120,13 +141,7 @@ impl Search<'_> {
                 Best::consider(&mut best, candidate, forecast);
             }
         };
-        consider(index.free.best(bytes, usize::MAX, |id| self.fits(id)));
-        let does = |id| self.fits(id) && self.is_allowed(id);
-        if self.view.excludes_other_streams() {
-            let own = index.pending.donated_by(self.view.stream);
-            consider(own.and_then(|own| own.by_size.best(bytes, PROBES, does)));
-            return best.map(|best| best.id);
-        }
+        consider(free);
         for (donor, donated) in index.pending.donors() {
             if self.view.considers(donor) {
                 let best = donated.by_size.best(bytes, PROBES, does);

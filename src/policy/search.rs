@@ -6,8 +6,10 @@
 //! search.
 //!
 //! This module decides, and does nothing else: it knows neither devices, locks nor time. The driver's search executes
-//! each [`Action`] and reports what it found. Source 1, the stream's own cache, comes before every search: it is the
-//! hot path.
+//! each [`Action`] and reports what it found.
+//!
+//! Two sources come before both tables, because most requests get their memory there: the stream's own cache, which is
+//! the hot path, and reachable memory that fits well. A block that is much too large is left for the tables.
 
 use super::Order;
 
@@ -43,8 +45,6 @@ pub(crate) enum Prepare {
 /// Takes memory from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Try {
-    /// Reachable memory that fits well. A block that is much too large is left for now.
-    TakeGoodFit,
     /// Reachable memory: free, freed by this stream, or ordered before it.
     Take,
     /// Pending memory of exactly the size, behind a wait on the device that delays the stream briefly.
@@ -74,11 +74,10 @@ use Prepare::{
     AskAgain, Borrow, Evict, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill,
     Trim,
 };
-use Try::{Grow, Take, TakeGoodFit, Wait, WaitAnyTime, WaitForExact};
+use Try::{Grow, Take, Wait, WaitAnyTime, WaitForExact};
 
 /// The rows of [`Order::GrowFirst`]: new memory before a wait.
 const GROW_FIRST: &[Row] = &[
-    Row(None, &[TakeGoodFit]),
     Row(None, &[WaitForExact]),
     Row(Some(FlushLarge), &[WaitForExact]),
     Row(Some(PollLikely), &[Take]),
@@ -98,7 +97,6 @@ const GROW_FIRST: &[Row] = &[
 
 /// The rows of [`Order::WaitFirst`]: a wait before new memory.
 const WAIT_FIRST: &[Row] = &[
-    Row(None, &[TakeGoodFit]),
     Row(Some(Poll), &[Take]),
     Row(None, &[Wait]),
     Row(Some(FlushAll), &[Take, Wait]),
@@ -222,7 +220,7 @@ impl State {
 
     fn tries(&self, source: Try) -> bool {
         match source {
-            TakeGoodFit | Take | Grow => true,
+            Take | Grow => true,
             WaitForExact => self.exact() == Exact::Awaited,
             Wait => self.rules.may_wait,
             WaitAnyTime => self.rules.may_wait && self.rules.is_immediate,
@@ -327,7 +325,8 @@ mod tests {
 
     #[test]
     fn grow_first_takes_new_memory_before_it_waits() {
-        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate, Evict,";
+        let expected =
+            "PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, PLENTY, &FLUSHES), expected);
     }
 
@@ -354,7 +353,7 @@ mod tests {
     #[test]
     fn wait_first_waits_before_it_takes_new_memory() {
         let order = Order::WaitFirst;
-        let expected = "TakeGoodFit, Poll, Wait, FlushAll: Take, Wait, Grow, Evict,";
+        let expected = "Poll, Wait, FlushAll: Take, Wait, Grow, Evict,";
         assert_eq!(
             actions(Rules { order, ..RULES }, PLENTY, &FLUSHES),
             expected
@@ -363,10 +362,9 @@ mod tests {
 
     #[test]
     fn preparation_without_news_skips_its_row() {
-        let expected =
-            "TakeGoodFit, PollLikely, Poll, FlushAged, Grow, FlushAll, Wait, PollLate, Evict,";
+        let expected = "PollLikely, Poll, FlushAged, Grow, FlushAll, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, PLENTY, &[]), expected);
-        let expected = "TakeGoodFit, PollLikely: Take, Poll: Take, FlushAged, Grow, FlushAll, Wait, \
+        let expected = "PollLikely: Take, Poll: Take, FlushAged, Grow, FlushAll, Wait, \
                         PollLate: Take, Grow, Wait, Evict,";
         let news = [PollLikely, Poll, PollLate];
         assert_eq!(actions(RULES, PLENTY, &news), expected);
@@ -374,7 +372,7 @@ mod tests {
 
     #[test]
     fn exact_block_is_awaited_unasked_where_no_memory_is_left() {
-        let expected = "TakeGoodFit, WaitForExact, FlushLarge: WaitForExact, Poll, FlushAged, Grow, FlushAll, Wait, \
+        let expected = "WaitForExact, FlushLarge: WaitForExact, Poll, FlushAged, Grow, FlushAll, Wait, \
                         PollLate, Evict,";
         let none_left = Facts::default();
         assert_eq!(actions(RULES, none_left, &[FlushLarge]), expected);
@@ -382,7 +380,7 @@ mod tests {
             may_wait: false,
             ..RULES
         };
-        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, PollLate, Evict,";
+        let expected = "Poll, FlushAged, Grow, FlushAll, PollLate, Evict,";
         assert_eq!(actions(cannot_wait, none_left, &[]), expected);
     }
 
@@ -392,7 +390,7 @@ mod tests {
             is_loose_fit: true,
             ..Facts::default()
         };
-        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, Wait, PollLate, Evict,";
+        let expected = "Poll, FlushAged, Grow, FlushAll, Wait, PollLate, Evict,";
         assert_eq!(actions(RULES, facts, &[]), expected);
     }
 
@@ -402,7 +400,7 @@ mod tests {
             may_poll: false,
             ..RULES
         };
-        let expected = "TakeGoodFit, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, Evict,";
+        let expected = "FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, Evict,";
         assert_eq!(actions(rules, PLENTY, &FLUSHES), expected);
     }
 

@@ -3,8 +3,8 @@
 //!
 //! The pool's loom models take device calls as single steps, so the device layer always uses these.
 
-pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use parking_lot::{Condvar, Mutex, MutexGuard};
+pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use std::sync::{Arc, OnceLock, Weak};
 pub use std::thread;
 
