@@ -12,9 +12,9 @@
 //!
 //! # Which thread serves
 //!
-//! A search may call the device, so a free does not search itself. It *notifies* a driver: the first waiter in order,
-//! and a [reclaimer](super::Reclaimer), if there is one. Either of them serves the whole queue when it is polled.
-//! Until then further changes are only noted: one notification covers them.
+//! A search may call the device, so a free does not search itself. It *notifies* the queue's servers: the first waiter
+//! in order, and a [reclaimer](super::Reclaimer), if there is one. Either of them serves the whole queue when it is
+//! polled. Until then further changes are only noted: one notification covers them.
 //!
 //! No waiter can be relied on to be polled: its executor may be dead. Therefore
 //! - a waiter that was notified and has not been polled since is passed over: the next change notifies the next one;
@@ -28,12 +28,12 @@
 //!
 //! ```text
 //!   NEWS      something changed since the last search began
-//!   NOTIFIED  a driver was notified of it
+//!   NOTIFIED  a server was notified of it
 //!   SERVING   a thread searches
 //! ```
 //!
-//! Publishing sets NEWS and NOTIFIED. It notifies a driver only if neither NOTIFIED nor SERVING was set: otherwise a
-//! driver is on its way, or the searching thread will see NEWS when it is done. A thread that begins to serve clears
+//! Publishing sets NEWS and NOTIFIED. It notifies a server only if neither NOTIFIED nor SERVING was set: otherwise a
+//! server is on its way, or the searching thread will see NEWS when it is done. A thread that begins to serve clears
 //! NEWS and NOTIFIED and sets SERVING in one step, before it looks at memory; it can only stop in a step that finds
 //! NEWS clear. So no change is missed, whatever the order. A poll that finds NEWS clear searches nothing.
 //!
@@ -74,7 +74,7 @@ const GENERATION: u64 = 16;
 /// of a task, short against a request's patience.
 const PATIENCE: Duration = Duration::from_millis(2);
 
-/// A driver that is not a waiter, by number.
+/// A server of the queue that is not a waiter, or a drain, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Member {
     Reclaimer(u64),
@@ -110,7 +110,7 @@ pub(crate) struct Funnel {
     stand_in: StandIn,
 }
 
-/// Serves when no driver does.
+/// Serves when no server answers.
 #[derive(Debug)]
 struct StandIn {
     waker: plain::Mutex<Option<Waker>>,
@@ -133,12 +133,12 @@ impl Funnel {
         }
     }
 
-    /// Publishes a change after which every search may end differently. Notifies a driver, unless one is on its way.
+    /// Publishes a change after which every search may end differently. Notifies a server, unless one is on its way.
     pub(super) fn notify(&self) {
         self.signal(GENERATION);
     }
 
-    /// Publishes that a request became a candidate. Notifies a driver, unless one is on its way.
+    /// Publishes that a request became a candidate. Notifies a server, unless one is on its way.
     pub(super) fn notify_candidate(&self) {
         self.signal(0);
     }
@@ -150,7 +150,7 @@ impl Funnel {
             self.wake_drains();
         }
         if before & (NOTIFIED | SERVING) == 0 {
-            self.notify_driver();
+            self.notify_server();
         }
     }
 
@@ -168,7 +168,7 @@ impl Funnel {
         self.state.fetch_update(Ordering::AcqRel, next)
     }
 
-    fn notify_driver(&self) {
+    fn notify_server(&self) {
         if self.queue.is_empty() {
             // A request that joins from now on searches by itself.
             return;
@@ -184,10 +184,10 @@ impl Funnel {
         reclaimer.into_iter().chain(waiter).for_each(wake);
     }
 
-    /// Notifies another driver in place of one that goes away, or was polled and did not serve.
+    /// Notifies another server in place of one that goes away, or was polled and did not serve.
     pub(super) fn pass_on(&self) {
         if self.has_news() {
-            self.notify_driver();
+            self.notify_server();
         }
     }
 
@@ -228,7 +228,7 @@ impl Funnel {
         (before & NEWS != 0).then(|| generation(before))
     }
 
-    /// Ends serving when the serving thread unwinds. Another driver is notified of the rest.
+    /// Ends serving when the serving thread unwinds. Another server is notified of the rest.
     pub(super) fn give_up(&self) {
         let _ = self.update(|state| Some(state & !(SERVING | NOTIFIED) | NEWS));
         self.pass_on();

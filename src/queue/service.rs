@@ -41,7 +41,7 @@ pub(crate) struct Service {
     pub(super) grower: Grower,
     /// Does the maintenance, until the last handle is gone.
     keeper: Mutex<Option<Link>>,
-    /// Serves when no driver does, until the last handle is gone.
+    /// Serves when no server answers, until the last handle is gone.
     stand_in: Mutex<Option<Link>>,
     /// The reclaimer that was spawned for the requests that wait now.
     spawned: Mutex<Option<Spawned>>,
@@ -84,7 +84,7 @@ impl Service {
         })
     }
 
-    /// Starts the maintenance, and the stand-in that answers notifications when no driver does.
+    /// Starts the maintenance, and the stand-in that answers notifications when no server does.
     pub(crate) fn start(this: &Arc<Self>) {
         let (keeper, stand_in) = (Link::new(this), Link::new(this));
         let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
@@ -193,7 +193,7 @@ impl Service {
         }
     }
 
-    /// Serves if no driver answered a notification in time.
+    /// Serves if no server answered a notification in time.
     pub(super) fn stand_in(this: &Arc<Self>) {
         if this.funnel.stand_in_is_due() {
             Self::serve(this);

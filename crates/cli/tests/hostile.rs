@@ -253,7 +253,7 @@ fn extreme_options_are_refused() {
     for arguments in [
         &["--lag=18446744073709551615s"][..],
         &["--capacity=1PiB"],
-        &["--handle=15EiB"],
+        &["--chunk-bytes=15EiB"],
         &[
             "--generate=cross-stream",
             "--operations=18446744073709551615",

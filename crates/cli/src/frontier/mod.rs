@@ -179,7 +179,7 @@ impl Way {
             conditions: conditions.clone(),
             order: self.order(),
             remapping: self.remapping(),
-            handle: chunk,
+            chunk_bytes: chunk,
             upstream: self.upstream(),
             record: None,
             html: None,

@@ -90,7 +90,7 @@ pub(crate) struct Replay {
     #[arg(
         long,
         value_name = "FILE.svg",
-        conflicts_with_all = ["plot", "html", "record", "handle", "order", "remapping", "upstream"]
+        conflicts_with_all = ["plot", "html", "record", "chunk_bytes", "order", "remapping", "upstream"]
     )]
     pub(crate) frontier: Option<PathBuf>,
 }

@@ -24,8 +24,8 @@ pub(crate) struct Policy {
     pub(crate) remapping: Option<RemappingName>,
 
     /// The size of a chunk, one physical allocation of the device [default: the pool's]
-    #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
-    pub(crate) handle: Option<u64>,
+    #[arg(long, visible_alias = "handle", value_name = "BYTES", value_parser = values::some_bytes)]
+    pub(crate) chunk_bytes: Option<u64>,
 
     /// The kind of memory that the pool takes from the device
     #[arg(long, value_enum, default_value_t = UpstreamName::Virtual)]

@@ -67,7 +67,7 @@ fn every_option_is_understood() {
     assert_eq!(reuse, "opportunistic,internal-dependencies");
     let sealing = conditions.sealing.map(|sealing| sealing.to_string());
     assert_eq!(sealing.as_deref(), Some("4194304"));
-    assert_eq!((policy.handle, conditions.lane), (Some(32 << 20), Some(0)));
+    assert_eq!((policy.chunk_bytes, conditions.lane), (Some(32 << 20), Some(0)));
     assert_eq!(policy.order, OrderName::WaitFirst);
     assert_eq!(policy.remapping, Some(RemappingName::Share(0.25)));
     assert_eq!(policy.upstream, UpstreamName::Device);
@@ -90,7 +90,7 @@ fn unsound_and_extreme_values_are_refused() {
         "--capacity=much",
         "--capacity=0",
         "--capacity=1PiB",
-        "--handle=18446744073709551615",
+        "--chunk-bytes=18446744073709551615",
         "--order=first",
         "--reuse=some",
         "--reuse=all,none",

@@ -200,7 +200,7 @@ pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<P
     if let Some(bytes) = capacity {
         builder = builder.capacity(bytes);
     }
-    if let Some(bytes) = policy.handle {
+    if let Some(bytes) = policy.chunk_bytes {
         builder = builder.chunk_bytes(bytes);
     }
     if let Some(bytes) = lane {

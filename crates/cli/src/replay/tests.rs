@@ -62,9 +62,9 @@ fn no_run_reserves_less_than_its_lower_bound() {
     let trace = cross_stream(2000, 1).unwrap();
     for arguments in [
         &[][..],
-        &["--remapping=always", "--handle=2MiB"],
+        &["--remapping=always", "--chunk-bytes=2MiB"],
         &["--lag=1ms", "--capacity=450MB"],
-        &["--lag=1ms", "--order=wait-first", "--handle=64MiB"],
+        &["--lag=1ms", "--order=wait-first", "--chunk-bytes=64MiB"],
         &["--upstream=device"],
     ] {
         let report = replayed(&trace, arguments);
@@ -122,7 +122,7 @@ fn trace_gives_the_same_figures_in_every_format() {
     let figures = |file: &str| {
         let trace = read(&folder.join(file), Request::default()).unwrap().trace;
         let capacity = format!("--capacity={}", trace.requested_peak * 102 / 100);
-        let mut report = replayed(&trace, &["--lag=1ms", "--handle=2MiB", &capacity]);
+        let mut report = replayed(&trace, &["--lag=1ms", "--chunk-bytes=2MiB", &capacity]);
         assert!(report.waits > 0);
         (report.ns_p50, report.ns_p99, report.ns_mean) = (0, 0, 0);
         report.trace = String::new();
