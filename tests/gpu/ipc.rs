@@ -59,7 +59,8 @@ impl Side {
 /// A socket in a directory of its own.
 fn listen() -> Listener {
     use std::os::unix::fs::DirBuilderExt;
-    let folder = std::env::temp_dir().join(format!("weirpool-gpu-{}", std::process::id()));
+    let name = format!("weirpool-gpu-{}-{}", std::process::id(), fastrand::u64(..));
+    let folder = std::env::temp_dir().join(name);
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&folder);
     Listener::bind(folder.join("socket"), Allowed::own()).unwrap()
 }

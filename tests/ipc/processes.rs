@@ -5,6 +5,7 @@ use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::ipc::MOST_OUTSTANDING;
 use weirpool::ipc::wire::{Allowed, Listener};
 
@@ -22,7 +23,10 @@ struct Child {
 impl Child {
     fn start(part: &str) -> (Self, wire::Connection) {
         use std::os::unix::fs::DirBuilderExt;
-        let name = format!("weirpool-ipc-{}-{part}", std::process::id());
+        // Tests of one part run at the same time.
+        static STARTED: AtomicUsize = AtomicUsize::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("weirpool-ipc-{}-{number}", std::process::id());
         let folder = env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::DirBuilder::new()

@@ -67,7 +67,10 @@ fn every_option_is_understood() {
     assert_eq!(reuse, "opportunistic,internal-dependencies");
     let sealing = conditions.sealing.map(|sealing| sealing.to_string());
     assert_eq!(sealing.as_deref(), Some("4194304"));
-    assert_eq!((policy.chunk_bytes, conditions.lane), (Some(32 << 20), Some(0)));
+    assert_eq!(
+        (policy.chunk_bytes, conditions.lane),
+        (Some(32 << 20), Some(0))
+    );
     assert_eq!(policy.order, OrderName::WaitFirst);
     assert_eq!(policy.remapping, Some(RemappingName::Share(0.25)));
     assert_eq!(policy.upstream, UpstreamName::Device);
