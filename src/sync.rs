@@ -51,7 +51,7 @@ pub(crate) enum Guards {
 pub(crate) struct Mutex<T: ?Sized> {
     #[cfg(debug_assertions)]
     guards: Guards,
-    inner: lock::Mutex<T>,
+    inner: primitive::Mutex<T>,
 }
 
 impl<T> Mutex<T> {
@@ -61,7 +61,7 @@ impl<T> Mutex<T> {
         Self {
             #[cfg(debug_assertions)]
             guards,
-            inner: lock::Mutex::new(value),
+            inner: primitive::Mutex::new(value),
         }
     }
 }
@@ -70,7 +70,11 @@ impl<T: ?Sized> Mutex<T> {
     /// Returns `None` while another thread holds the lock.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        let inner = lock::try_lock(&self.inner)?;
+        let inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return None,
+        };
         #[cfg(debug_assertions)]
         counters::locked(self.guards);
         Some(Guard { inner })
@@ -78,7 +82,10 @@ impl<T: ?Sized> Mutex<T> {
 
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        let inner = lock::lock(&self.inner);
+        let inner = self
+            .inner
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         #[cfg(debug_assertions)]
         counters::locked(self.guards);
         Guard { inner }
@@ -89,51 +96,8 @@ impl<T> Mutex<T> {
     /// Returns the value of a mutex that the caller owns. Takes no lock.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {
-        lock::get_mut(&mut self.inner)
-    }
-}
-
-/// parking_lot's lock has no poison flag to check, which takes a tenth fewer instructions in a pair.
-#[cfg(not(weirpool_loom))]
-mod lock {
-    pub(super) use parking_lot::{Mutex, MutexGuard};
-
-    #[inline]
-    pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock()
-    }
-
-    #[inline]
-    pub(super) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-        mutex.try_lock()
-    }
-
-    #[inline]
-    pub(super) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
-        mutex.get_mut()
-    }
-}
-
-/// The lock of loom or shuttle.
-#[cfg(weirpool_loom)]
-mod lock {
-    pub(super) use super::primitive::{Mutex, MutexGuard};
-    use std::sync::{PoisonError, TryLockError};
-
-    pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-        mutex.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-        match mutex.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    pub(super) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
-        mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+        let value = self.inner.get_mut();
+        value.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -176,7 +140,7 @@ impl<T> Busy<T> {
 /// The guard of a [`Mutex`].
 #[derive(Debug)]
 pub(crate) struct Guard<'a, T: ?Sized> {
-    inner: lock::MutexGuard<'a, T>,
+    inner: primitive::MutexGuard<'a, T>,
 }
 
 impl<T: ?Sized> std::ops::Deref for Guard<'_, T> {

@@ -138,7 +138,10 @@ impl Latch {
 
     fn wait(&self) {
         let mut is_open = self.is_open.lock();
-        self.opened.wait_while(&mut is_open, |is_open| !*is_open);
+        while !*is_open {
+            let woken = self.opened.wait(is_open);
+            is_open = woken.unwrap_or_else(|poison| poison.into_inner());
+        }
     }
 }
 

@@ -279,16 +279,18 @@ impl Shared {
 
     fn sleep<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, State>,
         pause: Option<Duration>,
     ) -> MutexGuard<'a, State> {
-        match pause {
-            None => self.news.wait(&mut state),
+        let slept = match pause {
+            None => self.news.wait(state).map_err(|_| ()),
             Some(pause) => {
-                self.news.wait_for(&mut state, pause);
+                let slept = self.news.wait_timeout(state, pause);
+                slept.map(|(state, _)| state).map_err(|_| ())
             }
-        }
-        state
+        };
+        // No code panics while it holds this lock.
+        slept.unwrap_or_else(|()| self.state.lock())
     }
 }
 

@@ -1,11 +1,10 @@
-//! Std's primitives, and parking_lot's mutex, which does not poison. The crates of the workspace share them; they are
-//! not part of the public interface.
+//! Std's primitives, and a mutex that does not poison. The crates of the workspace share them; they are not part of the
+//! public interface.
 //!
-//! The pool's loom models take device calls as single steps, so the device layer always uses these.
+//! The pool's loom models take device calls as single steps, so the device layer always uses std.
 
-pub use parking_lot::{Condvar, Mutex, MutexGuard};
 pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-pub use std::sync::{Arc, OnceLock, Weak};
+pub use std::sync::{Arc, Condvar, MutexGuard, OnceLock, Weak};
 pub use std::thread;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,4 +17,22 @@ pub fn wake(waker: Waker) -> bool {
     let outcome = catch_unwind(AssertUnwindSafe(|| waker.wake()));
     // Dropping the panic's payload is the user's code as well.
     outcome.map_err(std::mem::forget).is_err()
+}
+
+/// A std mutex that does not poison.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(std::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// Creates an unlocked mutex.
+    pub const fn new(value: T) -> Self {
+        Self(std::sync::Mutex::new(value))
+    }
+
+    /// Locks the mutex, whether or not a thread panicked while it held the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }

@@ -262,7 +262,10 @@ impl Engine {
                 "the body of an operation must not move the device's time"
             );
             state.waiting += 1;
-            self.ended.wait(&mut state);
+            state = self
+                .ended
+                .wait(state)
+                .unwrap_or_else(|poison| poison.into_inner());
             state.waiting -= 1;
         }
         state

@@ -160,14 +160,20 @@ impl Notifier {
 
     /// Rests. A notification that came before ends the rest at once.
     pub(super) fn rest(&self, rest: Rest) -> Signal {
-        let mut signal = self.signal.lock();
+        let signal = self.signal.lock();
         let quiet = |signal: &mut Option<Signal>| signal.is_none();
-        match rest {
-            None => self.changed.wait_while(&mut signal, quiet),
+        let mut signal = match rest {
+            None => self
+                .changed
+                .wait_while(signal, quiet)
+                .unwrap_or_else(|poison| poison.into_inner()),
             Some(limit) => {
-                self.changed.wait_while_for(&mut signal, quiet, limit);
+                self.changed
+                    .wait_timeout_while(signal, limit, quiet)
+                    .unwrap_or_else(|poison| poison.into_inner())
+                    .0
             }
-        }
+        };
         signal.take().unwrap_or(Signal::Look)
     }
 }
