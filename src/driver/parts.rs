@@ -71,6 +71,10 @@ impl PartsSearch<'_> {
     /// # Errors
     /// Returns an error if one of the parts gets no memory; then none does.
     pub(super) fn run(&self) -> Result<Allocations, Refusal> {
+        if let [part] = &self.parts.all[..] {
+            let found = self.find_part(part.request, self.mode, None)?;
+            return Ok(std::iter::once(found.allocation).collect());
+        }
         let mut found = match self.find() {
             Err(Refusal::Short(_)) if self.release_for_parts()? => self.find()?,
             found => found?,
@@ -90,8 +94,7 @@ impl PartsSearch<'_> {
     /// Returns an error if the device fails, or memory calls are needed that may not be made here.
     fn release_for_parts(&self) -> Result<bool, Refusal> {
         let driver = self.driver;
-        let is_useless = driver.settings.geometry.virtual_memory || self.parts.all.len() == 1;
-        if is_useless || driver.totals().releasable == 0 {
+        if driver.settings.geometry.virtual_memory || driver.totals().releasable == 0 {
             return Ok(false);
         }
         if !driver.may_call(self.mode.effort) {
@@ -102,8 +105,7 @@ impl PartsSearch<'_> {
     }
 
     fn find(&self) -> Result<FoundParts, Refusal> {
-        let is_several = self.parts.all.len() > 1 && !self.parts.is_for_all;
-        if is_several && may_submit(self.lane, self.mode) {
+        if !self.parts.is_for_all && may_submit(self.lane, self.mode) {
             self.find_then_wait()
         } else {
             self.find_parts(None)
@@ -128,18 +130,10 @@ impl PartsSearch<'_> {
     fn find_parts(&self, mut deferred: Option<&mut Fences>) -> Result<FoundParts, Refusal> {
         let mut order: SmallVec<[usize; 8]> = (0..self.parts.all.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.parts.all[*at].request.bytes));
-        let Self { driver, lane, .. } = *self;
         let (mut found, mut mode) = (FoundParts::new(), self.mode);
         for at in order {
             let request = self.parts.all[at].request;
-            let mut search = if self.parts.is_for_all {
-                Search::for_all(driver, lane, request, mode)
-            } else {
-                let deferred = deferred.as_deref_mut();
-                let at = (request, self.parts.placement);
-                Search::for_stream(driver, lane, at, mode, deferred)
-            };
-            match search.run() {
+            match self.find_part(request, mode, deferred.as_deref_mut()) {
                 Ok(part) => {
                     mode.chunks = mode.chunks.saturating_sub(part.mapped);
                     found.push((at, part));
@@ -151,6 +145,20 @@ impl PartsSearch<'_> {
             }
         }
         Ok(found)
+    }
+
+    fn find_part(
+        &self,
+        request: Request,
+        mode: Mode<'_>,
+        deferred: Option<&mut Fences>,
+    ) -> Result<Found, Refusal> {
+        let Self { driver, lane, .. } = *self;
+        if self.parts.is_for_all {
+            return Search::for_all(driver, lane, request, mode).run();
+        }
+        let at = (request, self.parts.placement);
+        Search::for_stream(driver, lane, at, mode, deferred).run()
     }
 
     /// Submits the deferred waits, and notes behind which point of the stream each part is safe.

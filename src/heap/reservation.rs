@@ -10,6 +10,7 @@ use super::block_map::BlockMap;
 use super::completed::Completed;
 use super::fence::Fences;
 use super::fit::{Best, PROBES};
+use super::index::BySize;
 use super::request::{Grant, Request, View};
 use crate::id::ReservationId;
 use smallvec::SmallVec;
@@ -212,8 +213,7 @@ pub(super) fn left(map: &BlockMap, reservation: ReservationId) -> (u64, u64) {
 
 pub(super) fn blocks_of(map: &BlockMap, reservation: ReservationId) -> SmallVec<[BlockId; 4]> {
     let blocks = map.index().reserved.get(&reservation);
-    let blocks = blocks.into_iter().flat_map(|by_size| by_size.at_least(0));
-    blocks.map(|(_, id)| id).collect()
+    blocks.map_or_else(SmallVec::new, BySize::all)
 }
 
 /// Returns the fences of a reserved block that are not complete.

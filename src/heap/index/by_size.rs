@@ -6,6 +6,7 @@
 //! makes it, is a tree.
 
 use super::super::block::BlockId;
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
 /// A block's size, its address and its id, which is the sort order.
@@ -98,6 +99,14 @@ impl BySize {
         };
         let entries = list.iter().copied().chain(bins.into_iter().flatten());
         entries.map(|(bytes, _, id)| (bytes, id))
+    }
+
+    /// Returns all blocks, smallest first.
+    pub(crate) fn all(&self) -> SmallVec<[BlockId; 4]> {
+        match self {
+            Self::Few(list) => list.iter().map(|(.., id)| *id).collect(),
+            Self::Many(bins) => bins.at_least(0).map(|(.., id)| id).collect(),
+        }
     }
 
     /// Returns the largest block and its size.
