@@ -131,8 +131,9 @@ impl Evictables {
             let Some(candidate) = self.pop(of) else {
                 break;
             };
-            // The list may have the last reference, whose end frees the memory as well.
-            let is_freed = { candidate.memory.upgrade() }.is_some_and(|memory| memory.evict());
+            // Ends the reference, too, before the eviction ends: it may be the last one.
+            let memory = candidate.memory.upgrade();
+            let is_freed = memory.is_some_and(|memory| memory.evict());
             let bytes = is_freed.then_some(candidate.bytes);
             self.end_eviction(bytes);
             evicted += bytes.unwrap_or(0);

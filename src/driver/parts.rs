@@ -147,6 +147,7 @@ impl PartsSearch<'_> {
         Ok(found)
     }
 
+    /// Searches one part.
     fn find_part(
         &self,
         request: Request,
