@@ -29,6 +29,7 @@ use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
+use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Guard, Mutex, Ordering, SharedFlag, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
@@ -46,6 +47,9 @@ pub(crate) struct StreamCache {
     pub(crate) spacing: Spacing,
     pub(super) state: Lease,
     shards: Shards,
+    /// Blocks were freed above the bound and no seal followed, so that [`owes_seal`](Self::owes_seal) may be true. Set
+    /// under the lock of the state.
+    may_owe_seal: AtomicBool,
     /// Whether the stream is being captured; written under the lock of the state.
     pub(super) captured: SharedFlag,
 }
@@ -209,6 +213,7 @@ impl StreamCache {
             is_external,
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
             shards: Shards::new(),
+            may_owe_seal: AtomicBool::new(false),
             state: Lease::new(state),
             captured: SharedFlag::new(false),
         };
@@ -339,6 +344,7 @@ impl StreamCache {
         let may_wait = is_large && !self.is_external;
         let is_due = state.unsealed > self.spacing.bound() && !may_wait;
         let closed = (is_bypassed || is_due).then(|| state.close_if_recordable(&self.shards));
+        self.note_owed(&state);
         Freed {
             ticket,
             is_kept: is_stacked || is_large,
@@ -358,10 +364,18 @@ impl StreamCache {
         let ticket = state.note_use(bytes);
         let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
         let closed = seals.then(|| state.close_if_recordable(&self.shards));
+        self.note_owed(&state);
         Freed {
             ticket,
             is_kept: false,
             closed: closed.flatten(),
+        }
+    }
+
+    /// Notes, after a free, whether it left more bytes unsealed than the bound.
+    fn note_owed(&self, state: &StreamState) {
+        if state.unsealed > self.spacing.bound() {
+            self.may_owe_seal.store(true, Ordering::Relaxed);
         }
     }
 
@@ -460,9 +474,15 @@ impl StreamCache {
         self.state.lock().is_dirty_with(&self.shards)
     }
 
-    /// Returns whether more bytes are unsealed than a free may leave.
+    /// Returns whether a free left more bytes unsealed than the bound, and they are still unsealed.
     pub(crate) fn owes_seal(&self) -> bool {
-        self.state.lock().unsealed > self.spacing.bound()
+        if !self.may_owe_seal.load(Ordering::Relaxed) {
+            return false;
+        }
+        let state = self.state.lock();
+        let owes_seal = state.unsealed > self.spacing.bound();
+        self.may_owe_seal.store(owes_seal, Ordering::Relaxed);
+        owes_seal
     }
 
     /// Memory waits for a ticket under which perhaps no block was freed: if that ticket is open, the next seal must

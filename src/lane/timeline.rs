@@ -11,6 +11,7 @@ use crate::device::{Device, DeviceError};
 use crate::fault::injected;
 use crate::heap::{Clock, StreamClock};
 use crate::id::{StreamId, Ticket};
+use crate::sync::plain::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -22,6 +23,11 @@ pub(crate) struct Timeline {
     markers: Mutex<Markers>,
     completed: SharedNumber,
     clock: Mutex<StreamClock>,
+    /// The stream has come after a point of another stream. Most never do, and their clock is read without its lock. A
+    /// thread that reads too early counts on less order than there is.
+    has_points: AtomicBool,
+    /// The number of incomplete markers, for decisions that may be a moment late.
+    incomplete: AtomicU64,
     /// The time from recording an event to seeing it complete: a running mean, in nanoseconds.
     latency: SharedNumber,
     /// A free queries the stream only while at least this many markers are incomplete.
@@ -67,6 +73,8 @@ impl Timeline {
             markers: Mutex::new(Guards::Markers, Markers::default()),
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, StreamClock::default()),
+            has_points: AtomicBool::new(false),
+            incomplete: AtomicU64::new(0),
             latency: SharedNumber::new(0),
             query_from: SharedNumber::new(FEWEST_WORTH_A_QUERY as u64),
         }
@@ -83,6 +91,9 @@ impl Timeline {
 
     /// Returns the clock of what the stream comes after.
     pub(crate) fn clock(&self) -> Clock {
+        if !self.has_points.load(Ordering::Acquire) {
+            return Clock::default();
+        }
         self.clock.lock().points().clone()
     }
 
@@ -94,7 +105,9 @@ impl Timeline {
     /// Returns whether the clock has grown so much that [`drop_retired`](Self::drop_retired) should be called.
     #[must_use]
     pub(crate) fn join(&self, clock: &Clock) -> bool {
-        self.clock.lock().join(clock)
+        let is_long = self.clock.lock().join(clock);
+        self.has_points.store(true, Ordering::Release);
+        is_long
     }
 
     /// Drops the entries of retired streams from the clock: all their work is complete.
@@ -112,6 +125,7 @@ impl Timeline {
         let incomplete = &mut markers.incomplete;
         let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
         incomplete.insert(at, marker.clone());
+        self.note_incomplete(incomplete.len());
         marker
     }
 
@@ -149,11 +163,16 @@ impl Timeline {
         self.markers.lock().incomplete.back().cloned()
     }
 
-    /// Returns the first incomplete marker, and the last, or the last whose event reported no error if there is one.
-    fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
+    /// Returns the first incomplete marker; and if there are several, the last, or the last whose event reported no
+    /// error.
+    fn ends(&self) -> Option<(Arc<Marker>, Option<Arc<Marker>>)> {
         let markers = &self.markers.lock().incomplete;
+        let oldest = markers.front()?;
+        if markers.len() == 1 {
+            return Some((oldest.clone(), None));
+        }
         let last = markers.iter().rfind(|marker| !marker.has_erred());
-        Some((markers.front()?.clone(), last.or(markers.back())?.clone()))
+        Some((oldest.clone(), last.or(markers.back()).cloned()))
     }
 
     /// Returns the first incomplete marker behind a ticket whose event reported no error.
@@ -164,9 +183,18 @@ impl Timeline {
         later.find(|marker| !marker.has_erred()).cloned()
     }
 
+    /// Notes the number of incomplete markers, under their lock.
+    fn note_incomplete(&self, count: usize) {
+        self.incomplete.store(count as u64, Ordering::Relaxed);
+    }
+
+    fn incomplete_count(&self) -> usize {
+        self.incomplete.load(Ordering::Relaxed) as usize
+    }
+
     /// Returns whether so many markers are incomplete that no free should record another event.
     pub(crate) fn is_full(&self) -> bool {
-        self.markers.lock().incomplete.len() >= MOST_INCOMPLETE
+        self.incomplete_count() >= MOST_INCOMPLETE
     }
 
     /// Returns the markers whose events are not known to be complete, oldest first.
@@ -184,12 +212,12 @@ impl Timeline {
     pub(crate) fn should_query(&self, is_close: bool) -> bool {
         let fewest = if is_close { 1 } else { FEWEST_WORTH_A_QUERY };
         let query_from = self.query_from.load(Ordering::Relaxed) as usize;
-        self.markers.lock().incomplete.len() >= query_from.max(fewest)
+        self.incomplete_count() >= query_from.max(fewest)
     }
 
     /// Notes that a free queried the stream.
     pub(crate) fn note_queried(&self) {
-        let left = self.markers.lock().incomplete.len();
+        let left = self.incomplete_count();
         let query_from = (2 * left).min(MOST_INCOMPLETE);
         self.query_from.store(query_from as u64, Ordering::Relaxed);
     }
@@ -249,6 +277,9 @@ impl Timeline {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
+        let Some(newest) = newest else {
+            return self.query_only(oldest, device);
+        };
         // Most often all markers are complete, if that is expected.
         let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
         if is_likely {
@@ -269,6 +300,17 @@ impl Timeline {
             Ok(false) if !is_likely && looks_behind => self.reap_late(device),
             answer => answer.map(|_| None),
         }
+    }
+
+    /// Asks the only incomplete marker. If its event reports an error, one that was published meanwhile may tell.
+    fn query_only(
+        &self,
+        only: Arc<Marker>,
+        device: &dyn Device,
+    ) -> Result<Option<Ticket>, DeviceError> {
+        let (asked, answer) = self.ask_first(only);
+        let is_complete = answer?;
+        Ok(is_complete.then(|| self.note_complete(&asked, device.now())))
     }
 
     /// Asks a marker. While the answer is an error, asks the next one whose event reported none: a stream runs in
@@ -313,7 +355,7 @@ impl Timeline {
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
     pub(crate) fn reap_late(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
-        let Some((oldest, newest)) = self.ends() else {
+        let Some((oldest, Some(newest))) = self.ends() else {
             return Ok(None);
         };
         if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest)? {
@@ -403,6 +445,7 @@ impl Timeline {
             let incomplete = &mut markers.incomplete;
             let count = incomplete.partition_point(|marker| marker.ticket <= last.ticket);
             let done: Run = incomplete.drain(..count).collect();
+            self.note_incomplete(incomplete.len());
             if let Some(first) = done.first() {
                 let (pace, expected_at) = (&mut markers.pace, last.expected_at);
                 pace.note(first.sealed_at, count as u32, expected_at, now);
