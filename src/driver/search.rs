@@ -30,6 +30,10 @@ pub(super) struct Search<'a> {
     state: State,
     /// The points that streams were asked for during this search.
     asked: Clock,
+    /// A block of exactly the size is pending.
+    has_exact: bool,
+    /// Streams were not asked, because new memory would do.
+    has_skipped: bool,
     /// How many blocks had been taken back from caches when this search last did so.
     taken_back: Option<u64>,
     /// The device refuses for no visible reason; it is asked for the last time.
@@ -108,6 +112,8 @@ impl<'a> Search<'a> {
             mode,
             state: State::new(rules),
             asked: Clock::default(),
+            has_exact: false,
+            has_skipped: false,
             taken_back: None,
             is_last: false,
         }
@@ -178,7 +184,10 @@ impl<'a> Search<'a> {
                 driver.flush(Flush::All);
                 self.finish_flush()?
             }
-            Prepare::PollLate => driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))?,
+            Prepare::PollLate => {
+                let has_news = std::mem::take(&mut self.has_skipped) && self.poll()?;
+                driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))? || has_news
+            }
             Prepare::Trim => {
                 let released = driver.release(Target::Keep(0)).into_result();
                 let has_released = driver.noted(released)? > 0;
@@ -222,7 +231,11 @@ impl<'a> Search<'a> {
         Ok(match source {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
-            Try::Grow => self.grow()?,
+            Try::Grow => {
+                let grown = self.grow()?;
+                self.state.facts.could_be_new &= grown.is_some();
+                grown
+            }
             Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
         })
@@ -280,17 +293,27 @@ impl<'a> Search<'a> {
     }
 
     /// Asks every stream that this search has not asked since its newest event. What the others have passed since
-    /// then counts for the next search.
+    /// then counts for the next search. Where blocks of this size are on their way, and a new one would do meanwhile,
+    /// asks no more streams than the budget allows.
     fn poll(&mut self) -> Result<bool, DeviceError> {
         let driver = self.to.driver;
         // Where a last look at late events comes later, the oldest event is enough for now.
         let in_order = driver.settings.order == Order::GrowFirst;
-        let asked = &mut self.asked;
+        let may_be_new = self.has_exact && self.state.facts.could_be_new;
+        let is_limited = in_order && may_be_new && !self.mode.is_queued;
+        let now = driver.device.now();
+        let Self {
+            asked, has_skipped, ..
+        } = self;
         driver.reap_by(|lane| {
             let newest = lane.timeline.newest().map(|marker| marker.ticket);
             let Some(newest) = newest.filter(|newest| !asked.covers(lane.fence(*newest))) else {
                 return Ok(None);
             };
+            if is_limited && !driver.queries.take(now) {
+                *has_skipped = true;
+                return Ok(None);
+            }
             asked.join(lane.fence(newest));
             if in_order {
                 lane.timeline.reap_in_order(&*driver.device)

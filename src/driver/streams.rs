@@ -14,7 +14,7 @@ use crate::fault::injected;
 use crate::heap::{self, Fences};
 use crate::id::{StreamId, StreamNames, Ticket};
 use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker, Neighbour};
-use crate::policy::Order;
+use crate::policy::{Order, QueryBudget};
 use crate::sync::{Arc, Busy, Guards, plain, yield_now};
 use crate::trace;
 use kept::KeptBooks;
@@ -41,6 +41,8 @@ pub(crate) struct Streams {
     pub(super) events: Arc<Events>,
     pub(crate) neighbours: Neighbours,
     kept_books: KeptBooks,
+    /// How often streams may be asked where the pool could take new memory.
+    pub(super) queries: QueryBudget,
 }
 
 impl Deref for Streams {
@@ -65,6 +67,7 @@ impl Streams {
             events: Arc::new(Events::new(core.device.clone())),
             neighbours: Neighbours::new(core.device.clone()),
             kept_books: KeptBooks::new(),
+            queries: QueryBudget::default(),
             core,
         }
     }
