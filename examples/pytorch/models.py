@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +22,7 @@ import torch
 from torchvision.models import resnet50, vit_b_16
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
-from train_and_serve import DEVICE, fingerprint, library_at, medians, timed
+from train_and_serve import DEVICE, fingerprint, in_a_process, library_at, medians, timed
 from weirpool_torch import FIGURES, default_library, use_weirpool
 
 SETTINGS = {"pytorch": "expandable_segments:False", "expandable": "expandable_segments:True", "weirpool": ""}
@@ -82,7 +81,9 @@ def serve_all(threads, services, streams, count):
 
 
 def run(arguments):
-    """Runs one allocator in this process. Prints one line of JSON."""
+    """Runs one allocator in this process. Returns its figures."""
+    # Before CUDA is used: PyTorch reads it then.
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS[arguments.allocator]
     library = None
     if arguments.allocator == "weirpool":
         library = use_weirpool(library_at(arguments), trees=False, keep_streams=arguments.keep_streams)
@@ -101,24 +102,13 @@ def run(arguments):
         figures |= {name: getattr(library, f"weirpool_{name}")(0) for name in FIGURES}
     else:
         figures |= {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
-    print(json.dumps(figures), flush=True)
-
-
-def in_a_process(arguments, allocator):
-    command = [sys.executable, __file__, "--allocator", allocator, "--library", arguments.library]
-    command += ["--requests", str(arguments.requests)] + ["--keep-streams"] * arguments.keep_streams
-    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": SETTINGS[allocator]}
-    print("running:", *command[1:], file=sys.stderr)
-    child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if child.returncode != 0:
-        sys.exit(f"the run exited with {child.returncode}; its messages are above")
-    return json.loads(child.stdout.splitlines()[-1])
+    return figures
 
 
 def compare(arguments):
     """Runs all by turns and prints them side by side. Exits with 1 if answers differ, or if an allocation failed."""
     library_at(arguments)
-    rounds = [{allocator: in_a_process(arguments, allocator) for allocator in SETTINGS} for _ in range(arguments.rounds)]
+    rounds = [{allocator: in_a_process(run, arguments, allocator=allocator) for allocator in SETTINGS} for _ in range(arguments.rounds)]
     columns = [medians([one[allocator] for one in rounds]) for allocator in SETTINGS]
     print(f"{columns[0]['gpu']}, PyTorch {torch.__version__}, medians of {arguments.rounds} by turns\n")
     print(f"{'':20}{'PyTorch':>14}{'expandable':>14}{'weirpool':>14}")
@@ -141,7 +131,10 @@ def main():
     parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each; the figures are medians")
     arguments = parser.parse_args()
-    (run if arguments.allocator else compare)(arguments)
+    if arguments.allocator:
+        print(json.dumps(run(arguments)))
+    else:
+        compare(arguments)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ times: with PyTorch's allocator; with weirpool; and with weirpool and so little 
 memory of other streams. Each run is a separate process, because an allocator is chosen before CUDA is used. Losses
 and answers must be equal, bit for bit.
 
-Single runs differ by 15 % on a shared host. With `--rounds N` the three take turns, N times, and the figures are medians.
+Single runs differ by 15 % on a shared host. With `--rounds N` the first two take turns, N times, and the figures are medians.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from functools import partial
@@ -128,7 +128,7 @@ def timed(work, *arguments):
 
 
 def run(arguments):
-    """Runs one variant in this process. Prints one line of JSON."""
+    """Runs one variant in this process. Returns its figures."""
     if arguments.capacity:
         os.environ["WEIRPOOL_CAPACITY"] = arguments.capacity
     use = partial(use_weirpool, library_at(arguments), trees=False, keep_streams=arguments.keep_streams)
@@ -158,42 +158,47 @@ def run(arguments):
     results = {"losses": losses + more_losses, "answers": answers + more_answers}
     times = {"training": training, "serving_first": serving_first, "serving": serving}
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    print(json.dumps(versions | figures | times | results), flush=True)
+    return versions | figures | times | results
 
 
-def in_a_process(arguments, allocator, capacity=None):
-    command = [sys.executable, __file__, "--allocator", allocator, "--library", arguments.library]
-    for name in ["steps", "requests", "streams"]:
-        command += [f"--{name}", str(getattr(arguments, name))]
-    command += ["--keep-streams"] * arguments.keep_streams
-    if capacity:
-        command += ["--capacity", str(capacity)]
-    environment = {name: text for name, text in os.environ.items() if name != "WEIRPOOL_CAPACITY"}
-    print("running:", *command[1:], file=sys.stderr)
-    child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if child.returncode != 0:
-        sys.exit(f"the run exited with {child.returncode}; its messages are above")
-    return json.loads(child.stdout.splitlines()[-1])
+def in_a_process(run, arguments, **changes):
+    """Runs one variant in a child, and returns its figures. The child is forked before CUDA is used, so that it need not
+    import PyTorch again, which takes seconds."""
+    arguments = argparse.Namespace(**(vars(arguments) | changes))
+    processes = multiprocessing.get_context("fork")
+    receiver, sender = processes.Pipe(duplex=False)
+    child = processes.Process(target=lambda: sender.send(run(arguments)))
+    print("running:", *(f"{name}={value}" for name, value in changes.items()), file=sys.stderr)
+    child.start()
+    sender.close()
+    try:
+        figures = receiver.recv()
+    except EOFError:
+        figures = None
+    child.join()
+    if child.exitcode != 0 or figures is None:
+        sys.exit(f"the run exited with {child.exitcode}; its messages are above")
+    return figures
 
 
 def compare(arguments):
     """Runs all three and prints them side by side. Exits with 1 if they differ, or if an allocation failed."""
     library_at(arguments)
-    capacity = arguments.capacity
+    os.environ.pop("WEIRPOOL_CAPACITY", None)
     runs = [[], [], []]
     for number in range(arguments.rounds):
         for at in range(2):
             which = (number + at) % 2
-            runs[which].append(in_a_process(arguments, ["pytorch", "weirpool"][which]))
-        # A little more than the peak of used memory. The rest of the reserved memory only avoids waits.
-        used, reserved = runs[1][0]["peak_used"], runs[1][0]["peak_reserved"]
-        capacity = capacity or used + max((reserved - used) // 4, 64 << 20)
-        runs[2].append(in_a_process(arguments, "weirpool", capacity))
+            runs[which].append(in_a_process(run, arguments, allocator=["pytorch", "weirpool"][which], capacity=None))
+    # A little more than the peak of used memory. The rest of the reserved memory only avoids waits.
+    used, reserved = runs[1][0]["peak_used"], runs[1][0]["peak_reserved"]
+    capacity = arguments.capacity or str(used + max((reserved - used) // 4, 64 << 20))
+    runs[2].append(in_a_process(run, arguments, allocator="weirpool", capacity=capacity))
 
     every = [run for of_one in runs for run in of_one]
     own, pooled, little = runs = [medians(of_one) for of_one in runs]
     print(f"{own['gpu']}, PyTorch {own['torch']}; little memory: WEIRPOOL_CAPACITY={capacity}")
-    print(f"medians of {arguments.rounds} by turns\n" if arguments.rounds > 1 else "")
+    print(f"the first two: medians of {arguments.rounds} by turns\n" if arguments.rounds > 1 else "")
     print(f"{'':24}{'PyTorch':>14}{'weirpool':>14}{'little memory':>14}")
     gib, s, count = (lambda n: f"{n / 2**30:.2f} GiB"), (lambda n: f"{n:.3f} s"), str
     rows = [
@@ -245,10 +250,13 @@ def main():
     parser.add_argument("--steps", type=int, default=60, help="training steps")
     parser.add_argument("--requests", type=int, default=200, help="requests to serve, twice")
     parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")
-    parser.add_argument("--rounds", type=int, default=1, help="turns of each; the figures are medians")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of the first two; the figures are medians")
     parser.add_argument("--streams", type=int, default=4, help="streams for the requests")
     arguments = parser.parse_args()
-    (run if arguments.allocator else compare)(arguments)
+    if arguments.allocator:
+        print(json.dumps(run(arguments)))
+    else:
+        compare(arguments)
 
 
 if __name__ == "__main__":

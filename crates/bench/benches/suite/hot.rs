@@ -4,7 +4,7 @@ use super::backend::Backend;
 use super::contender::Contender;
 use super::effort::Effort;
 use super::floor::{Atomics, Lanes};
-use super::pooled::{Polled, Pooled};
+use super::pooled::{Drawn, Polled, Pooled, Reserving, Tagged};
 use super::race::Race;
 use super::row::{Allocator, Row, Unit, bytes};
 use std::hint::black_box;
@@ -39,6 +39,7 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
         let label = format!("hot pair, {}: `allocate().await`", bytes(size));
         rows.push(Row::new(label, PAIR, figures));
     }
+    rows.extend(with_terms(&pooled, effort));
     // What awaiting, counting and ordering cost beside the driver's own calls.
     if let Some(through) = passed_through(backend) {
         for size in SIZES {
@@ -61,6 +62,33 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
         figures,
     ));
     rows
+}
+
+/// Measures pairs for a tag and from a reservation, and reservations, each beside the floor of a pair.
+fn with_terms<G: Backend>(pooled: &Pooled<'_, G>, effort: Effort) -> Vec<Row> {
+    const SIZE: u64 = 1 << 16;
+    let span = effort.span();
+    let (tagged, drawn, reserving) = (Tagged::new(pooled), Drawn::new(pooled), Reserving(pooled));
+    let row = |label: &str, mut turn: Box<dyn FnMut() -> f64 + '_>| {
+        let mut race = Race::new();
+        race.enter(Allocator::Weirpool, &mut turn);
+        race.enter(Allocator::Floor, turns(&Lanes, SIZE, span));
+        Row::new(label, PAIR, race.run(effort.rounds).figures(|took| *took))
+    };
+    vec![
+        row(
+            "hot pair, 64 KiB: for a tag",
+            Box::new(turns(&tagged, SIZE, span)),
+        ),
+        row(
+            "hot pair, 64 KiB: from a reservation",
+            Box::new(turns(&drawn, SIZE, span)),
+        ),
+        row(
+            "a reservation of 64 KiB with its pair",
+            Box::new(turns(&reserving, SIZE, span)),
+        ),
+    ]
 }
 
 /// Returns a pool that passes its calls on to a pool of the driver, if there is one, which keeps its memory.

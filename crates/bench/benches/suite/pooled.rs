@@ -5,7 +5,7 @@ use super::contender::{Awaited, Contender};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use weirpool::{AllocError, Block, Pool, PoolBuilder};
+use weirpool::{AllocError, Block, Pool, PoolBuilder, Reservation, Tag};
 
 /// A pool on a device. It allocates immediately or fails.
 pub(crate) struct Pooled<'a, G> {
@@ -104,6 +104,110 @@ impl<G: Backend> Contender for Polled<'_, G> {
             Poll::Ready(allocated) => unless_exhausted(allocated),
             Poll::Pending => None,
         }
+    }
+
+    #[inline]
+    fn free(&self, block: Block, _line: &Line<G::Work>) {
+        drop(block);
+    }
+}
+
+/// A pool on a device that allocates for a tag.
+pub(crate) struct Tagged<'a, G> {
+    pooled: &'a Pooled<'a, G>,
+    tag: Tag,
+}
+
+impl<'a, G: Backend> Tagged<'a, G> {
+    pub(crate) fn new(pooled: &'a Pooled<'a, G>) -> Self {
+        let tag = Tag::new("hot");
+        Self { pooled, tag }
+    }
+}
+
+impl<G: Backend> Contender for Tagged<'_, G> {
+    type Stream = Line<G::Work>;
+    type Block = Block;
+
+    fn stream(&self) -> Line<G::Work> {
+        self.pooled.stream()
+    }
+
+    fn enter(&self) {
+        self.pooled.enter();
+    }
+
+    #[inline]
+    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
+        let request = self.pooled.pool.allocate(&line.stream, bytes);
+        unless_exhausted(request.tag(self.tag).try_now())
+    }
+
+    #[inline]
+    fn free(&self, block: Block, _line: &Line<G::Work>) {
+        drop(block);
+    }
+}
+
+/// A reservation of a pool.
+pub(crate) struct Drawn<'a, G> {
+    pooled: &'a Pooled<'a, G>,
+    reservation: Reservation,
+}
+
+impl<'a, G: Backend> Drawn<'a, G> {
+    pub(crate) fn new(pooled: &'a Pooled<'a, G>) -> Self {
+        pooled.enter();
+        let reservation = pooled.pool.reserve(16 << 20).try_now();
+        Self {
+            pooled,
+            reservation: reservation.expect("memory"),
+        }
+    }
+}
+
+impl<G: Backend> Contender for Drawn<'_, G> {
+    type Stream = Line<G::Work>;
+    type Block = Block;
+
+    fn stream(&self) -> Line<G::Work> {
+        self.pooled.stream()
+    }
+
+    fn enter(&self) {
+        self.pooled.enter();
+    }
+
+    #[inline]
+    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
+        unless_exhausted(self.reservation.allocate(&line.stream, bytes))
+    }
+
+    #[inline]
+    fn free(&self, block: Block, _line: &Line<G::Work>) {
+        drop(block);
+    }
+}
+
+/// A pool on a device that reserves the memory of each block, and ends the reservation with the block.
+pub(crate) struct Reserving<'a, G>(pub(crate) &'a Pooled<'a, G>);
+
+impl<G: Backend> Contender for Reserving<'_, G> {
+    type Stream = Line<G::Work>;
+    type Block = Block;
+
+    fn stream(&self) -> Line<G::Work> {
+        self.0.stream()
+    }
+
+    fn enter(&self) {
+        self.0.enter();
+    }
+
+    #[inline]
+    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
+        let reservation = self.0.pool.reserve(bytes).try_now().expect("memory");
+        unless_exhausted(reservation.allocate(&line.stream, bytes))
     }
 
     #[inline]
