@@ -184,10 +184,7 @@ impl<'a> Search<'a> {
                 driver.flush(Flush::All);
                 self.finish_flush()?
             }
-            Prepare::PollLate => {
-                let has_news = std::mem::take(&mut self.has_skipped) && self.poll()?;
-                driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))? || has_news
-            }
+            Prepare::PollLate => driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))?,
             Prepare::Trim => {
                 let released = driver.release(Target::Keep(0)).into_result();
                 let has_released = driver.noted(released)? > 0;
@@ -231,11 +228,7 @@ impl<'a> Search<'a> {
         Ok(match source {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
-            Try::Grow => {
-                let grown = self.grow()?;
-                self.state.facts.could_be_new &= grown.is_some();
-                grown
-            }
+            Try::Grow => self.grow_or_ask()?,
             Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
         })
@@ -381,6 +374,23 @@ impl<'a> Search<'a> {
             heap.plan(self.request, view, Growth::None)
         });
         self.put_together(plan, Some(limit), Growth::None)
+    }
+
+    /// Grows. If that fails, and streams were not asked because it would do, asks them after all.
+    fn grow_or_ask(&mut self) -> Result<Option<Found>, Refusal> {
+        let grown = self.grow()?;
+        if grown.is_some() || !self.has_skipped {
+            return Ok(grown);
+        }
+        self.has_skipped = false;
+        self.state.facts.could_be_new = false;
+        if !self.poll()? {
+            return Ok(None);
+        }
+        match self.take() {
+            Some(found) => Ok(Some(found)),
+            None => self.grow(),
+        }
     }
 
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
