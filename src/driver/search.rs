@@ -62,7 +62,10 @@ impl<'a> Search<'a> {
         let mut after = Clock::default();
         if driver.reuse().follow_event_dependencies {
             if may_submit {
-                after = lane.timeline.clock();
+                after = match mode.is_queued {
+                    true => lane.timeline.clock(),
+                    false => lane.timeline.clock_so_far(),
+                };
             }
             if let Some(deferred) = &deferred {
                 after.join_all(deferred);

@@ -341,7 +341,7 @@ impl Lane {
 
     /// Returns the clock of the stream at a closed ticket, which it includes.
     fn clock_at(&self, closed: Closed) -> Clock {
-        let mut clock = self.timeline.clock();
+        let mut clock = self.timeline.clock_so_far();
         clock.join(self.fence(closed.ticket));
         clock
     }

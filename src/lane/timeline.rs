@@ -23,8 +23,7 @@ pub(crate) struct Timeline {
     markers: Mutex<Markers>,
     completed: SharedNumber,
     clock: Mutex<StreamClock>,
-    /// The stream has come after a point of another stream. Most never do, and their clock is read without its lock. A
-    /// thread that reads too early counts on less order than there is.
+    /// The stream has come after a point of another stream: see [`clock_so_far`](Self::clock_so_far).
     has_points: AtomicBool,
     /// The number of incomplete markers, for decisions that may be a moment late.
     incomplete: AtomicU64,
@@ -91,10 +90,21 @@ impl Timeline {
 
     /// Returns the clock of what the stream comes after.
     pub(crate) fn clock(&self) -> Clock {
-        if !self.has_points.load(Ordering::Acquire) {
-            return Clock::default();
-        }
         self.clock.lock().points().clone()
+    }
+
+    /// Returns the clock as [`clock`](Self::clock) does, without the lock for the many streams that never came after
+    /// another one.
+    ///
+    /// It may lack what another thread is adding. That is always safe, but not for the last look of a request that
+    /// waits: the thread that adds may have seen an open gate, and notify no request. With the lock, one of the two sees
+    /// what the other did.
+    pub(crate) fn clock_so_far(&self) -> Clock {
+        if self.has_points.load(Ordering::Acquire) {
+            self.clock()
+        } else {
+            Clock::default()
+        }
     }
 
     /// Notes that the stream waits for a marker of another stream, whose clock is given.
