@@ -42,19 +42,10 @@ impl Driver {
         if self.settings.passes_through() && self.pass_on(std::iter::once(lane), &fences, block) {
             return self.record_closed(lane, freed.closed);
         }
-        // One lock of the heap for the answer of the stream and for the block.
-        let is_asked = freed.closed.is_some() && self.ask_if_many(lane);
         // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made
         // to wait for it. The publication comes after the record, so that a request that found it so looks again.
-        let (recipient, has_news) = {
-            let mut heap = self.heap.lock();
-            let has_news = is_asked && heap.complete(lane.id, lane.timeline.completed());
-            (heap.free(id, fences), has_news)
-        };
-        if has_news {
-            self.note_reaped();
-        }
-        self.record_asked(lane, freed.closed);
+        let recipient = self.heap.lock().free(id, fences);
+        self.record_closed(lane, freed.closed);
         self.note_free(recipient);
     }
 
@@ -126,17 +117,10 @@ impl Driver {
     /// A record that fails leaves the ticket to a later one or, if the error is sticky, ends the pool: a free has no
     /// caller to tell.
     pub(super) fn record_closed(&self, lane: &Lane, closed: Option<Closed>) {
-        if closed.is_some() {
-            self.thin_out(lane);
-        }
-        self.record_asked(lane, closed);
-    }
-
-    /// Records the event of a closed ticket, of a stream that was asked if it was to be.
-    fn record_asked(&self, lane: &Lane, closed: Option<Closed>) {
         let Some(closed) = closed else {
             return;
         };
+        self.thin_out(lane);
         if lane.timeline.is_full() && !lane.is_external {
             return lane.cache.expect_seal(closed.ticket.next());
         }

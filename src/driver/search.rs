@@ -289,8 +289,8 @@ impl<'a> Search<'a> {
     }
 
     /// Asks every stream that this search has not asked since its newest event. What the others have passed since
-    /// then counts for the next search. Where blocks of this size are on their way, and a new one would do meanwhile,
-    /// asks no more streams than the budget allows.
+    /// then counts for the next search. Where a block of this size is on its way, and a new one would do meanwhile, leaves
+    /// out streams that were asked lately, as the budget requires.
     fn poll(&mut self) -> Result<bool, DeviceError> {
         let driver = self.to.driver;
         // Where a last look at late events comes later, the oldest event is enough for now.
@@ -306,10 +306,12 @@ impl<'a> Search<'a> {
             let Some(newest) = newest.filter(|newest| !asked.covers(lane.fence(*newest))) else {
                 return Ok(None);
             };
-            if is_limited && !driver.queries.take(now) {
+            let has_budget = !is_limited || driver.queries.take(now);
+            if !has_budget && lane.timeline.was_asked_lately(now) {
                 *has_skipped = true;
                 return Ok(None);
             }
+            lane.timeline.note_asked(now);
             asked.join(lane.fence(newest));
             if in_order {
                 lane.timeline.reap_in_order(&*driver.device)
@@ -379,20 +381,21 @@ impl<'a> Search<'a> {
         self.put_together(plan, Some(limit), Growth::None)
     }
 
-    /// Grows. If that fails, and streams were not asked because it would do, asks them after all.
+    /// Grows. If that fails, for whatever reason, and streams were left out because it would do, asks them after all.
     fn grow_or_ask(&mut self) -> Result<Option<Found>, Refusal> {
-        let grown = self.grow()?;
-        if grown.is_some() || !self.has_skipped {
-            return Ok(grown);
+        let grown = self.grow();
+        if matches!(grown, Ok(Some(_))) || !std::mem::take(&mut self.has_skipped) {
+            return grown;
         }
-        self.has_skipped = false;
         self.state.facts.could_be_new = false;
         if !self.poll()? {
-            return Ok(None);
+            return grown;
         }
-        match self.take() {
-            Some(found) => Ok(Some(found)),
-            None => self.grow(),
+        match (self.take(), grown) {
+            (Some(found), _) => Ok(Some(found)),
+            (None, Err(Refusal::Device(error))) => Err(error.into()),
+            // What is free now may be joined.
+            (None, _) => self.grow(),
         }
     }
 

@@ -316,33 +316,20 @@ impl Streams {
         let completed = lane.timeline.completed();
         let has_news = self.heap.lock().complete(lane.id, completed);
         if has_news {
-            self.note_reaped();
+            self.write_down(|| HistoryEvent::Reaped { streams: 1 });
         }
         has_news
-    }
-
-    /// Notes that the heap caught up with one stream. No lock is held.
-    pub(super) fn note_reaped(&self) {
-        self.write_down(|| HistoryEvent::Reaped { streams: 1 });
     }
 
     /// Asks a stream with many recorded events how far it is, so that the events come back and their number stays
     /// bounded (invariant `bounded-events`).
     pub(super) fn thin_out(&self, lane: &Lane) {
-        if self.ask_if_many(lane) {
-            self.catch_up(lane);
-        }
-    }
-
-    /// Asks as [`thin_out`](Self::thin_out) does. Says whether it did: the heap is to catch up then.
-    pub(super) fn ask_if_many(&self, lane: &Lane) -> bool {
-        let should_query = lane.should_query();
-        if should_query {
+        if lane.should_query() {
             // A failure is noted, and met again by the caller that needs the answer.
             let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
+            self.catch_up(lane);
             lane.timeline.note_queried();
         }
-        should_query
     }
 
     /// Moves cached blocks to the heap, where neighbours merge and every stream can have them. Says whether there

@@ -194,36 +194,6 @@ fn stream_queries_few_others_while_new_memory_is_available() {
     );
 }
 
-/// Where new memory would do, streams are asked within a budget. A request that gets no new memory after all asks every
-/// stream before it waits on the device, or fails.
-#[test]
-fn every_stream_is_asked_before_a_request_waits_or_fails_whatever_the_budget() {
-    let device = manual();
-    let pool = Pool::builder(device.clone()).build().unwrap();
-    // So that no attempt gets the block behind a wait on the device.
-    let reuse = pool.set_reuse(Reuse {
-        internal_dependencies: false,
-        ..Reuse::default()
-    });
-    // The capacity has room for a second block. The device has not: another library holds the rest.
-    device.create((1 << 30) - 16 * MIB).unwrap();
-    let [slow, quick, taker] = streams(&device, &pool);
-    // The smaller block has exactly the size of the requests, and stays pending.
-    let blocks = [(&slow, 4, 1000), (&quick, 12, 10)].map(|(on, size, time)| {
-        let block = pool.try_allocate(&on.1, size * MIB).unwrap();
-        use_block(&on.0, &block, us(time));
-        block
-    });
-    drop(blocks);
-    for _ in 0..100 {
-        pool.try_allocate(&taker.1, 4 * MIB).unwrap_err();
-    }
-    pool.set_reuse(reuse);
-    device.advance(us(10));
-    let block = pool.try_allocate(&taker.1, 4 * MIB).unwrap();
-    assert_eq!(block.source(), Source::Free);
-}
-
 /// A stream that was slow so far is still queried before a request fails, and before more memory is taken.
 #[test]
 fn work_that_completes_sooner_than_expected_counts() {

@@ -2,6 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
+//! | `asking` | streams that are not asked how far they are, because new memory would do |
 //! | `donors` | whose memory a stream waits for |
 //! | `evictable` | memory that is taken back on demand |
 //! | `fault_sweep` | each device call fails once |
@@ -24,6 +25,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod asking;
 mod donors;
 mod evictable;
 mod fault_sweep;
