@@ -1,9 +1,9 @@
 //! How much of the time may go into queries where the pool could take new memory instead.
 //!
-//! A query takes as long as several allocations, and while kernels are short, most are answered with "not yet". At the
-//! pace of a program that launches kernels between its allocations the share is never reached, and streams are asked
-//! whenever that may help. A host that does little else takes a few blocks more, once, and finds memory complete from
-//! then on.
+//! A query takes as long as several allocations, and while kernels are short, most are answered with "not yet". Where a
+//! block of exactly the size is on its way and a new one would do meanwhile, a search leaves out streams that were asked
+//! within 64 us, once the budget is used up. At the pace of a program that launches kernels between its allocations it
+//! never is. A host that does little else takes a few blocks more, once, and finds memory complete from then on.
 
 use crate::sync::plain::{AtomicU64, Ordering};
 use std::time::Duration;
