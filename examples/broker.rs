@@ -8,8 +8,8 @@
 //! - **split**: three processes, each with a third of the capacity, and no broker;
 //! - **together**: three processes with the broker, each guaranteed its weights.
 //!
-//! At the end two processes take the same memory by turns. The time from the request to its memory is split into what
-//! the one spends in giving memory back, what the other spends in mapping it, and the rest: messages and wake-ups.
+//! At the end two processes take the same memory by turns. The time from the request to its memory is split into the
+//! time in which the one gives memory back, the time in which the other maps it, and the rest: messages and wake-ups.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
@@ -139,7 +139,7 @@ mod linux {
             let _broker = bind(options.hold)?;
             let mut services = start(options, Some(&socket), capacity)?;
             for service in &mut services[1..] {
-                // They have been busy, and hold what they needed then.
+                // They have been busy, and hold the memory that they needed then.
                 service.ask("once", "served")?;
             }
             let with_broker = services[0].serve(options)?;
@@ -207,7 +207,7 @@ mod linux {
         let [one, other, filler] = services else {
             unreachable!("there are three")
         };
-        // The filler and the weights leave what is moved, and less than as much again.
+        // The filler and the weights leave the moved bytes, and less than as much again.
         let rest = capacity - moved - 3 * options.weights() - 4 * CHUNK;
         filler.ask(&format!("hold {rest}"), "held")?;
         let mut figures: [Vec<f64>; 6] = Default::default();

@@ -1,7 +1,7 @@
 //! A kernel on memory that was awaited: `cargo run --release --features cuda --example cuda`.
 //!
-//! Two streams share memory for one request at a time. cudarc copies the numbers there, a kernel doubles them, and
-//! they come back on a third stream: what comes after what is seen to on the way.
+//! Two streams share memory for one request at a time. cudarc copies the numbers there, a kernel doubles them, and they
+//! come back on a third stream: the order between the streams is ensured on the way.
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use weirpool::device::cuda::CudaDevice;

@@ -6,9 +6,8 @@
 //! cargo run --release --features ipc,cuda --example processes -- --device cuda
 //! ```
 //!
-//! The program starts itself again as the importer. Both print what they do, and what it costs. With `--costs` it
-//! prints how long each call on a chunk takes on the host instead: the simulated device's cost model has its figures
-//! from a GPU.
+//! The program starts itself again as the importer. Both print each step and its cost. With `--costs` it prints how
+//! long each call on a chunk takes on the host instead: the simulated device's cost model has its figures from a GPU.
 //!
 //! | step | exporter | importer |
 //! |---|---|---|

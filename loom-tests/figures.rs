@@ -1,4 +1,4 @@
-//! What is counted, while it changes hands.
+//! Figures, while the counted memory changes hands.
 
 use super::*;
 use loom::thread;
@@ -50,8 +50,7 @@ fn statistics_are_consistent_while_a_block_changes_threads() {
     );
 }
 
-/// A stream goes while a scope begins: what it counted moves to what gone streams counted, and is seen
-/// in one of the two.
+/// A stream goes while a scope begins: its counts move to those of gone streams, and are seen in one of the two.
 #[test]
 fn a_scope_against_a_stream_that_goes() {
     model("a scope against a stream that goes", || {
@@ -79,8 +78,8 @@ fn a_scope_against_a_stream_that_goes() {
     });
 }
 
-/// A tagged request is given up while its grant comes: the account is charged for what was taken, and
-/// credited for it, and for nothing else.
+/// A tagged request is given up while its grant comes: the account is charged and credited for the memory that was
+/// taken, and for nothing else.
 #[test]
 fn a_tags_account_against_a_cancel() {
     model("a tags account against a cancel", || {

@@ -55,7 +55,7 @@ fn device() -> SimDevice {
     device_builder().build()
 }
 
-/// Creates a device without the ordering checker, on which a stream gets back what it freed without a shared step.
+/// Creates a device without the ordering checker, on which a stream gets its freed memory back without a shared step.
 fn unwatched() -> SimDevice {
     device_builder().checker(Checker::Off).build()
 }

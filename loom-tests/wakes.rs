@@ -10,7 +10,7 @@ use weirpool::device::sim::Call;
 
 type Answer = Result<Block, weirpool::AllocError>;
 
-/// A task that is polled when it is woken, and keeps what it was granted.
+/// A task that is polled when it is woken, and keeps the block that it was granted.
 struct Task<'a> {
     future: Option<Pin<Box<dyn Future<Output = Answer> + 'a>>>,
     output: Option<Block>,

@@ -34,7 +34,7 @@ use sealed::Memory;
 /// Memory that its user can do without: a [`Block`] or a [`Buffer`] that the pool takes back before a request waits or
 /// fails, such as an entry of a prefix cache. It stays readable until then.
 ///
-/// The memory that was used least recently is evicted first. To use it, [pin](Self::pin) it: what is pinned is not
+/// The memory that was used least recently is evicted first. To use it, [pin](Self::pin) it: pinned memory is not
 /// evicted. Evicting memory is an ordinary free: it is ordered after every use on every stream, and the pool neither
 /// copies it nor reports it.
 ///
@@ -49,8 +49,8 @@ use sealed::Memory;
 /// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
 /// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
 /// if that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other
-/// direction, memory is evicted for other processes once all of them have given back what is free, but not below the
-/// guarantee.
+/// direction, memory is evicted for other processes once all of them have given back their free memory, but not below
+/// the guarantee.
 ///
 /// ```
 /// use weirpool::{Pool, device::sim::SimDevice};
@@ -71,7 +71,7 @@ use sealed::Memory;
 /// ```
 ///
 /// Dropping it frees the memory, or, while it is pinned, lets the last pin do so. The figures are in
-/// [`Statistics::evictable`](crate::Statistics::evictable), which counts what can be evicted now, and
+/// [`Statistics::evictable`](crate::Statistics::evictable), which counts the bytes that can be evicted now, and
 /// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
 /// while no other request needs it.
 #[must_use = "the memory is freed when this is dropped"]

@@ -1,6 +1,6 @@
 //! The guide: pages that are longer than a signature.
 //!
-//! | page | what it answers |
+//! | page | topic |
 //! |---|---|
 //! | [`getting_started`] | how to allocate, wait and free, on the simulated device and on a GPU |
 //! | [`concepts`] | streams, tickets, blocks, reuse, and where memory comes from |
@@ -13,7 +13,7 @@
 //! | [`processes`] | memory that several processes use |
 //! | [`origins`] | the examples of CUDA, HIP, Warp and Umpire, and their counterparts here |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
-//! | [`performance`] | what is fast, what is not, and how to measure it |
+//! | [`performance`] | fast operations, slow ones, and how to measure them |
 
 #[doc = include_str!("../docs/guide/getting-started.md")]
 pub mod getting_started {}

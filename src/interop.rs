@@ -1,9 +1,8 @@
 //! Blocks as cudarc's slices: for its copies, for cuBLAS and its other libraries, and for whatever else takes one.
 //!
-//! Such a call names the stream that it uses the memory on. The use is noted there, ordered as
-//! [`Block::read_on`] and [`Block::write_on`] order, and counted among the block's fences. A stream that the pool
-//! does not know cannot be kept alive by who only borrows it: the host waits for its work before the call
-//! returns, so that nothing of it is left to be kept.
+//! Such a call names the stream that it uses the memory on. The use is noted there, ordered as [`Block::read_on`] and
+//! [`Block::write_on`] order, and counted among the block's fences. A call that only borrows a stream cannot keep it
+//! alive. So for a stream that the pool does not know, the host waits for its work before the call returns.
 
 use crate::block::{Access, Block};
 use crate::buffer::{Buffer, SliceMut};

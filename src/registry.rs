@@ -84,8 +84,8 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
 /// would not be enough. Returns how many bytes they released.
 ///
 /// A pool in which requests wait for memory itself releases it only for a pool whose oldest request is older. So of all
-/// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back what it
-/// gave.
+/// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back memory
+/// that it gave.
 pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
     let others = others_to_spill(supply);
     let others: Vec<&Supply> = others

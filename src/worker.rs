@@ -39,8 +39,8 @@ pub(crate) fn run(job: impl Future<Output = ()> + Send + 'static) -> bool {
     sent.is_some_and(|sent| sent.is_ok())
 }
 
-/// Calls `release` on the worker once the passages are over. If the device is broken, or the worker does not run, what
-/// `release` owns is leaked.
+/// Calls `release` on the worker once the passages are over. If the device is broken, or the worker does not run, the
+/// values that `release` owns are leaked.
 pub(crate) fn release_later(
     device: plain::Arc<dyn Device>,
     passages: Option<Passages>,

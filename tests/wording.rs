@@ -45,6 +45,10 @@ const PHRASES: &[(&str, &str)] = &[
     ("who takes", "the taker"),
     ("who frees", "the freeing thread"),
     ("nobody who", "no waiter that"),
+    ("those who", "requests that, threads that"),
+    ("one who", "the task that"),
+    ("by who", "by the caller that"),
+    ("to who", "to the stream that"),
     ("is had", "is available, obtained, held"),
     ("are had", "are available, obtained, held"),
     ("was had", "was available, obtained, held"),
@@ -52,6 +56,13 @@ const PHRASES: &[(&str, &str)] = &[
     ("so much as", "up to"),
     ("give way", "spill"),
 ];
+
+/// Verbs that follow a "what" which stands for a noun: "what was freed".
+const AFTER_WHAT: &[&str] = &["is", "was", "were", "are", "has", "had", "can", "may"];
+
+/// Verbs of telling and asking, after which "what" asks an indirect question.
+const ASKING: &str = "tell tells told say says show shows see sees know knows ask asks asked decide decides \
+                      describe describes list lists learn learns report reports";
 
 /// Openings that put the object first.
 const OPENINGS: &[&str] = &["Of ", "So many ", "The same"];
@@ -189,6 +200,47 @@ fn sentences_have_a_concrete_subject() {
         });
         phrase.map(|(phrase, term)| format!("\"{phrase}\", say \"{term}\""))
     }));
+}
+
+/// The word without marks around it, in lower case.
+fn bare(word: &str) -> String {
+    word.trim_matches(|c: char| !c.is_alphanumeric())
+        .to_lowercase()
+}
+
+/// "what was freed" hides its subject: "freed memory" names it. A sentence may run over several lines.
+#[test]
+fn what_and_who_are_no_nouns() {
+    let mut found = Vec::new();
+    for (path, text) in files() {
+        let lines: Vec<_> = text.lines().collect();
+        let words = lines.iter().enumerate().flat_map(|(at, line)| {
+            // A line of code ends the prose.
+            let words = prose(&path, line).unwrap_or("|");
+            words.split_whitespace().map(move |word| (at, word))
+        });
+        let words: Vec<_> = words.collect();
+        for (index, (at, word)) in words.iter().enumerate() {
+            let line = lines[*at];
+            let Some((_, next)) = words.get(index + 1) else {
+                continue;
+            };
+            // A mark behind "what" ends the phrase; one before it separates the verb.
+            let is_phrase = word
+                .trim_start_matches(|c: char| !c.is_alphanumeric())
+                .eq_ignore_ascii_case("what")
+                && AFTER_WHAT.contains(&bare(next).as_str());
+            let asks = index.checked_sub(1).is_some_and(|before| {
+                let before = words[before].1.to_lowercase();
+                ASKING.split_whitespace().any(|verb| verb == before)
+            });
+            if is_phrase && !asks && !line.contains('?') && !is_excepted(&path, line) {
+                let problem = format!("\"what {}\", name the subject", bare(next));
+                found.push(format!("{path}:{}: {problem}: {}", at + 1, line.trim()));
+            }
+        }
+    }
+    report(found);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How long who was refused waits before it tries again: exponential back-off with jitter.
+//! How long a refused request waits before it tries again: exponential back-off with jitter.
 
 use fastrand::Rng;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(64);
 
-/// The pauses of one request: twice as long each time up to a bound, each somewhere between a half and the
-/// whole of that, so that those who were refused together do not come together again.
+/// The pauses of one request: twice as long each time up to a bound, each somewhere between a half and the whole of
+/// that, so that requests that were refused together do not come together again.
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     random: Rng,

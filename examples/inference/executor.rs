@@ -1,7 +1,7 @@
 //! What polls the service: it runs on any executor, and these are tried.
 //!
 //! With the crate's feature `tokio` the pool has a reclaimer as a task of the runtime's while a request waits.
-//! Elsewhere those who wait would drive themselves, each woken for all; so the service spawns one there.
+//! Elsewhere waiting requests would drive themselves, each woken for all; so the service spawns one there.
 
 use clap::ValueEnum;
 use futures::executor::LocalPool;
@@ -61,7 +61,7 @@ impl Executor {
         })
     }
 
-    /// Runs a future to its end on this thread; what it spawns runs where the executor has it.
+    /// Runs a future to its end on this thread; tasks that it spawns run where the executor has them.
     pub(crate) fn run<F: Future>(self, start: impl FnOnce(Box<dyn Spawn>) -> F) -> F::Output {
         match self {
             Self::Tokio(runtime) => {

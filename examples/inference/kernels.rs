@@ -17,7 +17,7 @@ pub(crate) trait Kernels<W>: Send + Sync {
 
 /// One step of a request.
 pub(crate) struct Step<'a> {
-    /// What it takes.
+    /// The time that it takes.
     pub(crate) time: Duration,
     /// Read.
     pub(crate) weights: Argument<'a>,

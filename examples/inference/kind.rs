@@ -1,4 +1,4 @@
-//! The three services: what they have in memory, and what they do when it is short.
+//! The three services: their memory, and their behaviour when it is short.
 
 use crate::bound::Shared;
 use crate::lease::Admission;

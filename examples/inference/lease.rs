@@ -1,8 +1,8 @@
 //! The memory of a request: all that it will need, taken up front.
 //!
-//! A request that took its blocks one by one could hold some and wait for more, with all others doing the
-//! same: none would ever go on. So each reserves a piece for every block that it will have, with one place in
-//! the queue, and what it then allocates neither waits nor fails. Where memory is short, there are two ways.
+//! A request that took its blocks one by one could hold some and wait for more, with all others doing the same: none
+//! would ever go on. So each reserves a piece for every block that it will have, with one place in the queue, and its
+//! allocations then neither wait nor fail. Where memory is short, there are two ways.
 
 use crate::arrivals::Request;
 use crate::backoff::Backoff;

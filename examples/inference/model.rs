@@ -1,8 +1,8 @@
 //! The model that is served: what its requests need of memory, step by step.
 //!
-//! A request runs its steps one after the other. All share the weights; each step has an activation of its
-//! own, freed when the step is submitted; and the cache of what was computed so far grows by a page every so
-//! many steps, until the request ends. Sizes are whole handles of the pool's.
+//! A request runs its steps one after the other. All share the weights; each step has an activation of its own, freed
+//! when the step is submitted; and the cache of results so far grows by a page every so many steps, until the request
+//! ends. Sizes are whole handles of the pool's.
 
 use std::ops::RangeInclusive;
 

@@ -1,4 +1,4 @@
-//! The command line: the number of requests, the pressure, and what is printed.
+//! The command line: the number of requests, the pressure, and the output.
 
 use crate::executor::ExecutorName;
 use clap::error::ErrorKind;

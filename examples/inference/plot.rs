@@ -42,7 +42,7 @@ fn picture(report: &Report, samples: &[Sample]) -> Drawn<String> {
     Ok(svg)
 }
 
-/// Used and pending are stacked: what is white below the line of reserved is free.
+/// Used and pending are stacked: the white area below the line of reserved is free memory.
 fn memory(canvas: &Canvas<'_>, samples: &[Sample]) -> Drawn {
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let top = samples.iter().map(|sample| sample.reserved).max();

@@ -1,4 +1,4 @@
-//! The figures of a service, and what is asked of them.
+//! The figures of a service, and the conditions that they must meet.
 
 use crate::bound::{self, Checked, Verdict};
 use crate::kind::Kind;

@@ -101,7 +101,7 @@ async fn admit(
     try_join_all(records).await
 }
 
-/// A service that is open, and those who work for it.
+/// A service that is open, and its workers.
 struct Run {
     service: Arc<Service>,
     weights: SharedBlock,

@@ -1,8 +1,8 @@
 //! The service: a task for each request, a task for each stream, and a pool between them.
 //!
-//! A request takes its memory, then a stream, then runs its steps there one after the other; what it holds
-//! goes with its last step. It holds no stream while it waits for memory, so those that have memory are
-//! spread over as many streams as there are.
+//! A request takes its memory, then a stream, then runs its steps there one after the other; its memory goes with its
+//! last step. It holds no stream while it waits for memory, so those that have memory are spread over as many streams
+//! as there are.
 
 use crate::arrivals::Request;
 use crate::bound::Stay;

@@ -6,7 +6,7 @@ use crate::units::{binary_bytes, bytes, count, duration};
 use std::fmt::Write;
 use std::time::Duration;
 
-/// A line of the table: what it says, of a report.
+/// A line of the table: its label, and its text for a report.
 type Line = (&'static str, fn(&Report) -> String);
 
 const LINES: [Line; 13] = [

@@ -1,7 +1,8 @@
 //! Checkpoints of the memory pools of graphs, for the extension `graph_trees.cpp`.
 //!
 //! A tree of graphs shares one pool. Before a further branch is recorded, the pool goes back to its state behind the
-//! graph that the branch follows: what is allocated now is freed, and what was allocated then is allocated again.
+//! graph that the branch follows: the ranges that are allocated now are freed, and those that were allocated then are
+//! allocated again.
 
 use crate::device_pool::{self, DevicePool};
 use crate::graphs::MempoolId;
@@ -24,8 +25,8 @@ pub struct MemoryRange {
 #[derive(Debug)]
 pub struct Checkpoint(GraphCheckpoint);
 
-/// Records what is allocated in a pool of graphs. The caller passes the result to [`weirpool_checkpoint_free`]. Throws
-/// a `std::runtime_error` if the pool has no owner.
+/// Records the ranges that are allocated in a pool of graphs. The caller passes the result to
+/// [`weirpool_checkpoint_free`]. Throws a `std::runtime_error` if the pool has no owner.
 ///
 /// # Safety
 /// All frames up to the one that catches the exception must allow unwinding.
@@ -93,8 +94,8 @@ pub unsafe extern "C" fn weirpool_allocated_in_pool(
     figure(device, count) as usize
 }
 
-/// Frees what is allocated in a pool of graphs, and allocates the ranges of a checkpoint of the same pool, for use in
-/// the order of a stream. Throws a `std::runtime_error` if that fails.
+/// Frees all memory that is allocated in a pool of graphs, and allocates the ranges of a checkpoint of the same pool,
+/// for use in the order of a stream. Throws a `std::runtime_error` if that fails.
 ///
 /// # Safety
 /// The checkpoint lives. The stream is not destroyed before this returns, nor any other stream that the memory was used

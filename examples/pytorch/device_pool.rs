@@ -224,7 +224,7 @@ impl DevicePool {
         // SAFETY: as the caller promises.
         let stream = unsafe { self.stream(stream) }.map_err(|error| error.to_string())?;
         for (address, _) in memory.checkpoint().ranges() {
-            // Other owners keep what they have.
+            // Other owners keep their memory.
             let _ = self.raw.free(address.to_bits(), &stream);
         }
         let stream = self

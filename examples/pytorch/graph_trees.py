@@ -188,7 +188,7 @@ def released(library):
 
 
 def settled(count):
-    """Returns 0 once the count of bytes is 0, or what it is after ten seconds."""
+    """Returns 0 once the count of bytes is 0, or the count after ten seconds."""
     deadline = time.monotonic() + 10
     while (left := count()) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -8,7 +8,7 @@ pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "weirpool: {text}");
 }
 
-/// What is told the first time only.
+/// A message that is told the first time only.
 pub(crate) struct Once(AtomicBool);
 
 impl Once {

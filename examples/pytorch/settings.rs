@@ -1,6 +1,6 @@
 //! What the environment says, read when a device's pool is made.
 //!
-//! | variable | what it sets |
+//! | variable | setting |
 //! |---|---|
 //! | `WEIRPOOL_CAPACITY` | what a pool may hold of its device at most, as `6GiB`, `1500MB` or `4096`; all if not set |
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
@@ -25,7 +25,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// # Errors
-    /// Which variable is not what it should be.
+    /// Names the variable that has no valid value.
     pub(crate) fn of_environment() -> Result<Self, String> {
         Self::of(|name| std::env::var_os(name))
     }

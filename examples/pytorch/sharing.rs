@@ -83,7 +83,7 @@ pub extern "C" fn weirpool_ipc_allocate(device: c_int, bytes: u64) -> u64 {
 }
 
 /// Frees memory that [`weirpool_ipc_allocate`] or [`weirpool_ipc_receive`] returned, behind all work that was submitted
-/// to the stream. Other processes keep what they received.
+/// to the stream. Other processes keep the memory that they received.
 ///
 /// ```c
 /// int weirpool_ipc_free(uint64_t address, cudaStream_t stream);

@@ -2,7 +2,7 @@
 //!
 //! | a later use | comes after |
 //! |---|---|
-//! | that reads | what was written on each further stream |
+//! | that reads | all writes on each further stream |
 //! | that writes, alone | all uses on each further stream, which then need not be remembered |
 //!
 //! Uses on the block's own stream are not noted: a use that comes after them comes after all work submitted there so

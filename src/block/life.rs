@@ -641,8 +641,8 @@ pub struct DeallocateError {
 
 /// The bytes of a block that were not requested, and the tag that it is charged to, if any.
 ///
-/// Both share one word: a block that is moved is copied word by word, and reading in one word what was just written in
-/// two stalls the processor.
+/// Both share one word: a block that is moved is copied word by word, and a read of one word stalls the processor if
+/// two writes of half a word have just filled it.
 #[derive(Clone, Copy)]
 pub(super) struct Charge(u64);
 

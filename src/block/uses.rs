@@ -113,7 +113,7 @@ impl<'a> Uses<'a> {
 
     /// Makes the free follow the order of `stream` as well, which does not use the block. If the block's own stream is
     /// external, that stream may be gone: then the free follows `stream` instead of it. Work on the own stream must
-    /// then come before what was submitted to `stream` so far, as CUDA's `cudaFreeAsync` requires.
+    /// then be ordered before this free on `stream`, as CUDA's `cudaFreeAsync` requires.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.

@@ -37,8 +37,8 @@ pub struct Capture {
 
 impl Pool {
     /// Begins to capture `stream` into a graph, with memory of its own. Work that is submitted to the stream from now
-    /// on becomes part of the graph; see [`Capture`]. The work of the stream so far is sealed first: what was freed on
-    /// it becomes available to others, and its [tasks](crate::Task) can be awaited, while the stream is captured.
+    /// on becomes part of the graph; see [`Capture`]. The work of the stream so far is sealed first: memory freed on it
+    /// becomes available to others, and its [tasks](crate::Task) can be awaited, while the stream is captured.
     ///
     /// (The semantics are those of PyTorch's and Warp's private pools. CUDA's own allocation nodes differ: they give
     /// memory back within the graph.)
@@ -162,8 +162,8 @@ impl Capture {
     }
 }
 
-/// Records an event behind all work that the stream was given so far: not only behind what was freed, so that tasks
-/// from before the capture can be awaited during it.
+/// Records an event behind all work that the stream was given so far: not only behind its frees, so that tasks from
+/// before the capture can be awaited during it.
 fn seal_all(stream: &Stream) -> Result<(), DeviceError> {
     let Registration { service, lane, .. } = &**stream.registration();
     // A capture that is under way is refused later.

@@ -102,7 +102,7 @@ pub enum AttributeError {
         /// The value that was refused.
         value: u64,
     },
-    /// The device failed to give memory or to take it back; what it did before counts.
+    /// The device failed to give memory or to take it back; memory given or taken back before stays so.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

@@ -44,7 +44,7 @@ impl Start<'_> {
         .fold(TEMPLATE.to_owned(), |page, (name, part)| {
             page.replacen(name, part, 1)
         });
-        // Last: what it contains is replaced by nothing.
+        // Last: no placeholder in the JSON is replaced.
         parts.replacen("{{start}}", &json, 1)
     }
 }

@@ -61,8 +61,8 @@ mod cuda {
     use super::Argument;
     use weirpool_cuda::native::{LaunchArgs, PushKernelArg};
 
-    // SAFETY: what is pushed is a `u64`, which is how the driver takes a device pointer, and it lives until
-    // the launch.
+    // SAFETY: the pushed argument is a `u64`, which is how the driver takes a device pointer, and it lives until the
+    // launch.
     unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Argument<'_>> for LaunchArgs<'a> {
         #[inline(always)]
         fn arg(&mut self, argument: &'b Argument<'_>) -> &mut Self {

@@ -65,8 +65,9 @@ impl SharedBlock {
     ///
     /// The stream is made to wait for all earlier uses of the whole block, and the block counts as used there from then
     /// on: see [`dlpack`](crate::dlpack). The library may write the bytes; reads that are declared later, by
-    /// [`read_on`](Self::read_on) and the like, come after what it has submitted by then. The tensor is in row-major
-    /// order. `M` is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the first version.
+    /// [`read_on`](Self::read_on) and the like, come after the work that it has submitted by then. The tensor is in
+    /// row-major order. `M` is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the first
+    /// version.
     ///
     /// On an external stream, no event is recorded but at the drop of the tensor. So [`read_on`](Self::read_on) and the
     /// like return an error meanwhile; order other streams by an event of your own, and use [`on`](Self::on).

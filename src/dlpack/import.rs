@@ -140,9 +140,9 @@ impl Stream {
     /// device, is not in row-major order, or has no bytes.
     ///
     /// # Safety
-    /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before what
-    /// is submitted to this stream from now on. Until the tensor is released, the producer must not write it, nor read
-    /// it if it is written here, but in an order with this stream's work.
+    /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before the
+    /// work that is submitted to this stream from now on. Until the tensor is released, the producer must not write it,
+    /// nor read it if it is written here, but in an order with this stream's work.
     #[track_caller]
     #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
     pub unsafe fn import_dlpack<M: ManagedTensorBase>(
@@ -165,7 +165,7 @@ impl Stream {
             device: registration.service.driver.device.clone(),
             deleter: tensor.into_deleter(),
         };
-        // Other streams come after what was submitted to this one so far: then the data is ready.
+        // Other streams come after the work submitted to this one so far: then the data is ready.
         let after = registration.lane.cache.open_ticket();
         let block = Block::of_outside(
             registration,

@@ -54,7 +54,7 @@ impl Allocation {
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "snake_case")
 )]
-// As wide as what is beside it in a block, which is copied in whole words then.
+// As wide as its neighbour in a block: then the block is copied in whole words.
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Source {

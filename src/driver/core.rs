@@ -160,7 +160,7 @@ impl Core {
         Reuse::of_bits(self.reuse.load(Ordering::Relaxed))
     }
 
-    /// Changes which memory may be reused, for searches that begin from now on. Returns what was allowed before.
+    /// Changes which memory may be reused, for searches that begin from now on. Returns the previous setting.
     pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
         let mut bits = self.reuse.load(Ordering::Relaxed);
         loop {

@@ -420,8 +420,8 @@ impl DriverPool {
         }
     }
 
-    /// Returns how many bytes the pool could still give, where the device has `left`: with what it reserved and has
-    /// free, and within its maximum.
+    /// Returns how many bytes the pool could still give, where the device has `left`: these and the pool's own free
+    /// memory, within its maximum.
     pub(super) fn left(&self, left: u64) -> u64 {
         let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
         let used = attribute(PoolAttribute::UsedMemCurrent);

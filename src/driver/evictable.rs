@@ -1,6 +1,6 @@
 //! Evictable memory: blocks that the pool may take back from their user, in the order of their last use.
 //!
-//! The list knows no blocks. What it lists evicts itself: it ends a block, which is an ordinary free. Memory in use is
+//! The list knows no blocks. A listed entry evicts itself: it ends a block, which is an ordinary free. Memory in use is
 //! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
 use crate::device::DeviceAddress;

@@ -1,10 +1,10 @@
 //! The part of the capacity that a broker leases to the pool.
 //!
-//! The heap knows the lease as a bound on what is held. A search that is short of it asks the [`Lender`], and the
-//! lender has the [queue](crate::queue) apply each answer.
+//! The heap knows the lease as a bound on held memory. A search that is short of it asks the [`Lender`], and the lender
+//! has the [queue](crate::queue) apply each answer.
 //!
-//! A recall that is *binding* bounds what is in use as well, until enough memory has come back. Meanwhile a bit of the
-//! gate is set: frees go to the heap, and are seen.
+//! A recall that is *binding* bounds the memory in use as well, until enough memory has come back. Meanwhile a bit of
+//! the gate is set: frees go to the heap, and are seen.
 
 #![cfg_attr(
     not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
@@ -20,17 +20,17 @@ use std::time::Duration;
 
 /// Leases capacity to a pool. No call waits for the broker, but for [`ask_and_wait`](Self::ask_and_wait).
 pub(crate) trait Lender: fmt::Debug + Send + Sync {
-    /// Asks for that many bytes more than may be held now. Replaces what was asked for in another turn; of several
-    /// calls in one turn, the largest counts.
+    /// Asks for that many bytes more than may be held now. Replaces the need of another turn; of several calls in one
+    /// turn, the largest counts.
     fn ask(&self, turn: u64, bytes: u64);
 
     /// Asks for that many bytes more, and waits briefly. Returns whether they may be held now.
     fn ask_and_wait(&self, bytes: u64) -> bool;
 
-    /// Takes back what was asked for.
+    /// Withdraws the need.
     fn withdraw(&self);
 
-    /// Returns whether what was asked for is awaited.
+    /// Returns whether a need waits for its grant.
     fn is_asking(&self) -> bool;
 
     /// Makes the queue apply the lease again: memory came back while the broker waits for it.
@@ -64,7 +64,7 @@ pub struct BrokerLease {
     pub refused: Option<String>,
     /// How long giving memory back took so far, unmapping included.
     pub returning: Duration,
-    /// How long it took so far to serve the queue with what was granted, mapping included.
+    /// How long it took so far to serve the queue with granted bytes, mapping included.
     pub granting: Duration,
 }
 
@@ -130,7 +130,7 @@ impl Core {
         heap.totals().held()
     }
 
-    /// Bounds what is in use, or ends the bound.
+    /// Bounds the memory in use, or ends the bound.
     pub(crate) fn bound_use(&self, most: Option<u64>) {
         let bytes = most.unwrap_or(u64::MAX);
         self.lease.most_in_use.store(bytes, Ordering::Relaxed);
@@ -140,12 +140,12 @@ impl Core {
         };
     }
 
-    /// Returns whether what is in use is bounded.
+    /// Returns whether the memory in use is bounded.
     pub(crate) fn is_recalled(&self) -> bool {
         self.gate.load(Ordering::Relaxed) & gate::RECALLED != 0
     }
 
-    /// Returns by how many bytes a request would exceed the bound on what is in use.
+    /// Returns by how many bytes a request would exceed the bound on memory in use.
     pub(super) fn beyond_use(&self, bytes: u64) -> u64 {
         if !self.is_recalled() {
             return 0;

@@ -183,7 +183,8 @@ impl Maintenance {
     /// no memory to release.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what was done before counts, and the rest is tried again later.
+    /// Returns an error if the device call fails; the steps before it keep their effect. Unless the error is sticky,
+    /// the rest is tried again later.
     pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
         let is_synchronized = self.is_synchronized.swap(false, Ordering::AcqRel);
         let free_low = self.totals().free_low;
@@ -352,7 +353,7 @@ impl Maintenance {
     /// Reserves memory, as far as the capacity goes, or releases free memory, until `bytes` are reserved.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what it gave or took before counts.
+    /// Returns an error if the device call fails; memory reserved or released before it stays so.
     pub(crate) fn set_reserved(&self, bytes: u64) -> Result<(), DeviceError> {
         let reserved = self.totals().reserved.current;
         let Some(more) = bytes.min(self.capacity()).checked_sub(reserved) else {
@@ -397,7 +398,7 @@ impl Maintenance {
     /// Releases free memory, cached blocks included, until `keep` bytes are reserved.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what it released before counts.
+    /// Returns an error if the device call fails; memory released before stays released.
     pub(crate) fn trim(&self, keep: u64) -> Result<Trimmed, DeviceError> {
         self.reclaim()?;
         let released = self.release_and_publish(Target::Keep(keep))?;
@@ -417,17 +418,18 @@ impl Maintenance {
     /// Releases free memory until no more than that many bytes are held.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what was released before counts.
+    /// Returns an error if the device call fails; memory released before stays released.
     pub(crate) fn release_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         let most = u64::MAX;
         let reserved = bytes.saturating_sub(self.totals().outside);
         self.release_and_publish(Target::DownTo { reserved, most })
     }
 
-    /// Releases free memory as [`release_above`](Self::release_above) does, with what caches hold and work has passed.
+    /// Releases free memory as [`release_above`](Self::release_above) does, including cached memory whose work is
+    /// complete.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what was released before counts.
+    /// Returns an error if the device call fails; memory released before stays released.
     pub(crate) fn reclaim_above(&self, bytes: u64) -> Result<u64, DeviceError> {
         self.reclaim()?;
         self.release_above(bytes)
@@ -438,7 +440,7 @@ impl Maintenance {
     /// device.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what was released before counts.
+    /// Returns an error if the device call fails; memory released before stays released.
     pub(crate) fn evict_above(&self, bytes: u64) -> Result<(), DeviceError> {
         loop {
             let beyond = self.held().saturating_sub(bytes);

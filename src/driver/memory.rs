@@ -1,4 +1,4 @@
-//! The memory that the device gave to the pool: what is mapped where.
+//! The memory that the device gave to the pool, and its mappings.
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 

@@ -293,7 +293,7 @@ impl Driver {
         heap::reservation::split(&mut self.heap.lock(), reservation, bytes, only_whole)
     }
 
-    /// Moves what is not allocated of a reservation into another one; to the pool, if that has ended.
+    /// Moves the unallocated memory of a reservation into another one, or into the pool if that one has ended.
     pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
         heap::reservation::merge(&mut self.heap.lock(), from, into);
         self.publish(Change::Memory);

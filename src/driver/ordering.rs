@@ -15,7 +15,7 @@ impl Streams {
     /// freed.
     ///
     /// # Errors
-    /// Returns a sticky error; what was freed stays pending.
+    /// Returns a sticky error; freed memory stays pending.
     pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
         for lane in self.active_lanes().iter() {
             match self.seal_for_others(lane) {
@@ -43,7 +43,7 @@ impl Streams {
     /// Records an event behind what the stream freed, if no event covers it.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what was freed stays pending.
+    /// Returns an error if the device call fails; freed memory stays pending.
     pub(crate) fn seal(&self, lane: &Lane) -> Result<(), DeviceError> {
         if lane.cache.is_dirty() {
             self.thin_out(lane);

@@ -1,9 +1,9 @@
 //! Frees that are passed on to a memory pool of the driver, in the order of a stream.
 //!
-//! A block is a whole segment then, and leaves the heap with its free: what is pending or free is known to the driver
-//! alone. The stream whose order the free is in is first made to wait for all other streams that used the block. Where
-//! no stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it is pending,
-//! and maintenance gives its segment back once it is complete.
+//! A block is a whole segment then, and leaves the heap with its free: only the driver knows whether its memory is
+//! pending or free. The stream whose order the free is in is first made to wait for all other streams that used the
+//! block. Where no stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it
+//! is pending, and maintenance gives its segment back once it is complete.
 
 #![allow(unsafe_code, reason = "device calls on streams of lanes")]
 
@@ -64,7 +64,7 @@ impl Driver {
         true
     }
 
-    /// Passes on what was granted to a stream and never used.
+    /// Passes on a block that was granted to a stream and never used.
     pub(super) fn pass_back(&self, lane: &Lane, id: BlockId, address: u64, bytes: u64) -> bool {
         let block = Use {
             id,

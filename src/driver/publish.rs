@@ -1,9 +1,8 @@
 //! Publishing: how the driver reports what makes memory reachable.
 //!
-//! A change is published after it took effect, and with no lock held: a request that searches after hearing of
-//! it finds the memory. Only entry points publish, that is, calls made for a user or by the device. A search
-//! never publishes what it does on its way, such as reaping, flushing caches, growing or trimming: the
-//! searcher looks at the result itself.
+//! A change is published after it took effect, and with no lock held: a request that searches after hearing of it finds
+//! the memory. Only entry points publish, that is, calls made for a user or by the device. A search never publishes its
+//! own steps, such as reaping, flushing caches, growing or trimming: the searcher looks at the result itself.
 
 use crate::id::ReservationId;
 use crate::id::StreamId;

@@ -127,7 +127,7 @@ impl<'a> Recipient<'a> {
         })
     }
 
-    /// Returns what is known of the stream as one that would wait.
+    /// Returns the state of the stream as one that would wait.
     pub(super) fn taker(&self) -> Taker {
         taker(self.driver, self.lane)
     }
@@ -245,7 +245,7 @@ impl Source {
     }
 }
 
-/// Returns what is known of the point at which memory behind a fence will be complete.
+/// Returns the known facts about the point at which memory behind a fence will be complete.
 pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
     let marker = lane.timeline.covering(fence.ticket);
     Donor {

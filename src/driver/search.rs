@@ -219,8 +219,8 @@ impl<'a> Search<'a> {
         lease.ask_and_wait(lacking)
     }
 
-    /// Returns whether the request has to wait because the broker takes back memory that is in use: it would exceed
-    /// what is left by that many bytes.
+    /// Returns whether the request has to wait because the broker takes back memory that is in use: the request would
+    /// exceed the bound on memory in use by `beyond` bytes.
     fn is_held_back(&self, beyond: u64) -> bool {
         let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
         !(may_ask && self.borrow(beyond) && self.to.driver.beyond_use(self.request.bytes) == 0)
@@ -321,8 +321,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Evicts what the request lacks, and at least a quarter of its bytes at a time: what is free may be scattered. If
-    /// all that is evictable would not be enough, nothing is evicted.
+    /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
+    /// scattered. If all that is evictable would not be enough, nothing is evicted.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
@@ -340,7 +340,7 @@ impl<'a> Search<'a> {
         if !is_enough || driver.evictables.evict(lacking, None) == 0 {
             return Ok(false);
         }
-        // What was evicted may be in the heap already, and covered by no event.
+        // Evicted blocks may be in the heap already, and covered by no event.
         driver.flush(Flush::All);
         self.seal_and_poll()?;
         Ok(true)

@@ -70,7 +70,7 @@ pub struct Statistics {
     pub exportable: u64,
     /// In chunks of other processes that this one has mapped. They are not part of any other figure.
     pub imported: u64,
-    /// The part of `used` that can be [evicted](crate::Evictable) now: what is pinned does not count.
+    /// The part of `used` that can be [evicted](crate::Evictable) now: pinned memory does not count.
     pub evictable: u64,
     /// Number of live reservations, those for graphs included.
     pub reservations: usize,

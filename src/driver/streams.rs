@@ -116,7 +116,7 @@ impl Streams {
         let (bounds, gate) = (self.settings.lane, self.gate.clone());
         let lane = Lane::new(id, stream, bounds, gate, &self.active);
         let lane = Arc::new(lane.on(neighbour));
-        // The heap knows the stream, and what is complete from the start, before anything is freed on it.
+        // The heap knows the stream and its completed point before any block is freed on it.
         self.heap.lock().register(id, lane.timeline.completed());
         self.lanes.lock().insert(lane.clone());
         trace::stream_registered(lane.label());
@@ -310,8 +310,8 @@ impl Streams {
         Ok(is_known())
     }
 
-    /// Brings the heap up to what is known of a stream. Between the timeline's news and this call, memory is complete
-    /// and still counted as pending: callers that need it catch up first.
+    /// Brings the heap up to the known progress of a stream. Between the timeline's news and this call, memory is
+    /// complete and still counted as pending: callers that need it catch up first.
     pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
         let completed = lane.timeline.completed();
         let has_news = self.heap.lock().complete(lane.id, completed);
@@ -388,7 +388,7 @@ impl Streams {
         let begin = Instant::now();
         loop {
             let is_in_hands = is_serving() || self.evictables.is_evicting();
-            // What they gave back until now may be in a cache.
+            // Memory that they gave back until now may be in a cache.
             self.flush(Flush::All);
             let heap = self.heap.lock();
             let totals = heap.totals();

@@ -312,7 +312,7 @@ impl Supply {
     /// Releases free memory, and has waiters look for what that makes possible. Returns the bytes released.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; what it released before counts.
+    /// Returns an error if the device call fails; memory released before stays released.
     pub(super) fn release_and_publish(&self, target: Target) -> Result<u64, DeviceError> {
         let released = self.release(target);
         // Only if memory was claimed meanwhile, which a search may have missed.

@@ -3,8 +3,8 @@
 //!
 //! When the last handle goes, complete memory is released at once. The rest is left to a *deferred release*, which
 //! watches one unfinished event after the other, and releases everything when all are complete. Memory is leaked if
-//! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind what was freed
-//! last because a stream is captured, or if the last events of a stream report errors.
+//! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind the last frees
+//! because a stream is captured, or if the last events of a stream report errors.
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 

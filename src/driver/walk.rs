@@ -134,7 +134,7 @@ pub(super) struct Walk<'a> {
     known: Known,
 }
 
-/// What is known of blocks beside the heap.
+/// Facts about blocks that are kept outside the heap.
 struct Known {
     origins: Origins,
     evictable: HashSet<DeviceAddress>,

@@ -1,13 +1,13 @@
 //! What handles share: those of a pool, of a stream and of a reservation, with their blocks.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | this file | [`Presence`]: what handles of a pool and its registrations share |
 //! | `registration` | what a stream's handles, blocks and futures share |
 //! | `natives` | streams by the names and objects of the backend |
 //! | `reserved` | what a reservation and the blocks drawn from it share |
 //! | `graphs` | memory of graphs, and the captures that allocate from it |
-//! | `observers` | what is told of each block's life |
+//! | `observers` | observers of each block's life |
 //! | `fills` | filling blocks when they are granted and freed |
 
 mod fills;

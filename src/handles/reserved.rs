@@ -360,8 +360,8 @@ impl Reserved {
         Some(Self::over(presence, other, bytes, charge, location))
     }
 
-    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or
-    /// of the reservation that it was taken from.
+    /// Ends the reservation. Its remaining memory goes to the pool, or to the reservation that it was taken from. Drawn
+    /// parts follow once they are freed.
     pub(crate) fn end(&self) {
         (self.service().driver).end_keeping(self.reservation, &self.book);
         if self.parent.is_none() {

@@ -12,7 +12,7 @@
 //! | *last-resort* | Out-of-memory is reported only after reaping completed events, flushing caches, searching again and trimming. |
 //! | *stable-ids* | Streams are keyed by ids that are never reused, never by driver handles, which are. |
 //! | *bounded-events* | In steady state no events are created: they are pooled, and their number is bounded. |
-//! | *cancel-safety* | A dropped or never-polled future never frees early, never leaks, and never loses a wake-up. A forgotten one leaks at most what it was granted. |
+//! | *cancel-safety* | A dropped or never-polled future never frees early, never leaks, and never loses a wake-up. A forgotten one leaks at most the memory that it was granted. |
 //! | *errors-are-errors* | "Not ready" is not an error, and an error is never "not ready". A sticky device error fails every waiter, and the memory concerned is leaked rather than reused. |
 //! | *safe-teardown* | Dropping the last handle never releases memory that running work can still touch. |
 //! | *fair-progress* | A waiter is overtaken by no more than the fairness policy allows. Before the queue counts as deadlocked, every request that can be granted is. |
@@ -40,7 +40,7 @@ pub(crate) fn invariants(heap: &Heap) -> Result<(), String> {
 /// Checks that no block is granted or claimed any more. Tests end with this.
 ///
 /// # Errors
-/// Returns what is still granted or claimed.
+/// Returns the first invariant that is broken, or else the totals, if any memory is still granted or claimed.
 pub(crate) fn conserved(heap: &Heap) -> Result<(), String> {
     invariants(heap)?;
     let totals = heap.totals();

@@ -27,11 +27,11 @@ struct Portion {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     reservation: ReservationId,
-    /// What was given for the plan, except the part that the plan itself claims.
+    /// The memory given for the plan, except the part that the plan itself claims.
     escrow: ReservationId,
-    /// What the reservation gave and did not get back yet.
+    /// The memory that the reservation gave and did not get back yet.
     given: Portion,
-    /// What the reservation gets back of that if the plan is carried out.
+    /// The part of `given` that the reservation gets back if the plan is carried out.
     owed: Portion,
 }
 
@@ -140,7 +140,7 @@ fn free_all(heap: &mut Heap, pieces: &[BlockId]) -> Portion {
     }
 }
 
-/// Sets free memory aside in a reservation, in as few blocks as possible. Returns what is missing: all of it, if the
+/// Sets free memory aside in a reservation, in as few blocks as possible. Returns the missing part: all of it, if the
 /// reservation does not exist any more.
 fn set_free_aside(map: &mut BlockMap, reservation: ReservationId, portion: Portion) -> Portion {
     let mut left = portion;

@@ -81,14 +81,14 @@ const MOST_SEGMENTS: u64 = 8;
 /// How many times the most that was in use a pool may hold, so that fewer chunks are moved.
 const MOST_TIMES: u64 = 2;
 
-/// What may be held from the device, given the totals of what is held.
+/// The limits on memory held from the device.
 #[derive(Clone, Debug)]
 pub(super) struct Capacity {
     bytes: u64,
     /// The part of it that may be held now; `u64::MAX` where no broker leases it.
     lease: u64,
     growth: GrowBy,
-    /// What was held when the capacity was last set: it may exceed the capacity until it is released.
+    /// The bytes held when the capacity or the lease was last set: they may exceed both until they are released.
     held_at_resize: u64,
     /// The most that was in use when chunks were moved or could have been. Users reset the high-water marks, but not
     /// this.
@@ -111,7 +111,7 @@ impl Capacity {
         self.held_at_resize = totals.held();
     }
 
-    /// Sets the part of the capacity that may be held. What is held above it stays until it is released.
+    /// Sets the part of the capacity that may be held. Memory held above it stays until it is released.
     pub(super) fn set_lease(&mut self, bytes: u64, totals: &Totals) {
         self.lease = bytes;
         self.held_at_resize = totals.held();
@@ -130,7 +130,7 @@ impl Capacity {
         }
     }
 
-    /// Returns whether what is held is within the capacity, or was held when the capacity was set.
+    /// Returns whether the held bytes are within the leased capacity, or no more than when it was last set.
     pub(super) fn allows(&self, totals: &Totals) -> bool {
         totals.held() <= self.lease().max(self.held_at_resize)
     }

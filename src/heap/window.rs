@@ -31,7 +31,7 @@ pub(crate) enum Growth {
     /// Map free memory from elsewhere, and take new memory for the rest, within the capacity.
     Allowed,
     /// Move up to this many chunks, and take new memory for the rest. The limit holds as long as there is new memory
-    /// within the capacity, and until the pool is twice what was in use at the most.
+    /// within the capacity, and until the pool holds twice the most memory that was in use.
     Sparing(u64),
     /// Move nothing and take new memory, as long as the capacity has it.
     New,

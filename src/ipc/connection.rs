@@ -25,8 +25,8 @@ use weirpool_wire as wire;
 /// A connection to a process that exports blocks, imports them, or both.
 ///
 /// Dropping it closes it, once the peer is told of each imported block that it was released: until then the connection
-/// stays open, and refuses new blocks. What was sent stays with the peer, and its [`Sent`] is an error from the closing
-/// on.
+/// stays open, and refuses new blocks. Blocks that were sent stay with the peer, and their [`Sent`] is an error from
+/// the closing on.
 pub struct Connection {
     inner: plain::Arc<Inner>,
 }
@@ -80,7 +80,7 @@ enum Outgoing {
         message: Message,
         chunk: plain::Arc<OwnChunk>,
     },
-    /// The end, behind what was queued before.
+    /// The end, behind the messages queued before.
     Close,
 }
 

@@ -1,4 +1,4 @@
-//! Chunks that processes share: their mapping here, their end, and what they count against the pool's capacity.
+//! Chunks that processes share: their mapping here, their end, and their charge against the pool's capacity.
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::error::IpcError;
@@ -107,8 +107,8 @@ impl Mapping {
         })
     }
 
-    /// Gives the memory back to the device, but for what is still being exported. What the device refuses to take is
-    /// leaked.
+    /// Gives the memory back to the device, unless it is still being exported. Memory that the device refuses to take
+    /// back is leaked.
     ///
     /// # Safety
     /// No work that touches the memory is running or submitted.

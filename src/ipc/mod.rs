@@ -61,12 +61,13 @@
 //! | the exporter drops its block | the importer's mapping stays valid: physical memory lives as long as a process maps it |
 //! | the importer dies | the driver unmaps its memory; [`Sent`] is an error, and the charge ends |
 //! | the exporter dies | the importer keeps its mapping, and the next exchange is an error |
-//! | a peer hangs | what was sent to it stays charged; at most [`MOST_OUTSTANDING`] blocks per connection |
+//! | a peer hangs | blocks that were sent to it stay charged; at most [`MOST_OUTSTANDING`] blocks per connection |
 //! | a peer breaks the protocol | the connection ends with an error on both sides, and nothing else is affected |
 //!
 //! # Threads
 //! No call here blocks, and nothing polls: futures are woken by the device and by two threads per connection, of which
-//! one receives and one sends. One further thread per process unmaps what was dropped. They work on any executor.
+//! one receives and one sends. One further thread per process unmaps the memory of dropped blocks. They work on any
+//! executor.
 //!
 //! # Pools of the driver
 //! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's

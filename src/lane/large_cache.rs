@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Maximum number of blocks: the few large buffers of a batch.
 const ROOM: usize = 4;
 
-/// How many times in a row a stream allocates what it freed last before such blocks are kept for it.
+/// How many times in a row a stream allocates the size that it freed last, before such blocks are kept for it.
 const ENOUGH: u32 = if cfg!(weirpool_loom) { 1 } else { 8 };
 
 /// See the [module](self).

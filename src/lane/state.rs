@@ -237,7 +237,7 @@ const ROOM: usize = 8;
 ///
 /// A reference that is left here keeps the registration alive, and the registration keeps the lane, in which the
 /// reference lies. So references are left only while the stream has a handle: dropping the last handle closes the cache
-/// and drops what it holds (safe-teardown).
+/// and drops its references (safe-teardown).
 ///
 /// For this type alone the lane imports from a higher layer. The alternatives are a type parameter of every type around
 /// the lane's lock, or a downcast in each grant, which takes 8 ns more than a whole pair's 25.

@@ -68,7 +68,7 @@ impl Drop for Visit<'_> {
 #[derive(Clone, Copy)]
 struct GateCheck<'a> {
     cache: &'a StreamCache,
-    /// What was read before the lock was taken, by mistake.
+    /// The answer that was read before the lock was taken, by mistake.
     too_early: Option<bool>,
 }
 

@@ -82,7 +82,7 @@ impl Recorder {
         self.total.add_saturating(total);
     }
 
-    /// Returns what was recorded so far.
+    /// Returns the times recorded so far.
     pub(crate) fn histogram(&self) -> Histogram {
         let rows = self.rows.iter().enumerate();
         let rows = rows.filter_map(|(row, counts)| Some((row * STEPS as usize, counts.get()?)));

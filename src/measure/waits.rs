@@ -164,7 +164,8 @@ impl Waits {
         usize::try_from(self.waiting.get()).unwrap_or(usize::MAX)
     }
 
-    /// Returns what was counted so far. A request that leaves during the read may be counted as waiting and as ended.
+    /// Returns the figures counted so far. A request that leaves during the read may be counted as waiting and as
+    /// ended.
     pub(crate) fn statistics(&self) -> WaitStatistics {
         let waiting = self.waiting();
         let ended = |outcome: WaitOutcome| self.ended[outcome as usize].get();

@@ -1,8 +1,8 @@
 //! The figures for a recorder of the `metrics` crate.
 //!
 //! They are published when the caller asks, and not by the pool on its own account: the exporter knows how often
-//! figures are collected, and a pool that is never asked pays nothing. [`POOL`] and [`TAG`] are the only lists of what
-//! is published: names, units, help and values.
+//! figures are collected, and a pool that is never asked pays nothing. [`POOL`] and [`TAG`] are the only lists of the
+//! published figures: names, units, help and values.
 
 use super::TagStatistics;
 use crate::driver::{Source, Statistics};

@@ -1,4 +1,4 @@
-//! What can be seen of a pool. Reads, never steers: asking neither seals nor reaps.
+//! The observable state of a pool. Reads, never steers: asking neither seals nor reaps.
 //!
 //! | file | about |
 //! |---|---|

@@ -91,7 +91,7 @@ impl BrokerOptions {
         self
     }
 
-    /// Joins the broker, and bounds the settings by what it can lease. Returns `None` if the pool runs alone.
+    /// Joins the broker, and bounds the settings by the bytes that it can lease. Returns `None` if the pool runs alone.
     ///
     /// # Errors
     /// Returns an error if the broker is not there or refuses, or a setting excludes a lease.

@@ -192,7 +192,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Fills every block that is [allocated](PoolConfig::fill_on_allocate). Default: memory holds what it held before.
+    /// Fills every block that is [allocated](PoolConfig::fill_on_allocate). Default: memory keeps its earlier contents.
     ///
     /// ```
     /// use weirpool::{Fill, Pool, device::sim::SimDevice};
@@ -212,7 +212,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Fills every block that is [freed](PoolConfig::fill_on_free). Default: memory keeps what it holds.
+    /// Fills every block that is [freed](PoolConfig::fill_on_free). Default: memory keeps its contents.
     ///
     /// ```
     /// use weirpool::{Fill, Pool, device::sim::SimDevice};
@@ -330,7 +330,7 @@ impl PoolBuilder {
     /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A
     /// request above the limit fails at once.
     ///
-    /// When the broker asks for memory, a thread of the pool's own gives back what is free. Allocations from the caches
+    /// When the broker asks for memory, a thread of the pool's own gives back free memory. Allocations from the caches
     /// of streams know nothing of it, unless the broker needs memory that is in use.
     ///
     /// Each chunk costs two calls of the driver when its memory moves to another process, whatever its size. Where

@@ -53,8 +53,8 @@ impl Block {
     /// request waits; otherwise returns the errors of [`Request`]. The block is unchanged then.
     ///
     /// # Cancel safety
-    /// Dropped early, the block is unchanged. If the memory had just been granted, it goes to others, and with it
-    /// what was left of the block's room.
+    /// Dropped early, the block is unchanged. If the memory had just been granted, it goes to others, and with it the
+    /// rest of the block's room.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> Grow<'_> {
         Request::new(ForGrowth { block: self, bytes }, Location::caller())

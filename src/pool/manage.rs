@@ -172,8 +172,8 @@ impl Pool {
         self.service().driver.maintenance.threshold()
     }
 
-    /// Sets which memory of other streams may be reused, and returns what was allowed before. Waiting requests are
-    /// served under the new setting; a search that runs meanwhile on another thread may end under the earlier one.
+    /// Sets which memory of other streams may be reused, and returns the previous setting. Waiting requests are served
+    /// under the new setting; a search that runs meanwhile on another thread may end under the earlier one.
     ///
     /// ```
     /// # use weirpool::{Pool, Reuse, Source, device::sim::SimDevice};

@@ -275,9 +275,9 @@ impl Pool {
 
     /// Allocates a block for each layout, all or none, from one position in the queue.
     ///
-    /// A task that takes what it needs one block after the other may hold some blocks while it waits for more, and
-    /// two such tasks may wait for each other for ever. A task that asks for all of it at once cannot; nor can one
-    /// that [reserves](Self::reserve) it, where it is not known beforehand what will be needed when.
+    /// A task that takes its blocks one after the other may hold some while it waits for more, and two such tasks may
+    /// wait for each other for ever. A task that asks for all of it at once cannot; nor can one that
+    /// [reserves](Self::reserve) it, where it is not known beforehand what will be needed when.
     ///
     /// ```
     /// # use weirpool::{Layout, Pool, device::sim::SimDevice};

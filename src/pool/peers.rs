@@ -63,8 +63,8 @@ impl Pool {
     ///
     /// # Errors
     /// Returns [`AccessError::Unsupported`] if the device cannot reach the memory, [`AccessError::Changing`] while
-    /// another thread changes the access of the same device, or the device's error. Nothing has changed then: what was
-    /// made accessible is taken back.
+    /// another thread changes the access of the same device, or the device's error. Nothing has changed then: access
+    /// given before the error is taken back.
     #[doc(alias = "set_mempool_access_enabled")]
     #[doc(alias = "set_peer_access_enabled")]
     pub fn enable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {

@@ -83,7 +83,8 @@ impl KnownStreams {
 }
 
 impl Book {
-    /// Adds a registration. Returns what is registered under the name from now on, and the streams to release.
+    /// Adds a registration. Returns the stream that is registered under the name from now on, and the streams to
+    /// release.
     fn add(&mut self, name: Name, stream: &Arc<Stream>) -> (Arc<Stream>, Vec<Known>) {
         // Another thread may have been faster: then its registration is used, and this one released.
         let known = self.streams.entry(name).or_insert_with(|| Known {

@@ -1,11 +1,11 @@
 //! Deadlocks: the waiting requests' own tasks hold what these requests wait for.
 //!
 //! When the head of the queue cannot be served, nothing is pending, and no block is freed for a while (the *grace*), no
-//! work of the device will bring memory back: every byte that the head lacks is held by some task, which may be
-//! waiting itself. Then every request that can be served is, in the order of the queue: a task that holds much and
-//! asks for little goes on, and frees in the end. If none can be served, the queue is *deadlocked*. That is reported,
-//! and after a time, if the pool has one, the head fails, so that its task frees what it holds. Reserving all that a
-//! task needs up front avoids deadlocks.
+//! work of the device will bring memory back: every byte that the head lacks is held by some task, which may be waiting
+//! itself. Then every request that can be served is, in the order of the queue: a task that holds much and asks for
+//! little goes on, and frees in the end. If none can be served, the queue is *deadlocked*. That is reported, and after
+//! a time, if the pool has one, the head fails, so that its task frees its memory. Reserving all that a task needs up
+//! front avoids deadlocks.
 //!
 //! Requests that wait for the limit of their tag are no part of this: after the same time they fail, if nothing of the
 //! tag was freed meanwhile (see [`Throttled`](super::throttled)).
@@ -156,8 +156,8 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
 }
 
 impl Service {
-    /// Describes the waiting requests, what is held, and the streams that host tasks hold, if there are any:
-    /// `pool "frames": 1 request waits for memory: 4.0 MiB for tag chat on S2 since 0.120 ms, at src/main.rs:9:30; held: …`
+    /// Describes the waiting requests, the holders of memory, and the streams that host tasks hold, if there are any:
+    /// `pool "frames": 1 request waiting: 4.0 MiB for tag chat on S2, since 0.120 ms, at src/main.rs:9:30; held by …`
     pub(crate) fn explain(&self, name: Option<&str>) -> Option<String> {
         let (waiting, first) = (self.queue.waiting(), self.queue.first(NAMED));
         let held = held_streams(self);

@@ -57,7 +57,7 @@ struct Backlog<T> {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
-    /// Flows without waiters stay until the whole queue is empty: they remember what they have paid.
+    /// Flows without waiters stay until the whole queue is empty: they remember the cost that they have paid.
     flows: BTreeMap<Flow, Backlog<T>>,
     /// The first waiter of each flow that has any, by the beginning of its turn.
     firsts: BTreeSet<(u128, SortKey, Flow)>,

@@ -41,12 +41,11 @@
 //!
 //! Take the measure *(requests that wait, blocks that can be evicted, NEWS)*, ordered lexicographically, where NEWS is
 //! 1 or 0.
-//! - A search publishes nothing of what it does on its way (see [`publish`](crate::driver::Publish)), and does not
-//!   raise the measure. What it finds is used, and then a request leaves the queue; or it is left where it was.
+//! - A search publishes none of its own steps (see [`publish`](crate::driver::Publish)), and does not raise the
+//!   measure. Either a request takes the memory that it finds, and leaves the queue, or the memory stays where it was.
 //! - Serving either removes a request from the queue, or ends with NEWS cleared. Each lowers the measure.
 //! - A waiter is woken when it was granted or failed, which lowered the measure, or when NEWS went from 0 to 1.
-//! - A search may evict a block. That publishes a free, and lowers the measure: it is the user who makes a block
-//!   evictable.
+//! - A search may evict a block. That publishes a free, and lowers the measure: only users make blocks evictable.
 //!
 //! So only changes from outside raise the measure: calls of users, progress of the device, and the clock. Between two
 //! of them there are at most as many passes over the queue as there are requests in it, and then the pool is quiet.

@@ -8,7 +8,7 @@
 //! The waiting requests and the [reclaimer] drive the serving: they serve when they are polled. The [funnel] notifies
 //! them when memory becomes reachable, so no task polls in between.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | `service` | the driver with its queue, and when the queue is served |
 //! | `funnel` | notifies requests and reclaimers of changes |

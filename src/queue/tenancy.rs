@@ -1,8 +1,8 @@
-//! Tenancy: applies what a broker grants and recalls, on the lender's thread, so that no task of the pool has to be
+//! Tenancy: applies the grants and recalls of a broker, on the lender's thread, so that no task of the pool has to be
 //! polled for it.
 //!
 //! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
-//! back to the device, first what is in sight, and then what caches hold. A recall that is *binding* also evicts
+//! back to the device, first free memory of the heap, and then cached blocks. A recall that is *binding* also evicts
 //! [evictable](crate::Evictable) memory, and holds requests back that would use more. The lender looks again whenever
 //! memory comes back, like a [drain](super::drain).
 
@@ -68,8 +68,9 @@ impl Tenant {
     /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the
     /// requests that it was asked for, before it is recalled for others.
     ///
-    /// Then bounds what the pool holds, releases what is free above the bound, and serves the queue. With `is_binding`,
-    /// bounds what it uses as well. Returns what it holds then; `None` after the last handle of the pool is gone.
+    /// Then bounds the bytes that the pool holds, releases free memory above the bound, and serves the queue. With
+    /// `is_binding`, bounds the memory in use as well. Returns the figures afterwards; `None` after the last handle of
+    /// the pool is gone.
     ///
     /// One thread calls at a time.
     pub(crate) fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Holding> {
@@ -132,10 +133,11 @@ impl Service {
             // Free memory of other clients was not enough either.
             let _ = driver.evict_above(bound);
         }
-        // Also after a recall: what was asked for may have been granted with it, and has to be asked for again.
+        // Also after a recall: the bytes asked for may have been granted with it, and have to be asked for again.
         if !this.queue.is_empty() || driver.is_recalled() {
             this.funnel.note_change();
-            // A thread that serves already looks again, and leaves what it may not do to a thread of its own.
+            // A thread that serves already looks again, and leaves device calls that it may not make to a thread of its
+            // own.
             Self::try_serve_fully(this);
         }
         Holding {
@@ -144,7 +146,7 @@ impl Service {
         }
     }
 
-    /// Begins, moves or ends the bound on what is in use.
+    /// Begins, moves or ends the bound on memory in use.
     fn bind(&self, bound: u64, is_binding: bool, waker: &Waker) {
         let member = *self.tenancy.member.lock();
         match (is_binding, member) {

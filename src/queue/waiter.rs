@@ -141,7 +141,7 @@ impl Waiter {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting { waker, .. } => {
-                // Before the lock is released: a task that hears of the failure finds it counted as what it is.
+                // Before the lock is released: a task that hears of the failure finds it counted by its outcome.
                 self.note_unserved(outcome_of(&error));
                 *state = State::Failed(error);
                 Some(waker)

@@ -7,7 +7,7 @@ use crate::error::StreamError;
 use crate::shared::{SharedBlock, SharedBuffer};
 use crate::stream::Stream;
 
-/// The memory that submitted work uses: `&` for what it reads, `&mut` for what it writes.
+/// The memory that submitted work uses: `&` for memory that it reads, `&mut` for memory that it writes.
 ///
 /// | memory | read | written |
 /// |---|---|---|

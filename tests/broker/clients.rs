@@ -1,4 +1,4 @@
-//! Clients whose callers, tenants and connections end while the broker acts on what they said.
+//! Clients whose callers, tenants and connections end while the broker acts on their messages.
 
 use crate::common::{MIB, eventually};
 use crate::hostile::{connect, join, joining};

@@ -1,4 +1,4 @@
-//! Clients that lie, send what is no message, or read nothing. Others go on.
+//! Clients that lie, send malformed messages, or read nothing. Others go on.
 
 use crate::common::MIB;
 use crate::{Folder, broker};

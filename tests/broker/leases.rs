@@ -246,7 +246,7 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
     let present = entries.iter().filter(|entry| entry.is_present()).count();
     assert_eq!(present, 3, "16 MiB of 40, the least recently used first");
     assert!(entries[2].is_present() && !entries[1].is_present());
-    // What is left above the guarantee is 8 MiB.
+    // 8 MiB are left above the guarantee.
     let request = needy.allocate(&needy_stream, 16 * MIB);
     let refused = request.timeout(Duration::from_millis(50)).blocking();
     assert!(

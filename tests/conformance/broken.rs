@@ -171,7 +171,7 @@ macro_rules! failures {
 
 failures!(AllocError, DrainError, StreamError);
 
-/// Returns whether a waiter got the error of the broken device; otherwise, what it got.
+/// Returns whether a waiter got the error of the broken device; otherwise, the answer that it got.
 fn verdict<T, E: Failure>(answer: Result<T, E>) -> Result<(), String> {
     match answer {
         Ok(_) => Err("succeeded".to_owned()),

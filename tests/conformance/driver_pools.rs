@@ -303,7 +303,7 @@ pub(crate) fn passed_request_waits_while_the_driver_refuses<B: Bench>() {
     through.end(&[&worker]);
 }
 
-/// A future that is dropped after its grant frees what was allocated for it.
+/// A future that is dropped after its grant frees the memory that was allocated for it.
 pub(crate) fn dropped_passed_request_gives_its_memory_back<B: Bench>() {
     let Some(through) = Through::<B>::new(16 * MIB) else {
         return;

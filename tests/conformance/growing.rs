@@ -6,7 +6,7 @@ use crate::site::{Site, settle_all};
 use futures::executor::block_on;
 use weirpool::AllocError;
 
-/// Caches that grow by turns keep what is in them, while others take and free memory around them.
+/// Caches that grow by turns keep their contents, while others take and free memory around them.
 pub(crate) fn growing_blocks_keep_their_contents<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let [worker, other] = site.workers();

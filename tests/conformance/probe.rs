@@ -228,7 +228,7 @@ unsafe impl Device for Probe {
         // The entry is removed first, because the device may reuse the chunk's name from then on.
         let device = self.enter("destroy")?;
         self.state().memory.remove(&chunk.0);
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         let answer = unsafe { device.destroy(chunk) };
         self.amid("destroy");
         answer
@@ -245,7 +245,7 @@ unsafe impl Device for Probe {
         // The entry is removed first, because the device may reuse the address from then on.
         let device = self.enter("free")?;
         self.state().memory.remove(&address);
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         let answer = unsafe { device.free(kind, address, bytes) };
         self.amid("free");
         answer
@@ -253,7 +253,7 @@ unsafe impl Device for Probe {
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         let device = self.enter_on("record", stream)?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { device.record(event, stream) }
     }
 
@@ -262,7 +262,7 @@ unsafe impl Device for Probe {
         if self.lies("query") {
             return Ok(true);
         }
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         let answer = unsafe { device.query(event) };
         self.amid("query");
         // A query after the device broke must fail, whenever it was made.
@@ -275,7 +275,7 @@ unsafe impl Device for Probe {
         if self.lies("wait") {
             return Ok(());
         }
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { device.wait(stream, event) }
     }
 
@@ -287,7 +287,7 @@ unsafe impl Device for Probe {
         location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let device = self.enter_on("upload", stream)?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { device.upload(stream, address, bytes, location) }
     }
 
@@ -299,7 +299,7 @@ unsafe impl Device for Probe {
         location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let device = self.enter_on("download", stream)?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { device.download(stream, address, bytes, location) }
     }
 
@@ -312,7 +312,7 @@ unsafe impl Device for Probe {
         location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         let device = self.enter_on("fill", stream)?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { device.fill(stream, address, bytes, value, location) }
     }
 }
@@ -326,7 +326,7 @@ unsafe impl DriverPools for Probe {
 
     unsafe fn destroy_pool(&self, pool: RawPool) -> Result<(), DeviceError> {
         let device = self.enter("destroy_pool")?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { pools(device).destroy_pool(pool) }
     }
 
@@ -342,7 +342,7 @@ unsafe impl DriverPools for Probe {
         stream: RawStream,
     ) -> Result<u64, DeviceError> {
         let device = self.enter_on("allocate", stream)?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         let address = unsafe { pools(device).allocate_from(pool, bytes, alignment, stream) }?;
         self.state().take(address, bytes);
         self.amid("allocate");
@@ -357,7 +357,7 @@ unsafe impl DriverPools for Probe {
     ) -> Result<(), DeviceError> {
         let device = self.enter_on("free", stream)?;
         let bytes = self.state().memory.remove(&address);
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         let answer = unsafe { pools(device).free_to(pool, address, stream) };
         if let (Err(_), Some(bytes)) = (&answer, bytes) {
             self.state().memory.insert(address, bytes);
@@ -368,7 +368,7 @@ unsafe impl DriverPools for Probe {
 
     unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<(), DeviceError> {
         let device = self.enter("trim_pool")?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { pools(device).trim_pool(pool, keep) }
     }
 
@@ -378,7 +378,7 @@ unsafe impl DriverPools for Probe {
         attribute: PoolAttribute,
     ) -> Result<u64, DeviceError> {
         let device = self.enter("pool_attribute")?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { pools(device).pool_attribute(pool, attribute) }
     }
 
@@ -389,13 +389,13 @@ unsafe impl DriverPools for Probe {
         value: u64,
     ) -> Result<(), DeviceError> {
         let device = self.enter("set_pool_attribute")?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { pools(device).set_pool_attribute(pool, attribute, value) }
     }
 
     unsafe fn pool_access(&self, pool: RawPool, device: u32) -> Result<Access, DeviceError> {
         let behind = self.enter("pool_access")?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { pools(behind).pool_access(pool, device) }
     }
 
@@ -406,7 +406,7 @@ unsafe impl DriverPools for Probe {
         access: Access,
     ) -> Result<(), DeviceError> {
         let behind = self.enter("set_pool_access")?;
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { pools(behind).set_pool_access(pool, device, access) }
     }
 }

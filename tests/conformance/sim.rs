@@ -57,7 +57,7 @@ impl Setting for Pinned {
     }
 }
 
-/// Memory that moves to who uses it.
+/// Memory that moves to the processor that uses it.
 pub(crate) struct Managed;
 
 impl Setting for Managed {

@@ -292,7 +292,7 @@ pub(crate) fn many_host_tasks_hold_many_streams<B: Bench>() {
     assert_eq!(count.load(Ordering::SeqCst), 4 * ROUNDS);
 }
 
-/// A refused call leaves the stream as it was, and drops what it was given.
+/// A refused call leaves the stream as it was, and drops the function or future that it was given.
 pub(crate) fn refused_host_work_leaves_the_stream_free<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let worker = site.worker();

@@ -1,4 +1,4 @@
-//! The dashboard as a service: what it answers, to how many viewers, and when it ends.
+//! The dashboard as a service: its answers, the number of its viewers, and its end.
 
 use futures::future::poll_fn;
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -213,7 +213,7 @@ fn viewer_survives_the_end_of_the_runtime_that_collects() {
     assert!(first.block_on(next(&mut body)).is_some());
     drop(first);
     let second = runtime();
-    // What was sent before may still be read; then the answer ends.
+    // Frames sent before may still be read; then the answer ends.
     while second.block_on(next(&mut body)).is_some() {}
     let mut body = second
         .block_on(ask(&dashboard, Method::GET, EVENTS))

@@ -237,7 +237,7 @@ fn soft_cap_is_reported_once_when_it_is_exceeded() {
         );
         assert_eq!(listener.take("WARN"), std::slice::from_ref(&line));
         drop(beyond);
-        now(stream.synchronize()).unwrap(); // gives back what is above the cap
+        now(stream.synchronize()).unwrap(); // gives back the memory above the cap
         assert_eq!(pool.statistics().reserved.current, 16 * MIB);
         let _again = pool.try_allocate(&stream, 8 * MIB).unwrap();
         assert_eq!(listener.take("WARN"), [line]);

@@ -9,7 +9,7 @@ use futures::executor::block_on;
 use futures::future::try_join_all;
 use weirpool::Block;
 
-/// What is around the bytes that are copied.
+/// The value of the bytes around the copied ones.
 const AROUND: u8 = 0xEE;
 
 fn random_bytes(random: &mut fastrand::Rng, count: usize) -> Vec<u8> {

@@ -89,7 +89,7 @@ fn has(block: &Block, stream: &Stream, word: u32) -> bool {
     bytes.chunks_exact(4).all(|four| four == word.to_ne_bytes())
 }
 
-/// A kernel of the second device writes memory of the first: what was mapped before, later, and anew.
+/// A kernel of the second device writes memory of the first, which was mapped before, later, or anew.
 pub(crate) fn kernel_writes_memory_of_the_other_device() {
     for memory in ALL {
         let [here, there] = Place::two(memory);

@@ -21,7 +21,7 @@ const GIB: u64 = 1 << 30;
 const STEP: u64 = GIB / 2;
 /// The bytes that the other process leaves.
 const LEFT: u64 = 3 * GIB;
-/// Available while the process holds its memory, if both pools give up what they cache: 6 GiB are cached or left.
+/// Available while the process holds its memory, if both pools give up their caches: 6 GiB are cached or left.
 const WITH_IT: u64 = 4 * GIB + STEP;
 /// Available only after the process releases its memory.
 const WITHOUT_IT: u64 = 8 * GIB;

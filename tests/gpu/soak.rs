@@ -32,7 +32,7 @@ pub(crate) fn duration() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// One who serves requests, on a stream of its own that it shares with a few others.
+/// A server of requests, on a stream of its own that it shares with a few others.
 struct Server<S: Setting> {
     home: Worker<Cuda<S>>,
     /// Another stream, which some of the work goes on to.

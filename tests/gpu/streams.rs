@@ -46,7 +46,7 @@ pub(crate) fn legacy_default_stream_is_never_made_to_wait() {
     gate.open();
     let theirs = block_on(waiting).unwrap();
     legacy.use_up(&theirs, 4);
-    // What is complete need not be waited for.
+    // Complete work need not be waited for.
     block_on(event.clone().into_future()).unwrap();
     legacy.stream.wait(&event).unwrap();
     drop((own, theirs));
@@ -90,7 +90,7 @@ pub(crate) fn streams_of_the_pool_accept_work() {
     site.assert_sound();
 }
 
-/// A user's stream stays usable for the pool until what was freed on it is complete, and no longer.
+/// A user's stream stays usable for the pool until the memory freed on it is complete, and no longer.
 pub(crate) fn stream_is_kept_while_its_memory_is_pending() {
     let site = Site::<Here>::new(8 * MIB);
     let gone = site.worker();

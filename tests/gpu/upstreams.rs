@@ -1,5 +1,5 @@
-//! Where memory comes from: what the driver says of it, and what is refused. That pools over each kind behave as
-//! they must is the behaviour suite's.
+//! Where memory comes from: the driver's answers, and its refusals. That pools over each kind behave as they must is
+//! the behaviour suite's.
 
 use crate::bench::{Bench, Witness};
 use crate::common::MIB;
@@ -127,8 +127,8 @@ pub(crate) fn host_memory_is_used_by_the_host_only() {
     );
 }
 
-/// Custom pools of the driver in memory of each kind: what it has can be used where the kind is seen, and the rest is
-/// refused with a reason.
+/// Custom pools of the driver in memory of each kind: each kind that the driver has can be used where it is seen, and
+/// the others are refused with a reason.
 pub(crate) fn pools_of_the_driver_have_every_kind_or_are_refused() {
     let bench = Cuda::<Mapped>::new();
     let device = bench.device();

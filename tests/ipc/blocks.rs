@@ -48,7 +48,7 @@ fn exportable_block_has_a_chunk_of_its_own_and_counts_against_the_capacity() {
     assert!(side.pool.try_allocate(&side.stream, room + MIB).is_err());
     drop(side.pool.try_allocate(&side.stream, room).unwrap());
     side.device.advance_to_end();
-    // What is free goes back to the device for it.
+    // Free memory goes back to the device for it.
     let more = side.exportable(room);
     let refused = side.pool.try_allocate_exportable(&side.stream, CHUNK);
     assert!(

@@ -1,4 +1,4 @@
-//! Evictable memory: what is taken back, when, and in which order.
+//! Evictable memory: which blocks are taken back, when, and in which order.
 
 use crate::common::*;
 use std::collections::{BTreeMap, VecDeque};
@@ -254,7 +254,7 @@ fn drain_evicts_what_is_not_pinned() {
     let (woken, waker) = Count::new();
     assert!(poll_with(&mut drain, &waker).is_pending());
     assert_eq!(present(&blocks), [true, false]);
-    // What it evicted came back meanwhile.
+    // The block that it evicted came back meanwhile.
     while woken.take() > 0 {
         assert!(poll_with(&mut drain, &waker).is_pending());
     }
@@ -319,8 +319,8 @@ fn handles_of_evicted_memory_keep_no_pool_alive() {
     assert!(cached.pin().is_none());
 }
 
-/// Random operations beside a model: a queue of what is evictable. Everything evicted was the least recently used, and
-/// a request fails only if all that is free and evictable together is not enough.
+/// Random operations beside a model: a queue of the evictable blocks. Everything evicted was the least recently used,
+/// and a request fails only if all that is free and evictable together is not enough.
 #[test]
 fn evictions_follow_a_model() {
     for seed in 0..200 {

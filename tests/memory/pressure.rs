@@ -372,7 +372,7 @@ fn request_beyond_the_addresses_of_the_device_fails() {
     }
 }
 
-/// A pool that was refused gives back what it does not need a little later: others need it.
+/// A pool that was refused gives back memory that it does not need a little later: others need it.
 #[test]
 fn memory_that_stays_free_is_given_back_after_a_refusal() {
     for is_refused in [false, true] {

@@ -109,7 +109,7 @@ fn parts_lie_within_and_parts_of_parts_too() {
     }
 }
 
-/// Who is the last may have the block back.
+/// The owner of the last handle may have the block back.
 #[test]
 fn the_last_handle_is_the_block() {
     let device = manual();

@@ -228,7 +228,7 @@ impl World {
             drop(line.capture.take().map(Capture::end));
         });
         self.blocks.clear();
-        // What was freed in a capture goes back at the maintenance after it.
+        // Memory freed in a capture goes back at the maintenance after it.
         (0..20).for_each(|_| self.device.advance(us(100)));
         self.assert_sound();
         for pool in &self.pools {

@@ -1,10 +1,9 @@
 //! Random operations on a pool, against a naive model and over real bytes.
 //!
-//! The model knows of each live block the tag that its owner writes. Every use is two operations on
-//! the device: one writes the tag, a later one checks that it is still there. Memory that is reused
-//! before its earlier use has passed shows as a tag overwritten, whatever the pool believes of it. The
-//! device's ordering checker watches as well: what it finds panics, even where the schedule of this run
-//! happened to keep the tags whole.
+//! The model knows of each live block the tag that its owner writes. Every use is two operations on the device: one
+//! writes the tag, a later one checks that it is still there. Memory that is reused before its earlier use has passed
+//! shows as a tag overwritten, whatever the pool believes of it. The device's ordering checker watches as well: its
+//! findings panic, even where the schedule of this run happened to keep the tags whole.
 //!
 //! Pools that fill their memory write over all of it: over nothing that is in use, and before it is used.
 //!
@@ -158,7 +157,7 @@ impl World {
         self.check_ends(last, address, size, tag, micros);
     }
 
-    /// Counts what is not there at both ends of the block, after some time.
+    /// Counts the ends of the block that have lost the tag, after some time.
     fn check_ends(&self, stream: usize, address: DeviceAddress, size: u64, tag: u8, micros: u64) {
         let work = &self.streams[stream].0;
         let corruptions = self.corruptions.clone();

@@ -319,7 +319,7 @@ const SUBJECTS: &[(&str, Start)] = &[
         let block = world.spare.take().unwrap();
         use_block(&world.work, &block, us(25));
         let cache = block.into_evictable();
-        // Twice what is free beside the evictable block.
+        // Twice the free bytes beside the evictable block.
         let request = world.pool.allocate_owned(&world.other, 2 * MIB);
         Box::pin(async move {
             drop(request.await);

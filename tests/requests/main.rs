@@ -10,7 +10,7 @@
 //! | `services` | waiting in services: blocking, draining, admission, the pressure hook |
 //! | `tenant_deadlocks` | time limits at the limit of a tag |
 //! | `tenants` | tags as tenants |
-//! | `waiting` | waiting for memory: wake-ups and who drives the queue |
+//! | `waiting` | waiting for memory: wake-ups, and the tasks that drive the queue |
 
 #[path = "../common/mod.rs"]
 mod common;

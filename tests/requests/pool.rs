@@ -305,7 +305,7 @@ fn growing_pool_does_not_make_streams_wait_that_hand_shake() {
             let flag = device.flag();
             work.wait_until(&flag, 1);
             if seals {
-                // Another search seals what was freed.
+                // Another search seals the freed memory.
                 drop(pool.try_allocate(&c, MIB).unwrap());
             }
             let block = pool.try_allocate(&b, bytes).unwrap();

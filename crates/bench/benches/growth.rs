@@ -142,7 +142,7 @@ const ROWS: [Row; 14] = [
     ),
 ];
 
-/// What was measured of a row: its label, and a figure for each number of items.
+/// The figures measured for a row: its label, and a figure for each number of items.
 pub(crate) struct Line {
     pub(crate) label: String,
     pub(crate) points: Vec<(usize, f64)>,

@@ -5,7 +5,7 @@
 //! back, and says goodbye. Either one applies terms to the tenant, which may take as long as unmapping does, and states
 //! the result: the reader where it has news and the worker is idle, because each change of the thread costs a wake-up.
 //!
-//! Calls of the tenant send what they want themselves if that does not wait, and leave it to the worker otherwise. None
+//! Calls of the tenant send their messages themselves if that does not wait, and leave it to the worker otherwise. None
 //! of them waits for the broker, but for [`Client::ask_and_wait`].
 
 use crate::ledger::{Figures, Joining, Refused};
@@ -49,9 +49,10 @@ pub trait Tenant: Send + Sync {
     /// First lets up to `first` bytes be held, and serves the requests that wait, if that is more than `bound`: it was
     /// granted for them, and then recalled for others.
     ///
-    /// Then bounds what is held to `bound` bytes, and releases free memory above it to the device. With `is_binding`,
-    /// no use is begun that would keep the tenant above it. Returns what is held afterwards, which may be more; `None`
-    /// once the tenant has ended. It holds no more than the larger of `bound` and that from then on.
+    /// Then bounds the held memory to `bound` bytes, and releases free memory above it to the device. With
+    /// `is_binding`, no use is begun that would keep the tenant above it. Returns the figures afterwards; `None` once
+    /// the tenant has ended. The held bytes may exceed `bound` then, but from then on they do not grow beyond the
+    /// larger of the two.
     ///
     /// Called by one thread at a time.
     fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held>;
@@ -294,8 +295,8 @@ impl Client {
         state.needs() > state.granted
     }
 
-    /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces what was asked
-    /// for in another turn; of several calls in one turn, the largest counts.
+    /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces the need of
+    /// another turn; of several calls in one turn, the largest counts.
     pub fn ask(&self, turn: u64, bytes: u64) {
         let mut state = self.shared.lock();
         let before = state.needs();
@@ -487,7 +488,7 @@ impl Shared {
             if state.is_closed {
                 break;
             }
-            // What was granted meanwhile is applied at the next turn: the tenant does not hold it.
+            // Bytes granted meanwhile are applied at the next turn: the tenant does not hold them.
             let returned = granted.saturating_sub(held.held.max(bound));
             if returned > state.returned {
                 state.returned = returned;
@@ -617,7 +618,7 @@ fn unreachable(error: &weirpool_wire::Error) -> ClientError {
     ClientError::Unreachable { reason }
 }
 
-/// Connects and joins, with what was granted and returned so far. Returns the broker's capacity and terms.
+/// Connects and joins, with the bytes granted and returned so far. Returns the broker's capacity and terms.
 fn admitted(
     config: &ClientConfig,
     key: u64,

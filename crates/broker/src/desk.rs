@@ -17,7 +17,7 @@ const LONGEST_NAME: usize = 64;
 pub enum Action {
     /// Sends a message.
     Send(u64, Reply),
-    /// Ends the connection, after what was sent before.
+    /// Ends the connection, after the messages sent before.
     Close(u64),
 }
 
@@ -79,7 +79,7 @@ impl Desk {
         }
     }
 
-    /// Refuses a connection that sent what is no message.
+    /// Refuses a connection that sent a malformed message.
     pub fn refuse_malformed(&mut self, number: u64, reason: String, now: Duration) {
         if self.connections.contains_key(&number) {
             self.fault(number, reason, now);

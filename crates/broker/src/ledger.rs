@@ -3,8 +3,8 @@
 //!
 //! # Rules
 //!
-//! - The **lease** of a client is what it was granted, less what it returned. A client returns bytes after its device
-//!   has them back. So a lease counts while any of its memory may exist.
+//! - The **lease** of a client consists of the bytes granted to it, less the bytes that it returned. A client returns
+//!   bytes after its device has them back. So a lease counts while any of its memory may exist.
 //! - **Capacity**: a grant is made only from bytes that no lease covers. The sum of leases never exceeds the capacity;
 //!   if the capacity was lowered between two runs, nothing is granted until the sum is within it.
 //! - **Guarantee**: guarantees together are within the capacity. A lease is never recalled below its guarantee. A need
@@ -25,7 +25,7 @@
 //!   ignores all holds, and begins none. While a need waits for holds to end, no memory is recalled for it: the others
 //!   use theirs.
 //! - **Silence**: a client that does not act on a recall within the grace period is silent. No more is asked of it
-//!   until it speaks; it costs others what it holds.
+//!   until it speaks; others do without its lease.
 //! - **Death**: the lease of a client whose process has ended is free. A client whose connection ended keeps its lease:
 //!   its process may go on to use the memory, and reconnect.
 //!
@@ -36,12 +36,13 @@
 //! becomes the oldest reachable need after finitely many others, because younger needs do not pass it, but for those
 //! within guarantees. While it is the oldest, each client above its guarantee may only shrink, and does so as its
 //! requests end. Needs within guarantees take at most the guarantees, which the bound above leaves out. So the need is
-//! met once the clients have ended what they run: no request starves. A need beyond that bound is met when others leave
-//! enough of their guarantees unused.
+//! met once the clients have ended their running requests: no request starves. A need beyond that bound is met when
+//! others leave enough of their guarantees unused.
 //!
 //! Holds delay it by a bounded time. A hold lasts no longer than the longest hold, and a new one begins only when the
 //! oldest need is met. So a need with `a` needs before it is met after at most `a + 1` times the sum of the longest
-//! hold and the time in which clients end what they run and give memory back. With `n` clients, `a` is at most `n - 1`.
+//! hold and the time in which clients end their running requests and give memory back. With `n` clients, `a` is at most
+//! `n - 1`.
 //!
 //! Two processes that each hold memory while they wait for more can deadlock, like two tasks of one pool. The broker
 //! does not resolve that: reserve what a task needs up front, or set a timeout.
@@ -187,11 +188,11 @@ pub struct ClientFigures {
     pub process: u32,
     /// Its share.
     pub share: Share,
-    /// What it holds, or may take.
+    /// Bytes that it holds or may take.
     pub lease: u64,
     /// The need that waits; 0 for none.
     pub needs: u64,
-    /// What it is asked to give back and has not.
+    /// Bytes that it is asked to give back and has not.
     pub recalled: u64,
     /// In use, as it said last.
     pub used: u64,
@@ -209,9 +210,9 @@ pub struct ClientFigures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Figures {
-    /// What may be leased.
+    /// Bytes that may be leased.
     pub capacity: u64,
-    /// What no lease covers.
+    /// Bytes that no lease covers.
     pub free: u64,
     /// Every client, in the order in which they came.
     pub clients: Vec<ClientFigures>,
@@ -248,7 +249,7 @@ struct Hold {
     look: Look,
 }
 
-/// What is known of the blocks that a client granted during its hold.
+/// The last known number of blocks that a client granted, asked for during its hold.
 #[derive(Clone, Copy, Debug)]
 enum Look {
     /// Nothing yet: no other client waited.
@@ -293,8 +294,8 @@ impl Client {
         self.hold = Some(hold).filter(|hold| !hold.length.is_zero());
     }
 
-    /// Takes the answer to a look. A client that granted no block in between, and uses none of what it was granted,
-    /// loses its hold.
+    /// Takes the answer to a look. A client loses its hold if it granted no block in between, and leaves at least the
+    /// bytes of the hold unused.
     fn note_blocks(&mut self, now: Duration) {
         let unused = self.lease().saturating_sub(self.statement.used);
         let blocks = self.statement.blocks;
@@ -346,7 +347,7 @@ pub struct Ledger {
     grace: Duration,
     longest_hold: Duration,
     clients: BTreeMap<ClientId, Client>,
-    /// How long clients took to give back what they gave for the needs that wait.
+    /// How long clients took to give memory back for the needs that wait.
     moving: Duration,
     /// The next need waits until holds end.
     is_held_up: bool,
@@ -824,7 +825,7 @@ impl Ledger {
         let excess = others
             .map(|(_, client)| client.excess())
             .fold(0, u64::saturating_add);
-        // What is leased beyond the capacity has to come back first.
+        // Bytes leased beyond the capacity have to come back first.
         let could_be_leased = self
             .capacity
             .saturating_add(excess)
@@ -832,7 +833,7 @@ impl Ledger {
         self.clients[&id].lacks() <= could_be_leased
     }
 
-    /// Grants what is welcome to clients while no need waits. What is not free now is not granted later.
+    /// Grants the bytes that clients wish for while no need waits. Bytes that are not free now are not granted later.
     fn grant_wishes(&mut self) {
         let mut free = self.free();
         for client in self
@@ -860,7 +861,7 @@ impl Ledger {
         }
     }
 
-    /// Sets what each client is asked to return, for this need and what is leased beyond the capacity.
+    /// Sets the bytes that each client is asked to return, for this need and for leases beyond the capacity.
     fn recall_for(&mut self, next: Option<ClientId>, now: Duration) {
         let need = next.map_or(0, |id| self.clients[&id].lacks());
         let lacking = need
@@ -891,7 +892,8 @@ impl Ledger {
         };
         let soft = split(lacking, &weighted(false));
         let rest = lacking - soft.values().sum::<u64>();
-        // Whichever client is the first to end what it runs: memory of another one may be in use for ever.
+        // Each such client is asked for the whole rest, and the first to end its requests returns it: memory of another
+        // one may be in use for ever.
         let binding: BTreeMap<_, _> = match rest {
             0 => BTreeMap::new(),
             _ => weighted(true)
@@ -976,8 +978,8 @@ impl Client {
     }
 }
 
-/// Splits `bytes` over clients, of which each has an excess and a weight, so that what is left of each excess over its
-/// weight is equal, or less where there was less. Returns less in all if the excess of all is less.
+/// Splits `bytes` over clients, of which each has an excess and a weight, so that the remaining excess of each, divided
+/// by its weight, is equal, or less where there was less. Returns less in all if the excess of all is less.
 fn split(bytes: u64, clients: &[(ClientId, u64, u32)]) -> BTreeMap<ClientId, u64> {
     let mut given = BTreeMap::new();
     if bytes == 0 {

@@ -11,7 +11,7 @@
 //!
 //! Before a change is sent, the leases are written to a file beside the socket. A broker that starts reads it, and
 //! counts the leases of processes that live, so that it can grant at once without waiting for them. Clients reconnect,
-//! and state what they hold, which cannot be more.
+//! and state their leases, which cannot exceed the recorded ones.
 
 use crate::desk::{Action, Desk};
 use crate::ledger::{Ledger, Process, Refused};
@@ -38,7 +38,7 @@ use weirpool_wire::{Allowed, Connection, Listener};
 pub struct BrokerConfig {
     /// The socket, private to the user. The record of the leases is beside it, with the ending `.leases`.
     pub socket: PathBuf,
-    /// What is leased, in bytes.
+    /// The bytes that can be leased.
     pub capacity: u64,
     /// How long a client may take to act on a recall before others are asked in its place. Default: 1 s.
     pub grace: Duration,
@@ -80,7 +80,7 @@ pub enum BrokerError {
     Record {
         /// The record.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
 }
@@ -402,8 +402,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Sends without waiting. A peer that does not read what it was sent is disconnected: a client of this protocol
-    /// never has more than a few messages on the way.
+    /// Sends without waiting. A peer that does not read its messages is disconnected: a client of this protocol never
+    /// has more than a few messages on the way.
     fn send(&mut self, number: u64, reply: &Reply) {
         let peer = self.peers.get(&number);
         let sent = peer.map(|peer| peer.connection.try_send(reply, &[]));
@@ -427,7 +427,7 @@ impl Broker {
             return Ok(());
         }
         let new = beside(&self.record, ".new");
-        // Replaced as a whole: a broker that ends in between leaves one or the other. What was written survives the
+        // Replaced as a whole: a broker that ends in between leaves one or the other. The written record survives the
         // process without a flush; if the machine ends, so do the clients.
         let written = fs::write(&new, &record).and_then(|()| fs::rename(&new, &self.record));
         written.map_err(|error| BrokerError::Io {

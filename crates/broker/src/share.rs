@@ -31,7 +31,7 @@ impl Default for Share {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Statement {
-    /// Bytes given back so far. The lease is what was granted, less this.
+    /// Bytes given back so far. The lease consists of the granted bytes, less these.
     pub returned: u64,
     /// Bytes that must have been granted for the requests that wait; no more than was granted if none waits.
     pub needs: u64,
@@ -66,12 +66,13 @@ pub struct Terms {
     pub granted: u64,
     /// Bytes that the client is asked to have returned.
     pub recalled: u64,
-    /// The client may not begin to use more than it keeps after the recall. Otherwise it gives back what is free now.
+    /// The client may not begin to use more than it keeps after the recall. Otherwise it gives back its free memory
+    /// now.
     pub is_binding: bool,
 }
 
 impl Terms {
-    /// Returns the bytes that the client keeps once it has returned what is recalled.
+    /// Returns the bytes that the client keeps once it has returned the recalled ones.
     pub fn kept(&self) -> u64 {
         self.granted.saturating_sub(self.recalled)
     }

@@ -18,7 +18,7 @@
 //! `cargo run --release --features cuda --` for a `weirpool` with GPUs: cargo passes the feature to every member of the
 //! workspace that has it. `cargo install --path crates/cli` installs the command.
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
 //! | `options` | the command line |
 //! | `trace`, `read` | traces, their limits, and the files that they are read from |

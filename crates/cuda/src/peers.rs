@@ -1,6 +1,6 @@
 //! Other devices of the host: access to this one's memory, and copies between devices.
 //!
-//! CUDA has three kinds of access: to what is mapped (`cuMemSetAccess`), to all plain memory of a context
+//! CUDA has three kinds of access: to mapped memory (`cuMemSetAccess`), to all plain memory of a context
 //! (`cuCtxEnablePeerAccess`), and to a memory pool of the driver (`cuMemPoolSetAccess`, see `pools`). A copy with
 //! access is `cuMemcpyAsync`, which finds both devices by the addresses; one without is `cuMemcpyPeerAsync`, which the
 //! driver stages through the host in stream order. (A captured copy cannot be staged.)

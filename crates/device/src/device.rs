@@ -54,7 +54,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Returns the id of the device.
     fn id(&self) -> DeviceId;
 
-    /// Describes the device in one line of text: its name, memory and capabilities, what is in use, and whether its
+    /// Describes the device in one line of text: its name, memory and capabilities, the memory in use, and whether its
     /// memory is pooled.
     fn describe(&self) -> String;
 

@@ -62,7 +62,7 @@ pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// No work that would lose its access is running or submitted. (The range may be unmapped by another thread
-    /// meanwhile: then this fails, or has no effect on other memory than what is mapped there.)
+    /// meanwhile: then this fails, or affects only the memory that is mapped there.)
     unsafe fn set_mapped_access(
         &self,
         address: u64,
@@ -71,7 +71,7 @@ pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
         access: Access,
     ) -> Result<(), DeviceError>;
 
-    /// Lets a peer use all plain memory of this device, also what is [allocated](crate::Device::allocate) later, until
+    /// Lets a peer use all plain memory of this device, also memory [allocated](crate::Device::allocate) later, until
     /// [`forbid_plain`](Self::forbid_plain) was called as often. Can wait.
     ///
     /// # Errors

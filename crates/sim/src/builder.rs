@@ -104,7 +104,7 @@ impl Default for Settings {
             // A host usually has more memory than its device.
             host_memory: 64 << 30,
             memory_kinds: MemoryKinds::ALL,
-            // Stores what is written; memory that is never touched costs nothing.
+            // Stores written bytes; memory that is never touched costs nothing.
             backing: Backing::Bytes,
             // Deterministic, and no test waits for real time.
             clock: Clock::Virtual,

@@ -112,7 +112,7 @@ impl SimPool {
         self.reserved.add(bytes);
     }
 
-    /// Makes an extent a block, and returns what it was.
+    /// Makes an extent a block, and returns its earlier state.
     pub(super) fn take(&mut self, address: u64) -> Extent {
         let (bytes, extent) = self.extents.get_mut(&address).expect("an extent");
         self.used.add(*bytes);

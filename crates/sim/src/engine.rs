@@ -120,7 +120,7 @@ impl Engine {
         result
     }
 
-    /// Reads the state on behalf of the host, which from then on knows what it read.
+    /// Reads the state on behalf of the host, which from then on knows the state that it read.
     pub(super) fn observe<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
         if self.outer.is_some() {
             self.catch_up();

@@ -279,7 +279,7 @@ impl SimDevice {
                 (Plan::default(), Some(error))
             }
         };
-        // Dropped at once if the capture failed, and with it what it keeps.
+        // Dropped at once if the capture failed, and its kept owners with it.
         let inner = Arc::new(Inner {
             id: graph,
             plan,

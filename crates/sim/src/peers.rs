@@ -10,7 +10,7 @@ use weirpool_device::{
     Peers, RawStream, Transfer,
 };
 
-/// What may be used where, for tests.
+/// The memory that a peer may use, for tests.
 impl SimDevice {
     /// Returns the first address of each range of this device's memory that is mapped, and whether `peer`, a device of
     /// the same host, may use it.

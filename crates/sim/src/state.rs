@@ -219,7 +219,7 @@ impl State {
         (by_itself && self.is_watched()).then(|| self.next_due())?
     }
 
-    /// Returns what has to be done for the helper thread, which has to learn of the next thing due.
+    /// Returns the action by which the helper thread learns of the next time that something is due.
     pub(super) fn ticker_action(&mut self, clock: Clock) -> Option<Action> {
         if self.ticker == Phase::Awake {
             return None;

@@ -23,8 +23,8 @@ pub const MAX_DESCRIPTORS: usize = 64;
 
 /// A connection to another process.
 ///
-/// All methods take `&self`: one thread can send while another receives. Frames of several senders stay whole.
-/// Dropping it closes the connection: the peer receives what was sent before, and then [`Error::Closed`].
+/// All methods take `&self`: one thread can send while another receives. Frames of several senders stay whole. Dropping
+/// it closes the connection: the peer receives the frames sent before, and then [`Error::Closed`].
 pub struct Connection {
     socket: OwnedFd,
     peer: Peer,

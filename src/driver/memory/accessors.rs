@@ -1,9 +1,9 @@
 //! The other devices that may use the memory which the device gave to the pool.
 //!
-//! Virtual memory is made accessible chunk by chunk: what is mapped when the access is given, and each chunk that is
-//! mapped from then on, also when it is mapped anew. Chunks are mapped and unmapped by other threads meanwhile, because
-//! no lock is held across device calls. So each change of the list has a number, and a thread that maps a chunk looks
-//! at the list again before others can find the chunk.
+//! Virtual memory is made accessible chunk by chunk: all chunks that are mapped when the access is given, and each
+//! chunk that is mapped from then on, also when it is mapped anew. Chunks are mapped and unmapped by other threads
+//! meanwhile, because no lock is held across device calls. So each change of the list has a number, and a thread that
+//! maps a chunk looks at the list again before others can find the chunk.
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 

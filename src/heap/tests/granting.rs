@@ -1,4 +1,4 @@
-//! Granting what is there, and taking it back.
+//! Granting present memory, and taking it back.
 
 use super::*;
 

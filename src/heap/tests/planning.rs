@@ -191,7 +191,7 @@ fn smaller_capacity_stops_growth_and_keeps_what_is_held() {
     check(&heap);
 }
 
-/// A request that may move nothing takes new memory while there is some, and moves what is free where there is none.
+/// A request that may move nothing takes new memory while there is some, and moves free memory where there is none.
 #[test]
 fn chunks_are_moved_where_there_is_no_new_memory() {
     for (growth, moved) in [

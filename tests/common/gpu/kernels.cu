@@ -24,7 +24,8 @@ extern "C" __global__ void fill(u32 *memory, u64 words, u64 value)
         memory[at] = (u32)value;
 }
 
-// Notes a word that is not the value: its number, counted from 1, above what it is. One of several wins.
+// Notes a word that is not the value: its number, counted from 1, in the upper half, and its value in the lower half.
+// One of several wins.
 extern "C" __global__ void compare(const u32 *memory, u64 words, u64 value, volatile u64 *found)
 {
     for (u64 at = self(); at < words; at += everyone())

@@ -3,9 +3,9 @@
 use super::lock;
 use std::sync::Mutex;
 
-/// What helps to understand a failure, and is none.
+/// Notes that help to understand a failure, and are none.
 static NOTES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// What is a failure, wherever it is met.
+/// Failures, wherever they are met.
 static COMPLAINTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 pub(super) fn note(text: String) {
@@ -20,12 +20,12 @@ pub(super) fn complain(text: String) {
     lock(&COMPLAINTS).push(text);
 }
 
-/// What was noted since it was last asked.
+/// Returns the notes since the last call.
 pub(crate) fn take_notes() -> Vec<String> {
     std::mem::take(&mut lock(&NOTES))
 }
 
-/// What was complained of since it was last asked.
+/// Returns the failures since the last call.
 pub(crate) fn take_complaints() -> Vec<String> {
     std::mem::take(&mut lock(&COMPLAINTS))
 }

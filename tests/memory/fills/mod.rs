@@ -2,7 +2,7 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `filling` | with what it is filled, and in which order |
+//! | `filling` | the values of fills, and their order |
 //! | `refused` | what becomes of it where the device cannot fill |
 //! | `requested` | fills that a request or the owner of a block asks for |
 
@@ -63,7 +63,7 @@ impl Place {
         now(future)
     }
 
-    /// What is there once all work is done, as a debugger sees it.
+    /// The bytes at the address once all work is done, as a debugger sees them.
     fn bytes_at(&self, address: DeviceAddress, bytes: u64) -> Vec<u8> {
         self.device.advance_to_end();
         let mut seen = vec![0x77; bytes as usize];

@@ -2,8 +2,8 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `coalescing` | what is free becomes one piece |
-//! | `releasing` | what is above the threshold goes back |
+//! | `coalescing` | free memory becomes one piece |
+//! | `releasing` | memory above the threshold goes back |
 
 mod coalescing;
 mod releasing;
@@ -14,7 +14,7 @@ use weirpool::*;
 
 const INTERVAL: u64 = 10_000;
 
-/// Lets so many intervals pass, one after the other: what is done in one may be followed up in the next.
+/// Lets this many intervals pass, one after the other: the work of one may be followed up in the next.
 fn let_pass(device: &SimDevice, intervals: u64) {
     for _ in 0..intervals {
         device.advance(us(INTERVAL));

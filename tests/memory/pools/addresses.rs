@@ -1,4 +1,4 @@
-//! Found by address, and what is there.
+//! Pools and blocks that are found by an address.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,7 +7,7 @@
 //! | `names`, `addresses` | by what a pool is found |
 //! | `current`, `scopes` | the pool that is there by default, and the one that is current where |
 //! | `unpooled` | without pooling |
-//! | `upstreams`, `host` | where memory comes from, and the host as a stream of what it shares |
+//! | `upstreams`, `host` | where memory comes from, and the host as a stream of memory that it shares |
 //! | `settings` | what a pool is built with |
 
 mod addresses;

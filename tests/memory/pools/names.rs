@@ -63,7 +63,7 @@ fn one_of_the_threads_that_want_a_name_has_it() {
                 }
             });
         }
-        // Who looks for it holds it for a moment, and may be the one who ends it.
+        // A thread that looks for the pool holds it for a moment, and may be the one that ends it.
         scope.spawn(|| {
             for _ in 0..2000 {
                 if let Some(pool) = find_pool("contended") {

@@ -75,7 +75,7 @@ fn events_are_bounded_after_close() {
     assert!(made < 2000, "{made} events");
 }
 
-/// A capacity over the memory of the device: what can never fit does not queue.
+/// A capacity over the memory of the device: a request that can never fit does not queue.
 #[test]
 fn request_larger_than_the_device_fails_at_once() {
     let sim = manual(); // 1 GiB

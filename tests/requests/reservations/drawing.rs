@@ -231,7 +231,7 @@ fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
         .flat_map(|segment| segment.blocks)
         .map(|block| block.state);
     assert!(!states.any(|state| state == BlockState::Used));
-    // What is left, and an allocation of another size.
+    // The remaining bytes, and an allocation of another size.
     again(&reservation);
     assert_eq!(reservation.left(), 8 * MIB);
     again(&reservation);

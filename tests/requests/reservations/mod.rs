@@ -2,7 +2,7 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `drawing` | what is allocated of a reservation, and freed to it |
+//! | `drawing` | blocks that are allocated from a reservation, and freed to it |
 //! | `reserving` | how memory is set aside, counted, split and given back |
 //! | `scopes` | tasks whose allocations draw from a reservation |
 //! | `pieces` | a reservation in pieces, of which one block is asked for |

@@ -55,7 +55,7 @@ fn a_scope_may_end_with_its_thread() {
     };
     let scoped = scope(pool.clone(), device.clone());
     let ended = std::thread::spawn(move || {
-        // Before the thread is in a scope: what was made first is dropped last.
+        // Before the thread is in a scope: the thread-local that was made first is dropped last.
         HELD.set(None);
         let mut scoped: Held = Box::pin(scoped);
         assert!(poll(&mut scoped).is_pending());

@@ -162,7 +162,7 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     pool.check_conserved().unwrap();
 }
 
-/// A task that is granted memory goes on: what it may do before it yields is left to it.
+/// A task that is granted memory goes on: its budget of work before it yields is left to it.
 #[cfg(feature = "tokio")]
 #[test]
 fn granted_request_leaves_the_budget_of_its_task() {

@@ -306,7 +306,7 @@ impl World {
 
     /// Gives everything back, little by little. All requests that are polled end.
     fn end(mut self) {
-        // First: they keep what they were granted.
+        // First: dead requests keep the memory that they were granted.
         self.dead.clear();
         self.quiet();
         while !self.blocks.is_empty() || !self.reservations.is_empty() {

@@ -19,7 +19,7 @@ fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
 /// Longer than a notification may be unanswered.
 const UNANSWERED: Duration = us(3000);
 
-/// The head grows one part of what it asks for, and gives it back. The request behind it releases that memory to the
+/// The head maps new memory for one of its parts, and gives it back. The request behind it releases that memory to the
 /// device, in vain as well.
 #[test]
 fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {

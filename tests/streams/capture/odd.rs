@@ -142,7 +142,7 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     let (work, stream) = crate::common::stream(&device, &pool);
     let used = || driver_pool.used().unwrap().current;
 
-    // Dropped in the capture: a request from before it takes what is complete, and not in the stream's order.
+    // Dropped in the capture: a request from before it takes complete memory, and not in the stream's order.
     let block = pool.try_allocate(&stream, 4 * MIB).unwrap();
     work.submit(write(&block, 1));
     let mut waiting = Box::pin(pool.allocate(&stream, 4 * MIB));

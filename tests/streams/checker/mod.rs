@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `mistakes` | each kind, with the places that it names |
 //! | `order` | what orders, and what does not |
-//! | `raised` | who panics, and when |
+//! | `raised` | which call panics, and when |
 //! | `service` | a service that forgets something |
 
 mod mistakes;

@@ -71,7 +71,7 @@ fn work_seen_complete_by_the_host_is_ordered() {
     world.assert_silent();
 }
 
-/// On a clock that moves by itself, awaiting tells the host what is complete.
+/// On a clock that moves by itself, awaiting tells the host which work is complete.
 #[test]
 fn synchronize_orders_later_work() {
     let world = World::over(SimDevice::builder().build());

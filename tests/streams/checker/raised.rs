@@ -1,4 +1,4 @@
-//! How a mistake is raised: who panics, and when.
+//! How a mistake is raised: which call panics, and when.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -47,7 +47,7 @@ fn leaks_are_grouped_by_place_the_largest_first() {
     drop((large, small));
 }
 
-/// Reservations live as blocks do: with what is left of them, their locations and their tags.
+/// Reservations live as blocks do: with their remaining bytes, their locations and their tags.
 #[test]
 fn leaks_know_reservations() {
     let device = manual();

@@ -26,7 +26,7 @@ fn here() -> Site {
     Location::caller().into()
 }
 
-/// Blocks tile what is mapped of each segment, in order.
+/// Blocks tile the mapped part of each segment, in order.
 fn assert_tiled(snapshot: &Snapshot) {
     let mut end = DeviceAddress::from_bits(0);
     for segment in &snapshot.segments {

@@ -83,7 +83,7 @@ fn a_snapshot_of_remapped_and_of_plain_memory_adds_up() {
     }
 }
 
-/// Others allocate and free; what is listed is of one moment all the same.
+/// Others allocate and free; the listed blocks are of one moment all the same.
 #[test]
 fn a_snapshot_is_consistent_while_others_go_on() {
     let device = SimDevice::builder().checker(Checker::Off).build();

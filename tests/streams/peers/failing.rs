@@ -1,4 +1,4 @@
-//! Access while device calls fail, and while other threads change what is mapped.
+//! Access while device calls fail, and while other threads change the mappings.
 
 use super::*;
 use DeviceErrorKind::{Other, OutOfMemory, Sticky};

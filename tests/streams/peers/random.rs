@@ -1,5 +1,4 @@
-//! Random work of three devices, on streams of each, in pools of each. Bytes and the ordering checker find what is
-//! wrong.
+//! Random work of three devices, on streams of each, in pools of each. Bytes and the ordering checker find mistakes.
 
 use super::*;
 use std::collections::VecDeque;

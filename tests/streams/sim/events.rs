@@ -1,4 +1,4 @@
-//! Events: what is recorded, waited for and watched.
+//! Events: recorded, waited for and watched.
 
 use super::*;
 

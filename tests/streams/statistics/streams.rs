@@ -45,7 +45,7 @@ fn a_stream_has_figures_of_its_own() {
     drop(others);
 }
 
-/// What is pending on two streams is pending on each.
+/// Memory that is pending on two streams is pending on each.
 #[test]
 fn memory_used_on_two_streams_is_pending_on_both() {
     let device = manual();

@@ -97,7 +97,7 @@ fn closure_may_re_enter_the_pool() {
     device.assert_ordered();
 }
 
-/// What was submitted before the pool was closed comes to its end.
+/// Work submitted before the pool was closed comes to its end.
 #[test]
 fn host_task_and_tasks_end_after_the_pool_is_closed() {
     let (device, pool, [stream, other]) = place();

@@ -5,8 +5,8 @@
 //! operations took, without the start of the process. For the cache lines, each operation is followed by a walk
 //! over more memory than the simulated cache of 32 KiB has room for, so that it misses each line that it touches once.
 //!
-//! Counts are compared with those of `crates/bench/instructions.csv`. The program fails if one is more than 5 % higher (cache lines:
-//! 10 %): compilers differ by some percent from version to version. `--accept` writes what was counted.
+//! Counts are compared with those of `crates/bench/instructions.csv`. The program fails if one is more than 5 % higher
+//! (cache lines: 10 %): compilers differ by some percent from version to version. `--accept` writes the new counts.
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;

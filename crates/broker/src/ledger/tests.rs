@@ -9,7 +9,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const HOLD: Duration = Duration::from_millis(400);
 const START: Duration = Duration::ZERO;
 
-/// A client that does what it is asked: it uses some bytes, and gives back all others.
+/// A client that obeys each recall: it uses some bytes, and gives back all others.
 struct Honest {
     key: u64,
     id: ClientId,
@@ -114,7 +114,7 @@ impl World {
         self.state(at);
     }
 
-    /// The client gives back what it is asked for, as far as it does not use it.
+    /// The client gives back the recalled bytes that it does not use.
     fn answer(&mut self, at: usize) {
         let client = &mut self.clients[at];
         let idle = client.terms.granted
@@ -593,7 +593,7 @@ proptest! {
                 prop_assert!(client.lease - client.recalled >= client.share.guaranteed.min(client.lease));
             }
         }
-        // Every process that is away ends; the others end what they run, and answer.
+        // Every process that is away ends; the others end their requests, and answer.
         for (at, is_here) in is_here.iter().enumerate() {
             if !is_here {
                 world.ledger.exit(process(at as u32 + 1), world.now);

@@ -65,8 +65,8 @@ pub(crate) trait Time {
 
     fn sleep_until(&self, at: Duration) -> impl Future<Output = ()>;
 
-    /// Lets some time pass, when no task can go on. `hope` is what is known of the tasks that wait for memory, if any
-    /// does. Returns whether a task may still go on later.
+    /// Lets some time pass, when no task can go on. `hope` has the signs of progress of the tasks that wait for memory,
+    /// if any task waits. Returns whether a task may still go on later.
     fn pass(&self, hope: Option<Hope>) -> bool;
 }
 
@@ -122,6 +122,6 @@ pub(crate) struct Figures {
     pub(crate) waits: u64,
     /// The time that streams spent in device-side waits, where that is known.
     pub(crate) stall: Option<Duration>,
-    /// Blocks whose contents differ from what was written, where they are verified.
+    /// Blocks whose contents differ from the written ones, where they are verified.
     pub(crate) corruptions: Option<u64>,
 }

@@ -141,7 +141,7 @@ unsafe impl<D: Device> Device for Metered<D> {
     }
 
     unsafe fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.memory_call(|device| unsafe { device.unreserve(address, bytes) })
     }
 
@@ -150,17 +150,17 @@ unsafe impl<D: Device> Device for Metered<D> {
     }
 
     unsafe fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.memory_call(|device| unsafe { device.destroy(chunk) })
     }
 
     unsafe fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.memory_call(|device| unsafe { device.map(address, chunk, bytes) })
     }
 
     unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.memory_call(|device| unsafe { device.unmap(address, bytes) })
     }
 
@@ -169,7 +169,7 @@ unsafe impl<D: Device> Device for Metered<D> {
     }
 
     unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.memory_call(|device| unsafe { device.free(kind, address, bytes) })
     }
 
@@ -180,7 +180,7 @@ unsafe impl<D: Device> Device for Metered<D> {
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.destroy_stream(stream) })
     }
 
@@ -189,28 +189,28 @@ unsafe impl<D: Device> Device for Metered<D> {
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.destroy_event(event) })
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.record(event, stream) })
     }
 
     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.query(event) })
     }
 
     unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.wait(stream, event) })
     }
 
     unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         unsafe { self.device.watch(event, waker) }
     }
 
@@ -227,7 +227,7 @@ unsafe impl<D: Device> Device for Metered<D> {
         bytes: &[u8],
         location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.upload(stream, address, bytes, location) })
     }
 
@@ -238,7 +238,7 @@ unsafe impl<D: Device> Device for Metered<D> {
         bytes: u64,
         location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.download(stream, address, bytes, location) })
     }
 
@@ -250,7 +250,7 @@ unsafe impl<D: Device> Device for Metered<D> {
         value: u8,
         location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        // SAFETY: the caller upholds the same contract for this device as for the other.
         self.call(|device| unsafe { device.fill(stream, address, bytes, value, location) })
     }
 }

@@ -1,6 +1,6 @@
 //! The devices that traces are replayed on.
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
 //! | [`machine`] | what a replay asks of a device |
 //! | [`simulated`] | the simulated device, in virtual time |

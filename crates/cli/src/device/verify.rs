@@ -10,7 +10,7 @@ use weirpool::device::sim::{Memory, Operation};
 
 const PAGE: u64 = 4096;
 
-/// Counts blocks whose contents differ from what was written.
+/// Counts blocks whose contents differ from the written ones.
 #[derive(Debug)]
 pub(crate) struct Verifier {
     extent: Extent,

@@ -1,6 +1,6 @@
 //! Requests to an inference server, and what became of them.
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
 //! | `plan` | which requests are sent, drawn from a seed |
 //! | `client` | one request, from its arrival to its end |

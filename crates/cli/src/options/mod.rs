@@ -1,4 +1,4 @@
-//! The command line: which traces are replayed, under which settings, and what is printed.
+//! The command line: the traces to replay, the settings, and the output.
 
 mod lengths;
 mod load;
@@ -126,7 +126,7 @@ pub(crate) struct Broker {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) device: u32,
 
-    /// What is leased: less than the memory of the GPU, which contexts and other users need as well
+    /// The bytes that can be leased: less than the memory of the GPU, which contexts and other users need as well
     #[arg(long, value_name = "BYTES")]
     pub(crate) capacity: bytesize::ByteSize,
 
@@ -143,7 +143,8 @@ pub(crate) struct Broker {
     pub(crate) longest_hold: humantime::Duration,
 }
 
-/// Shows the processes of a broker, their leases, what they use and what they wait for, each time that it changes.
+/// Shows the processes of a broker, their leases, the memory that they use and wait for, each time that a figure
+/// changes.
 #[cfg(target_os = "linux")]
 #[derive(Clone, Debug, Parser)]
 #[command(name = "top")]

@@ -3,7 +3,7 @@
 //! On the simulated device nothing here depends on real time or on other threads, so the same trace,
 //! policy and seed give the same run, except for the CPU times that are measured.
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
 //! | [`session`], [`task`], [`backlog`] | the run, its tasks, and how far they run behind |
 //! | [`exchange`], [`patience`] | blocks that streams hand over; tasks that wait for memory |
@@ -49,7 +49,7 @@ pub(crate) struct Drawable {
     pub(crate) frames: Option<Vec<Frame>>,
 }
 
-/// Replays `trace`, and returns the report and what can be drawn of the run.
+/// Replays `trace`, and returns the report and the data for drawings of the run.
 ///
 /// # Errors
 /// Returns an error if the device or the pool fails, other than for lack of memory.

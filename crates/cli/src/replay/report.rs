@@ -38,7 +38,7 @@ pub(crate) struct Outcome {
     pub(crate) growths: u64,
     pub(crate) remaps: u64,
     pub(crate) failures: u64,
-    /// Blocks whose contents differ from what was written, where they are verified.
+    /// Blocks whose contents differ from the written ones, where they are verified.
     pub(crate) corruptions: Option<u64>,
     pub(crate) samples: Vec<Sample>,
     /// The pool over time, if the policy asks for a page.

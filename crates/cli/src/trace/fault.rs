@@ -1,4 +1,4 @@
-//! The faults that a trace can have, each with its location and with what was expected instead.
+//! The faults that a trace can have, each with its location and the expected contents.
 
 use super::limits;
 use crate::units;

@@ -48,7 +48,7 @@ impl Trace {
     /// Returns this trace with sizes `factor` times as large; its name says so.
     ///
     /// # Errors
-    /// Returns a fault if an allocation, or what is live at one time, exceeds the [`limits`].
+    /// Returns a fault if an allocation, or the sum of live bytes at one time, exceeds the [`limits`].
     pub(crate) fn scaled(mut self, factor: u64) -> Result<Self, Fault> {
         if factor == 1 {
             return Ok(self);

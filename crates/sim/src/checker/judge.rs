@@ -53,7 +53,7 @@ impl Judge {
         judge
     }
 
-    // ---- what was found --------------------------------------------------------------------
+    // ---- findings --------------------------------------------------------------------------
 
     /// Returns the first violation that was not raised. It counts as raised from now on.
     pub(crate) fn raise_first(&mut self) -> Option<Violation> {
@@ -301,7 +301,7 @@ impl Judge {
         self.shadow.mend(address, address + life.bytes);
     }
 
-    // ---- what is mapped --------------------------------------------------------------------------
+    // ---- mappings --------------------------------------------------------------------------------
 
     /// From now on the range has no memory behind it, or other memory.
     pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {

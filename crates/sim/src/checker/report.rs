@@ -1,4 +1,4 @@
-//! The construction of reports from what is known about the bytes.
+//! The construction of reports from the known facts about the bytes.
 //!
 //! This module does not know the rules.
 

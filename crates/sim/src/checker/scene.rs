@@ -9,7 +9,7 @@ use super::violation::ViolationKind;
 use crate::operation::AccessKind;
 use smallvec::smallvec;
 
-/// An access in one cell, and what is needed to check it.
+/// An access in one cell, and the state that is needed to check it.
 pub(super) struct Scene<'a> {
     pub(super) start: u64,
     pub(super) end: u64,

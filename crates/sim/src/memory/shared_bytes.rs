@@ -1,7 +1,7 @@
 //! The bytes of a chunk that several processes share: a part of a file without a name.
 //!
 //! They are read and written by calls rather than mapped. So a process that shortens the file, or writes at the same
-//! time, can change what is read here and nothing else.
+//! time, can change the bytes that are read here, and nothing else.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

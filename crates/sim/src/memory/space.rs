@@ -173,7 +173,7 @@ impl Space {
             .collect()
     }
 
-    /// Sets whether a peer may use what is mapped at exactly this range.
+    /// Sets whether a peer may use the memory that is mapped at exactly this range.
     pub(crate) fn set_access(
         &mut self,
         (address, bytes): (u64, u64),

@@ -1,4 +1,5 @@
-//! What is due at which time, and which streams are ready to run: two heaps with at most one entry per stream each.
+//! Streams by the time at which they are due, and streams that are ready to run: two heaps with at most one entry per
+//! stream each.
 //!
 //! This module does not know the meaning of an entry.
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use weirpool::{AllocError, Reservation, Tag};
 
-/// How requests obtain memory. The server is made for the first; the others are what it is compared with.
+/// How requests obtain memory. The server is made for the first; the others are for comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
@@ -86,7 +86,8 @@ impl Engine {
                 reservation.allocate(&lane.stream, self.page_bytes)?,
             ));
         }
-        // What is left of the reservation, for pages that were found after all, goes back. A split does without that memory.
+        // The rest of the reservation, for pages that were found after all, goes back. A split does without that
+        // memory.
         let split = (self.settings.admission == Admission::Split).then_some(reservation);
         let (sender, events) = mpsc::unbounded_channel();
         let sequence = Sequence {

@@ -93,7 +93,7 @@ impl Prefixes {
             }
             following = &mut node.following;
         }
-        // The last page first: what was listed first is evicted first, and a page is of no use without those before it.
+        // The last page first: the page listed first is evicted first, and a page is of no use without those before it.
         for (page, block) in added.into_iter().rev() {
             *page = Some(block.into_evictable());
         }

@@ -32,7 +32,7 @@ pub(super) async fn complete(
     let tenant = app.tenants.of(request.headers())?;
     let (allowed, is_urgent) = allowed(request.headers(), app.config.timeout)?;
     let model = &app.config.model.name;
-    // Not kept while the request waits: a body can be far larger than what it says.
+    // Not kept while the request waits: a body can be far larger than the request in it.
     let completion = {
         let body = read(&app, request.into_body()).await?;
         Completion::parse(&body, model, &app.engine.shape())?

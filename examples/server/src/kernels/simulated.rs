@@ -34,7 +34,7 @@ struct Simulated {
 
 type Body = Box<dyn FnOnce(&mut Memory) + Send>;
 
-/// What an operation does, and what it takes.
+/// The effect of an operation, and its cost.
 struct Work {
     reads: Vec<Span>,
     writes: Vec<Span>,

@@ -37,7 +37,7 @@ pub enum WeightsError {
     Unsuitable {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

@@ -238,7 +238,7 @@ fn keyboard(browser: &mut Browser) {
             "{id}: {reached:?}"
         );
     }
-    // Enter pauses, and what is shown stays, while frames go on.
+    // Enter pauses, and the shown frame stays, while further frames arrive.
     browser.evaluate("byId('play').focus()");
     browser.press("Enter");
     browser.until("byId('play').textContent === 'Live'");

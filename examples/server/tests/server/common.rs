@@ -108,7 +108,7 @@ pub(crate) fn tokens_of(answer: &Value) -> Vec<u32> {
         .collect()
 }
 
-/// Returns the bytes that are in use, without what can be evicted.
+/// Returns the bytes that are in use, without the evictable ones.
 pub(crate) fn used(server: &Server) -> u64 {
     let statistics = server.pool().statistics();
     statistics.used.current - statistics.evictable

@@ -25,7 +25,7 @@ async fn each_call_may_fail_once() {
                     .simulated()
                     .unwrap()
                     .script(call, nth, Fault::Fails(kind));
-                // What is free returns to the device, so that it is mapped anew.
+                // Free memory returns to the device, so that it is mapped anew.
                 let _ = server.pool().trim_to(0);
                 let answers = join_all((0..4).map(|number| {
                     let body = body(&prompt(number % 2, 20 + number as usize), 4);

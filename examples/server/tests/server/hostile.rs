@@ -286,7 +286,7 @@ async fn counts_of_metrics_are_those_that_clients_saw() {
     assert!(ends["abandoned"] > 0);
 }
 
-/// Memory by its purpose adds up, and an idle server holds its weights, and what can be evicted.
+/// Memory by its purpose adds up, and an idle server holds its weights and evictable pages.
 #[tokio::test(start_paused = true)]
 async fn memory_is_shown_by_its_purpose() {
     let config = config();

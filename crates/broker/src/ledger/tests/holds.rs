@@ -294,7 +294,7 @@ impl Simulation {
 
     fn act(&mut self, at: usize) {
         let lease = self.world.lease(at) - self.busy[at].leaving;
-        // What was granted serves the request before it is recalled.
+        // Granted bytes serve the request before they are recalled.
         if !self.busy[at].is_running && self.busy[at].wants <= lease {
             let busy = &mut self.busy[at];
             busy.is_running = true;

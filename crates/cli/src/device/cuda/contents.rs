@@ -17,7 +17,7 @@ pub(super) struct Contents {
     kernels: Kernels,
     step: u64,
     stream: Arc<CudaStream>,
-    /// A word for each allocation: not zero if its contents differ from what was written.
+    /// A word for each allocation: not zero if its contents differ from the written ones.
     damaged: CudaSlice<u32>,
     address: u64,
 }

@@ -69,7 +69,7 @@ impl Worker {
         }))
     }
 
-    /// Returns the number of blocks whose contents differ from what was written, where they are verified.
+    /// Returns the number of blocks whose contents differ from the written ones, where they are verified.
     pub(super) fn corruptions(&self) -> anyhow::Result<Option<u64>> {
         let contents = self.contents.as_ref();
         contents.map(Contents::corruptions).transpose()
