@@ -394,7 +394,7 @@ impl<'a> Search<'a> {
         match (self.take(), grown) {
             (Some(found), _) => Ok(Some(found)),
             (None, Err(Refusal::Device(error))) => Err(error.into()),
-            // What is free now may be joined.
+            // Blocks that are free now may be joined.
             (None, _) => self.grow(),
         }
     }
