@@ -30,10 +30,6 @@ pub(super) struct Search<'a> {
     state: State,
     /// The points that streams were asked for during this search.
     asked: Clock,
-    /// A block of exactly the size is pending.
-    has_exact: bool,
-    /// Streams were not asked, because new memory would do.
-    has_skipped: bool,
     /// How many blocks had been taken back from caches when this search last did so.
     taken_back: Option<u64>,
     /// The device refuses for no visible reason; it is asked for the last time.
@@ -115,8 +111,6 @@ impl<'a> Search<'a> {
             mode,
             state: State::new(rules),
             asked: Clock::default(),
-            has_exact: false,
-            has_skipped: false,
             taken_back: None,
             is_last: false,
         }
@@ -231,7 +225,7 @@ impl<'a> Search<'a> {
         Ok(match source {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
-            Try::Grow => self.grow_or_ask()?,
+            Try::Grow => self.grow()?,
             Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
         })
@@ -288,30 +282,18 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Asks every stream that this search has not asked since its newest event. What the others have passed since
-    /// then counts for the next search. Where a block of this size is on its way, and a new one would do meanwhile, leaves
-    /// out streams that were asked lately, as the budget requires.
+    /// Asks every stream that this search has not asked since its newest event. Points that the others have passed since
+    /// then count for the next search.
     fn poll(&mut self) -> Result<bool, DeviceError> {
         let driver = self.to.driver;
         // Where a last look at late events comes later, the oldest event is enough for now.
         let in_order = driver.settings.order == Order::GrowFirst;
-        let may_be_new = self.has_exact && self.state.facts.could_be_new;
-        let is_limited = in_order && may_be_new && !self.mode.is_queued;
-        let now = driver.device.now();
-        let Self {
-            asked, has_skipped, ..
-        } = self;
+        let asked = &mut self.asked;
         driver.reap_by(|lane| {
             let newest = lane.timeline.newest().map(|marker| marker.ticket);
             let Some(newest) = newest.filter(|newest| !asked.covers(lane.fence(*newest))) else {
                 return Ok(None);
             };
-            let has_budget = !is_limited || driver.queries.take(now);
-            if !has_budget && lane.timeline.was_asked_lately(now) {
-                *has_skipped = true;
-                return Ok(None);
-            }
-            lane.timeline.note_asked(now);
             asked.join(lane.fence(newest));
             if in_order {
                 lane.timeline.reap_in_order(&*driver.device)
@@ -379,24 +361,6 @@ impl<'a> Search<'a> {
             heap.plan(self.request, view, Growth::None)
         });
         self.put_together(plan, Some(limit), Growth::None)
-    }
-
-    /// Grows. If that fails, for whatever reason, and streams were left out because it would do, asks them after all.
-    fn grow_or_ask(&mut self) -> Result<Option<Found>, Refusal> {
-        let grown = self.grow();
-        if matches!(grown, Ok(Some(_))) || !std::mem::take(&mut self.has_skipped) {
-            return grown;
-        }
-        self.state.facts.could_be_new = false;
-        if !self.poll()? {
-            return grown;
-        }
-        match (self.take(), grown) {
-            (Some(found), _) => Ok(Some(found)),
-            (None, Err(Refusal::Device(error))) => Err(error.into()),
-            // Blocks that are free now may be joined.
-            (None, _) => self.grow(),
-        }
     }
 
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken

@@ -14,7 +14,7 @@ use crate::fault::injected;
 use crate::heap::{self, Fences};
 use crate::id::{StreamId, StreamNames, Ticket};
 use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker, Neighbour};
-use crate::policy::{Order, QueryBudget};
+use crate::policy::Order;
 use crate::sync::{Arc, Busy, Guards, plain, yield_now};
 use crate::trace;
 use kept::KeptBooks;
@@ -41,8 +41,6 @@ pub(crate) struct Streams {
     pub(super) events: Arc<Events>,
     pub(crate) neighbours: Neighbours,
     kept_books: KeptBooks,
-    /// How often streams may be asked where the pool could take new memory.
-    pub(super) queries: QueryBudget,
 }
 
 impl Deref for Streams {
@@ -67,7 +65,6 @@ impl Streams {
             events: Arc::new(Events::new(core.device.clone())),
             neighbours: Neighbours::new(core.device.clone()),
             kept_books: KeptBooks::new(),
-            queries: QueryBudget::default(),
             core,
         }
     }

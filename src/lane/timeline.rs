@@ -27,8 +27,6 @@ pub(crate) struct Timeline {
     has_points: AtomicBool,
     /// The number of incomplete markers, for decisions that may be a moment late.
     incomplete: AtomicU64,
-    /// Until when a search has asked the stream *lately*, on the device's clock, in nanoseconds.
-    lately_until: AtomicU64,
     /// The time from recording an event to seeing it complete: a running mean, in nanoseconds.
     latency: SharedNumber,
     /// A free queries the stream only while at least this many markers are incomplete.
@@ -63,9 +61,6 @@ impl Markers {
 /// Fewer markers are not worth a query, unless events are close to each other.
 const FEWEST_WORTH_A_QUERY: usize = 16;
 
-/// A search that can do without an answer does not ask a stream again within this time.
-const LATELY: Duration = Duration::from_micros(64);
-
 /// While this many markers are incomplete, no free records another event: the next one covers it (bounded-events).
 const MOST_INCOMPLETE: usize = 1024;
 
@@ -79,7 +74,6 @@ impl Timeline {
             clock: Mutex::new(Guards::Clock, StreamClock::default()),
             has_points: AtomicBool::new(false),
             incomplete: AtomicU64::new(0),
-            lately_until: AtomicU64::new(0),
             latency: SharedNumber::new(0),
             query_from: SharedNumber::new(FEWEST_WORTH_A_QUERY as u64),
         }
@@ -236,17 +230,6 @@ impl Timeline {
         let left = self.incomplete_count();
         let query_from = (2 * left).min(MOST_INCOMPLETE);
         self.query_from.store(query_from as u64, Ordering::Relaxed);
-    }
-
-    /// Returns whether a search asked the stream a moment ago.
-    pub(crate) fn was_asked_lately(&self, now: Duration) -> bool {
-        now < Duration::from_nanos(self.lately_until.load(Ordering::Relaxed))
-    }
-
-    /// Notes that a search asks the stream.
-    pub(crate) fn note_asked(&self, now: Duration) {
-        let until = u64::try_from((now + LATELY).as_nanos()).unwrap_or(u64::MAX);
-        self.lately_until.store(until, Ordering::Relaxed);
     }
 
     /// Returns whether a query for a ticket may be answered with yes: it has an event, and the stream was not just

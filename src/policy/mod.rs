@@ -3,16 +3,13 @@
 //! | file | about |
 //! |---|---|
 //! | `search` | which allocation source is tried next |
-//! | `queries` | how much time may go into asking streams instead of taking new memory |
 //! | `remapping` | how much time may go into moving memory |
 //! | `settings` | the settings of a pool that say where memory comes from and when it goes back; how long a stream may be made to wait |
 
-mod queries;
 mod remapping;
 mod search;
 mod settings;
 
-pub(crate) use queries::QueryBudget;
 pub(crate) use remapping::Budget;
 pub use remapping::Remapping;
 pub(crate) use search::{Action, Facts, Prepare, Rules, State, Try};

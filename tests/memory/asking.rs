@@ -1,15 +1,14 @@
-//! Where a block of exactly the size is on its way and new memory would do as well, streams are asked within a budget, and
-//! each at most every 64 us once that is used up. These tests use it up, and look for complete memory that is overlooked.
+//! Complete memory that no stream was asked about yet, while a block of exactly the size is on its way and new memory would
+//! do as well. A query takes time, and whatever the pool does to make fewer, it must not overlook such memory.
 
 use crate::common::*;
-use weirpool::device::sim::{Backing, Call, Checker, SimBuilder, SimDevice, SimStream};
-use weirpool::device::{DeviceError, DeviceErrorKind};
+use weirpool::device::sim::{Backing, Checker, SimBuilder, SimDevice, SimStream};
 use weirpool::*;
 
 /// The size of the requests. A block of that size is pending on a stream that stays busy.
 const SIZE: u64 = 8 * MIB;
 
-/// A pool whose budget is used up at the present moment, and all of whose streams were asked just now.
+/// A pool whose streams were asked many times, and just now.
 struct Tried {
     device: SimDevice,
     pool: Pool,
@@ -43,7 +42,7 @@ impl Tried {
         }
     }
 
-    /// Lets the larger block be complete, while the budget is as it was.
+    /// Lets the larger block be complete.
     fn complete(&self) {
         self.device.advance(us(10));
     }
@@ -109,26 +108,7 @@ fn ready<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-#[test]
-fn failed_growth_does_not_fail_a_request_that_complete_memory_serves() {
-    for kind in [DeviceErrorKind::Other, DeviceErrorKind::OutOfMemory] {
-        let tried = Tried::new(manual_builder(), plain);
-        tried.complete();
-        tried.device.fail_next(Call::Create, kind);
-        let block = tried.pool.try_allocate(&tried.taker, SIZE).unwrap();
-        assert_eq!(block.source(), Source::Free);
-        // If nothing is complete, the request fails as the growth did.
-        tried.device.fail_next(Call::Create, DeviceErrorKind::Other);
-        let error = tried.pool.try_allocate(&tried.taker, 2 * SIZE).unwrap_err();
-        assert!(
-            matches!(&error, AllocError::Device(DeviceError { .. })),
-            "{error}"
-        );
-    }
-}
-
-/// Streams that stay busy are registered first, so that a search comes to them first. They must not use up the
-/// budget of a stream that is done.
+/// Streams that stay busy are registered first, so that a search comes to them first.
 #[test]
 fn memory_of_a_stream_is_found_whatever_others_are_asked() {
     for (busy, step) in [(1, 10), (8, 10), (8, 100), (32, 500)] {
@@ -152,7 +132,7 @@ fn memory_of_a_stream_is_found_whatever_others_are_asked() {
             held.push(pool.try_allocate(&taker.1, SIZE).unwrap());
         }
         let grown = held.iter().filter(|block| block.source() == Source::Grown);
-        // As many as come while no stream is asked again: 64 us.
+        // As many as come within 64 us: a search may leave out a stream that was asked a moment ago.
         let most = 64_u64.div_ceil(step) + 1;
         let grown = grown.count() as u64;
         assert!(grown <= most, "{} busy, {step} us: {grown}", busy.len());
@@ -188,7 +168,7 @@ fn steady_loop_holds_little_more_than_its_live_memory() {
             }
         }
         let held = pool.statistics().reserved.high;
-        // 2 MiB are live, and 8 MiB are allocated in the time in which no stream is asked again.
+        // 2 MiB are live, and 8 MiB are allocated in 64 us.
         assert!(held <= 16 * MIB, "{further} streams: {} MiB", held / MIB);
     }
 }

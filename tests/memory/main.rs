@@ -2,7 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
-//! | `asking` | streams that are not asked how far they are, because new memory would do |
+//! | `asking` | complete memory that no stream was asked about yet |
 //! | `donors` | whose memory a stream waits for |
 //! | `evictable` | memory that is taken back on demand |
 //! | `fault_sweep` | each device call fails once |

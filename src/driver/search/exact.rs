@@ -11,7 +11,6 @@ use crate::device::DeviceError;
 use crate::heap::{Fence, Fences, Forecast};
 use crate::lane::Lane;
 use smallvec::SmallVec;
-use std::cell::Cell;
 use std::cmp::Reverse;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ const TRIES: usize = 2;
 
 impl Search<'_> {
     /// Asks the streams of the block that is expected first. Says whether all of them have passed it.
-    pub(super) fn poll_likely(&mut self) -> Result<bool, DeviceError> {
+    pub(super) fn poll_likely(&self) -> Result<bool, DeviceError> {
         for _ in 0..TRIES {
             let Some(fences) = self.first_expected() else {
                 return Ok(false);
@@ -66,21 +65,17 @@ impl Search<'_> {
     }
 
     /// Returns the fences of the block that is expected first, of those whose streams were not asked in vain just
-    /// now. Notes whether there is any block of the size.
-    fn first_expected(&mut self) -> Option<Fences> {
+    /// now.
+    fn first_expected(&self) -> Option<Fences> {
         let taker = self.to.taker();
-        let is_there = Cell::new(false);
         let forecast = |lane: &Lane, fence: Fence| {
-            is_there.set(true);
             let may_ask = lane.timeline.is_worth_a_query(fence.ticket, taker.now);
             may_ask.then(|| Forecast::of(donor_of(lane, fence), taker))
         };
-        let first = self.to.with_forecasts(forecast, |view| {
+        self.to.with_forecasts(forecast, |view| {
             let heap = self.to.driver.heap.lock();
             heap.fences_of_exact_fit(self.request, view)
-        });
-        self.has_exact |= is_there.get();
-        first
+        })
     }
 
     /// Asks the streams of those fences, the one that is expected last first. Says whether all have passed.
