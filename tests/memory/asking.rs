@@ -48,10 +48,6 @@ impl Tried {
     }
 }
 
-fn plain(builder: PoolBuilder) -> PoolBuilder {
-    builder
-}
-
 #[test]
 fn complete_block_comes_before_a_wait_on_the_device() {
     for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
