@@ -58,7 +58,7 @@ impl<'a> Search<'a> {
         let mut after = Clock::default();
         if driver.reuse().follow_event_dependencies {
             if may_submit {
-                after = match mode.is_queued {
+                after = match mode.is_queued && !injected("clock-read-without-its-lock") {
                     true => lane.timeline.clock(),
                     false => lane.timeline.clock_so_far(),
                 };
