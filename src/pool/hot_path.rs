@@ -148,8 +148,8 @@ fn miss_locks_the_lane_once() {
     assert_eq!(looks(512), looks(4096) + 1);
 }
 
-/// Large blocks of random sizes, of which about 20 are live: the heap grants each of them, and gets it back. Every second
-/// or third free records an event. On a Xeon a lock takes some 20 ns, and such a pair would otherwise be mostly locks.
+/// Large blocks of random sizes, of which about 20 are live: the heap grants each of them, and gets it back. Two of three
+/// frees record an event. On a Xeon a lock takes some 20 ns, and such a pair would otherwise be mostly locks.
 #[test]
 fn pair_through_the_heap_takes_eleven_locks() {
     let (_, pool, stream) = start(Checker::Off);

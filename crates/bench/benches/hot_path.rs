@@ -19,7 +19,7 @@ use suite::contender::Contender;
 use suite::cuda;
 use suite::floor::{Atomics, Lanes};
 use suite::hot::SIZES;
-use suite::pooled::{Polled, Pooled};
+use suite::pooled::{By, Pooled, polled};
 use suite::simulated::Simulated;
 use weirpool::Tag;
 use weirpool::device::sim::Clock;
@@ -40,7 +40,8 @@ fn hot_on<G: Backend>(criterion: &mut Criterion, name: &str, backend: &G) {
     let stream = pooled.stream();
     for bytes in SIZES {
         pairs(&mut group, "try", &pooled, &stream, bytes);
-        pairs(&mut group, "await", &Polled(&pooled), &stream, bytes);
+        let polled = By::new(&pooled, |stream, bytes| polled(&pooled.pool, stream, bytes));
+        pairs(&mut group, "await", &polled, &stream, bytes);
         if let Some(driver) = &driver {
             pairs(&mut group, "driver", driver, &driver.stream(), bytes);
         }

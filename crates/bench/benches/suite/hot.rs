@@ -4,12 +4,12 @@ use super::backend::Backend;
 use super::contender::Contender;
 use super::effort::Effort;
 use super::floor::{Atomics, Lanes};
-use super::pooled::{Drawn, Polled, Pooled, Reserving, Tagged};
+use super::pooled::{By, Pooled, polled, unless_exhausted};
 use super::race::Race;
 use super::row::{Allocator, Row, Unit, bytes};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use weirpool::{DriverPool, DriverPoolUse, ReleaseThreshold};
+use weirpool::{DriverPool, DriverPoolUse, ReleaseThreshold, Tag};
 
 pub(crate) const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
 
@@ -31,7 +31,7 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
         rows.push(Row::new(label, PAIR, figures).beside(format!("hot {size}")));
     }
     for size in SIZES {
-        let polled = Polled(&pooled);
+        let polled = By::new(&pooled, |stream, bytes| polled(&pooled.pool, stream, bytes));
         let mut race = Race::new();
         race.enter(Allocator::Weirpool, turns(&polled, size, span));
         race.enter(Allocator::Floor, turns(&Lanes, size, span));
@@ -68,7 +68,20 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
 fn with_terms<G: Backend>(pooled: &Pooled<'_, G>, effort: Effort) -> Vec<Row> {
     const SIZE: u64 = 1 << 16;
     let span = effort.span();
-    let (tagged, drawn, reserving) = (Tagged::new(pooled), Drawn::new(pooled), Reserving(pooled));
+    let (pool, tag) = (&pooled.pool, Tag::new("hot"));
+    let tagged = By::new(pooled, |stream, bytes| {
+        unless_exhausted(pool.allocate(stream, bytes).tag(tag).try_now())
+    });
+    pooled.enter();
+    let reservation = pool.reserve(16 << 20).try_now().expect("memory");
+    let drawn = By::new(pooled, |stream, bytes| {
+        unless_exhausted(reservation.allocate(stream, bytes))
+    });
+    // The reservation ends with the block.
+    let reserving = By::new(pooled, |stream, bytes| {
+        let reservation = pool.reserve(bytes).try_now().expect("memory");
+        unless_exhausted(reservation.allocate(stream, bytes))
+    });
     let row = |label: &str, mut turn: Box<dyn FnMut() -> f64 + '_>| {
         let mut race = Race::new();
         race.enter(Allocator::Weirpool, &mut turn);

@@ -5,7 +5,7 @@ use super::contender::{Awaited, Contender};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use weirpool::{AllocError, Block, Pool, PoolBuilder, Reservation, Tag};
+use weirpool::{AllocError, Block, Pool, PoolBuilder, Stream};
 
 /// A pool on a device. It allocates immediately or fails.
 pub(crate) struct Pooled<'a, G> {
@@ -28,7 +28,7 @@ impl<'a, G: Backend> Pooled<'a, G> {
 /// # Panics
 /// Panics on any error other than running out of memory.
 #[inline]
-fn unless_exhausted(allocated: Result<Block, AllocError>) -> Option<Block> {
+pub(crate) fn unless_exhausted(allocated: Result<Block, AllocError>) -> Option<Block> {
     match allocated {
         Ok(block) => Some(block),
         Err(error) => {
@@ -82,50 +82,19 @@ impl<G: Backend> Awaited for Pooled<'_, G> {
     }
 }
 
-/// A pool on a device that allocates through the first poll of an awaited allocation.
-pub(crate) struct Polled<'a, G>(pub(crate) &'a Pooled<'a, G>);
-
-impl<G: Backend> Contender for Polled<'_, G> {
-    type Stream = Line<G::Work>;
-    type Block = Block;
-
-    fn stream(&self) -> Line<G::Work> {
-        self.0.stream()
-    }
-
-    fn enter(&self) {
-        self.0.enter();
-    }
-
-    #[inline]
-    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
-        let mut context = Context::from_waker(Waker::noop());
-        match pin!(self.0.pool.allocate(&line.stream, bytes)).poll(&mut context) {
-            Poll::Ready(allocated) => unless_exhausted(allocated),
-            Poll::Pending => None,
-        }
-    }
-
-    #[inline]
-    fn free(&self, block: Block, _line: &Line<G::Work>) {
-        drop(block);
-    }
-}
-
-/// A pool on a device that allocates for a tag.
-pub(crate) struct Tagged<'a, G> {
+/// A pool on a device that allocates in a way of its own.
+pub(crate) struct By<'a, G, A> {
     pooled: &'a Pooled<'a, G>,
-    tag: Tag,
+    allocate: A,
 }
 
-impl<'a, G: Backend> Tagged<'a, G> {
-    pub(crate) fn new(pooled: &'a Pooled<'a, G>) -> Self {
-        let tag = Tag::new("hot");
-        Self { pooled, tag }
+impl<'a, G, A: Fn(&Stream, u64) -> Option<Block>> By<'a, G, A> {
+    pub(crate) fn new(pooled: &'a Pooled<'a, G>, allocate: A) -> Self {
+        Self { pooled, allocate }
     }
 }
 
-impl<G: Backend> Contender for Tagged<'_, G> {
+impl<G: Backend, A: Fn(&Stream, u64) -> Option<Block> + Sync> Contender for By<'_, G, A> {
     type Stream = Line<G::Work>;
     type Block = Block;
 
@@ -139,8 +108,7 @@ impl<G: Backend> Contender for Tagged<'_, G> {
 
     #[inline]
     fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
-        let request = self.pooled.pool.allocate(&line.stream, bytes);
-        unless_exhausted(request.tag(self.tag).try_now())
+        (self.allocate)(&line.stream, bytes)
     }
 
     #[inline]
@@ -149,69 +117,12 @@ impl<G: Backend> Contender for Tagged<'_, G> {
     }
 }
 
-/// A reservation of a pool.
-pub(crate) struct Drawn<'a, G> {
-    pooled: &'a Pooled<'a, G>,
-    reservation: Reservation,
-}
-
-impl<'a, G: Backend> Drawn<'a, G> {
-    pub(crate) fn new(pooled: &'a Pooled<'a, G>) -> Self {
-        pooled.enter();
-        let reservation = pooled.pool.reserve(16 << 20).try_now();
-        Self {
-            pooled,
-            reservation: reservation.expect("memory"),
-        }
-    }
-}
-
-impl<G: Backend> Contender for Drawn<'_, G> {
-    type Stream = Line<G::Work>;
-    type Block = Block;
-
-    fn stream(&self) -> Line<G::Work> {
-        self.pooled.stream()
-    }
-
-    fn enter(&self) {
-        self.pooled.enter();
-    }
-
-    #[inline]
-    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
-        unless_exhausted(self.reservation.allocate(&line.stream, bytes))
-    }
-
-    #[inline]
-    fn free(&self, block: Block, _line: &Line<G::Work>) {
-        drop(block);
-    }
-}
-
-/// A pool on a device that reserves the memory of each block, and ends the reservation with the block.
-pub(crate) struct Reserving<'a, G>(pub(crate) &'a Pooled<'a, G>);
-
-impl<G: Backend> Contender for Reserving<'_, G> {
-    type Stream = Line<G::Work>;
-    type Block = Block;
-
-    fn stream(&self) -> Line<G::Work> {
-        self.0.stream()
-    }
-
-    fn enter(&self) {
-        self.0.enter();
-    }
-
-    #[inline]
-    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
-        let reservation = self.0.pool.reserve(bytes).try_now().expect("memory");
-        unless_exhausted(reservation.allocate(&line.stream, bytes))
-    }
-
-    #[inline]
-    fn free(&self, block: Block, _line: &Line<G::Work>) {
-        drop(block);
+/// Allocates through the first poll of an awaited allocation.
+#[inline]
+pub(crate) fn polled(pool: &Pool, stream: &Stream, bytes: u64) -> Option<Block> {
+    let mut context = Context::from_waker(Waker::noop());
+    match pin!(pool.allocate(stream, bytes)).poll(&mut context) {
+        Poll::Ready(allocated) => unless_exhausted(allocated),
+        Poll::Pending => None,
     }
 }
