@@ -50,6 +50,27 @@ fn streams_that_alternate_make_no_device_calls() {
     pool.check_conserved().unwrap();
 }
 
+/// The free of a block that may come back records no event. The stream's next request of another size does it instead.
+#[test]
+fn request_of_another_size_seals_the_block_that_the_stream_left() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let [line, other] = streams(&device, &pool);
+    take_turns(&pool, &line);
+    // Complete memory for the requests of another size: they search no further.
+    turn(&pool, &other, 2 * LARGE);
+    device.advance(us(10_000));
+    pool.reap().unwrap();
+    let records = || device.counters().calls(Call::Record);
+    let before = records();
+    turn(&pool, &line, LARGE);
+    assert_eq!(records(), before);
+    let _other = pool.try_allocate(&line.1, 4 * MIB).unwrap();
+    assert_eq!(records(), before + 1);
+    let _another = pool.try_allocate(&line.1, 4 * MIB).unwrap();
+    assert_eq!(records(), before + 1, "once");
+}
+
 /// Another stream grows the pool instead. If the block is not reused for a while, any stream may take it.
 #[test]
 fn large_block_stays_with_its_stream_for_a_while() {
