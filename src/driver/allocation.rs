@@ -1,8 +1,8 @@
-//! Allocations: blocks on their way from heap or cache to their user, where they came from, and how many did.
+//! Allocations: blocks on their way from heap or cache to their user.
 
 use crate::heap::BlockId;
 use crate::id::Ticket;
-use crate::lane::{CachedBlock, Use};
+use crate::lane::{CachedBlock, Source, Use};
 use crate::sync::{Count, Ordering, SharedNumber};
 
 /// A block out of the heap, on its way to its user.
@@ -47,61 +47,9 @@ impl Allocation {
     }
 }
 
-/// Where a grant came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-// As wide as its neighbour in a block: then the block is copied in whole words.
-#[repr(u32)]
-#[non_exhaustive]
-pub enum Source {
-    /// The stream's own lane: no device call, no shared cache line written.
-    Lane,
-    /// Memory that was available to any stream.
-    Free,
-    /// Memory that the same stream freed, from the heap.
-    SameStream,
-    /// Memory of other streams that this one comes after, by events that it waited for.
-    Ordered,
-    /// Pieces of the heap joined, or memory mapped elsewhere, or taken from the device.
-    Grown,
-    /// Memory pending on another stream, behind a wait on the device.
-    DeviceWait,
-}
-
-impl Source {
-    pub(crate) const COUNT: usize = 6;
-
-    /// All sources, from the cheapest up.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Lane,
-        Self::Free,
-        Self::SameStream,
-        Self::Ordered,
-        Self::Grown,
-        Self::DeviceWait,
-    ];
-
-    /// Its name in figures.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Lane => "lane",
-            Self::Free => "free",
-            Self::SameStream => "same_stream",
-            Self::Ordered => "ordered",
-            Self::Grown => "grown",
-            Self::DeviceWait => "device_wait",
-        }
-    }
-}
-
-/// Counts of the slow path; the hot path counts in its lane.
+/// Counts of device calls and set-aside memory. Blocks are counted in the lanes of their streams.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    sources: [Count; Source::COUNT],
     /// How often memory was mapped or allocated from the device. A thread that comes to grow compares it.
     pub(crate) growths: SharedNumber,
     pub(crate) chunks_created: Count,
@@ -117,7 +65,6 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn new() -> Self {
         Self {
-            sources: Default::default(),
             growths: SharedNumber::new(0),
             chunks_created: Count::default(),
             remaps: Count::default(),
@@ -126,10 +73,6 @@ impl Counters {
             graphs: SharedNumber::new(0),
             imported: SharedNumber::new(0),
         }
-    }
-
-    pub(crate) fn count(&self, source: Source) {
-        self.sources[source as usize].add(1);
     }
 
     /// Notes that this many bytes more are set aside for graphs.
@@ -162,9 +105,5 @@ impl Counters {
     /// Bytes of other processes that are mapped.
     pub(crate) fn imported(&self) -> u64 {
         self.imported.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn hits(&self, source: Source) -> u64 {
-        self.sources[source as usize].get()
     }
 }

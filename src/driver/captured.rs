@@ -67,7 +67,6 @@ impl Driver {
                 true => Source::Free,
                 false => Source::SameStream,
             };
-            self.counters.count(source);
             Allocation {
                 id: grant.id,
                 address: grant.address,

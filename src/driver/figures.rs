@@ -7,7 +7,7 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Hits, Maintenance, Source, Statistics};
+use super::{Hits, Maintenance, Statistics};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::heap::{Figures, High, Request, inspect};
@@ -137,7 +137,7 @@ impl Maintenance {
             releasable_chunks: figures.releasable_chunks,
             releasable_blocks: figures.releasable_blocks,
             releasable_bytes: figures.releasable_bytes,
-            hits: self.hits(counts.hits),
+            hits: Hits(counts.by_source),
             waits: self.waits.statistics(),
             pending_ages: self.events.ages(),
             growths: self.growths(),
@@ -149,12 +149,6 @@ impl Maintenance {
             evictions,
             evicted,
         }
-    }
-
-    fn hits(&self, in_lanes: u64) -> Hits {
-        let mut hits = Source::ALL.map(|source| self.counters.hits(source));
-        hits[Source::Lane as usize] = in_lanes;
-        Hits(hits)
     }
 
     /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and

@@ -73,7 +73,6 @@ mod trimmed;
 mod upstream;
 mod walk;
 
-pub use allocation::Source;
 pub(crate) use allocation::{Allocation, Counters};
 pub(crate) use core::{Settings, gate};
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
@@ -105,6 +104,7 @@ use crate::error::BuildError;
 use crate::heap::{self, Placement, Request};
 use crate::id::ReservationId;
 use crate::lane::Lane;
+pub use crate::lane::Source;
 pub(crate) use crate::lane::Use;
 use crate::measure::Waits;
 use crate::sync::{Arc, plain};
@@ -150,6 +150,7 @@ impl Driver {
     ///
     /// # Errors
     /// Returns an error if no source has memory. The heap is then as it was, except for completed and flushed blocks.
+    #[inline]
     pub(crate) fn search(
         &self,
         lane: &Arc<Lane>,
@@ -158,7 +159,6 @@ impl Driver {
     ) -> Result<Allocation, Refusal> {
         let at = (request, Placement::Anywhere);
         let found = Search::for_stream(self, lane, at, mode, None).run()?;
-        self.counters.count(found.allocation.source);
         Ok(found.allocation)
     }
 
@@ -179,10 +179,7 @@ impl Driver {
             parts,
             mode,
         };
-        let found = search.run()?;
-        let count = |allocation: &Allocation| self.counters.count(allocation.source);
-        found.iter().for_each(count);
-        Ok(found)
+        search.run()
     }
 
     /// Joins a block and the one that was allocated directly above it.
@@ -220,11 +217,7 @@ impl Driver {
         reservation: ReservationId,
         request: Request,
     ) -> Result<Drawn, DeviceError> {
-        let drawn = self.drawing(lane, reservation, request)?.run()?;
-        if let Drawn::Allocation(allocation) = &drawn {
-            self.counters.count(allocation.source);
-        }
-        Ok(drawn)
+        self.drawing(lane, reservation, request)?.run()
     }
 
     /// Allocates from a reservation whose other blocks stay where they are, for use in the order of the lane's stream:
@@ -238,8 +231,7 @@ impl Driver {
         reservation: ReservationId,
         request: Request,
     ) -> Result<Option<Allocation>, DeviceError> {
-        let drawn = self.drawing(lane, reservation, request)?.run_in_place()?;
-        Ok(drawn.inspect(|allocation| self.counters.count(allocation.source)))
+        self.drawing(lane, reservation, request)?.run_in_place()
     }
 
     /// Allocates exactly the requested bytes from `start` of a reservation, for use in the order of the lane's stream.
@@ -253,8 +245,7 @@ impl Driver {
         reservation: ReservationId,
         (start, request): (u64, Request),
     ) -> Result<Option<Allocation>, DeviceError> {
-        let drawn = self.drawing(lane, reservation, request)?.run_at(start)?;
-        Ok(drawn.inspect(|allocation| self.counters.count(allocation.source)))
+        self.drawing(lane, reservation, request)?.run_at(start)
     }
 
     /// Begins a draw. The reuse policy does not matter to memory that belongs to one holder.

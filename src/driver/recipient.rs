@@ -212,6 +212,7 @@ impl<'a> Recipient<'a> {
     }
 
     /// Makes an allocation of a grant whose fences the stream comes after.
+    #[inline]
     pub(super) fn lend(&self, grant: Grant, source: Source) -> Found {
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let (after, source) = match grant.fences.single() {

@@ -106,7 +106,7 @@ pub struct Statistics {
     /// Bytes of such chunks.
     #[doc(alias = "getReleasableSize")]
     pub releasable_bytes: u64,
-    /// Number of grants by source, including those passed on because their waiter was gone.
+    /// Number of allocations by source.
     pub hits: Hits,
     /// Waits of requests: counts, outcomes and times.
     pub waits: WaitStatistics,
@@ -206,7 +206,7 @@ impl fmt::Display for Statistics {
     }
 }
 
-/// Numbers of grants by the source that gave them.
+/// Numbers of allocations by the source of their memory.
 ///
 /// ```
 /// # use weirpool::{Pool, Source, device::sim::SimDevice};
@@ -224,12 +224,12 @@ impl fmt::Display for Statistics {
 pub struct Hits(pub(super) [u64; Source::COUNT]);
 
 impl Hits {
-    /// Returns the number of grants from `source`.
+    /// Returns the number of allocations from `source`.
     pub fn of(&self, source: Source) -> u64 {
         self.0[source as usize]
     }
 
-    /// Returns the number of all grants.
+    /// Returns the number of all allocations.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -241,7 +241,7 @@ impl Hits {
     }
 }
 
-/// As a map from sources to their grants.
+/// As a map from sources to their allocations.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Hits {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -138,8 +138,11 @@ impl Reserved {
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
-                lane.cache
-                    .count(Event::FromAbove, allocation.bytes, rounding);
+                lane.cache.count(
+                    Event::Granted(allocation.source),
+                    allocation.bytes,
+                    rounding,
+                );
             }
             _ => self.undraw(bytes),
         }
@@ -192,8 +195,11 @@ impl Reserved {
         match &drawn {
             Ok(Some(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
-                lane.cache
-                    .count(Event::FromAbove, allocation.bytes, rounding);
+                lane.cache.count(
+                    Event::Granted(allocation.source),
+                    allocation.bytes,
+                    rounding,
+                );
             }
             _ => self.undraw(bytes),
         }

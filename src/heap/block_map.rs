@@ -261,18 +261,25 @@ impl BlockMap {
         id
     }
 
-    #[inline]
+    #[inline(always)]
     fn merges(&self, neighbour: BlockId, state: &State) -> bool {
         self.blocks[neighbour].state.merges_with(state)
     }
 
     /// Turns the room above a block into a hole.
+    #[inline(always)]
     fn end_room_above(&mut self, id: BlockId) {
         let above = self.blocks[id].next;
         let room = above.filter(|above| matches!(self.blocks[*above].state, State::Room));
         if let Some(room) = room {
-            self.resettle(room, State::Hole);
+            self.end_room(room);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_room(&mut self, room: BlockId) {
+        self.resettle(room, State::Hole);
     }
 
     /// Keeps this many bytes of the hole above a claimed block as its room.

@@ -111,7 +111,8 @@ impl Cache {
     }
 
     /// Returns whether blocks of this size have a stack.
-    fn has_stack(&self, bytes: u64) -> bool {
+    #[inline]
+    pub(super) fn has_stack(&self, bytes: u64) -> bool {
         ((bytes / GRANULE) as usize) < self.tops.len()
     }
 
@@ -151,9 +152,20 @@ impl Cache {
         true
     }
 
-    /// Keeps a block that has no stack, if the large-block cache has room for it among `bound` bytes.
-    pub(super) fn push_large(&mut self, cached: CachedBlock, since: Duration, bound: u64) -> bool {
-        !self.has_stack(cached.bytes) && self.large.put(cached, since, bound)
+    /// Notes the free of a block that has no stack. Keeps it if the stream alternates, the time is given, and the
+    /// large-block cache has room for it among `bound` bytes.
+    pub(super) fn push_large(
+        &mut self,
+        cached: CachedBlock,
+        since: Option<Duration>,
+        bound: u64,
+    ) -> bool {
+        self.large.put(cached, since, bound)
+    }
+
+    /// Returns whether the large-block cache may keep the next large block that is freed.
+    pub(super) fn alternates(&self) -> bool {
+        self.large.alternates()
     }
 
     /// Takes the block of exactly this size that was kept last: the one most likely to be warm.

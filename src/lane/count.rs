@@ -2,13 +2,62 @@
 
 use crate::measure::{Highs, Level, Mark};
 
+/// Where a grant came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+// As wide as its neighbour in a block: then the block is copied in whole words.
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Source {
+    /// The stream's own lane: no device call, no shared cache line written.
+    Lane,
+    /// Memory that was available to any stream.
+    Free,
+    /// Memory that the same stream freed, from the heap.
+    SameStream,
+    /// Memory of other streams that this one comes after, by events that it waited for.
+    Ordered,
+    /// Pieces of the heap joined, or memory mapped elsewhere, or taken from the device.
+    Grown,
+    /// Memory pending on another stream, behind a wait on the device.
+    DeviceWait,
+}
+
+impl Source {
+    pub(crate) const COUNT: usize = 6;
+
+    /// All sources, from the cheapest up.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Lane,
+        Self::Free,
+        Self::SameStream,
+        Self::Ordered,
+        Self::Grown,
+        Self::DeviceWait,
+    ];
+
+    /// Its name in figures.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Lane => "lane",
+            Self::Free => "free",
+            Self::SameStream => "same_stream",
+            Self::Ordered => "ordered",
+            Self::Grown => "grown",
+            Self::DeviceWait => "device_wait",
+        }
+    }
+}
+
 /// An event in a block's life that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A block was granted by the lane.
-    Hit,
-    /// A block was granted by the driver.
-    FromAbove,
+    /// A block was granted.
+    Granted(Source),
     /// A block grew in place.
     Growth,
     /// A block was freed.
@@ -19,10 +68,8 @@ pub(crate) enum Event {
 /// reaches the limit in days, and a thread may free what others allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Blocks granted by the lane.
-    pub(crate) hits: u64,
-    /// Blocks of the stream granted by the driver.
-    pub(crate) from_above: u64,
+    /// Blocks granted.
+    pub(crate) by_source: [u64; Source::COUNT],
     pub(crate) frees: u64,
     /// Bytes granted so far.
     pub(crate) granted: u64,
@@ -35,7 +82,12 @@ pub(crate) struct Counts {
 impl Counts {
     /// Blocks granted so far.
     pub(crate) fn allocations(&self) -> u64 {
-        self.hits + self.from_above
+        self.by_source.iter().sum()
+    }
+
+    /// Blocks granted by the lane.
+    pub(crate) fn hits(&self) -> u64 {
+        self.by_source[Source::Lane as usize]
     }
 
     /// Live blocks.
@@ -51,8 +103,9 @@ impl Counts {
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
-        self.hits += other.hits;
-        self.from_above += other.from_above;
+        for (count, more) in self.by_source.iter_mut().zip(other.by_source) {
+            *count += more;
+        }
         self.frees += other.frees;
         self.granted = self.granted.wrapping_add(other.granted);
         self.freed = self.freed.wrapping_add(other.freed);
@@ -63,8 +116,7 @@ impl Counts {
     #[inline(always)]
     pub(super) fn note(&mut self, event: Event, bytes: u64, rounding: u32) {
         match event {
-            Event::Hit => self.hits += 1,
-            Event::FromAbove => self.from_above += 1,
+            Event::Granted(source) => self.by_source[source as usize] += 1,
             Event::Growth => {}
             Event::Free => self.frees += 1,
         }
@@ -186,23 +238,23 @@ mod tests {
             freed: u64::MAX - 512,
             ..Counts::default()
         };
-        counts.note(Event::Hit, 1024, 0);
+        counts.note(Event::Granted(Source::Lane), 1024, 0);
         assert_eq!((counts.live(), counts.used()), (1, 1536));
         counts.note(Event::Free, 1024, 0);
         counts.note(Event::Free, 1024, 12);
         assert_eq!((counts.live(), counts.used()), (0, 0));
-        counts.note(Event::FromAbove, 512, 12);
+        counts.note(Event::Granted(Source::Free), 512, 12);
         assert_eq!((counts.used(), counts.rounding), (0, 0));
     }
 
     #[test]
     fn high_is_that_of_the_used_bytes_since_a_mark() {
         let (mut counters, none) = (Counters::default(), Counts::default());
-        counters.note(Event::Hit, 1024, 0);
+        counters.note(Event::Granted(Source::Lane), 1024, 0);
         counters.note(Event::Free, 1024, 0);
         let mark = Mark::RESET.next();
         counters.begin(mark, &none);
-        counters.note(Event::FromAbove, 512, 0);
+        counters.note(Event::Granted(Source::Free), 512, 0);
         let highs =
             |counters: &Counters| [Mark::RESET, mark].map(|mark| counters.high_since(mark, &none));
         assert_eq!(highs(&counters), [1024, 512]);

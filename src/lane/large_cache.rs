@@ -69,16 +69,23 @@ impl LargeCache {
         self.all.iter().map(|large| large.cached)
     }
 
-    /// Keeps a block, if the stream alternates and there is room among `bound` bytes. Returns whether it did.
-    pub(super) fn put(&mut self, cached: CachedBlock, since: Duration, bound: u64) -> bool {
+    /// Notes the free of a block. Keeps it if the stream alternates, the time is given, and there is room among `bound`
+    /// bytes. Returns whether it did.
+    pub(super) fn put(&mut self, cached: CachedBlock, since: Option<Duration>, bound: u64) -> bool {
         self.alternation.note_freed(cached.bytes);
         let has_room = self.alternation.streak >= ENOUGH
             && self.all.len() < ROOM
             && self.bytes() + cached.bytes <= bound;
-        if has_room {
-            self.all.push(LargeBlock { cached, since });
-        }
-        has_room
+        let Some(since) = since.filter(|_| has_room) else {
+            return false;
+        };
+        self.all.push(LargeBlock { cached, since });
+        true
+    }
+
+    /// Returns whether the next block that is freed may be kept.
+    pub(super) fn alternates(&self) -> bool {
+        self.alternation.streak + 1 >= ENOUGH
     }
 
     /// Takes the block of exactly this size that was kept last.
@@ -128,14 +135,15 @@ mod tests {
     }
 
     fn put(cache: &mut LargeCache, id: usize, at: u64) -> bool {
-        cache.put(cached(id, SIZE), Duration::from_micros(at), 3 * SIZE)
+        cache.put(cached(id, SIZE), Some(Duration::from_micros(at)), 3 * SIZE)
     }
 
     /// Returns a cache of a stream that has alternated often enough, and holds nothing.
     fn warm() -> LargeCache {
         let mut cache = LargeCache::default();
-        for _ in 0..ENOUGH {
+        for turn in 1..=ENOUGH {
             assert!(!put(&mut cache, 0, 0));
+            assert_eq!(cache.alternates(), turn >= ENOUGH, "turn {turn}");
             assert!(cache.take(SIZE).is_none());
         }
         cache
@@ -163,7 +171,7 @@ mod tests {
                 let _ = cache.take(SIZE);
             },
             |cache| {
-                cache.put(cached(9, 2 * SIZE), Duration::ZERO, u64::MAX);
+                cache.put(cached(9, 2 * SIZE), Some(Duration::ZERO), u64::MAX);
             },
         ];
         for disturb in disturb {
@@ -194,7 +202,7 @@ mod tests {
                 streak: ENOUGH,
             };
             assert_eq!(
-                cache.put(cached(small, 1), Duration::ZERO, u64::MAX),
+                cache.put(cached(small, 1), Some(Duration::ZERO), u64::MAX),
                 small == 0
             );
         }

@@ -55,6 +55,7 @@ pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 pub(crate) use cache::{Bounds, Flush};
 pub(crate) use capture::refused;
+pub use count::Source;
 pub(crate) use count::{Event, LaneFigures};
 pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};

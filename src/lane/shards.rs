@@ -12,7 +12,7 @@
 
 use super::block::{CachedBlock, Use};
 use super::cache::{Bounds, Cache, Flush};
-use super::count::{Counts, Event};
+use super::count::{Counts, Event, Source};
 use crate::fault::injected;
 use crate::id::Ticket;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, plain};
@@ -181,7 +181,8 @@ impl Shard {
         if cached.ticket == self.epoch {
             self.unsealed = self.unsealed.saturating_sub(bytes);
         }
-        self.counts.note(Event::Hit, bytes, rounding);
+        self.counts
+            .note(Event::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 

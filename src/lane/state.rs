@@ -16,7 +16,7 @@
 
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
-use super::count::{Counters, Event};
+use super::count::{Counters, Event, Source};
 use super::shards::Shards;
 pub(super) use crate::handles::Registration;
 use crate::id::{StreamId, Ticket};
@@ -76,7 +76,8 @@ impl StreamState {
     pub(super) fn take_at_once(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
         let cached = self.cache.pop_stacked(bytes)?;
         self.note_taken(&cached);
-        self.counters.note(Event::Hit, bytes, rounding);
+        self.counters
+            .note(Event::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 
@@ -84,15 +85,18 @@ impl StreamState {
     pub(super) fn take(&mut self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
         let cached = self.pop(bytes, fit)?;
         let surplus = (cached.bytes - bytes) as u32;
-        self.counters
-            .note(Event::Hit, cached.bytes, rounding + surplus);
+        self.counters.note(
+            Event::Granted(Source::Lane),
+            cached.bytes,
+            rounding + surplus,
+        );
         Some(cached)
     }
 
     /// Takes a block that is counted elsewhere.
     pub(super) fn pop(&mut self, bytes: u64, fit: Fit) -> Option<CachedBlock> {
         let mut cached = self.cache.pop(bytes);
-        if fit == Fit::Near {
+        if fit == Fit::Near && self.cache.has_stack(bytes) {
             cached = cached.or_else(|| self.cache.pop_near(bytes));
         }
         cached.inspect(|cached| self.note_taken(cached))

@@ -21,7 +21,7 @@
 use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 use super::cache::{Bounds, Cache, Flush};
-use super::count::{Counts, Event, LaneFigures, UNKNOWN};
+use super::count::{Counts, Event, LaneFigures, Source, UNKNOWN};
 use super::shards::{Shard, Shards};
 use super::spacing::Spacing;
 use super::state::{Lease, RefCache, Registration, Slot, StreamState};
@@ -50,6 +50,8 @@ pub(crate) struct StreamCache {
     /// Blocks were freed above the bound and no seal followed, so that [`owes_seal`](Self::owes_seal) may be true. Set
     /// under the lock of the state.
     may_owe_seal: AtomicBool,
+    /// The next free of a large block may be kept: the stream alternates. Set under the lock of the state.
+    alternates: AtomicBool,
     /// Whether the stream is being captured; written under the lock of the state.
     pub(super) captured: SharedFlag,
 }
@@ -214,6 +216,7 @@ impl StreamCache {
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
             shards: Shards::new(),
             may_owe_seal: AtomicBool::new(false),
+            alternates: AtomicBool::new(false),
             state: Lease::new(state),
             captured: SharedFlag::new(false),
         };
@@ -266,7 +269,10 @@ impl StreamCache {
             }
             state.pop(bytes, Fit::Exact)?
         };
-        shard.lock().counts.note(Event::Hit, bytes, rounding);
+        shard
+            .lock()
+            .counts
+            .note(Event::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 
@@ -337,8 +343,8 @@ impl StreamCache {
         let ticket = state.note_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
-        let is_large = !is_bypassed
-            && now.is_some_and(|now| state.cache.push_large(cached, now, self.bounds.large_cache));
+        let is_large = block.bytes > self.bounds.largest
+            && self.keep_large(&mut state, cached, now.filter(|_| !is_bypassed));
         // A large block is sealed by the stream's next call that does not take it again. An external stream may have no
         // further call.
         let may_wait = is_large && !self.is_external;
@@ -352,9 +358,26 @@ impl StreamCache {
         }
     }
 
-    /// Returns whether a block of this size may go to the large-block cache.
+    /// Notes the free of a large block, and keeps it if the stream alternates and the time is given.
+    fn keep_large(
+        &self,
+        state: &mut StreamState,
+        block: CachedBlock,
+        now: Option<Duration>,
+    ) -> bool {
+        let is_kept = state.cache.push_large(block, now, self.bounds.large_cache);
+        let alternates = state.cache.alternates();
+        if alternates != self.alternates.load(Ordering::Relaxed) {
+            self.alternates.store(alternates, Ordering::Relaxed);
+        }
+        is_kept
+    }
+
+    /// Returns whether a block of this size may go to the large-block cache now.
     pub(crate) fn may_keep_large(&self, bytes: u64) -> bool {
-        bytes > self.bounds.largest && bytes <= self.bounds.large_cache
+        bytes > self.bounds.largest
+            && bytes <= self.bounds.large_cache
+            && self.alternates.load(Ordering::Relaxed)
     }
 
     /// Notes the last use, on this stream, of a block that is freed through the heap.
@@ -423,7 +446,9 @@ impl StreamCache {
             return None;
         }
         state.note_taken(block);
-        state.counters.note(Event::Hit, block.bytes, rounding);
+        state
+            .counters
+            .note(Event::Granted(Source::Lane), block.bytes, rounding);
         state.visitors -= 1;
         let left = state.references.take();
         drop(state);
@@ -570,7 +595,7 @@ impl StreamCache {
     /// Returns whether the stream neither took a cached block nor closed a ticket since the last call.
     fn was_idle(&self) -> bool {
         self.with_all(|state, shards| {
-            let look = (state.counters.with(&sum(shards)).hits, state.open);
+            let look = (state.counters.with(&sum(shards)).hits(), state.open);
             std::mem::replace(&mut state.last_look, look) == look
         })
     }

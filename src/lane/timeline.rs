@@ -127,11 +127,10 @@ impl Timeline {
 
     /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so
     /// its event covers the earlier one.
-    pub(crate) fn publish(&self, marker: Marker) -> Arc<Marker> {
-        let mut marker = Arc::new(marker);
+    pub(crate) fn publish(&self, mut marker: Marker) -> Arc<Marker> {
         let mut markers = self.markers.lock();
-        let unshared = Arc::get_mut(&mut marker).expect("not shared yet");
-        unshared.expected_at = markers.pace.expect(unshared.sealed_at);
+        marker.expected_at = markers.pace.expect(marker.sealed_at);
+        let marker = Arc::new(marker);
         let incomplete = &mut markers.incomplete;
         let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
         incomplete.insert(at, marker.clone());

@@ -73,7 +73,7 @@ impl StreamStatistics {
             cached_in_lane: figures.cached,
             lost_to_rounding: figures.counts.rounding,
             allocations: figures.counts.allocations(),
-            lane_hits: figures.counts.hits,
+            lane_hits: figures.counts.hits(),
             frees: figures.counts.frees,
             waits: lane.waits.statistics(),
             latency: lane.timeline.latency(),

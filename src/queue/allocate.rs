@@ -367,6 +367,7 @@ impl Denial<'_> {
 }
 
 /// Takes a block from the stream's cache for a request without a tag, unless the cache was searched already.
+#[inline]
 pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<Allocation> {
     match (demand.tag, miss) {
         (None, Miss::NotSearched) => own(asker, demand),
@@ -396,6 +397,7 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
 ///
 /// # Errors
 /// Returns an error if there is not enough now, or there never will be.
+#[inline]
 pub(crate) fn try_now<'a>(
     asker: Asker<'a>,
     demand: &Demand,
@@ -453,7 +455,7 @@ fn charge_or_deny<'a>(
     })
 }
 
-#[cold]
+#[inline]
 fn try_above_the_lane<'a>(
     asker: Asker<'a>,
     demand: &Demand,
@@ -470,6 +472,7 @@ fn try_above_the_lane<'a>(
 }
 
 /// Searches, unless other requests come first. The charge is kept with memory that is found.
+#[inline]
 fn search_or_deny<'a, T>(
     asker: Asker<'a>,
     effort: Effort,
@@ -509,8 +512,11 @@ fn search_or_deny<'a, T>(
 /// Counts a block that did not come from the stream's cache.
 fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
     let rounding = demand.rounding_of(allocation.bytes);
-    lane.cache
-        .count(Event::FromAbove, allocation.bytes, rounding);
+    lane.cache.count(
+        Event::Granted(allocation.source),
+        allocation.bytes,
+        rounding,
+    );
 }
 
 fn count_parts(lane: &Lane, allocations: &Allocations, parts: &Parts) {

@@ -182,7 +182,10 @@ impl Recordings {
 
     /// Notes that an event was recorded outside a capture, or destroyed.
     pub(super) fn forget(&mut self, event: RawEvent) {
-        self.events.remove(&event);
+        // A removal hashes the key even if the map is empty, as it nearly always is.
+        if !self.events.is_empty() {
+            self.events.remove(&event);
+        }
     }
 
     /// Makes a stream wait for an event that was recorded in a capture. The stream joins the capture.
