@@ -5,7 +5,8 @@
 //! closed: a block that is freed meanwhile is pending under the open ticket, until an event after the capture proves it.
 //!
 //! The pool's own calls on the stream, such as the record of an event, are [submissions](Submission). A capture refuses
-//! new ones, and begins on the device only when the last one has returned.
+//! new ones, and begins on the device only when the last one has returned. One number holds both: the submissions, and a
+//! bit for the capture. So either the capture sees a submission, or the submission sees the capture.
 
 use super::stream_cache::StreamCache;
 use crate::device::{DeviceError, DeviceErrorKind};
@@ -19,7 +20,7 @@ pub(crate) struct Submission<'a>(&'a StreamCache);
 
 impl Drop for Submission<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().submissions -= 1;
+        self.0.submissions.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -29,10 +30,13 @@ pub(crate) fn refused(call: &'static str) -> DeviceError {
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
 }
 
+/// The bit that is set in the number of submissions while the stream is captured.
+const CAPTURED: u64 = 1 << 63;
+
 impl StreamCache {
     /// Returns whether the stream is being captured in a session of the pool.
     pub(crate) fn is_captured(&self) -> bool {
-        self.captured.load(Ordering::Acquire)
+        self.submissions.load(Ordering::Acquire) & CAPTURED != 0
     }
 
     /// Returns the order in which the capture's memory is reused, while the stream is being captured.
@@ -48,12 +52,12 @@ impl StreamCache {
     /// # Errors
     /// Returns an error if the stream is being captured.
     pub(crate) fn submit(&self, call: &'static str) -> Result<Submission<'_>, DeviceError> {
-        let mut state = self.state.lock();
-        if state.capture.is_some() && !injected("event-recorded-in-a-capture") {
+        let before = self.submissions.fetch_add(1, Ordering::AcqRel);
+        let submission = Submission(self);
+        if before & CAPTURED != 0 && !injected("event-recorded-in-a-capture") {
             return Err(refused(call));
         }
-        state.submissions += 1;
-        Ok(Submission(self))
+        Ok(submission)
     }
 
     /// Begins a capture whose memory is reused in `order`. From now on the cache grants and keeps nothing, once it is
@@ -63,14 +67,14 @@ impl StreamCache {
         let is_first = state.capture.is_none();
         if is_first {
             state.capture = Some(order);
-            self.captured.store(true, Ordering::Release);
+            self.submissions.fetch_add(CAPTURED, Ordering::AcqRel);
         }
         is_first
     }
 
     /// Waits, as for a lock, until the pool's own calls on the stream have returned.
     pub(crate) fn wait_for_submissions(&self) {
-        while self.state.lock().submissions > 0 {
+        while self.submissions.load(Ordering::Acquire) & !CAPTURED > 0 {
             yield_now();
         }
     }
@@ -78,7 +82,8 @@ impl StreamCache {
     /// Ends the capture.
     pub(crate) fn end_capture(&self) {
         let mut state = self.state.lock();
-        state.capture = None;
-        self.captured.store(false, Ordering::Release);
+        if state.capture.take().is_some() {
+            self.submissions.fetch_sub(CAPTURED, Ordering::AcqRel);
+        }
     }
 }

@@ -39,8 +39,6 @@ pub(super) struct StreamState {
     pub(super) is_retired: bool,
     /// Grants for the stream that are being delivered, and blocks that reservations keep for it.
     pub(super) visitors: u32,
-    /// The pool's own calls on the stream that have not returned.
-    pub(super) submissions: u32,
     /// The order in which memory is reused, while the stream is being captured.
     pub(super) capture: Option<StreamId>,
     pub(super) counters: Counters,
@@ -64,7 +62,6 @@ impl StreamState {
             is_dirty: false,
             is_retired: false,
             visitors: 0,
-            submissions: 0,
             capture: None,
             counters: Counters::default(),
             last_look: (0, Ticket::ZERO),

@@ -30,7 +30,7 @@ use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
 use crate::sync::plain::AtomicBool;
-use crate::sync::{Arc, Guard, Mutex, Ordering, SharedFlag, SharedState, plain};
+use crate::sync::{Arc, Guard, Mutex, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ pub(crate) struct StreamCache {
     may_owe_seal: AtomicBool,
     /// The next free of a large block may be kept: the stream alternates. Set under the lock of the state.
     alternates: AtomicBool,
-    /// Whether the stream is being captured; written under the lock of the state.
-    pub(super) captured: SharedFlag,
+    /// The pool's own calls on the stream that have not returned, and whether the stream is captured: see `capture`.
+    pub(super) submissions: SharedNumber,
 }
 
 /// Keeps a stream's lane registered while a grant for it is being delivered.
@@ -218,7 +218,7 @@ impl StreamCache {
             may_owe_seal: AtomicBool::new(false),
             alternates: AtomicBool::new(false),
             state: Lease::new(state),
-            captured: SharedFlag::new(false),
+            submissions: SharedNumber::new(0),
         };
         if bounds.is_sharded && this.has_shards(is_host) {
             this.shards.make(bounds, Ticket::FIRST);
