@@ -170,7 +170,10 @@ impl Search<'_> {
     pub(super) fn exact_fit(&self) -> Option<BlockId> {
         let bytes = self.request.bytes;
         let pending = &self.map.index().pending;
-        let donated = pending.donors().flat_map(|(_, donated)| {
+        // Most have none. The iterator over the blocks of one that has is large.
+        let donors = pending.donors();
+        let donors = donors.filter(|(_, donated)| donated.by_size.has(bytes));
+        let donated = donors.flat_map(|(_, donated)| {
             let same_size = donated.by_size.at_least(bytes).take(PROBES);
             same_size
                 .take_while(|(size, _)| *size == bytes)

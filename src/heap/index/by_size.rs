@@ -83,6 +83,11 @@ impl BySize {
         others.find(|(_, id)| does(*id))
     }
 
+    /// Returns whether there is a block of exactly this size.
+    pub(crate) fn has(&self, bytes: u64) -> bool {
+        self.first(bytes).is_some_and(|(size, _)| size == bytes)
+    }
+
     fn first(&self, bytes: u64) -> Option<(u64, BlockId)> {
         let (size, _, id) = match self {
             Self::Few(list) => *list.get(list.partition_point(|entry| entry.0 < bytes))?,
