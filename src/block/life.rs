@@ -544,7 +544,8 @@ impl Block {
         is_kept
     }
 
-    /// Frees a tagged block that has nothing extra, and uncharges its tag.
+    /// Frees a tagged block that has nothing extra, and uncharges its tag. In the plain case both are done under one lock,
+    /// in this order.
     #[cold]
     #[inline(never)]
     fn end_charged(&mut self) {
@@ -552,8 +553,25 @@ impl Block {
         else {
             return;
         };
-        let Registration { service, lane, .. } = &**registration;
+        let Some(tag) = self.charge.tag() else {
+            return;
+        };
+        let stream = registration.lane.id;
         let block = allocation.as_used(self.charge.rounding());
+        let mut is_throttled = false;
+        let uncharge = |registration: &Registration| {
+            is_throttled = registration.service.uncharge_freed(tag, block.bytes);
+            !is_throttled
+        };
+        let is_kept =
+            StreamCache::free_at_once(&mut self.registration, block.bytes, || block, uncharge);
+        if is_kept {
+            if is_throttled {
+                self.registration().service.admit(tag);
+            }
+            return trace::freed(stream, block.bytes, block.address);
+        }
+        let Registration { service, lane, .. } = &**self.registration();
         service.driver.free(lane, block);
         self.note_freed(block);
     }
@@ -601,7 +619,7 @@ impl Drop for Block {
         };
         let stream = registration.lane.id;
         let block = || allocation.as_used(self.charge.rounding());
-        if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block) {
+        if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block, |_| true) {
             self.free_slowly();
         }
         trace::freed(stream, allocation.bytes, allocation.address);

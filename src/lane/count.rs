@@ -67,16 +67,18 @@ pub(crate) enum Event {
 /// Sums over a lane's life. Bytes wrap around, and differences stay right: a stream that frees 2 MiB as fast as it can
 /// reaches the limit in days, and a thread may free what others allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+// In this order, the sums of the hot path share a cache line: of the sources, it counts the first.
+#[repr(C)]
 pub(crate) struct Counts {
-    /// Blocks granted.
-    pub(crate) by_source: [u64; Source::COUNT],
-    pub(crate) frees: u64,
-    /// Bytes granted so far.
-    pub(crate) granted: u64,
-    /// Bytes freed so far.
-    pub(crate) freed: u64,
     /// Bytes of live blocks that were not requested.
     pub(crate) rounding: u64,
+    /// Bytes freed so far.
+    pub(crate) freed: u64,
+    /// Bytes granted so far.
+    pub(crate) granted: u64,
+    pub(crate) frees: u64,
+    /// Blocks granted.
+    pub(crate) by_source: [u64; Source::COUNT],
 }
 
 impl Counts {
@@ -132,10 +134,11 @@ impl Counts {
 
 /// A lane's counts, and the high-water marks of its used bytes.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Counters {
-    counts: Counts,
     /// The highest number of used bytes since the latest mark.
     high: u64,
+    counts: Counts,
     highs: Highs<1>,
 }
 

@@ -125,12 +125,14 @@ impl StreamCache {
     /// be [freed](Self::free).
     ///
     /// `block` is called under the lock. A store to the block just before has reached the processor's cache by then,
-    /// whatever its width.
+    /// whatever its width. `is_over` is called under the lock once the cache has the block: it returns whether the
+    /// reference is no longer needed.
     #[inline(always)]
     pub(crate) fn free_at_once(
         owner: &mut Option<Arc<Registration>>,
         bytes: u64,
         block: impl FnOnce() -> Use,
+        is_over: impl FnOnce(&Registration) -> bool,
     ) -> bool {
         let Some(registration) = owner else {
             return false;
@@ -147,7 +149,7 @@ impl StreamCache {
             return false;
         }
         let kept = state.keep_at_once(&block(), this.bounds.bytes, this.spacing.bound());
-        if kept.is_some() {
+        if kept.is_some() && is_over(registration) {
             state.references.leave(owner);
         }
         kept.is_some()

@@ -18,7 +18,7 @@ use crate::device::{Alarm, Device};
 use crate::driver::{Change, Driver, Effort, HistoryEvent, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
-use crate::measure::{Account, Tag, Waits};
+use crate::measure::{Tag, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::trace;
 use std::task::Waker;
@@ -281,22 +281,33 @@ impl Service {
 
     /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
     pub(crate) fn uncharge(&self, tag: Tag, bytes: u64) {
-        self.uncharge_from(self.queue.accounts.of(tag), tag, bytes);
+        if self.queue.accounts.of(tag).uncharge(bytes) {
+            self.admit(tag);
+        }
     }
 
     /// Counts the free of a tag's block, and gives its bytes back to the tag.
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        let account = self.queue.accounts.of(tag);
-        account.note_freed();
-        self.uncharge_from(account, tag, bytes);
+        if self.uncharge_freed(tag, bytes) {
+            self.admit(tag);
+        }
     }
 
+    /// Counts the free of a tag's block, and gives its bytes back to the tag. Returns whether requests are throttled, to
+    /// be [admitted](Self::admit).
     #[inline]
-    fn uncharge_from(&self, account: &Account, tag: Tag, bytes: u64) {
-        if account.uncharge(bytes) {
-            let moved = self.queue.admit(tag, self.now(), &self.driver.gate);
-            self.note_moved(moved);
-        }
+    pub(crate) fn uncharge_freed(&self, tag: Tag, bytes: u64) -> bool {
+        let account = self.queue.accounts.of(tag);
+        account.note_freed();
+        account.uncharge(bytes)
+    }
+
+    /// Admits throttled requests of a tag that its limit allows now.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn admit(&self, tag: Tag) {
+        let moved = self.queue.admit(tag, self.now(), &self.driver.gate);
+        self.note_moved(moved);
     }
 
     /// Evicts memory of a tag until its throttled requests are let in, as far as that can be.
