@@ -82,10 +82,14 @@ pub(crate) unsafe fn record_stream(address: u64, stream: CUstream) -> Result<(),
 
 impl DevicePool {
     fn new(ordinal: c_int) -> Result<Self, String> {
-        let Settings { capacity, timeout } = Settings::of_environment()?;
+        let Settings {
+            capacity,
+            remapping,
+            timeout,
+        } = Settings::of_environment()?;
         fork::look_out();
         let device = CudaDevice::new(ordinal as usize).map_err(|error| error.to_string())?;
-        let builder = Pool::builder(device.clone());
+        let builder = Pool::builder(device.clone()).remapping(remapping);
         let builder = match capacity {
             Some(bytes) => builder.capacity(bytes),
             None => builder,

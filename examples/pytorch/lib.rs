@@ -320,6 +320,12 @@ pub extern "C" fn weirpool_device_waits(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().device_waits)
 }
 
+/// Returns the number of chunks of free memory that were mapped elsewhere to make larger blocks.
+#[unsafe(no_mangle)]
+pub extern "C" fn weirpool_remaps(device: c_int) -> u64 {
+    figure(device, |pool| pool.statistics().remaps)
+}
+
 /// Returns the number of allocations that failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_failures(device: c_int) -> u64 {

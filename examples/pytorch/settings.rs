@@ -3,23 +3,27 @@
 //! | variable | setting |
 //! |---|---|
 //! | `WEIRPOOL_CAPACITY` | what a pool may hold of its device at most, as `6GiB`, `1500MB` or `4096`; all if not set |
+//! | `WEIRPOOL_REMAPPING` | how much time may go into mapping free memory elsewhere: `always`, `never`, or a share, as `0.02`; the pool's default if not set |
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
 
 use bytesize::ByteSize;
 use std::ffi::OsString;
 use std::time::Duration;
+use weirpool::Remapping;
 
 const CAPACITY: &str = "WEIRPOOL_CAPACITY";
+const REMAPPING: &str = "WEIRPOOL_REMAPPING";
 const TIMEOUT: &str = "WEIRPOOL_TIMEOUT_MS";
 
 /// Long against all that a GPU is given at once, short against a person's patience.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// See the [module](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Settings {
     /// In bytes.
     pub(crate) capacity: Option<u64>,
+    pub(crate) remapping: Remapping,
     pub(crate) timeout: Duration,
 }
 
@@ -33,9 +37,11 @@ impl Settings {
     fn of(value: impl Fn(&str) -> Option<OsString>) -> Result<Self, String> {
         let read = |name| value(name).filter(|text| !text.is_empty());
         let capacity = read(CAPACITY).map(capacity).transpose()?;
+        let remapping = read(REMAPPING).map(remapping).transpose()?;
         let timeout = read(TIMEOUT).map(timeout).transpose()?;
         Ok(Self {
             capacity,
+            remapping: remapping.unwrap_or_default(),
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
         })
     }
@@ -47,6 +53,20 @@ fn capacity(text: OsString) -> Result<u64, String> {
         .and_then(|text| text.trim().parse::<ByteSize>().ok());
     let bytes = size.map(|size| size.as_u64()).filter(|bytes| *bytes > 0);
     bytes.ok_or_else(|| format!("{CAPACITY} is {text:?}: expected bytes, as 6GiB, 1500MB or 4096"))
+}
+
+fn remapping(text: OsString) -> Result<Remapping, String> {
+    match text.to_str().map(str::trim) {
+        Some("always") => return Ok(Remapping::Always),
+        Some("never") => return Ok(Remapping::Never),
+        _ => {}
+    }
+    let share = text.to_str().and_then(|text| text.trim().parse().ok());
+    let share = share.filter(|share| *share > 0.0 && *share <= 1.0);
+    let expected = "expected always, never, or a share of the time above 0 and up to 1, as 0.02";
+    share
+        .map(Remapping::Share)
+        .ok_or_else(|| format!("{REMAPPING} is {text:?}: {expected}"))
 }
 
 fn timeout(text: OsString) -> Result<Duration, String> {
@@ -70,6 +90,7 @@ mod tests {
     fn what_is_not_set_is_all_memory_and_a_few_seconds() {
         let usual = Settings {
             capacity: None,
+            remapping: Remapping::default(),
             timeout: Duration::from_secs(5),
         };
         assert_eq!(read(&[]), Ok(usual));
@@ -91,6 +112,19 @@ mod tests {
     }
 
     #[test]
+    fn remapping_is_a_share_of_the_time_or_a_word() {
+        for (text, remapping) in [
+            ("always", Remapping::Always),
+            (" never", Remapping::Never),
+            ("0.02", Remapping::Share(0.02)),
+            ("1", Remapping::Share(1.0)),
+        ] {
+            let settings = read(&[(REMAPPING, text)]).unwrap();
+            assert_eq!(settings.remapping, remapping, "{text}");
+        }
+    }
+
+    #[test]
     fn timeouts_are_milliseconds() {
         let of = |text| read(&[(TIMEOUT, text)]).unwrap().timeout;
         assert_eq!(of("250"), Duration::from_millis(250));
@@ -101,6 +135,7 @@ mod tests {
     fn what_is_no_setting_is_refused_by_its_name() {
         for (name, texts) in [
             (CAPACITY, ["much", "-1", "0", "2 quarts"]),
+            (REMAPPING, ["rarely", "0", "1.5", "nan"]),
             (TIMEOUT, ["soon", "-1", "1.5", "5s"]),
         ] {
             for text in texts {

@@ -210,6 +210,7 @@ def compare(arguments):
         ("waits on the host", "waits", count),
         ("  together", "waited_us", lambda n: s(n / 1e6)),
         ("waits on the device", "device_waits", count),
+        ("chunks mapped elsewhere", "remaps", count),
         ("failures", "failures", count),
     ]
     for title, name, words in rows:

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 # The figures of a device's pool that weirpool reports, each by a function of the library.
-FIGURES = ["reserved", "pending", "in_graphs", "peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
+FIGURES = ["reserved", "pending", "in_graphs", "peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "remaps", "failures"]
 
 
 def default_library():
