@@ -5,7 +5,8 @@ use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 use weirpool::ipc::MOST_OUTSTANDING;
 use weirpool::ipc::wire::{Allowed, Listener};
 
@@ -43,7 +44,7 @@ impl Child {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let socket = listener.accept().unwrap();
+        let socket = accept(&listener, &mut process);
         assert_eq!(socket.peer().pid, process.id());
         let child = Self {
             input: process.stdin.take().unwrap(),
@@ -89,6 +90,27 @@ impl Drop for Child {
         let _ = self.process.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Waits for the child's connection.
+///
+/// # Panics
+/// If the child ends before it connects.
+fn accept(listener: &Listener, process: &mut std::process::Child) -> wire::Connection {
+    let has_come = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !has_come.load(Ordering::Relaxed) {
+                if process.try_wait().unwrap().is_some() {
+                    return listener.shutdown();
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let socket = listener.accept();
+        has_come.store(true, Ordering::Relaxed);
+        socket.expect("the child ended before it connected")
+    })
 }
 
 fn say(word: &str) {
