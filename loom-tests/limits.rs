@@ -32,6 +32,31 @@ fn free_against_a_request_over_the_limit() {
     });
 }
 
+/// As above, where the stream's cache takes the block at once.
+#[test]
+fn free_into_the_cache_against_a_request_over_the_limit() {
+    const BYTES: u64 = 4096;
+    let tag = Tag::new("loom: cached");
+    model(
+        "free into the cache against a request over the limit",
+        move || {
+            let device = unwatched();
+            let pool = limited(&device, tag);
+            pool.tag(tag).set_limit(Some(BYTES));
+            let (_, a) = stream(&device, &pool);
+            let allocate = || pool.allocate(&a, BYTES).tag(tag);
+            // Afterwards there is room in the cache.
+            drop(allocate().try_now().unwrap());
+            let block = allocate().try_now().unwrap();
+            let freeing = thread::spawn(move || drop(block));
+            drop(block_on(allocate()).unwrap());
+            freeing.join().unwrap();
+            assert_eq!(used(&pool, tag), 0);
+            pool.check_conserved().unwrap();
+        },
+    );
+}
+
 /// Two requests that together exceed the limit never both get memory (rmm#869).
 #[test]
 fn two_requests_against_the_limit() {

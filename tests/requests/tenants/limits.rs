@@ -3,7 +3,7 @@
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use weirpool::device::sim::SimDevice;
+use weirpool::device::sim::{Checker, SimDevice};
 use weirpool::testing::Invariants;
 
 /// A pool in which a tag has a limit, and a stream.
@@ -86,6 +86,47 @@ fn throttled_request_delays_no_other() {
     drop(block);
     assert_eq!(used(&pool, guest), 0);
     pool.check_conserved().unwrap();
+}
+
+/// Whichever way a block of the tag is freed, the free wakes the request that waits for the limit: into the stream's cache,
+/// with and without room for one more, to the heap, or awaited.
+#[test]
+fn every_free_of_a_tag_lets_a_throttled_request_in() {
+    type Free = fn(Block, &Stream);
+    let frees: [(u64, u32, Free); 5] = [
+        (64 << 10, 0, |block, _| drop(block)),
+        (64 << 10, 1, |block, _| drop(block)),
+        (8 * MIB, 1, |block, _| drop(block)),
+        (64 << 10, 1, |block, other| {
+            drop(block.deallocate_on(other).unwrap())
+        }),
+        (64 << 10, 1, |block, _| drop(block.deallocate())),
+    ];
+    // The checker observes the blocks, and each free of an observed block takes the long way.
+    for checker in [Checker::Off, Checker::Panic] {
+        for (bytes, pairs_before, free) in frees {
+            let device = manual_builder().checker(checker).build();
+            let [guest] = tags("every free");
+            let (pool, stream) = limited(&device, 64 * MIB, (guest, bytes));
+            let (_, other) = crate::common::stream(&device, &pool);
+            let allocate = || pool.allocate(&stream, bytes).tag(guest);
+            for _ in 0..pairs_before {
+                drop(allocate().try_now().unwrap());
+            }
+            let block = allocate().try_now().unwrap();
+            let (woken, waker) = Count::new();
+            let mut throttled = allocate();
+            assert!(poll_with(&mut throttled, &waker).is_pending());
+            free(block, &other);
+            assert!(
+                woken.get() > 0,
+                "{bytes} bytes, {pairs_before} pairs before"
+            );
+            drop(now(throttled).unwrap());
+            assert_eq!(used(&pool, guest), 0);
+            pool.check_conserved().unwrap();
+        }
+    }
 }
 
 /// No request passes another of its tag, however small it is.
