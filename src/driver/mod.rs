@@ -21,7 +21,7 @@
 //! | `parts` | several blocks, all or none |
 //! | `reservation`, `streams/kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
-//! | `allocation` | a block on its way to its user, where it came from, and counts of that |
+//! | `allocation` | a block on its way to its user; counts of device calls |
 //! | `release` | frees, and allocations that were never used |
 //! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
 //! | `alarm` | when the maintenance is done |

@@ -67,7 +67,7 @@ pub(crate) enum Event {
 /// Sums over a lane's life. Bytes wrap around, and differences stay right: a stream that frees 2 MiB as fast as it can
 /// reaches the limit in days, and a thread may free what others allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-// In this order, the sums of the hot path share a cache line: of the sources, it counts the first.
+// In this order the sums of the hot path are neighbours. It counts only the first source.
 #[repr(C)]
 pub(crate) struct Counts {
     /// Bytes of live blocks that were not requested.

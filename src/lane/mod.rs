@@ -25,7 +25,7 @@
 //! | `cache` | a stack of blocks for each size |
 //! | `large_cache` | the few large blocks |
 //! | `shards` | more caches, for threads that share a stream |
-//! | `count` | counters of blocks and bytes |
+//! | `count` | counters of blocks, by their source, and of bytes |
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
 //! | `neighbour` | another device of the host, if the stream is one of it |

@@ -345,7 +345,7 @@ impl StreamCache {
         let ticket = state.note_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
-        let is_large = block.bytes > self.bounds.largest
+        let is_large = self.has_large_size(block.bytes)
             && self.keep_large(&mut state, cached, now.filter(|_| !is_bypassed));
         // A large block is sealed by the stream's next call that does not take it again. An external stream may have no
         // further call.
@@ -360,7 +360,13 @@ impl StreamCache {
         }
     }
 
-    /// Notes the free of a large block, and keeps it if the stream alternates and the time is given.
+    /// Returns whether blocks of this size may go to the large-block cache at times.
+    fn has_large_size(&self, bytes: u64) -> bool {
+        bytes > self.bounds.largest && bytes <= self.bounds.large_cache
+    }
+
+    /// Notes the free of a block of such a size, also while the cache is bypassed. Keeps it if the stream alternates and
+    /// the time is given.
     fn keep_large(
         &self,
         state: &mut StreamState,
@@ -377,9 +383,7 @@ impl StreamCache {
 
     /// Returns whether a block of this size may go to the large-block cache now.
     pub(crate) fn may_keep_large(&self, bytes: u64) -> bool {
-        bytes > self.bounds.largest
-            && bytes <= self.bounds.large_cache
-            && self.alternates.load(Ordering::Relaxed)
+        self.has_large_size(bytes) && self.alternates.load(Ordering::Relaxed)
     }
 
     /// Notes the last use, on this stream, of a block that is freed through the heap.

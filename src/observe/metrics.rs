@@ -110,7 +110,7 @@ const POOL: &[Family<Figures>] = families! {
         |f| f.statistics.frees;
     Counter "freed_bytes_total" Bytes "bytes of the blocks freed"
         |f| f.statistics.freed;
-    CounterBy("source") "grants_total" Count "grants by the source of the memory"
+    CounterBy("source") "grants_total" Count "blocks granted, by the source of their memory"
         |f| grants(&f.statistics);
     CounterBy("outcome") "waits_total" Count "waits that ended, by their outcome"
         |f| outcomes(&f.statistics.waits);

@@ -90,6 +90,19 @@ fn large_block_stays_with_its_stream_for_a_while() {
     assert_ne!(turn(&pool, &line, LARGE), Source::Lane);
 }
 
+/// A size that the cache never keeps is no other large size: the stream goes on alternating.
+#[test]
+fn block_too_large_for_the_cache_does_not_end_the_alternation() {
+    let device = manual();
+    let pool = pool(&device, 512 * MIB);
+    let line = stream(&device, &pool);
+    take_turns(&pool, &line);
+    for _ in 0..3 {
+        assert_eq!(turn(&pool, &line, LARGE), Source::Lane);
+        drop(pool.try_allocate(&line.1, 200 * MIB).unwrap());
+    }
+}
+
 /// If the pool cannot grow, another stream gets the block immediately, once its last use is complete.
 #[test]
 fn request_does_not_wait_for_cached_large_blocks() {
