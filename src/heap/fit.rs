@@ -170,7 +170,7 @@ impl Search<'_> {
     pub(super) fn exact_fit(&self) -> Option<BlockId> {
         let bytes = self.request.bytes;
         let pending = &self.map.index().pending;
-        // Most have none. The iterator over the blocks of one that has is large.
+        // Most streams freed no such block, and an iterator over blocks by size takes long to make.
         let donors = pending.donors();
         let donors = donors.filter(|(_, donated)| donated.by_size.has(bytes));
         let donated = donors.flat_map(|(_, donated)| {

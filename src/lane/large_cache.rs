@@ -2,8 +2,8 @@
 //!
 //! Other streams need large blocks, and neighbouring ones merge in the heap. So this cache keeps few, each for a
 //! request of exactly its size, and only for a stream that alternates: it allocates a size and frees it, again and
-//! again, and no other size in between that this cache keeps. A request that finds no other memory takes blocks that have been here for
-//! a while before the pool takes more from the device, and all of them before it waits.
+//! again, and no other size in between that this cache keeps. A request that finds no other memory takes blocks that
+//! have been here for a while before the pool takes more from the device, and all of them before it waits.
 
 use super::block::CachedBlock;
 use crate::id::Ticket;
