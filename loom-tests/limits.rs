@@ -32,7 +32,8 @@ fn free_against_a_request_over_the_limit() {
     });
 }
 
-/// As above, where the stream's cache takes the block at once.
+/// The last bytes of a tag are freed into the stream's cache at once while a request of the tag finds its limit reached. The
+/// request is granted.
 #[test]
 fn free_into_the_cache_against_a_request_over_the_limit() {
     const BYTES: u64 = 4096;

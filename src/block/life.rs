@@ -548,12 +548,9 @@ impl Block {
     /// in this order.
     #[cold]
     #[inline(never)]
-    fn end_charged(&mut self) {
+    fn end_charged(&mut self, tag: Tag) {
         let (Some(registration), Some(allocation)) = (&self.registration, self.allocation.take())
         else {
-            return;
-        };
-        let Some(tag) = self.charge.tag() else {
             return;
         };
         let stream = registration.lane.id;
@@ -611,8 +608,8 @@ impl Drop for Block {
         if registration.observers.is_some() || self.extra.get_mut().is_some() {
             return self.end_slowly();
         }
-        if !self.charge.is_untagged() {
-            return self.end_charged();
+        if let Some(tag) = self.charge.tag() {
+            return self.end_charged(tag);
         }
         let Some(allocation) = &self.allocation else {
             return;
@@ -681,11 +678,6 @@ impl Charge {
         Tag::of_number((self.0 >> u32::BITS) as u32)
     }
 
-    #[inline]
-    pub(super) fn is_untagged(self) -> bool {
-        self.0 >> u32::BITS == 0
-    }
-
     pub(super) fn add_rounding(&mut self, rounding: u32) {
         *self = Self::new(self.rounding().saturating_add(rounding), self.tag());
     }
@@ -706,7 +698,6 @@ mod tests {
         ] {
             let charge = Charge::new(rounding, tag);
             assert_eq!((charge.rounding(), charge.tag()), (rounding, tag));
-            assert_eq!(charge.is_untagged(), tag.is_none());
         }
         let mut charge = Charge::new(u32::MAX - 1, Some(tag));
         charge.add_rounding(7);
