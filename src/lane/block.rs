@@ -62,7 +62,7 @@ pub(crate) enum Fit {
 }
 
 /// Why the plain case granted nothing.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
     /// The cache has no block of the size, or may not grant one.
     Empty,

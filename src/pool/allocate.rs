@@ -191,15 +191,25 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(never)]
-    fn take_charged(&self, terms: &Terms, taken: &mut Option<Block>) {
+    fn take_charged_or_large(&self, terms: &Terms, miss: Miss, taken: &mut Option<Block>) -> Miss {
         let Self {
             handles,
             layout,
             room,
         } = self;
-        if let (Some(tag), None, None) = (terms.tag, room, terms.fill) {
-            *taken = take_charged(handles.pool(), handles.registration(), *layout, tag);
+        if room.is_some() || terms.fill.is_some() {
+            return miss;
         }
+        let (pool, registration) = (handles.pool(), handles.registration());
+        let tried = match (terms.tag, miss) {
+            (Some(tag), _) => take_charged(pool, registration, *layout, tag).ok_or(miss),
+            (None, miss) => take_large(pool, registration, *layout, miss),
+        };
+        match tried {
+            Ok(block) => *taken = Some(block),
+            Err(miss) => return miss,
+        }
+        miss
     }
 
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Block>, Refused<'_>> {
@@ -283,6 +293,33 @@ fn take_charged(
         Err(_) => service.uncharge(tag, rounded),
     }
     taken.ok()
+}
+
+/// Takes the plain case of a size that has no stack, if the lane was not searched.
+///
+/// # Errors
+/// Returns an error if the lane has no such block, or this is not the plain case. Nothing was checked then.
+#[inline(always)]
+pub(super) fn take_large(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    layout: Layout,
+    miss: Miss,
+) -> Result<Block, Miss> {
+    if miss == Miss::Empty {
+        return Err(miss);
+    }
+    let rounded = plain_size(pool, registration, layout)?;
+    let rounding = (rounded - layout.bytes) as u32;
+    let cache = &registration.lane.cache;
+    let cached = cache.take(rounded, rounding, Fit::Exact);
+    let allocation = Allocation::of_cache(cached.ok_or(Miss::Empty)?);
+    Ok(Block::at_once(
+        registration.clone(),
+        allocation,
+        rounding,
+        None,
+    ))
 }
 
 /// Returns the rounded size of a block that a stream's lane may have, if there are no observers and no scope is entered.

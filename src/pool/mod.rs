@@ -269,6 +269,11 @@ impl Pool {
         location: &'static Location<'static>,
         miss: Miss,
     ) -> Result<Block, AllocError> {
+        let miss = match allocate::take_large(self, stream.registration(), Layout::new(bytes), miss)
+        {
+            Ok(block) => return Ok(block),
+            Err(miss) => miss,
+        };
         let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
         Request::new(kind, location).try_slowly(miss)
     }

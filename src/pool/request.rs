@@ -111,13 +111,20 @@ pub trait Kind: Unpin {
         Err(Miss::NotSearched)
     }
 
-    /// Handles the plain case for a tag, which is charged, and sets `taken` if it did.
+    /// Handles the plain case for a tag, which is charged, or for a size that has no stack, if the lane was not searched
+    /// for it. Sets `taken` if it did. Returns whether the lane is searched now.
     ///
     /// It writes the result instead of returning it: a returned block would be written to the place of the plain case's
     /// block, and that block would go through memory as well.
     #[inline(always)]
-    fn take_charged(&self, terms: &Terms, taken: &mut Option<Self::Output>) {
+    fn take_charged_or_large(
+        &self,
+        terms: &Terms,
+        miss: Miss,
+        taken: &mut Option<Self::Output>,
+    ) -> Miss {
         let _ = (terms, taken);
+        miss
     }
 
     /// Checks the request, and takes memory for it from any source but the queue.
@@ -359,7 +366,8 @@ impl<K: Kind> Request<K> {
             Err(miss) => miss,
         };
         let mut taken = None;
-        self.kind.take_charged(&self.terms, &mut taken);
+        let kind = &self.kind;
+        let miss = kind.take_charged_or_large(&self.terms, miss, &mut taken);
         match taken {
             Some(output) => Ok(output),
             None => self.try_slowly(miss),
@@ -560,7 +568,8 @@ impl<K: Kind> Future for Request<K> {
         }
         let mut taken = None;
         if this.is_new {
-            this.kind.take_charged(&this.terms, &mut taken);
+            let kind = &this.kind;
+            miss = kind.take_charged_or_large(&this.terms, miss, &mut taken);
         }
         if let Some(output) = taken {
             this.is_new = false;
