@@ -27,7 +27,7 @@ impl<'a, G: Backend> Pooled<'a, G> {
 
 /// # Panics
 /// Panics on any error other than running out of memory.
-#[inline]
+#[inline(always)]
 pub(crate) fn unless_exhausted(allocated: Result<Block, AllocError>) -> Option<Block> {
     match allocated {
         Ok(block) => Some(block),
@@ -44,6 +44,7 @@ fn expect_exhausted(error: AllocError) {
     assert!(matches!(error, AllocError::Exhausted(_)), "{error}");
 }
 
+/// Its calls are compiled into the loops that measure them, so that the rows do not depend on whether the compiler does so.
 impl<G: Backend> Contender for Pooled<'_, G> {
     type Stream = Line<G::Work>;
     type Block = Block;
@@ -56,12 +57,12 @@ impl<G: Backend> Contender for Pooled<'_, G> {
         self.backend.enter();
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
         unless_exhausted(self.pool.try_allocate(&line.stream, bytes))
     }
 
-    #[inline]
+    #[inline(always)]
     fn free(&self, block: Block, _line: &Line<G::Work>) {
         drop(block);
     }
@@ -106,19 +107,19 @@ impl<G: Backend, A: Fn(&Stream, u64) -> Option<Block> + Sync> Contender for By<'
         self.pooled.enter();
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
         (self.allocate)(&line.stream, bytes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn free(&self, block: Block, _line: &Line<G::Work>) {
         drop(block);
     }
 }
 
 /// Allocates through the first poll of an awaited allocation.
-#[inline]
+#[inline(always)]
 pub(crate) fn polled(pool: &Pool, stream: &Stream, bytes: u64) -> Option<Block> {
     let mut context = Context::from_waker(Waker::noop());
     match pin!(pool.allocate(stream, bytes)).poll(&mut context) {
