@@ -73,39 +73,51 @@ class Transformer(nn.Module):
 
 def train(model, steps):
     """Trains the model to count: each sequence has a random start and a constant small step. Returns the losses."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
-    losses = []
-    for _ in range(steps):
-        first = torch.randint(VOCABULARY, (8, 1), device=DEVICE)
-        by = torch.randint(1, 8, (8, 1), device=DEVICE)
-        tokens = (first + by * torch.arange(129, device=DEVICE)) % VOCABULARY
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    optimizer = optimizer_of(model)
+    losses = [train_once(model, optimizer) for _ in range(steps)]
     optimizer.zero_grad()
     return [loss.item() for loss in losses]
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=5e-4)
+
+
+def train_once(model, optimizer):
+    """Trains one step. Returns the loss, which the device has yet to compute."""
+    first = torch.randint(VOCABULARY, (8, 1), device=DEVICE)
+    by = torch.randint(1, 8, (8, 1), device=DEVICE)
+    tokens = (first + by * torch.arange(129, device=DEVICE)) % VOCABULARY
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 @torch.inference_mode()
 def serve(model, requests, arrivals, streams, departures):
     """Serves each request on the next stream, while the host runs ahead. Returns a fingerprint of each answer."""
     fingerprints = []
-    for number, (batch, length) in enumerate(requests):
+    for number, request in enumerate(requests):
         stream = streams[number % len(streams)]
-        with torch.cuda.stream(arrivals):
-            tokens = torch.randint(VOCABULARY, (batch, length), device=DEVICE)
-        stream.wait_stream(arrivals)
-        tokens.record_stream(stream)
-        with torch.cuda.stream(stream):
-            answer = model(tokens)[:, -1]
-        departures.wait_stream(stream)
-        answer.record_stream(departures)
-        with torch.cuda.stream(departures):
-            fingerprints.append(fingerprint(answer))
+        fingerprints.append(serve_one(model, request, arrivals, stream, departures))
     torch.cuda.synchronize()
     return [fingerprint.item() for fingerprint in fingerprints]
+
+
+def serve_one(model, request, arrivals, stream, departures):
+    """Serves a request on a stream. Returns the fingerprint of the answer, which the device has yet to compute."""
+    with torch.cuda.stream(arrivals):
+        tokens = torch.randint(VOCABULARY, request, device=DEVICE)
+    stream.wait_stream(arrivals)
+    tokens.record_stream(stream)
+    with torch.cuda.stream(stream):
+        answer = model(tokens)[:, -1]
+    departures.wait_stream(stream)
+    answer.record_stream(departures)
+    with torch.cuda.stream(departures):
+        return fingerprint(answer)
 
 
 def fingerprint(numbers):

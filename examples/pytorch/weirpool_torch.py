@@ -104,14 +104,14 @@ def _install_with_trees(path):
     return None if reason is None else reason.decode()
 
 
-def build(folder):
-    """Compiles the extension, unless a build for this version of PyTorch is there. Returns its path."""
+def build(folder, name="graph_trees"):
+    """Compiles an extension, unless a build for this version of PyTorch is there. Returns its path."""
     import torch
 
-    source = Path(__file__).with_name("graph_trees.cpp")
+    source = Path(__file__).with_name(f"{name}.cpp")
     if not os.access(folder, os.W_OK):
         folder = tempfile.gettempdir()
-    built = Path(folder) / f"graph_trees-{torch.__version__}.so"
+    built = Path(folder) / f"{name}-{torch.__version__}.so"
     if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:
         return str(built)
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -120,7 +120,7 @@ def build(folder):
     root = Path(torch.__file__).parent
     includes = [root / "include", root / "include/torch/csrc/api/include", *_cuda_includes(root)]
     with tempfile.TemporaryDirectory() as work:
-        made = Path(work) / "graph_trees.so"
+        made = Path(work) / f"{name}.so"
         command = [compiler, "-O2", "-std=c++17", "-fPIC", "-shared", str(source), "-o", str(made)]
         command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
         command += [f"-I{folder}" for folder in includes]

@@ -3,7 +3,7 @@
 use crate::common::*;
 use std::task::Poll;
 use weirpool::compat::RawPool;
-use weirpool::device::sim::{Call, SimDevice, SimStream};
+use weirpool::device::sim::{Call, Checker, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -48,6 +48,40 @@ fn streams_that_alternate_make_no_device_calls() {
     assert_eq!(reserved(&pool), 4 * LARGE);
     device.advance(us(10_000));
     pool.check_conserved().unwrap();
+}
+
+/// A search of the stream's cache that counted twice would end the alternation. Each way is tried with an observer of blocks
+/// and without: they take different paths.
+#[test]
+fn every_way_to_ask_finds_the_block_that_alternates() {
+    type Way = fn(&Pool, &Stream) -> Block;
+    let ways: [Way; 5] = [
+        |pool, stream| pool.try_allocate(stream, LARGE).unwrap(),
+        |pool, stream| pool.allocate(stream, LARGE).try_now().unwrap(),
+        |pool, stream| pool.allocate(stream, LARGE).blocking().unwrap(),
+        |pool, stream| now(pool.allocate(stream, LARGE)).unwrap(),
+        |pool, stream| now(pool.allocate_owned(stream, LARGE)).unwrap(),
+    ];
+    for checker in [Checker::Off, Checker::Panic] {
+        for (number, way) in ways.into_iter().enumerate() {
+            let device = manual_builder().checker(checker).build();
+            let pool = pool(&device, 128 * MIB);
+            let (work, stream) = stream(&device, &pool);
+            for turn in 0..100 {
+                let block = way(&pool, &stream);
+                use_block(&work, &block, us(10));
+                if turn >= TURNS {
+                    let turn = format!("way {number}, turn {turn}, {checker:?}");
+                    assert_eq!(block.source(), Source::Lane, "{turn}");
+                }
+            }
+            let Statistics {
+                allocations, hits, ..
+            } = pool.statistics();
+            assert_eq!((allocations, hits.total()), (100, 100));
+            pool.check_conserved().unwrap();
+        }
+    }
 }
 
 /// The free of a block that may come back records no event. The stream's next request of another size does it instead.

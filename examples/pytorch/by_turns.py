@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Compares the time of PyTorch on memory from weirpool with that on its own allocator, by turns in one process.
+
+    cargo build --release --features cuda --example pytorch
+    python3 examples/pytorch/by_turns.py
+
+The training and the requests are those of train_and_serve.py, which runs each allocator in a process of its own, and tells
+memory. Processes differ by a third on a shared host. Here each step of the training and each request runs once with either
+allocator, in random order, so that both meet the same host.
+
+A step's time ends when the device has completed it. A request's time is that of the host: it submits requests more slowly
+than the device completes them.
+"""
+
+import argparse
+import ctypes
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+# Sets what must be set before CUDA is used.
+import train_and_serve
+import torch
+
+import weirpool_torch
+from train_and_serve import DEVICE
+
+STEPS, REQUESTS, STREAMS = 20, 200, 4
+ALLOCATORS = ["PyTorch", "weirpool"]
+# The device is idle after so many requests: else their memory would grow without end if it were slower than the host.
+BETWEEN_WAITS = 10
+
+
+def install(library):
+    """Installs weirpool beside PyTorch's own allocator. Returns a function that switches between them."""
+    switch = ctypes.CDLL(weirpool_torch.build(Path(library).parent, "switch_allocator"))
+    switch.use_own.argtypes = [ctypes.c_bool]
+    switch.find_own()
+    weirpool_torch.use_weirpool(library, trees=False, keep_streams=True)
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    switch.initialize_own(torch.cuda.device_count())
+    return lambda name: switch.use_own(name == "PyTorch")
+
+
+class Training:
+    """Trains a model, one step at a time."""
+
+    def __init__(self):
+        self.model = train_and_serve.Transformer().to(DEVICE)
+        self.optimizer = train_and_serve.optimizer_of(self.model)
+        self.jobs = [()] * STEPS
+
+    def run(self, _number):
+        train_and_serve.train_once(self.model, self.optimizer)
+        torch.cuda.synchronize()
+
+
+class Serving:
+    """Serves requests on several streams, while the host runs ahead."""
+
+    def __init__(self, model):
+        self.model = model
+        self.jobs = train_and_serve.requests(REQUESTS)
+        self.streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+        self.arrivals, self.departures = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    @torch.inference_mode()
+    def run(self, number, batch, length):
+        stream = self.streams[number % STREAMS]
+        train_and_serve.serve_one(self.model, (batch, length), self.arrivals, stream, self.departures)
+
+
+def round_of(work, use, order):
+    """Runs each job once with either allocator. Returns the time of each allocator in seconds."""
+    took = dict.fromkeys(ALLOCATORS, 0.0)
+    for number, job in enumerate(work.jobs):
+        for name in order.sample(ALLOCATORS, len(ALLOCATORS)):
+            use(name)
+            start = time.perf_counter()
+            work.run(number, *job)
+            took[name] += time.perf_counter() - start
+        if number % BETWEEN_WAITS == BETWEEN_WAITS - 1:
+            torch.cuda.synchronize()
+    return took
+
+
+def compare(name, work, use, seconds):
+    order = random.Random(1)
+    # Kernels are loaded, and memory is taken from the device.
+    round_of(work, use, order)
+    rounds, start = [], time.perf_counter()
+    while len(rounds) < 3 or time.perf_counter() - start < seconds:
+        rounds.append(round_of(work, use, order))
+    times = {of: statistics.median(took[of] for took in rounds) for of in ALLOCATORS}
+    ratios = [took["weirpool"] / took["PyTorch"] for took in rounds]
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    print(f"{name:12}{len(rounds):8}", *(f"{times[of]:11.3f} s" for of in ALLOCATORS), f"{statistics.mean(ratios):8.3f} ± {error:.3f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default=weirpool_torch.default_library())
+    parser.add_argument("--seconds", type=float, default=60, help="time of each comparison")
+    arguments = parser.parse_args()
+    use = install(train_and_serve.library_at(arguments))
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.manual_seed(1)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians, and the mean of the ratios with its standard error\n")
+    print(f"{'':12}{'rounds':>8}", *(f"{name:>13}" for name in ALLOCATORS), f"{'ratio':>8}")
+    training = Training()
+    compare("training", training, use, arguments.seconds)
+    compare("serving", Serving(training.model), use, arguments.seconds)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
