@@ -428,14 +428,35 @@ fn page_on_concepts_names_existing_files_and_items() {
     let names: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
     assert!(names.len() > 15, "the names are found at all: {names:?}");
     let is_path = |name: &str| root.join(name).exists() || root.join("src").join(name).exists();
-    let is_item = |name: &str| {
-        is_declared(name, &code)
+    let is_item = |name: &str, code: &str| {
+        is_declared(name, code)
             || code.contains(&format!("const {name}:"))
             || code.contains(&format!("fn {name}("))
     };
     let missing: Vec<_> = names
         .into_iter()
-        .filter(|name| !is_path(name) && !is_item(name))
+        .filter(|name| !is_path(name) && !is_item(name, &code))
         .collect();
     assert!(missing.is_empty(), "the page names {missing:?}");
+    // "`Type::function` in `file`", and "`file`: `Type`".
+    let parts: Vec<&str> = section.split('`').collect();
+    let pairs = parts.windows(3).filter_map(|part| match part {
+        [item, " in ", file] => Some((item, file)),
+        [file, ": ", item] => Some((item, file)),
+        _ => None,
+    });
+    let pairs: Vec<_> = pairs.filter(|(_, file)| file.ends_with(".rs")).collect();
+    assert!(pairs.len() > 8, "the pairs are found at all: {pairs:?}");
+    let elsewhere = pairs.into_iter().filter(|(item, file)| {
+        let inside = [root.join("src").join(file), root.join(file)];
+        let path = inside.into_iter().find(|path| path.exists());
+        let text = fs::read_to_string(path.expect("named above")).expect("a readable file");
+        // The type may be in another file than its methods.
+        !is_item(item.rsplit("::").next().expect("a part"), &text)
+    });
+    let elsewhere: Vec<_> = elsewhere.collect();
+    assert!(
+        elsewhere.is_empty(),
+        "these are in other files: {elsewhere:?}"
+    );
 }

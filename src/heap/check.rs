@@ -9,7 +9,7 @@
 //! | *conservation* | free + pending + used + claimed = reserved at every step of the heap, and free + used + pending = reserved when nothing is under way. No figure falls below zero. |
 //! | *completes-once* | Every deallocation completes exactly once. Awaiting it reports its own ticket, even if the memory has another owner by then. |
 //! | *no-lock-across-calls* | No lock is held across a device call that can wait, nor while a waker or user code runs. |
-//! | *last-resort* | Out-of-memory is reported only after reaping completed events, flushing caches, searching again and trimming. |
+//! | *last-resort* | A search reports out-of-memory only after reaping completed events, flushing caches, searching again and, on plain memory, trimming. |
 //! | *stable-ids* | Streams are keyed by ids that are never reused, never by driver handles, which are. |
 //! | *bounded-events* | In steady state no events are created: they are pooled, and their number is bounded. |
 //! | *cancel-safety* | A dropped or never-polled future never frees early, never leaks, and never loses a wake-up. A forgotten one leaks at most the memory that it was granted. |

@@ -374,12 +374,17 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
         let Some(engine) = engine.upgrade() else {
             return;
         };
-        let rest = match engine.settings.clock {
-            Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
-            _ => tick_outer(&engine),
+        let is_own = engine.outer.is_none();
+        let rest = match is_own {
+            true => tick_virtual(&engine, &mut quiet),
+            false => tick_outer(&engine),
         };
         drop(engine);
-        if notifier.rest(rest) == Signal::Closed {
+        let signal = match is_own {
+            true => notifier.rest(rest),
+            false => notifier.rest_on_wall(rest),
+        };
+        if signal == Signal::Closed {
             return;
         }
     }

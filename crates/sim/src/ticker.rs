@@ -6,13 +6,13 @@
 //! - On the virtual clock it waits for a quiet period without device calls. Then it moves to the next thing due, again
 //!   and again until a task is woken. An alarm is a deadline of a task, and a busy host would miss it for no reason. So
 //!   time moves to an alarm only after a longer quiet period, or once as much real time has passed.
-//! - On the wall clock it sleeps until the next thing is due.
+//! - On the wall clock it sleeps until shortly before the next thing is due, and yields until then: sleeps end late.
 //!
 //! The thread does not keep the device alive, and ends with it. It runs in the engine. This file defines its states and
 //! how long it rests, and does not know the device.
 
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Condvar, Mutex};
+use weirpool_device::plain::{Condvar, Mutex, thread};
 
 /// The real time without device calls before virtual time moves. Long enough for a woken task to make its next call,
 /// short compared with a scheduler's time slice.
@@ -24,6 +24,9 @@ const PATIENCE: u32 = 20;
 /// The real time without device calls before time moves to an alarm that is at least this far away. Long compared with
 /// a scheduler's time slice, so that every runnable thread has run.
 const LONG_QUIET: Duration = Duration::from_millis(10);
+
+/// A timed sleep may end this much later than asked, on virtual machines above all. It is as long as several kernels.
+const LATENESS: Duration = Duration::from_micros(100);
 
 /// The state of the thread. Written under the device's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +161,27 @@ impl Notifier {
         }
     }
 
+    /// Rests until about `rest` is over, and not longer: a long rest ends before.
+    pub(super) fn rest_on_wall(&self, rest: Rest) -> Signal {
+        match rest {
+            Some(rest) if rest <= LATENESS => self.yield_for(rest),
+            rest => self.rest(rest.map(|rest| rest - LATENESS)),
+        }
+    }
+
+    fn yield_for(&self, rest: Duration) -> Signal {
+        let start = Instant::now();
+        loop {
+            if let Some(signal) = self.signal.lock().take() {
+                return signal;
+            }
+            if start.elapsed() >= rest {
+                return Signal::Look;
+            }
+            thread::yield_now();
+        }
+    }
+
     /// Rests. A notification that came before ends the rest at once.
     pub(super) fn rest(&self, rest: Rest) -> Signal {
         let signal = self.signal.lock();
@@ -189,6 +213,30 @@ mod tests {
     fn first_move(gap: Duration, calls: impl Fn(u32) -> u64) -> Option<u32> {
         let (mut quiet, start) = (Quiet::default(), Instant::now());
         (0..100).find(|at| quiet.has_come_for((5 * gap, gap), calls(*at), start + *at * MS))
+    }
+
+    #[test]
+    fn rest_on_the_wall_clock_ends_by_itself_and_at_a_notification() {
+        let notifier = Notifier::default();
+        let rests = [
+            Some(Duration::from_micros(1)),
+            Some(LATENESS),
+            Some(LATENESS + MS),
+        ];
+        for rest in rests {
+            assert_eq!(notifier.rest_on_wall(rest), Signal::Look);
+        }
+        for rest in [Some(LATENESS), Some(Duration::from_secs(3600)), None] {
+            notifier.notify();
+            assert_eq!(notifier.rest_on_wall(rest), Signal::Look);
+            notifier.close();
+            assert_eq!(notifier.rest_on_wall(rest), Signal::Closed);
+        }
+        thread::scope(|scope| {
+            let resting = scope.spawn(|| notifier.rest_on_wall(Some(Duration::from_secs(3600))));
+            notifier.close();
+            assert_eq!(resting.join().expect("no panic"), Signal::Closed);
+        });
     }
 
     #[test]
