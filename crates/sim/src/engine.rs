@@ -375,12 +375,12 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
             return;
         };
         let is_own = engine.outer.is_none();
-        let rest = match is_own {
-            true => tick_virtual(&engine, &mut quiet),
+        let (rest, is_held_up) = match is_own {
+            true => (tick_virtual(&engine, &mut quiet), false),
             false => tick_outer(&engine),
         };
         drop(engine);
-        let signal = match is_own {
+        let signal = match is_own || is_held_up {
             true => notifier.rest(rest),
             false => notifier.rest_on_wall(rest),
         };
@@ -393,24 +393,26 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
 /// The task that stands in for the thread on tokio's clock.
 #[cfg(feature = "tokio")]
 async fn run_task(notifier: Arc<Notifier>, engine: Weak<Engine>) {
-    while let Some(rest) = engine.upgrade().map(|engine| tick_outer(&engine)) {
+    while let Some((rest, _)) = engine.upgrade().map(|engine| tick_outer(&engine)) {
         if notifier.rest_on_tokio(rest).await == Signal::Closed {
             return;
         }
     }
 }
 
-fn tick_outer(engine: &Engine) -> Rest {
+/// Returns how long to rest, and whether another thread runs a body, which holds up anything overdue.
+fn tick_outer(engine: &Engine) -> (Rest, bool) {
     engine.catch_up();
     let mut state = engine.locked();
     let due = state.next_awaited(engine.settings.clock);
     state.ticker = due.map_or(Phase::Parked, Phase::Until);
+    let is_held_up = state.running.is_some();
     drop(state);
-    // At least 1 us: anything overdue waits for a body that another thread runs.
-    due.map(|due| {
+    let rest = due.map(|due| {
         due.saturating_sub(engine.now())
             .max(Duration::from_micros(1))
-    })
+    });
+    (rest, is_held_up)
 }
 
 fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {
