@@ -39,6 +39,8 @@ def install(library):
     switch.use_own.argtypes = [ctypes.c_bool]
     switch.find_own()
     weirpool_torch.use_weirpool(library, trees=False, keep_streams=True)
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.cuda.init()
     torch.cuda.synchronize()
     switch.initialize_own(torch.cuda.device_count())
@@ -55,6 +57,8 @@ class Training:
 
     def run(self, _number):
         train_and_serve.train_once(self.model, self.optimizer)
+        # By the allocator that they came from.
+        self.optimizer.zero_grad()
         torch.cuda.synchronize()
 
 

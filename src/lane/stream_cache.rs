@@ -250,6 +250,19 @@ impl StreamCache {
         state.take(bytes, rounding, fit)
     }
 
+    /// Grants a block that this stream freed, of a size that has no stack.
+    ///
+    /// # Errors
+    /// Returns an error if there is none, or the size has a stack, or the stream is captured. Its cache was searched in
+    /// the first case alone: a search counts as a request of the stream.
+    #[inline]
+    pub(crate) fn take_large(&self, bytes: u64, rounding: u32) -> Result<CachedBlock, Miss> {
+        if bytes <= self.bounds.largest || self.is_captured() {
+            return Err(Miss::NotSearched);
+        }
+        self.take(bytes, rounding, Fit::Exact).ok_or(Miss::Empty)
+    }
+
     #[cold]
     #[inline(never)]
     fn take_from_shard(&self, bytes: u64, rounding: u32) -> Option<CachedBlock> {

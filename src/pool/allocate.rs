@@ -298,7 +298,7 @@ fn take_charged(
 /// Takes the plain case of a size that has no stack, if the lane was not searched.
 ///
 /// # Errors
-/// Returns an error if the lane has no such block, or this is not the plain case. Nothing was checked then.
+/// Returns an error if the lane has no such block, or this is not the plain case. In the second case nothing was checked.
 #[inline(always)]
 pub(super) fn take_large(
     pool: &Pool,
@@ -311,9 +311,8 @@ pub(super) fn take_large(
     }
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
-    let cache = &registration.lane.cache;
-    let cached = cache.take(rounded, rounding, Fit::Exact);
-    let allocation = Allocation::of_cache(cached.ok_or(Miss::Empty)?);
+    let cached = registration.lane.cache.take_large(rounded, rounding)?;
+    let allocation = Allocation::of_cache(cached);
     Ok(Block::at_once(
         registration.clone(),
         allocation,

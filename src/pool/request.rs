@@ -490,7 +490,9 @@ impl<K: Kind> Request<K> {
             Err(Refused::Denied(denial, _)) if is_blocking && may_block() => {
                 // Gives its charge back.
                 drop(denial);
-                kind.take_now(on_thread)
+                // A second search of the lane would count as a further request.
+                let miss = Miss::Empty;
+                kind.take_now(Attempt { miss, ..on_thread })
             }
             answer => answer,
         }

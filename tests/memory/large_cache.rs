@@ -84,6 +84,24 @@ fn every_way_to_ask_finds_the_block_that_alternates() {
     }
 }
 
+/// The requests of a capture are not the stream's own: they take memory of the graph.
+#[test]
+fn capture_does_not_end_the_alternation() {
+    for checker in [Checker::Off, Checker::Panic] {
+        let device = manual_builder().checker(checker).build();
+        let pool = pool(&device, 128 * MIB);
+        let line = stream(&device, &pool);
+        take_turns(&pool, &line);
+        let capture = pool.capture(&line.1).unwrap();
+        drop(pool.try_allocate(&line.1, LARGE).unwrap());
+        drop(now(pool.allocate(&line.1, 2 * LARGE)).unwrap());
+        drop(capture.end().unwrap());
+        device.advance(us(10_000));
+        turn(&pool, &line, LARGE);
+        assert_eq!(turn(&pool, &line, LARGE), Source::Lane, "{checker:?}");
+    }
+}
+
 /// The free of a block that may come back records no event. The stream's next request of another size does it instead.
 #[test]
 fn request_of_another_size_seals_the_block_that_the_stream_left() {

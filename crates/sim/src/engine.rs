@@ -11,7 +11,7 @@ use super::memory::{Illegal, Memory, MemoryAccess, Space};
 use super::outer_clock::OuterClock;
 use super::schedule::Job;
 use super::state::{Panic, State};
-use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal};
+use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal, sleep_precisely};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, thread};
@@ -369,22 +369,18 @@ fn start(notifier: Arc<Notifier>, engine: Weak<Engine>) {
 }
 
 fn run(notifier: &Notifier, engine: &Weak<Engine>) {
+    sleep_precisely();
     let mut quiet = Quiet::default();
     loop {
         let Some(engine) = engine.upgrade() else {
             return;
         };
-        let is_own = engine.outer.is_none();
-        let (rest, is_held_up) = match is_own {
-            true => (tick_virtual(&engine, &mut quiet), false),
-            false => tick_outer(&engine),
+        let rest = match engine.settings.clock {
+            Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
+            _ => tick_outer(&engine),
         };
         drop(engine);
-        let signal = match is_own || is_held_up {
-            true => notifier.rest(rest),
-            false => notifier.rest_on_wall(rest),
-        };
-        if signal == Signal::Closed {
+        if notifier.rest(rest) == Signal::Closed {
             return;
         }
     }
@@ -393,26 +389,24 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
 /// The task that stands in for the thread on tokio's clock.
 #[cfg(feature = "tokio")]
 async fn run_task(notifier: Arc<Notifier>, engine: Weak<Engine>) {
-    while let Some((rest, _)) = engine.upgrade().map(|engine| tick_outer(&engine)) {
+    while let Some(rest) = engine.upgrade().map(|engine| tick_outer(&engine)) {
         if notifier.rest_on_tokio(rest).await == Signal::Closed {
             return;
         }
     }
 }
 
-/// Returns how long to rest, and whether another thread runs a body, which holds up anything overdue.
-fn tick_outer(engine: &Engine) -> (Rest, bool) {
+fn tick_outer(engine: &Engine) -> Rest {
     engine.catch_up();
     let mut state = engine.locked();
     let due = state.next_awaited(engine.settings.clock);
     state.ticker = due.map_or(Phase::Parked, Phase::Until);
-    let is_held_up = state.running.is_some();
     drop(state);
-    let rest = due.map(|due| {
+    // At least 1 us: anything overdue waits for a body that another thread runs.
+    due.map(|due| {
         due.saturating_sub(engine.now())
             .max(Duration::from_micros(1))
-    });
-    (rest, is_held_up)
+    })
 }
 
 fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {

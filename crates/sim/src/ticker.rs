@@ -6,13 +6,13 @@
 //! - On the virtual clock it waits for a quiet period without device calls. Then it moves to the next thing due, again
 //!   and again until a task is woken. An alarm is a deadline of a task, and a busy host would miss it for no reason. So
 //!   time moves to an alarm only after a longer quiet period, or once as much real time has passed.
-//! - On the wall clock it sleeps until shortly before the next thing is due, and yields until then: sleeps end late.
+//! - On the wall clock it sleeps until the next thing is due, as [precisely](sleep_precisely) as the system can.
 //!
 //! The thread does not keep the device alive, and ends with it. It runs in the engine. This file defines its states and
 //! how long it rests, and does not know the device.
 
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Condvar, Mutex, thread};
+use weirpool_device::plain::{Condvar, Mutex};
 
 /// The real time without device calls before virtual time moves. Long enough for a woken task to make its next call,
 /// short compared with a scheduler's time slice.
@@ -25,8 +25,16 @@ const PATIENCE: u32 = 20;
 /// a scheduler's time slice, so that every runnable thread has run.
 const LONG_QUIET: Duration = Duration::from_millis(10);
 
-/// A timed sleep may end this much later than asked, on virtual machines above all. It is as long as several kernels.
-const LATENESS: Duration = Duration::from_micros(100);
+/// Has the timed sleeps of this thread end on time. Linux ends them up to 50 us late otherwise, to save wake-ups: several
+/// kernels late.
+pub(super) fn sleep_precisely() {
+    #[cfg(target_os = "linux")]
+    {
+        // A system that refuses keeps its own slack.
+        let least = std::num::NonZeroU64::MIN;
+        let _ = rustix::thread::set_current_timer_slack(Some(least));
+    }
+}
 
 /// The state of the thread. Written under the device's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,27 +169,6 @@ impl Notifier {
         }
     }
 
-    /// Rests until about `rest` is over, and not longer: a long rest ends before.
-    pub(super) fn rest_on_wall(&self, rest: Rest) -> Signal {
-        match rest {
-            Some(rest) if rest <= LATENESS => self.yield_for(rest),
-            rest => self.rest(rest.map(|rest| rest - LATENESS)),
-        }
-    }
-
-    fn yield_for(&self, rest: Duration) -> Signal {
-        let start = Instant::now();
-        loop {
-            if let Some(signal) = self.signal.lock().take() {
-                return signal;
-            }
-            if start.elapsed() >= rest {
-                return Signal::Look;
-            }
-            thread::yield_now();
-        }
-    }
-
     /// Rests. A notification that came before ends the rest at once.
     pub(super) fn rest(&self, rest: Rest) -> Signal {
         let signal = self.signal.lock();
@@ -205,6 +192,8 @@ impl Notifier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_os = "linux")]
+    use weirpool_device::plain::thread;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -215,28 +204,14 @@ mod tests {
         (0..100).find(|at| quiet.has_come_for((5 * gap, gap), calls(*at), start + *at * MS))
     }
 
+    #[cfg(target_os = "linux")]
     #[test]
-    fn rest_on_the_wall_clock_ends_by_itself_and_at_a_notification() {
-        let notifier = Notifier::default();
-        let rests = [
-            Some(Duration::from_micros(1)),
-            Some(LATENESS),
-            Some(LATENESS + MS),
-        ];
-        for rest in rests {
-            assert_eq!(notifier.rest_on_wall(rest), Signal::Look);
-        }
-        for rest in [Some(LATENESS), Some(Duration::from_secs(3600)), None] {
-            notifier.notify();
-            assert_eq!(notifier.rest_on_wall(rest), Signal::Look);
-            notifier.close();
-            assert_eq!(notifier.rest_on_wall(rest), Signal::Closed);
-        }
-        thread::scope(|scope| {
-            let resting = scope.spawn(|| notifier.rest_on_wall(Some(Duration::from_secs(3600))));
-            notifier.close();
-            assert_eq!(resting.join().expect("no panic"), Signal::Closed);
+    fn thread_that_sleeps_precisely_has_the_least_slack() {
+        let slack = thread::spawn(|| {
+            sleep_precisely();
+            rustix::thread::current_timer_slack()
         });
+        assert_eq!(slack.join().expect("no panic"), Ok(1));
     }
 
     #[test]
