@@ -201,11 +201,11 @@ impl<H: Handles> Kind for ForBlock<H> {
             return miss;
         }
         let (pool, registration) = (handles.pool(), handles.registration());
-        let tried = match (terms.tag, miss) {
-            (Some(tag), _) => take_charged(pool, registration, *layout, tag).ok_or(miss),
-            (None, miss) => take_large(pool, registration, *layout, miss),
-        };
-        match tried {
+        if let Some(tag) = terms.tag {
+            *taken = take_charged(pool, registration, *layout, tag);
+            return miss;
+        }
+        match take_large(pool, registration, *layout, miss) {
             Ok(block) => *taken = Some(block),
             Err(miss) => return miss,
         }
