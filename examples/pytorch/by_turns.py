@@ -118,7 +118,6 @@ def main():
     training = Training()
     compare("training", training, use, arguments.seconds)
     compare("serving", Serving(training.model), use, arguments.seconds)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
