@@ -25,9 +25,10 @@ pub(crate) use outside::Outside;
 pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceAddress};
+use crate::device::{Argument, DeviceAddress, DeviceError, DeviceErrorKind};
 use crate::driver::{Allocation, Fill, Filling, Source, captures_of};
 use crate::error::{CopyError, StreamError};
+use crate::fault::injected;
 use crate::handles::{Registration, Reserved};
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
@@ -41,8 +42,8 @@ use std::future::Future;
 use std::ops::Range;
 use std::panic::Location;
 
-/// Owned device memory, for use in the order of the stream that it was allocated on, and of the streams that it was
-/// [used on](Self::used_on) since.
+/// Owned device memory, for use in the order of the stream that it was allocated on or [moved to](Self::move_to), and of
+/// the streams that it was [used on](Self::used_on) since.
 ///
 /// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A
 /// drop never blocks and never panics. It records at most one event on each of those streams, as the [sealing
@@ -69,8 +70,8 @@ struct Extra {
     capture: Option<StreamId>,
     /// Addresses above the block are kept for it.
     has_room: bool,
-    /// The block is freed in the order of the further streams alone: its own stream may be gone. This is the point of
-    /// its own stream that the memory's earlier life ends at.
+    /// The block is freed in the order of the further streams alone: it was moved to one of them, or its own stream may
+    /// be gone. This is the point of its own stream that the memory waits for besides, or zero if they come after it.
     left_at: Option<Ticket>,
     /// The owner of the memory, if it is not in the heap.
     outside: Option<Box<dyn outside::Outside>>,
@@ -256,6 +257,67 @@ impl Block {
     /// Returns the errors of [`read_on`](Self::read_on).
     pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.argument(stream, Access::Write, 0..self.size())
+    }
+
+    /// Moves the block to `stream`: orders the stream after every earlier use on every stream, as
+    /// [`write_on`](Self::write_on) does, and from now on the block is freed in the order of `stream` alone.
+    ///
+    /// This is how a stage of a pipeline hands memory on to the next one. [`used_on`](Self::used_on) keeps the block in
+    /// the order of both streams, which costs a further event when it is freed, and keeps its memory until the slower
+    /// of the two has passed the free. With CUDA's own pools, `cudaFreeAsync` on another stream than the allocation's
+    /// does the same, after a wait that is up to the caller.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::{Device, sim::{Operation, SimDevice}}};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let works = [device.create_stream(), device.create_stream()];
+    /// # let [producer, consumer] = [0, 1].map(|n| pool.register(&works[n]).unwrap());
+    /// let mut block = pool.try_allocate(&producer, 1 << 20)?;
+    /// let work = Operation::new(Duration::from_micros(50));
+    /// works[0].submit(work.writes(block.address(), 1 << 20));
+    /// block.move_to(&consumer)?;
+    /// let work = Operation::new(Duration::from_micros(20));
+    /// works[1].submit(work.reads(block.address(), 1 << 20)); // after the write
+    /// drop(block); // available to `consumer` at once, and to the others when its work is complete
+    /// # device.advance_to_end();
+    /// # assert_eq!(device.now(), Duration::from_micros(70));
+    /// # device.assert_ordered();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Later uses on any other stream, also on the one that the block was allocated on, must be noted again.
+    /// [`stream`](Self::stream) and the statistics of streams still name that one.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read_on`](Self::read_on), and [`Unsupported`](crate::device::DeviceErrorKind) for a block
+    /// that was allocated in a [capture](crate::Pool::capture), or if `stream` is being captured: the launches of a graph
+    /// repeat neither a move nor the free. After an error the block is where it was.
+    pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
+        let on = self.own(stream)?;
+        let is_of_capture = self.extra(|extra| extra.capture).is_some();
+        if is_of_capture || on.lane.cache.is_captured() {
+            let reason = "a block cannot move in or out of a capture; note its uses there with `on` or `used_on`";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("move", kind, reason).into());
+        }
+        if !injected("moved-without-an-order") {
+            self.uses().order(on, Access::Write)?;
+        }
+        let is_home = Arc::ptr_eq(self.registration(), on);
+        let extra = self.extra.get_mut();
+        if let Some(extra) = &mut **extra {
+            extra.streams.clear();
+            extra.left_at = None;
+        }
+        if !is_home {
+            let extra = extra.get_or_insert_default();
+            extra.streams.note(on, Access::Always);
+            // The stream comes after all of it.
+            extra.left_at = Some(Ticket::ZERO);
+        }
+        Ok(())
     }
 
     /// Returns a part of the block, which lies within it, as an argument.

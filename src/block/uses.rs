@@ -1,7 +1,7 @@
 //! The uses of a block: the streams on which it is used, and the order of the uses.
 //!
-//! The block's own stream needs no note: uses that must come after it come after all that was submitted to it. Every
-//! other use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found
+//! The block's own stream needs no note until the block leaves it: uses that must come after it come after all that was
+//! submitted to it. Every other use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found
 //! by another thread that relies on an order which is not there yet (order).
 
 use super::Block;
@@ -78,13 +78,20 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns the errors of [`order`](Self::order).
     pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
-        if Arc::ptr_eq(self.home, on) || self.note_if_known(on, access) {
+        if self.is_at_home(on) || self.note_if_known(on, access) {
             return Ok(());
         }
         let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
         driver.order_after_grant(&self.home.lane, after, &on.lane)?;
         self.note_ordered(on, access);
         Ok(())
+    }
+
+    /// Returns whether this is the block's own stream, and the block has not left it.
+    fn is_at_home(self, on: &Arc<Registration>) -> bool {
+        let has_left =
+            self.left_at().is_some() && !injected("use-on-the-stream-that-was-left-not-noted");
+        Arc::ptr_eq(self.home, on) && !has_left
     }
 
     fn note_if_known(self, on: &Arc<Registration>, access: Access) -> bool {
@@ -105,7 +112,7 @@ impl<'a> Uses<'a> {
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
     pub(crate) fn note_ordered_by_user(self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.block.own(stream)?;
-        if !Arc::ptr_eq(self.home, on) {
+        if !self.is_at_home(on) {
             self.note_ordered(on, Access::Always);
         }
         Ok(())
@@ -144,7 +151,8 @@ impl<'a> Uses<'a> {
         let is_at_home = on.is_some_and(|on| Arc::ptr_eq(on, self.home));
         let is_overlooked =
             injected("own-streams-writes-not-waited-for") && access != Access::Write;
-        let home = (!is_at_home && !is_overlooked).then(|| Earlier {
+        let has_left = self.left_at().is_some();
+        let home = (!is_at_home && !has_left && !is_overlooked).then(|| Earlier {
             registration: self.home.clone(),
             point: None,
         });

@@ -214,6 +214,14 @@ impl<T> Buffer<T> {
         self.block.write_on(stream)
     }
 
+    /// As [`Block::move_to`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Block::move_to`].
+    pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
+        self.block.move_to(stream)
+    }
+
     /// As [`Block::deallocate`].
     #[track_caller]
     pub fn deallocate(self) -> Deallocation {

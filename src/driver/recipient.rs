@@ -103,7 +103,7 @@ impl<'a> Recipient<'a> {
         let taker = self.taker();
         let forecast = |lane: &Lane, fence: Fence| {
             let can_be_awaited = lane.can_be_awaited(fence.ticket);
-            can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
+            can_be_awaited.then(|| limit.forecast(lane.timeline.donor(fence.ticket), taker))?
         };
         self.with_forecasts(forecast, look)
     }
@@ -243,17 +243,6 @@ impl Source {
     /// The heap's memory is named by why it was safe, other memory by how it was obtained.
     fn or(self, why: Self) -> Self {
         if self == Self::Free { why } else { self }
-    }
-}
-
-/// Returns the known facts about the point at which memory behind a fence will be complete.
-pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
-    let marker = lane.timeline.covering(fence.ticket);
-    Donor {
-        sealed_at: marker.as_ref().map(|marker| marker.sealed_at),
-        expected_at: marker.as_ref().map(|marker| marker.expected_at),
-        number: marker.map_or(u64::MAX, |marker| marker.number()),
-        latency: lane.timeline.latency(),
     }
 }
 

@@ -7,6 +7,7 @@ use super::fence::Fences;
 use super::forecast::Forecast;
 use super::index::BySize;
 use super::request::{Grant, Placement, Request, View};
+use crate::id::Ticket;
 
 /// The number of pending blocks of one stream that a search looks at, smallest first.
 pub(super) const PROBES: usize = 32;
@@ -27,32 +28,21 @@ pub(crate) enum Fit {
 pub(super) struct Best {
     pub(super) size: u64,
     pub(super) id: BlockId,
-    /// Computed once a second block has the same size.
-    forecast: Option<Forecast>,
+    /// When it is expected to be complete.
+    pub(super) forecast: Forecast,
 }
 
 impl Best {
-    /// Replaces the best by the candidate if that is better. `forecast` returns when each is expected to be complete.
-    pub(super) fn consider(
-        best: &mut Option<Self>,
-        (size, id): (u64, BlockId),
-        forecast: Option<impl Fn(BlockId) -> Forecast>,
-    ) {
-        let candidate = Self {
-            size,
-            id,
-            forecast: None,
-        };
-        match (best, forecast) {
-            (Some(best), _) if size > best.size => {}
-            (Some(best), None) if size == best.size => {}
-            (Some(best), Some(forecast)) if size == best.size => {
-                let own = best.forecast.get_or_insert_with(|| forecast(best.id));
-                if own.yield_to(forecast(id)) {
-                    best.id = id;
+    /// Replaces the best by the candidate if that is better.
+    pub(super) fn consider(best: &mut Option<Self>, candidate: Self) {
+        match best {
+            Some(best) if candidate.size > best.size => {}
+            Some(best) if candidate.size == best.size => {
+                if best.forecast.yield_to(candidate.forecast) {
+                    best.id = candidate.id;
                 }
             }
-            (best, _) => *best = Some(candidate),
+            best => *best = Some(candidate),
         }
     }
 }
@@ -93,7 +83,7 @@ impl Search<'_> {
         let used = blocks.get(id)?;
         let is_there = used.state.is_used() && used.end() == end;
         let above = used.next.filter(|_| is_there)?;
-        let does = blocks[above].bytes >= self.request.bytes && self.is_allowed(above);
+        let does = blocks[above].bytes >= self.request.bytes && self.forecast(above).is_some();
         does.then_some(above)
     }
 
@@ -101,24 +91,35 @@ impl Search<'_> {
         self.map.offset_of(id, self.request).is_some()
     }
 
-    fn is_allowed(&self, id: BlockId) -> bool {
+    /// Returns when a block is expected to be complete; `None` if the requester may not take it.
+    fn forecast(&self, id: BlockId) -> Option<Forecast> {
         match &self.map.blocks()[id].state {
-            State::Free => true,
-            State::Pending(fences) => self.view.forecast(fences).is_some(),
-            _ => false,
+            State::Free => Some(Forecast::default()),
+            State::Pending(fences) => self.view.forecast(fences),
+            _ => None,
         }
+    }
+
+    /// Returns the forecast of a block that the request fits into; `None` if the requester may not take it.
+    fn forecast_of_fit(&self, id: BlockId) -> Option<Forecast> {
+        self.fits(id).then(|| self.forecast(id))?
     }
 
     fn best_fit(&self) -> Option<BlockId> {
         let index = self.map.index();
         let bytes = self.request.bytes;
-        let free = index.free.best(bytes, usize::MAX, |id| self.fits(id));
+        let fits = |id| self.fits(id).then_some(());
+        let free = index.free.best(bytes, usize::MAX, fits);
+        let free = free.map(|(size, id, ())| (size, id));
         if !self.view.excludes_other_streams() {
             return self.best_fit_of_all(free);
         }
-        let does = |id| self.fits(id) && self.is_allowed(id);
         let own = index.pending.donated_by(self.view.stream);
-        let own = own.and_then(|own| own.by_size.best(bytes, PROBES, does));
+        let own = own.and_then(|own| {
+            own.by_size
+                .best(bytes, PROBES, |id| self.forecast_of_fit(id))
+        });
+        let own = own.map(|(size, id, _)| (size, id));
         // Among blocks of one size, a free one.
         let best = match (free, own) {
             (Some(free), Some(own)) if own.0 < free.0 => own,
@@ -132,35 +133,34 @@ impl Search<'_> {
     fn best_fit_of_all(&self, free: Option<(u64, BlockId)>) -> Option<BlockId> {
         let index = self.map.index();
         let bytes = self.request.bytes;
-        let does = |id| self.fits(id) && self.is_allowed(id);
-        // Without waits every block that the requester may take is complete for it, and time does not matter.
-        let forecast = self.view.waits.map(|_| |id| self.forecast(id));
-        let mut best = None;
-        let mut consider = |candidate: Option<(u64, BlockId)>| {
-            if let Some(candidate) = candidate {
-                Best::consider(&mut best, candidate, forecast);
-            }
-        };
-        consider(free);
+        let mut best = free.map(|(size, id)| Best {
+            size,
+            id,
+            forecast: Forecast::default(),
+        });
         for (donor, donated) in index.pending.donors() {
-            if self.view.considers(donor) {
-                let best = donated.by_size.best(bytes, PROBES, does);
-                consider(match forecast {
-                    Some(forecast) => best.map(|best| {
-                        let is_in_time = forecast(best.1).is_in_time();
-                        if is_in_time {
-                            best
-                        } else {
-                            self.oldest_of_size(best, &donated.by_size, does)
-                        }
-                    }),
-                    None => best,
-                });
+            if !self.view.considers(donor) {
+                continue;
             }
+            let first = donated
+                .by_size
+                .best(bytes, PROBES, |id| self.forecast_of_fit(id));
+            let Some((size, id, forecast)) = first else {
+                continue;
+            };
+            // Without waits every block that the requester may take is complete for it, and time does not matter.
+            let (id, forecast) = if forecast.is_in_time() {
+                (id, forecast)
+            } else {
+                self.first_of_size(&donated.by_size, size)
+                    .unwrap_or((id, forecast))
+            };
+            Best::consider(&mut best, Best { size, id, forecast });
         }
         for id in index.pending.several() {
-            if does(id) {
-                consider(Some((self.map.blocks()[id].bytes, id)));
+            if let Some(forecast) = self.forecast_of_fit(id) {
+                let size = self.map.blocks()[id].bytes;
+                Best::consider(&mut best, Best { size, id, forecast });
             }
         }
         best.map(|best| best.id)
@@ -168,27 +168,45 @@ impl Search<'_> {
 
     /// Returns the pending block of exactly the requested size that is expected to be complete first.
     pub(super) fn exact_fit(&self) -> Option<BlockId> {
-        let bytes = self.request.bytes;
+        let size = self.request.bytes;
         let pending = &self.map.index().pending;
-        // Most streams freed no such block, and an iterator over blocks by size takes long to make.
         let donors = pending.donors();
-        let donors = donors.filter(|(_, donated)| donated.by_size.has(bytes));
-        let donated = donors.flat_map(|(_, donated)| {
-            let same_size = donated.by_size.at_least(bytes).take(PROBES);
-            same_size
-                .take_while(|(size, _)| *size == bytes)
-                .map(|(_, id)| id)
+        let donated = donors.filter_map(|(_, donated)| self.first_of_size(&donated.by_size, size));
+        let several = pending.several().filter_map(|id| {
+            let is_exact = self.map.blocks()[id].bytes == size;
+            let forecast = is_exact.then(|| self.forecast_of_fit(id))?;
+            Some((id, forecast?))
         });
-        let several = pending.several();
-        let several = several.filter(|id| self.map.blocks()[*id].bytes == bytes);
         let mut best = None;
-        for id in donated.chain(several) {
-            if self.fits(id) && self.is_allowed(id) {
-                let forecast = Some(|id| self.forecast(id));
-                Best::consider(&mut best, (bytes, id), forecast);
-            }
+        for (id, forecast) in donated.chain(several) {
+            Best::consider(&mut best, Best { size, id, forecast });
         }
         best.map(|best| best.id)
+    }
+
+    /// Returns the block of this size that is complete first of those that one stream freed, with its forecast: a
+    /// stream runs in order, so it is the one with the earliest ticket. If the requester may not take that one, it is not
+    /// to take one behind it either.
+    fn first_of_size(&self, by_size: &BySize, size: u64) -> Option<(BlockId, Forecast)> {
+        let mut first: Option<(Option<Ticket>, BlockId)> = None;
+        by_size.visit_size(size, PROBES, |id| {
+            if self.fits(id) {
+                let ticket = self.ticket(id);
+                if first.is_none_or(|(earliest, _)| ticket < earliest) {
+                    first = Some((ticket, id));
+                }
+            }
+        });
+        let (_, id) = first?;
+        Some((id, self.forecast(id)?))
+    }
+
+    /// Returns the ticket that a block waits for, if it waits for one stream.
+    fn ticket(&self, id: BlockId) -> Option<Ticket> {
+        match &self.map.blocks()[id].state {
+            State::Pending(fences) => fences.single().map(|fence| fence.ticket),
+            _ => None,
+        }
     }
 
     /// Returns the fences of the [exact fit](Self::exact_fit).
@@ -197,35 +215,5 @@ impl Search<'_> {
             State::Pending(fences) => Some(fences.clone()),
             _ => None,
         }
-    }
-
-    /// Returns the block of this size that waits for the earliest ticket: a stream runs in order.
-    fn oldest_of_size(
-        &self,
-        (size, first): (u64, BlockId),
-        by_size: &BySize,
-        does: impl Fn(BlockId) -> bool,
-    ) -> (u64, BlockId) {
-        let ticket = |id: BlockId| match &self.map.blocks()[id].state {
-            State::Pending(fences) => fences.single().map(|fence| fence.ticket),
-            _ => None,
-        };
-        let mut oldest = first;
-        let probes = by_size.at_least(size).take(PROBES);
-        for (_, id) in probes.take_while(|(other, _)| *other == size) {
-            if ticket(id) < ticket(oldest) && does(id) {
-                oldest = id;
-            }
-        }
-        (size, oldest)
-    }
-
-    /// Returns when a block that the requester may take is expected to be complete.
-    fn forecast(&self, id: BlockId) -> Forecast {
-        let forecast = match &self.map.blocks()[id].state {
-            State::Pending(fences) => self.view.forecast(fences),
-            _ => None,
-        };
-        forecast.unwrap_or_default()
     }
 }

@@ -392,7 +392,7 @@ impl Heap {
 
     /// Plans new memory for one more request like this one, if no free block holds it and the capacity does.
     pub(crate) fn plan_one_more(&mut self, request: Request) -> Option<Plan> {
-        let fits = |id| self.map.offset_of(id, request).is_some();
+        let fits = |id| self.map.offset_of(id, request);
         let free = &self.map.index().free;
         let is_there = free.best(request.bytes, usize::MAX, fits).is_some();
         let may_grow = !is_there && request.bytes <= self.capacity.left(self.map.totals());

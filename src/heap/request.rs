@@ -49,9 +49,13 @@ impl View<'_> {
     /// Returns when the last of the fences that the requester would have to wait for is expected to be complete;
     /// `None` if the requester may not take a block with these fences.
     pub(super) fn forecast(&self, fences: &Fences) -> Option<Forecast> {
-        // The most frequent case, and the only one in which a search without waits goes on.
-        if fences.single().is_some_and(|fence| self.is_ordered(fence)) {
-            return Some(Forecast::default());
+        // The most frequent case.
+        if let Some(fence) = fences.single() {
+            return if self.is_ordered(fence) {
+                Some(Forecast::default())
+            } else {
+                self.waits?(fence)
+            };
         }
         let mut to_wait_for = fences.iter().filter(|fence| !self.is_ordered(*fence));
         to_wait_for.try_fold(Forecast::default(), |last, fence| {

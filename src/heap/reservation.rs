@@ -359,7 +359,6 @@ impl Search<'_> {
 
     fn best_fit(&self) -> Option<BlockId> {
         let by_size = self.map.index().reserved.get(&self.reservation)?;
-        let forecast = |id| self.view.forecast(&self.fences_of(id)).unwrap_or_default();
         let mut allowed = None;
         let mut probes = 0;
         for (size, id) in by_size.at_least(self.request.bytes) {
@@ -371,9 +370,12 @@ impl Search<'_> {
                 return Some(id);
             }
             let is_larger = allowed.as_ref().is_some_and(|best: &Best| size > best.size);
-            if !is_larger && probes < PROBES && self.view.forecast(&fences).is_some() {
+            if is_larger || probes == PROBES {
+                continue;
+            }
+            if let Some(forecast) = self.view.forecast(&fences) {
                 probes += 1;
-                Best::consider(&mut allowed, (size, id), Some(forecast));
+                Best::consider(&mut allowed, Best { size, id, forecast });
             }
         }
         allowed.map(|best| best.id)

@@ -9,7 +9,7 @@ use super::marker::Marker;
 use super::pace::Pace;
 use crate::device::{Device, DeviceError};
 use crate::fault::injected;
-use crate::heap::{Clock, StreamClock};
+use crate::heap::{Clock, Donor, StreamClock};
 use crate::id::{StreamId, Ticket};
 use crate::sync::plain::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
@@ -46,6 +46,13 @@ struct Markers {
 type Run = SmallVec<[Arc<Marker>; 4]>;
 
 impl Markers {
+    /// Returns the first marker whose completion proves `ticket`.
+    fn covering(&self, ticket: Ticket) -> Option<&Arc<Marker>> {
+        let is_before = |marker: &Arc<Marker>| marker.ticket < ticket;
+        let at = self.incomplete.partition_point(is_before);
+        self.incomplete.get(at)
+    }
+
     /// Returns the last of the markers that are expected to be complete by now.
     fn due(&self, now: Duration) -> Option<&Arc<Marker>> {
         if now < self.quiet_until {
@@ -145,9 +152,22 @@ impl Timeline {
 
     /// Returns the first incomplete marker whose completion proves `ticket`.
     pub(crate) fn covering(&self, ticket: Ticket) -> Option<Arc<Marker>> {
-        let markers = &self.markers.lock().incomplete;
-        let at = markers.partition_point(|marker| marker.ticket < ticket);
-        markers.get(at).cloned()
+        self.markers.lock().covering(ticket).cloned()
+    }
+
+    /// Returns the known facts about the point at which memory that waits for a ticket will be complete.
+    pub(crate) fn donor(&self, ticket: Ticket) -> Donor {
+        self.donor_by(&self.markers.lock(), ticket)
+    }
+
+    fn donor_by(&self, markers: &Markers, ticket: Ticket) -> Donor {
+        let marker = markers.covering(ticket);
+        Donor {
+            sealed_at: marker.map(|marker| marker.sealed_at),
+            expected_at: marker.map(|marker| marker.expected_at),
+            number: marker.map_or(u64::MAX, |marker| marker.number()),
+            latency: self.latency(),
+        }
     }
 
     /// Returns the markers to watch for the stream's progress: the one that completes next, and the last, in case the
@@ -231,13 +251,13 @@ impl Timeline {
         self.query_from.store(query_from as u64, Ordering::Relaxed);
     }
 
-    /// Returns whether a query for a ticket may be answered with yes: it has an event, and the stream was not just
-    /// queried in vain.
-    pub(crate) fn is_worth_a_query(&self, ticket: Ticket, now: Duration) -> bool {
+    /// Returns the known facts about a ticket that a query may show to be complete: it has an event, and the stream
+    /// was not just queried in vain.
+    pub(crate) fn donor_to_query(&self, ticket: Ticket, now: Duration) -> Option<Donor> {
         let markers = self.markers.lock();
-        let newest = markers.incomplete.back().map(|marker| marker.ticket);
-        let has_event = now >= markers.quiet_until && newest >= Some(ticket);
-        has_event || self.completed() >= ticket
+        let donor = self.donor_by(&markers, ticket);
+        let has_event = now >= markers.quiet_until && donor.sealed_at.is_some();
+        (has_event || self.completed() >= ticket).then_some(donor)
     }
 
     fn is_due(&self, marker: &Marker, now: Duration) -> bool {

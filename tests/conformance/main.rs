@@ -38,6 +38,7 @@ mod graphs;
 mod growing;
 mod host;
 mod lifetime;
+mod moves;
 mod parts;
 mod pools;
 mod raw;

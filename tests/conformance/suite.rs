@@ -60,6 +60,19 @@ macro_rules! suite {
                     host_comes_after_earlier_uses_and_before_later_ones,
                     wait_of_the_host_may_be_dropped,
                     host_is_refused_memory_that_it_does_not_see;
+                moves:
+                    moved_block_is_freed_in_the_order_of_its_new_stream_alone,
+                    memory_of_a_moved_block_is_its_new_streams,
+                    move_comes_after_all_earlier_uses,
+                    use_on_the_stream_that_a_block_left_is_waited_for,
+                    reader_comes_after_the_stream_that_has_the_block,
+                    block_moves_on_and_back,
+                    growth_of_a_moved_block_comes_after_its_earlier_life,
+                    stream_of_a_moved_block_may_be_dropped,
+                    moved_block_returns_to_its_reservation,
+                    moved_block_is_filled_behind_its_new_stream,
+                    refused_move_leaves_the_block_where_it_was,
+                    move_that_fails_halfway_leaves_the_block_where_it_was;
                 submitting:
                     submitted_work_is_ordered_by_its_memory,
                     closure_gets_the_stream_of_the_backend,

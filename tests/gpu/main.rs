@@ -72,6 +72,8 @@ mod growing;
 mod host;
 #[path = "../conformance/lifetime.rs"]
 mod lifetime;
+#[path = "../conformance/moves.rs"]
+mod moves;
 #[path = "../conformance/parts.rs"]
 mod parts;
 #[path = "../conformance/pools.rs"]

@@ -5,7 +5,7 @@
 //! asked, the one that is expected first before the others. Where no more memory is available, a stream that may wait
 //! on the device is not delayed by queries either, if the wait is short.
 
-use super::super::recipient::{Found, donor_of};
+use super::super::recipient::Found;
 use super::{Refusal, Search, Source};
 use crate::device::DeviceError;
 use crate::heap::{Fence, Fences, Forecast};
@@ -43,7 +43,7 @@ impl Search<'_> {
         let latest = own.max(taker.tail) + UNASKED;
         let is_near = |at: Duration| at <= latest && taker.now <= at + UNASKED;
         let forecast = |lane: &Lane, fence: Fence| {
-            let donor = donor_of(lane, fence);
+            let donor = lane.timeline.donor(fence.ticket);
             // A block that is long overdue, or whose stream has no known pace yet, may have been complete for long.
             let has_pace = donor.expected_at > donor.sealed_at;
             let is_expected = has_pace && donor.expected_at.is_some_and(is_near);
@@ -69,8 +69,8 @@ impl Search<'_> {
     fn first_expected(&self) -> Option<Fences> {
         let taker = self.to.taker();
         let forecast = |lane: &Lane, fence: Fence| {
-            let may_ask = lane.timeline.is_worth_a_query(fence.ticket, taker.now);
-            may_ask.then(|| Forecast::of(donor_of(lane, fence), taker))
+            let donor = lane.timeline.donor_to_query(fence.ticket, taker.now);
+            donor.map(|donor| Forecast::of(donor, taker))
         };
         self.to.with_forecasts(forecast, |view| {
             let heap = self.to.driver.heap.lock();
@@ -84,7 +84,7 @@ impl Search<'_> {
         let behind = fences.iter().filter(|fence| !view.is_ordered(*fence));
         let points = behind.filter_map(|fence| {
             let lane = lanes.find(fence)?;
-            let expected_at = donor_of(lane, fence).expected_at;
+            let expected_at = lane.timeline.donor(fence.ticket).expected_at;
             Some((Reverse(expected_at), fence.ticket, lane))
         });
         let mut points: SmallVec<[_; 2]> = points.collect();

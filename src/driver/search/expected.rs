@@ -4,7 +4,6 @@
 //! its way when the request was made is awaited if it is expected in time, and no longer than it may be expected.
 
 use super::super::mode::Patience;
-use super::super::recipient::donor_of;
 use super::super::registry::Lanes;
 use super::{Expected, Recipient};
 use crate::lane::Lane;
@@ -44,7 +43,7 @@ impl Expected {
         let newest = |lane: &Arc<Lane>| Some(lane.fence(lane.timeline.newest()?.ticket));
         let mut expected = Self::default();
         for (lane, fence) in lanes.iter().filter_map(|lane| Some((lane, newest(lane)?))) {
-            let donor = donor_of(lane, fence);
+            let donor = lane.timeline.donor(fence.ticket);
             if settings.wait_limit.allows(donor, taker) {
                 expected.fences.join(fence);
                 expected.until = expected.until.max(donor.overdue_at(taker.now));

@@ -56,36 +56,49 @@ impl BySize {
         debug_assert!(was_there, "an indexed block is found");
     }
 
-    /// Returns the smallest block of at least `bytes` that `does` accepts, among the first `most`.
+    /// Returns the smallest block of at least `bytes` that `accept` accepts, among the first `most`, and its result.
     #[inline]
-    pub(crate) fn best(
+    pub(crate) fn best<T>(
         &self,
         bytes: u64,
         most: usize,
-        does: impl Fn(BlockId) -> bool,
-    ) -> Option<(u64, BlockId)> {
+        accept: impl Fn(BlockId) -> Option<T>,
+    ) -> Option<(u64, BlockId, T)> {
         // The first is accepted nearly always.
         let (size, id) = self.first(bytes)?;
-        if does(id) {
-            return Some((size, id));
+        if let Some(accepted) = accept(id) {
+            return Some((size, id, accepted));
         }
-        self.best_but_first(bytes, most, does)
+        self.best_but_first(bytes, most, accept)
     }
 
     #[cold]
-    fn best_but_first(
+    fn best_but_first<T>(
         &self,
         bytes: u64,
         most: usize,
-        does: impl Fn(BlockId) -> bool,
-    ) -> Option<(u64, BlockId)> {
+        accept: impl Fn(BlockId) -> Option<T>,
+    ) -> Option<(u64, BlockId, T)> {
         let mut others = self.at_least(bytes).take(most).skip(1);
-        others.find(|(_, id)| does(*id))
+        others.find_map(|(size, id)| Some((size, id, accept(id)?)))
     }
 
-    /// Returns whether there is a block of exactly this size.
-    pub(crate) fn has(&self, bytes: u64) -> bool {
-        self.first(bytes).is_some_and(|(size, _)| size == bytes)
+    /// Visits the blocks of exactly this size, the first `most` of them.
+    pub(crate) fn visit_size(&self, bytes: u64, most: usize, visit: impl FnMut(BlockId)) {
+        let is_of_size = |entry: &Entry| entry.0 == bytes;
+        match self {
+            Self::Few(list) => {
+                let rest = &list[list.partition_point(|entry| entry.0 < bytes)..];
+                let of_size = rest.iter().copied().take_while(is_of_size);
+                of_size.take(most).map(|(.., id)| id).for_each(visit);
+            }
+            Self::Many(bins) => {
+                if let Some(bin) = bins.bins.get(Bins::number(bytes)) {
+                    let of_size = bin.at_least(bytes).take_while(is_of_size);
+                    of_size.take(most).map(|(.., id)| id).for_each(visit);
+                }
+            }
+        }
     }
 
     fn first(&self, bytes: u64) -> Option<(u64, BlockId)> {
@@ -433,7 +446,15 @@ mod tests {
                 let does = |id: BlockId| !id.slot().is_multiple_of(3);
                 let mut range = set.range((least, 0, BlockId::FIRST)..).take(9);
                 let best = range.find(|entry| does(entry.2)).map(|entry| entry.2);
-                assert_eq!(index.best(least, 9, does).map(|(_, id)| id), best);
+                let found = index.best(least, 9, |id| does(id).then_some(()));
+                assert_eq!(found.map(|(_, id, ())| id), best);
+                if let Some((size, _)) = index.first(least) {
+                    let mut of_size = Vec::new();
+                    index.visit_size(size, 9, |id| of_size.push(id));
+                    let ends = [size, size + 1].map(|size| (size, 0, BlockId::FIRST));
+                    let range = set.range(ends[0]..ends[1]);
+                    assert!(of_size.iter().eq(range.map(|entry| &entry.2).take(9)));
+                }
                 let found: Vec<_> = index.at_least(least).map(|(_, id)| id).take(5).collect();
                 let range = set.range((least, 0, BlockId::FIRST)..);
                 assert_eq!(

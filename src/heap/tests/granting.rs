@@ -146,20 +146,21 @@ fn exact_fit_is_the_pending_block_of_that_size_expected_first() {
     let mut heap = heap(true);
     let blocks = [(); 3].map(|()| get(&mut heap, A, CHUNK).unwrap());
     let spacer = get(&mut heap, A, CHUNK).unwrap();
-    for (number, block) in (1..).zip(&blocks) {
-        free_behind(&mut heap, block, B, number);
+    let donors = [B, C, D];
+    for (donor, block) in donors.iter().zip(&blocks) {
+        free_behind(&mut heap, block, *donor, 1);
     }
     let larger = get(&mut heap, A, 2 * CHUNK).unwrap();
     free_behind(&mut heap, &larger, C, 1);
     let none = Clock::default();
-    for first in 1..=3 {
+    for (first, block) in donors.into_iter().zip(&blocks) {
         let waits = |fence: Fence| {
-            let millis = if fence.ticket == Ticket(first) { 1 } else { 50 };
+            let millis = if fence.stream == first { 1 } else { 50 };
             let expected_at = std::time::Duration::from_millis(millis);
             let donor = Donor {
                 sealed_at: Some(std::time::Duration::ZERO),
                 expected_at: Some(expected_at),
-                number: fence.ticket.0,
+                number: fence.stream.0,
                 latency: expected_at,
             };
             let (now, tail) = Default::default();
@@ -170,10 +171,10 @@ fn exact_fit_is_the_pending_block_of_that_size_expected_first() {
             ..view(A, &none)
         };
         let fences = heap.fences_of_exact_fit(request(CHUNK), &view).unwrap();
-        assert_eq!(fences, Fences::one(B, Ticket(first)));
+        assert_eq!(fences, Fences::one(first, Ticket(1)));
         let grant = heap.take_exact_fit(request(CHUNK), &view).unwrap();
-        assert_eq!(grant.address, blocks[first as usize - 1].address);
-        free_behind(&mut heap, &grant, B, first);
+        assert_eq!(grant.address, block.address);
+        free_behind(&mut heap, &grant, first, 1);
         assert!(heap.take_exact_fit(request(MIB), &view).is_none());
     }
     assert!(

@@ -18,6 +18,7 @@ pub(super) const CAPACITY: u64 = 32 * MIB;
 pub(super) const A: StreamId = StreamId(1);
 pub(super) const B: StreamId = StreamId(2);
 pub(super) const C: StreamId = StreamId(3);
+pub(super) const D: StreamId = StreamId(4);
 
 pub(super) fn heap(virtual_memory: bool) -> Heap {
     heap_with(virtual_memory, GrowBy::default())
@@ -34,7 +35,7 @@ pub(super) fn heap_with(virtual_memory: bool, growth: GrowBy) -> Heap {
     if virtual_memory {
         heap.add_range(BASE, 256 * MIB);
     }
-    [A, B, C]
+    [A, B, C, D]
         .into_iter()
         .for_each(|stream| heap.register(stream, Ticket::ZERO));
     heap
