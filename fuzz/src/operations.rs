@@ -137,10 +137,14 @@ impl Machine {
     }
 
     fn free_on(&mut self, stream: usize, argument: usize) {
-        let Some(block) = self.take_block(argument) else {
+        let Some(mut block) = self.take_block(argument) else {
             return;
         };
         let stream = &self.lanes[stream].stream;
+        if argument & 1 == 0 {
+            block.move_to(stream).expect("a move");
+            return;
+        }
         let made = block.stream().event().expect("an event");
         stream.wait(&made).expect("an order");
         block.used_on(stream).expect("a use");

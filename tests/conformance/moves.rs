@@ -110,18 +110,22 @@ pub(crate) fn use_on_the_stream_that_a_block_left_is_waited_for<B: Bench>() {
     }
 }
 
-/// A later reader comes after the writes of the stream that has the block, which need no note.
+/// A later reader comes after the writes of the stream that has the block, which need no note. It does not come after the
+/// stream that the block left.
 pub(crate) fn reader_comes_after_the_stream_that_has_the_block<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, next, reader] = site.workers();
     let block = moved(&home, &next, MIB);
+    let busy = site.bench.hold(&home.work);
     let gate = site.bench.hold(&next.work);
     next.fill(&block, 2);
     reader.expect(block.read_on(&reader.stream).unwrap(), 2);
-    home.expect(block.read_on(&home.stream).unwrap(), 2);
     site.bench.let_run();
     gate.open();
-    settle_all(&[&home, &next, &reader]);
+    settle_all(&[&next, &reader]);
+    home.expect(block.read_on(&home.stream).unwrap(), 2);
+    busy.open();
+    home.settle();
     drop(block);
     site.assert_sound();
 }

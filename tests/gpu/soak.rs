@@ -66,7 +66,7 @@ impl<S: Setting> Server<S> {
         if self.is_one_in(16) {
             self.lose_patience(bytes).await;
         }
-        let block = self.home.allocate(bytes).await;
+        let mut block = self.home.allocate(bytes).await;
         let word = self.write(&block);
         let size = self.size(20);
         let scratch = self.home.try_take(size).ok();
@@ -89,6 +89,9 @@ impl<S: Setting> Server<S> {
         } else if self.is_one_in(4) {
             self.further.come_after(&self.home);
             drop(block.deallocate_on(&self.further.stream).unwrap());
+        } else if self.is_one_in(4) {
+            block.move_to(&self.further.stream).unwrap();
+            self.expect(&self.further, &block, word);
         }
     }
 

@@ -29,6 +29,7 @@ enum Action {
     Allocate { stream: usize, granules: u64 },
     Use { pick: usize, micros: u64 },
     Share { pick: usize, stream: usize },
+    Move { pick: usize, stream: usize },
     Free { pick: usize },
     FreeOn { pick: usize, stream: usize },
     Order { before: usize, after: usize },
@@ -45,6 +46,7 @@ fn action() -> impl Strategy<Value = Action> {
         6 => (stream(), 1..9000u64).prop_map(|(stream, granules)| Action::Allocate { stream, granules }),
         3 => (pick(), 1..50u64).prop_map(|(pick, micros)| Action::Use { pick, micros }),
         1 => (pick(), stream()).prop_map(|(pick, stream)| Action::Share { pick, stream }),
+        1 => (pick(), stream()).prop_map(|(pick, stream)| Action::Move { pick, stream }),
         4 => pick().prop_map(|pick| Action::Free { pick }),
         1 => (pick(), stream()).prop_map(|(pick, stream)| Action::FreeOn { pick, stream }),
         1 => (stream(), stream()).prop_map(|(before, after)| Action::Order { before, after }),
@@ -232,6 +234,16 @@ impl World {
         self.live[at].last = to;
     }
 
+    /// Moves a block to another stream.
+    fn move_on(&mut self, at: usize, to: usize) {
+        let (to, to_stream) = self.stream(to);
+        if to == HOST {
+            self.await_all();
+        }
+        self.live[at].block.move_to(&to_stream).unwrap();
+        self.live[at].last = to;
+    }
+
     fn act(&mut self, action: Action) {
         match action {
             Action::Allocate { stream, granules } => {
@@ -249,6 +261,11 @@ impl World {
             Action::Share { pick, stream } if !self.live.is_empty() => {
                 let at = pick % self.live.len();
                 self.share(at, stream);
+                self.use_block(at, 10);
+            }
+            Action::Move { pick, stream } if !self.live.is_empty() => {
+                let at = pick % self.live.len();
+                self.move_on(at, stream);
                 self.use_block(at, 10);
             }
             Action::Free { pick } => drop(self.take(pick)),
@@ -271,7 +288,7 @@ impl World {
             Action::Advance { micros } => self.device.advance(us(micros)),
             Action::Reap => drop(self.pool.reap().unwrap()),
             Action::Trim { mib } => drop(self.pool.trim_to(mib * MIB).unwrap()),
-            Action::Use { .. } | Action::Share { .. } => {}
+            Action::Use { .. } | Action::Share { .. } | Action::Move { .. } => {}
         }
     }
 

@@ -64,3 +64,11 @@ pub(crate) struct Line<W> {
     pub(crate) work: W,
     pub(crate) stream: Stream,
 }
+
+impl<W> Line<W> {
+    /// Orders later work of this stream after the other's work so far.
+    pub(crate) fn come_after(&self, other: &Self) {
+        let event = other.stream.event().expect("an event");
+        self.stream.wait(&event).expect("an order");
+    }
+}

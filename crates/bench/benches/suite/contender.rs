@@ -32,6 +32,6 @@ pub(crate) trait Awaited: Contender {
         bytes: u64,
     ) -> impl Future<Output = (Self::Block, u64)>;
 
-    /// Declares that work of another stream will use the block.
-    fn used_on(&self, block: &Self::Block, stream: &Self::Stream);
+    /// Hands a block on from one stream to another, which comes after the work of the first.
+    fn hand_on(&self, block: &mut Self::Block, from: &Self::Stream, to: &Self::Stream);
 }

@@ -138,7 +138,14 @@ impl Awaited for DriverPool<'_> {
         }
     }
 
-    fn used_on(&self, _block: &CUdeviceptr, _line: &Line<Arc<CudaStream>>) {}
+    fn hand_on(
+        &self,
+        _block: &mut CUdeviceptr,
+        from: &Line<Arc<CudaStream>>,
+        to: &Line<Arc<CudaStream>>,
+    ) {
+        to.come_after(from);
+    }
 }
 
 impl Drop for DriverPool<'_> {

@@ -78,8 +78,8 @@ impl<G: Backend> Awaited for Pooled<'_, G> {
         (block.expect("memory for one"), 0)
     }
 
-    fn used_on(&self, block: &Block, line: &Line<G::Work>) {
-        block.used_on(&line.stream).expect("a stream of the pool");
+    fn hand_on(&self, block: &mut Block, _from: &Line<G::Work>, to: &Line<G::Work>) {
+        block.move_to(&to.stream).expect("a stream of the pool");
     }
 }
 

@@ -207,13 +207,11 @@ impl Case {
         for iteration in 0..iterations {
             let (producer, consumer) = self.route.streams(iteration);
             let (own, last) = (&lines[producer], &lines[consumer]);
-            let (block, refused) = contender.granted(own, BYTES).await;
+            let (mut block, refused) = contender.granted(own, BYTES).await;
             failures += u64::from(refused > 0);
             backend.spend(&own.work, self.kernel);
             if self.route == Route::HandedOn {
-                let written = own.stream.event().expect("an event");
-                last.stream.wait(&written).expect("an order");
-                contender.used_on(&block, last);
+                contender.hand_on(&mut block, own, last);
                 backend.spend(&last.work, self.kernel);
             }
             contender.free(block, last);
@@ -281,5 +279,7 @@ impl<G: Backend> Awaited for ByHand<'_, G> {
         ((), 0)
     }
 
-    fn used_on(&self, (): &(), _line: &Line<G::Work>) {}
+    fn hand_on(&self, (): &mut (), from: &Line<G::Work>, to: &Line<G::Work>) {
+        to.come_after(from);
+    }
 }

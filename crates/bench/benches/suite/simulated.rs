@@ -88,7 +88,7 @@ impl Awaited for Nobody {
         match *self {}
     }
 
-    fn used_on(&self, (): &(), _line: &Line<SimStream>) {
+    fn hand_on(&self, (): &mut (), _from: &Line<SimStream>, _to: &Line<SimStream>) {
         match *self {}
     }
 }
