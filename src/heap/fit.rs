@@ -114,12 +114,10 @@ impl Search<'_> {
         if !self.view.excludes_other_streams() {
             return self.best_fit_of_all(free);
         }
+        let is_allowed = |id| self.forecast_of_fit(id).map(drop);
         let own = index.pending.donated_by(self.view.stream);
-        let own = own.and_then(|own| {
-            own.by_size
-                .best(bytes, PROBES, |id| self.forecast_of_fit(id))
-        });
-        let own = own.map(|(size, id, _)| (size, id));
+        let own = own.and_then(|own| own.by_size.best(bytes, PROBES, is_allowed));
+        let own = own.map(|(size, id, ())| (size, id));
         // Among blocks of one size, a free one.
         let best = match (free, own) {
             (Some(free), Some(own)) if own.0 < free.0 => own,
