@@ -148,9 +148,9 @@ impl Block {
         self.allocation().source
     }
 
-    /// Returns the stream that the block was allocated on.
+    /// Returns the block's own stream: the one that it was allocated on, or [moved to](Self::move_to) last.
     pub fn stream(&self) -> Stream {
-        Stream::from_registration(self.registration().clone())
+        Stream::from_registration(self.uses().stream())
     }
 }
 
@@ -287,18 +287,20 @@ impl Block {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Later uses on any other stream, also on the one that the block was allocated on, must be noted again.
-    /// [`stream`](Self::stream) and the statistics of streams still name that one.
+    /// Later uses on any other stream, also on the one that the block was allocated on, must be noted again. The
+    /// statistics of streams still count the block for that one, and [`grow`](Self::grow) takes memory in its order. An
+    /// external stream must live until the block is freed, and a block cannot move on from it.
     ///
     /// # Errors
     /// Returns the errors of [`read_on`](Self::read_on), and [`Unsupported`](crate::device::DeviceErrorKind) for a block
-    /// that was allocated in a [capture](crate::Pool::capture), or if `stream` is being captured: the launches of a graph
-    /// repeat neither a move nor the free. After an error the block is where it was.
+    /// that was allocated in a [capture](crate::Pool::capture), or if `stream` is captured by the pool: the launches of a
+    /// graph repeat neither a move nor the free. After an error the block is where it was.
     pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
         let is_of_capture = self.extra(|extra| extra.capture).is_some();
         if is_of_capture || on.lane.cache.is_captured() {
-            let reason = "a block cannot move in or out of a capture; note its uses there with `on` or `used_on`";
+            let reason = "a block of a capture cannot move, and no block can move to a stream that is captured; note \
+                          its uses with `on` or `used_on`";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("move", kind, reason).into());
         }

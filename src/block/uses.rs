@@ -1,7 +1,7 @@
 //! The uses of a block: the streams on which it is used, and the order of the uses.
 //!
-//! The block's own stream needs no note until the block leaves it: uses that must come after it come after all that was
-//! submitted to it. Every other use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found
+//! The stream that the block was allocated on, its *home*, needs no note until the block leaves it: uses that must come
+//! after it come after all that was submitted to it. Every other use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found
 //! by another thread that relies on an order which is not there yet (order).
 
 use super::Block;
@@ -81,8 +81,11 @@ impl<'a> Uses<'a> {
         if self.is_at_home(on) || self.note_if_known(on, access) {
             return Ok(());
         }
-        let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
-        driver.order_after_grant(&self.home.lane, after, &on.lane)?;
+        // The stream that the block has left comes after its own grant.
+        if self.home.lane.id != on.lane.id {
+            let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
+            driver.order_after_grant(&self.home.lane, after, &on.lane)?;
+        }
         self.note_ordered(on, access);
         Ok(())
     }
@@ -91,7 +94,7 @@ impl<'a> Uses<'a> {
     fn is_at_home(self, on: &Arc<Registration>) -> bool {
         let has_left =
             self.left_at().is_some() && !injected("use-on-the-stream-that-was-left-not-noted");
-        Arc::ptr_eq(self.home, on) && !has_left
+        self.home.lane.id == on.lane.id && !has_left
     }
 
     fn note_if_known(self, on: &Arc<Registration>, access: Access) -> bool {
@@ -126,7 +129,7 @@ impl<'a> Uses<'a> {
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
     pub(crate) fn free_with(self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.block.own(stream)?;
-        if self.home.lane.id == on.lane.id {
+        if self.is_at_home(on) {
             return Ok(());
         }
         let after = self.block.allocation().after;
@@ -134,7 +137,7 @@ impl<'a> Uses<'a> {
         let extra = extra.get_or_insert_default();
         extra.streams.note(on, Access::Always);
         if self.home.lane.is_external {
-            extra.left_at = Some(after);
+            extra.left_at.get_or_insert(after);
         }
         Ok(())
     }
@@ -202,7 +205,16 @@ impl<'a> Uses<'a> {
         all.map(|used_on| used_on.lane.clone()).collect()
     }
 
-    /// Returns the point of its own stream at which the block left that stream, if it did.
+    /// Returns the block's own stream: the one that it was moved to last, or else that of its allocation.
+    pub(super) fn stream(self) -> Arc<Registration> {
+        let moved_to = self.block.extra(|extra| {
+            extra.left_at?;
+            extra.streams.registrations().next().cloned()
+        });
+        moved_to.unwrap_or_else(|| self.home.clone())
+    }
+
+    /// Returns the point of the stream that it was allocated on at which the block left that stream, if it did.
     pub(super) fn left_at(self) -> Option<Ticket> {
         self.block.extra(|extra| extra.left_at)
     }

@@ -112,7 +112,7 @@ impl RawPool {
     /// Frees the block at `address` in the order of `work`: its memory is reused once `work` has passed the work that
     /// was submitted to it so far.
     ///
-    /// If the block was allocated on another stream that the pool keeps, the order of that stream is kept as well. An
+    /// If the block's own stream is another one that the pool keeps, the order of that stream is kept as well. An
     /// external stream may be gone by now, and is not used: its work on the block must then come before the work
     /// submitted to `work` so far, as CUDA's `cudaFreeAsync` requires.
     ///

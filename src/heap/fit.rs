@@ -183,8 +183,8 @@ impl Search<'_> {
     }
 
     /// Returns the block of this size that is complete first of those that one stream freed, with its forecast: a
-    /// stream runs in order, so it is the one with the earliest ticket. If the requester may not take that one, it is not
-    /// to take one behind it either.
+    /// stream runs in order, so it is the one with the earliest ticket. If the requester may not take that one, because
+    /// it is overdue or its stream was just asked, `None`: those behind it are no better.
     fn first_of_size(&self, by_size: &BySize, size: u64) -> Option<(BlockId, Forecast)> {
         let mut first: Option<(Option<Ticket>, BlockId)> = None;
         by_size.visit_size(size, PROBES, |id| {

@@ -1,8 +1,9 @@
 //! Blocks that move from one stream to another.
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use weirpool::compat::RawPool;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{Block, Fill, Source, StreamError};
 
@@ -11,6 +12,7 @@ fn moved<B: Bench>(home: &Worker<B>, next: &Worker<B>, bytes: u64) -> Block {
     let mut block = home.take(bytes);
     home.fill(&block, 1);
     block.move_to(&next.stream).unwrap();
+    assert_eq!(block.stream().id(), next.stream.id());
     next.expect(&block, 1);
     block
 }
@@ -110,6 +112,46 @@ pub(crate) fn use_on_the_stream_that_a_block_left_is_waited_for<B: Bench>() {
     }
 }
 
+/// A stream comes after its own grants, and needs no wait for a use of a block that it had before.
+pub(crate) fn use_on_the_stream_that_a_block_left_needs_no_wait<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let [home, next] = site.workers();
+    let earlier = home.take(MIB);
+    let gate = home.use_until_opened(&earlier, 1);
+    drop(earlier);
+    let block = moved(&home, &next, MIB);
+    let waits = probe.calls("wait");
+    block.used_on(&home.stream).unwrap();
+    assert_eq!(probe.calls("wait"), waits);
+    gate.open();
+    settle_all(&[&home, &next]);
+    drop(block);
+    site.assert_sound();
+}
+
+/// An address may be freed on the stream that its block left, which may have used it again.
+pub(crate) fn address_of_a_moved_block_is_freed_on_the_stream_that_it_left<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [home, next, taker] = site.workers();
+    let raw = RawPool::new(&site.pool);
+    let block = moved(&home, &next, 8 * MIB);
+    let span = Span::from(&block);
+    let address = raw.keep(block).unwrap();
+    home.come_after(&next);
+    let gate = site.bench.hold(&home.work);
+    home.fill(span, 2);
+    home.expect(span, 2);
+    raw.free(address, &home.work).unwrap();
+    next.settle();
+    taker.take_nothing(8 * MIB);
+    gate.open();
+    home.settle();
+    let block = taker.take_from(Source::Free, 8 * MIB);
+    taker.use_up(&block, 3);
+    taker.free_and_settle(block);
+    site.assert_sound();
+}
+
 /// A later reader comes after the writes of the stream that has the block, which need no note. It does not come after the
 /// stream that the block left.
 pub(crate) fn reader_comes_after_the_stream_that_has_the_block<B: Bench>() {
@@ -141,6 +183,7 @@ pub(crate) fn block_moves_on_and_back<B: Bench>() {
     third.fill(&block, 3);
     block.move_to(&third.stream).unwrap();
     block.move_to(&home.stream).unwrap();
+    assert_eq!(block.stream().id(), home.stream.id());
     let gates = [&second, &third].map(|worker| site.bench.hold(&worker.work));
     home.expect(&block, 3);
     drop(block);

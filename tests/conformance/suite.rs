@@ -65,6 +65,8 @@ macro_rules! suite {
                     memory_of_a_moved_block_is_its_new_streams,
                     move_comes_after_all_earlier_uses,
                     use_on_the_stream_that_a_block_left_is_waited_for,
+                    use_on_the_stream_that_a_block_left_needs_no_wait,
+                    address_of_a_moved_block_is_freed_on_the_stream_that_it_left,
                     reader_comes_after_the_stream_that_has_the_block,
                     block_moves_on_and_back,
                     growth_of_a_moved_block_comes_after_its_earlier_life,

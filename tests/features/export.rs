@@ -313,6 +313,26 @@ fn named_work_is_on_the_track_of_its_stream() {
     assert_eq!((&named["ph"], &named["pid"]), (&"i".into(), &1.into()));
 }
 
+/// A viewer finds the end of a slice by its process and number, and a process stands for a stream.
+#[test]
+fn slice_of_a_moved_block_ends_on_the_stream_that_it_began_on() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB).history(9).build().unwrap();
+    let [(_, first), (_, second)] = streams(&device, &pool);
+    let mut block = pool.try_allocate(&first, 1000).unwrap();
+    block.move_to(&second).unwrap();
+    drop(block);
+    let file = written(|file| pool.history().write_chrome_trace(file));
+    let file: Value = serde_json::from_slice(&file).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    let ends = |phase: &str| {
+        let mut events = events.iter().filter(|event| event["ph"] == phase);
+        let event = events.next().expect("one");
+        (event["pid"].clone(), event["id"].clone())
+    };
+    assert_eq!(ends("b"), ends("e"));
+}
+
 #[test]
 fn trace_has_the_recorded_allocations_and_frees() {
     let device = manual();

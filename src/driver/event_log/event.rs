@@ -136,7 +136,7 @@ pub enum HistoryEvent {
         address: DeviceAddress,
         /// The size in bytes.
         size: u64,
-        /// The stream that it was allocated on.
+        /// Its own stream: the one that it was allocated on, or moved to last.
         stream: StreamId,
         /// Further streams that it was used on, in the order of their first use.
         further: Vec<StreamId>,

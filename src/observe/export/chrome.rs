@@ -61,8 +61,8 @@ struct Chart {
     events: Vec<Event>,
     streams: BTreeSet<StreamId>,
     names: StreamNames,
-    /// The names of the slices that have begun, by allocation.
-    begun: BTreeMap<u64, String>,
+    /// The streams and names of the slices that have begun, by allocation.
+    begun: BTreeMap<u64, (StreamId, String)>,
     waits: u64,
     last: Option<Occupancy>,
 }
@@ -85,17 +85,12 @@ impl Chart {
                 stream,
                 origin,
             } => self.begin(time, *stream, (*address, *size), origin),
-            HistoryEvent::Freed {
-                number,
-                stream,
-                site,
-                ..
-            } => {
-                if let Some(name) = self.begun.remove(number) {
+            HistoryEvent::Freed { number, site, .. } => {
+                if let Some((stream, name)) = self.begun.remove(number) {
                     let site = site.as_ref().map(ToString::to_string);
                     let args = json!({ "freed at": site });
                     let what = ("e", "block", *number);
-                    let event = self.slice(time, Some(*stream), what, name, args);
+                    let event = self.slice(time, Some(stream), what, name, args);
                     self.events.push(event);
                 }
             }
@@ -160,7 +155,7 @@ impl Chart {
         let what = ("b", "block", origin.number);
         let event = self.slice(time, Some(stream), what, name.clone(), args);
         self.events.push(event);
-        self.begun.insert(origin.number, name);
+        self.begun.insert(origin.number, (stream, name));
     }
 
     /// Returns the begin or end event of a slice of a stream, or of the pool.
