@@ -1,8 +1,9 @@
 //! The uses of a block: the streams on which it is used, and the order of the uses.
 //!
 //! The stream that the block was allocated on, its *home*, needs no note until the block leaves it: uses that must come
-//! after it come after all that was submitted to it. Every other use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found
-//! by another thread that relies on an order which is not there yet (order).
+//! after it come after all that was submitted to it. Every other use takes two steps: the device orders the stream, and
+//! then the use is noted. A note made first could be found by another thread that relies on an order which is not there
+//! yet (order).
 
 use super::Block;
 use super::further::{Access, Earlier};
