@@ -42,8 +42,8 @@ use std::future::Future;
 use std::ops::Range;
 use std::panic::Location;
 
-/// Owned device memory, for use in the order of the stream that it was allocated on or [moved to](Self::move_to), and of
-/// the streams that it was [used on](Self::used_on) since.
+/// Owned device memory, for use in the order of the stream that it was allocated on or [moved to](Self::move_to), and
+/// of the streams that it was [used on](Self::used_on) since.
 ///
 /// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A
 /// drop never blocks and never panics. It records at most one event on each of those streams, as the [sealing
@@ -288,13 +288,13 @@ impl Block {
     /// ```
     ///
     /// Later uses on any other stream, also on the one that the block was allocated on, must be noted again. The
-    /// statistics of streams still count the block for that one, and [`grow`](Self::grow) takes memory in its order. An
-    /// external stream must live until the block is freed, and a block cannot move on from it.
+    /// statistics of streams still count the block for that one, and [`grow`](Self::grow) takes memory in its order.
+    /// An external stream must live until the block is freed, and a block cannot move on from it.
     ///
     /// # Errors
     /// Returns the errors of [`read_on`](Self::read_on), and [`Unsupported`](crate::device::DeviceErrorKind) for a block
-    /// that was allocated in a [capture](crate::Pool::capture), or if `stream` is captured by the pool: the launches of a
-    /// graph repeat neither a move nor the free. After an error the block is where it was.
+    /// that was allocated in a [capture](crate::Pool::capture), or if `stream` is captured by the pool: launches of
+    /// a graph repeat neither a move nor the free. After an error the block is where it was.
     pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
         let is_of_capture = self.extra(|extra| extra.capture).is_some();

@@ -152,8 +152,8 @@ pub(crate) fn address_of_a_moved_block_is_freed_on_the_stream_that_it_left<B: Be
     site.assert_sound();
 }
 
-/// A later reader comes after the writes of the stream that has the block, which need no note. It does not come after the
-/// stream that the block left.
+/// A later reader comes after the writes of the stream that has the block, which need no note, but not after the stream
+/// that the block left.
 pub(crate) fn reader_comes_after_the_stream_that_has_the_block<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, next, reader] = site.workers();
