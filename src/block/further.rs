@@ -5,8 +5,8 @@
 //! | that reads | all writes on each further stream |
 //! | that writes, alone | all uses on each further stream, which then need not be remembered |
 //!
-//! Uses on the block's own stream are not noted: a use that comes after them comes after all work submitted there so
-//! far. This file knows nothing of the device.
+//! Uses on the stream of the allocation are not noted until the block leaves it: a use that comes after them comes after
+//! all work submitted there so far. This file knows nothing of the device.
 
 use crate::fault::injected;
 use crate::handles::Registration;

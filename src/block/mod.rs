@@ -70,15 +70,16 @@ struct Extra {
     capture: Option<StreamId>,
     /// Addresses above the block are kept for it.
     has_room: bool,
-    /// The block is freed in the order of the further streams alone: it was moved to one of them, or its own stream may
-    /// be gone. This is the point of its own stream that the memory waits for besides, or zero if they come after it.
+    /// The block is freed in the order of the further streams alone: it was moved to the first of them, or the stream of
+    /// its allocation may be gone. This is that stream's point that the memory waits for besides, or zero if they come
+    /// after it.
     left_at: Option<Ticket>,
     /// The owner of the memory, if it is not in the heap.
     outside: Option<Box<dyn outside::Outside>>,
 }
 
 impl Extra {
-    /// Returns whether the block is freed in the order of its own stream alone.
+    /// Returns whether the block is freed in the order of the stream of its allocation alone.
     fn is_of_one_stream(&self) -> bool {
         self.streams.is_empty() && self.left_at.is_none()
     }

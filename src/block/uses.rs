@@ -91,7 +91,7 @@ impl<'a> Uses<'a> {
         Ok(())
     }
 
-    /// Returns whether this is the block's own stream, and the block has not left it.
+    /// Returns whether this is the block's home, and the block has not left it.
     fn is_at_home(self, on: &Arc<Registration>) -> bool {
         let has_left =
             self.left_at().is_some() && !injected("use-on-the-stream-that-was-left-not-noted");
@@ -152,11 +152,11 @@ impl<'a> Uses<'a> {
         access: Access,
         on: Option<&Arc<Registration>>,
     ) -> Result<Points, DeviceError> {
-        let is_at_home = on.is_some_and(|on| Arc::ptr_eq(on, self.home));
+        let is_for_home = on.is_some_and(|on| Arc::ptr_eq(on, self.home));
         let is_overlooked =
             injected("own-streams-writes-not-waited-for") && access != Access::Write;
         let has_left = self.left_at().is_some();
-        let home = (!is_at_home && !has_left && !is_overlooked).then(|| Earlier {
+        let home = (!is_for_home && !has_left && !is_overlooked).then(|| Earlier {
             registration: self.home.clone(),
             point: None,
         });
@@ -195,7 +195,7 @@ impl<'a> Uses<'a> {
         })
     }
 
-    /// Returns the streams that the block is used on: its own first, unless the block has left it, and the further
+    /// Returns the streams that the block is used on: its home first, unless the block has left it, and the further
     /// ones.
     pub(super) fn lanes(self) -> SmallVec<[Arc<Lane>; 2]> {
         let extra = self.block.extra.lock();
@@ -220,8 +220,7 @@ impl<'a> Uses<'a> {
         self.block.extra(|extra| extra.left_at)
     }
 
-    /// Returns what the memory waits for besides the streams that the block is used on, if the block left its own
-    /// stream.
+    /// Returns what the memory waits for besides the streams that the block is used on, if the block left its home.
     pub(super) fn fence_left_behind(self) -> Option<Fence> {
         let (after, lane) = (self.left_at()?, &self.home.lane);
         (lane.timeline.completed() < after).then(|| lane.fence(after))

@@ -1,6 +1,6 @@
 //! Blocks that move from one stream to another.
 
-use crate::bench::{Bench, Span};
+use crate::bench::{Bench, Gate, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use weirpool::compat::RawPool;
@@ -17,25 +17,30 @@ fn moved<B: Bench>(home: &Worker<B>, next: &Worker<B>, bytes: u64) -> Block {
     block
 }
 
+/// Expects the memory to be reused by another stream once the gate of the last user's stream is open, and not before.
+fn expect_reuse_behind<B: Bench>(last: &Worker<B>, gate: Gate, taker: &Worker<B>) {
+    taker.take_nothing(8 * MIB);
+    gate.open();
+    last.settle();
+    let block = taker.take_from(Source::Free, 8 * MIB);
+    taker.use_up(&block, 3);
+    taker.free_and_settle(block);
+}
+
 /// [CUDA's `cudaFreeAsync` on another stream] The stream that the block left may be busy with other work for long.
 pub(crate) fn moved_block_is_freed_in_the_order_of_its_new_stream_alone<B: Bench>() {
     for bytes in [8 * MIB, 64 << 10] {
-        let site = Site::<B>::with(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+        let site = Site::<B>::with(8 * MIB, |builder| {
+            builder.reuse(ONLY_COMPLETE).initial_size(8 * MIB)
+        });
         let [home, next, taker] = site.workers();
-        let others = home.take(8 * MIB - bytes.min(4 * MIB) * 2);
-        drop(others);
         let mut block = home.take(bytes);
         home.fill(&block, 1);
         block.move_to(&next.stream).unwrap();
         let busy = site.bench.hold(&home.work);
         let gate = next.use_until_opened(&block, 2);
         drop(block);
-        taker.take_nothing(8 * MIB);
-        gate.open();
-        next.settle();
-        let block = taker.take_from(Source::Free, 8 * MIB);
-        taker.use_up(&block, 3);
-        taker.free_and_settle(block);
+        expect_reuse_behind(&next, gate, &taker);
         busy.open();
         home.settle();
         site.assert_sound();
@@ -102,12 +107,7 @@ pub(crate) fn use_on_the_stream_that_a_block_left_is_waited_for<B: Bench>() {
         let gate = home.use_until_opened(&block, 2);
         drop(block);
         next.settle();
-        taker.take_nothing(8 * MIB);
-        gate.open();
-        home.settle();
-        let block = taker.take_from(Source::Free, 8 * MIB);
-        taker.use_up(&block, 3);
-        taker.free_and_settle(block);
+        expect_reuse_behind(&home, gate, &taker);
         site.assert_sound();
     }
 }
@@ -143,12 +143,7 @@ pub(crate) fn address_of_a_moved_block_is_freed_on_the_stream_that_it_left<B: Be
     home.expect(span, 2);
     raw.free(address, &home.work).unwrap();
     next.settle();
-    taker.take_nothing(8 * MIB);
-    gate.open();
-    home.settle();
-    let block = taker.take_from(Source::Free, 8 * MIB);
-    taker.use_up(&block, 3);
-    taker.free_and_settle(block);
+    expect_reuse_behind(&home, gate, &taker);
     site.assert_sound();
 }
 
