@@ -132,8 +132,11 @@ pub(crate) fn use_on_the_stream_that_a_block_left_needs_no_wait<B: Bench>() {
 /// An address may be freed on the stream that its block left, which may have used it again.
 pub(crate) fn address_of_a_moved_block_is_freed_on_the_stream_that_it_left<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
-    let [home, next, taker] = site.workers();
+    let [next, taker] = site.workers();
     let raw = RawPool::new(&site.pool);
+    let work = site.bench.stream();
+    let stream = raw.stream(&work).unwrap();
+    let home = site.worker_as(work, stream);
     let block = moved(&home, &next, 8 * MIB);
     let span = Span::from(&block);
     let address = raw.keep(block).unwrap();
