@@ -43,23 +43,26 @@ pub(crate) struct Totals {
 impl Totals {
     #[inline]
     pub(super) fn add(&mut self, state: &State, bytes: u64) {
-        self.change(state, |level| level.add(bytes));
-        if matches!(state, State::Claimed(_)) && state.is_backed() {
-            self.claimed += bytes;
-        }
+        self.change(state, |level| level.add(bytes), |claimed| *claimed += bytes);
     }
 
     #[inline]
     pub(super) fn subtract(&mut self, state: &State, bytes: u64) {
-        self.change(state, |level| level.subtract(bytes));
-        if matches!(state, State::Claimed(_)) && state.is_backed() {
-            self.claimed -= bytes;
-        }
+        self.change(
+            state,
+            |level| level.subtract(bytes),
+            |claimed| *claimed -= bytes,
+        );
     }
 
-    /// Changes every level that counts the state.
+    /// Changes every level that counts the state, or the claimed bytes.
     #[inline(always)]
-    fn change(&mut self, state: &State, change: impl Fn(&mut Level)) {
+    fn change(
+        &mut self,
+        state: &State,
+        change: impl Fn(&mut Level),
+        change_claimed: impl FnOnce(&mut u64),
+    ) {
         match state {
             State::Free => change(&mut self.free),
             State::Pending(_) => {
@@ -75,6 +78,7 @@ impl Totals {
                 change(&mut self.in_use);
                 change(&mut self.set_aside);
             }
+            State::Claimed(_) if state.is_backed() => change_claimed(&mut self.claimed),
             State::Claimed(_) | State::Hole | State::Room => {}
         }
     }

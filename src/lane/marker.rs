@@ -2,12 +2,12 @@
 
 #![allow(unsafe_code, reason = "records events by device calls")]
 
-use crate::device::{Device, DeviceError, Event, OwnsEvent, RawStream};
+use crate::device::{Device, DeviceError, OwnsEvent, RawEvent, RawStream};
 use crate::heap::Clock;
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Histogram, Recorder};
 use crate::sync::plain::AtomicBool;
-use crate::sync::{Arc, Busy, Guards, Ordering, plain};
+use crate::sync::{Arc, Busy, Guards, Ordering, assert_unlocked, plain};
 use std::time::Duration;
 
 /// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
@@ -21,7 +21,7 @@ pub(crate) struct Events {
 
 #[derive(Debug, Default)]
 struct Spare {
-    events: Vec<Event>,
+    events: Vec<RawEvent>,
     created: u64,
     recorded: u64,
 }
@@ -46,7 +46,7 @@ impl Events {
     }
 
     /// Returns an event, and the number of its record.
-    fn take(&self) -> Result<(Event, u64), DeviceError> {
+    fn take(&self) -> Result<(RawEvent, u64), DeviceError> {
         let number = {
             let mut spare = self.spare.lock();
             spare.recorded += 1;
@@ -55,13 +55,10 @@ impl Events {
             }
             spare.recorded
         };
-        let event = Event::new(&self.device)?;
+        assert_unlocked("create_event");
+        let event = self.device.create_event()?;
         self.spare.lock().created += 1;
         Ok((event, number))
-    }
-
-    fn put(&self, event: Event) {
-        self.spare.lock().events.push(event);
     }
 
     /// Records an event behind all work submitted to `stream` so far.
@@ -77,36 +74,68 @@ impl Events {
     ) -> Result<Recorded, DeviceError> {
         let (event, number) = this.take()?;
         let recorded = Recorded {
-            event: Some(event),
+            event,
             number,
             events: this.clone(),
         };
-        // SAFETY: the caller guarantees the stream.
-        unsafe { recorded.event().record(stream) }?;
+        assert_unlocked("record");
+        // SAFETY: the event is destroyed only when `this` is dropped; the caller guarantees the stream.
+        unsafe { this.device.record(event, stream) }?;
         Ok(recorded)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        for event in std::mem::take(&mut self.spare.lock().events) {
+            // The device cleans up an event that cannot be destroyed.
+            // SAFETY: nothing names the event any more: each record of it holds `self`.
+            let _ = unsafe { self.device.destroy_event(event) };
+        }
     }
 }
 
 /// A recorded event. Dropping it makes the event spare again.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    /// `None` only while it is dropped.
-    event: Option<Event>,
+    event: RawEvent,
     /// Counts all records of all streams, from 1.
     number: u64,
     events: Arc<Events>,
 }
 
 impl Recorded {
-    fn event(&self) -> &Event {
-        self.event.as_ref().expect("held until it is dropped")
+    /// Returns whether the work behind the record is complete.
+    ///
+    /// # Errors
+    /// Returns the error of the work or of the device.
+    pub(crate) fn is_complete(&self) -> Result<bool, DeviceError> {
+        assert_unlocked("query");
+        // SAFETY: `self` keeps the pool of events, which destroys them when it is dropped.
+        unsafe { self.events.device.query(self.event) }
+    }
+
+    /// Makes later work of a stream of `device` start only after the record.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; the stream does not wait then.
+    ///
+    /// # Safety
+    /// The stream is one of `device`, which is the event's or beside it, and usable during the call.
+    pub(crate) unsafe fn delay(
+        &self,
+        device: &dyn Device,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        assert_unlocked("wait");
+        // SAFETY: as in `is_complete`; the caller guarantees the stream.
+        unsafe { device.wait(stream, self.event) }
     }
 }
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        self.events
-            .put(self.event.take().expect("held until it is dropped"));
+        self.events.spare.lock().events.push(self.event);
     }
 }
 
@@ -129,6 +158,10 @@ pub(crate) struct Marker {
     pub(super) has_erred: AtomicBool,
 }
 
+// An allocation of at most 120 bytes, with its two counts, is one that glibc frees without merging it with its neighbours.
+#[cfg(all(target_pointer_width = "64", not(weirpool_loom)))]
+const _: () = assert!(size_of::<Marker>() + 2 * size_of::<usize>() <= 120);
+
 impl Marker {
     /// Returns whether there is an event to wait for.
     pub(crate) fn has_event(&self) -> bool {
@@ -139,11 +172,9 @@ impl Marker {
     ///
     /// # Panics
     /// For a marker of the host, which has no event and is complete from the start.
-    pub(crate) fn event(&self) -> &Event {
+    pub(crate) fn event(&self) -> &Recorded {
         let recorded = self.recorded.as_ref();
-        recorded
-            .expect("a point that is awaited has an event")
-            .event()
+        recorded.expect("a point that is awaited has an event")
     }
 
     /// Asks the device whether the event is complete.
@@ -181,7 +212,8 @@ impl Marker {
 }
 
 impl OwnsEvent for Marker {
-    fn event(&self) -> &Event {
-        self.event()
+    fn event(&self) -> (&dyn Device, RawEvent) {
+        let recorded = self.event();
+        (&*recorded.events.device, recorded.event)
     }
 }

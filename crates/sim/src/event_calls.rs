@@ -225,8 +225,7 @@ impl SimDevice {
         call: Call,
         stream: RawStream,
     ) -> Result<(), DeviceError> {
-        let is_own = state.schedule.device_of(stream) == Some(self.number);
-        if is_own && state.schedule.is_open(stream) {
+        if state.schedule.is_open_on(self.number, stream) {
             return Ok(());
         }
         let name = stream.0;

@@ -81,7 +81,7 @@ impl SimDevice {
             if let Some(owner) = owner {
                 return Some(Ok(owner));
             }
-            state.schedule.is_open(raw).then(|| {
+            state.schedule.is_open_on(self.number, raw).then(|| {
                 state.schedule.share(raw);
                 Err(())
             })

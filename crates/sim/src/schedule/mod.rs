@@ -143,9 +143,10 @@ impl Schedule {
         self.streams.get(name.0).map(|stream| stream.device)
     }
 
-    /// Returns whether there is such a stream that is not destroyed.
-    pub(super) fn is_open(&self, name: RawStream) -> bool {
-        self.streams.get(name.0).is_some_and(Stream::is_open)
+    /// Returns whether a device has such a stream that is not destroyed.
+    pub(super) fn is_open_on(&self, device: u32, name: RawStream) -> bool {
+        let stream = self.streams.get(name.0);
+        stream.is_some_and(|stream| stream.is_open_on(device))
     }
 
     /// Adds an owner to a stream that has one.
@@ -198,6 +199,11 @@ impl Schedule {
             generation: stream.generation,
             index: stream.submitted(),
         };
+        if stream.items.is_empty() && matches!(item, Item::Record) {
+            // Everything before it is complete, and nothing waits for a point that is new.
+            stream.done += 1;
+            return point;
+        }
         stream.items.push_back(Submitted { item, at });
         if stream.items.len() == 1 {
             self.agenda.push_back(name);
@@ -261,9 +267,10 @@ impl Schedule {
 
     /// Returns the number of streams of a device that are not destroyed.
     pub(super) fn open_streams(&self, device: u32) -> usize {
-        let is_open = |stream: &Stream| stream.device == device && stream.is_open();
         let streams = self.streams.iter();
-        streams.filter(|(_, stream)| is_open(stream)).count()
+        streams
+            .filter(|(_, stream)| stream.is_open_on(device))
+            .count()
     }
 
     // ---- the end of everything -------------------------------------------------------------

@@ -135,6 +135,11 @@ impl Stream {
         self.owners > 0
     }
 
+    /// Returns whether this is an open stream of a device.
+    pub(super) fn is_open_on(&self, device: u32) -> bool {
+        self.device == device && self.is_open()
+    }
+
     /// Returns the number of items that were ever submitted.
     pub(super) fn submitted(&self) -> u64 {
         self.done + self.items.len() as u64
