@@ -17,7 +17,7 @@
 //! | `WARN` | `host task abandoned`: it was dropped before its end, or panicked, and its stream went on |
 //! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
 //! | `DEBUG` | `waiting`: a span from joining the queue to leaving it, with the event `waited` inside |
-//! | `DEBUG` | `grown`, `remapped`, `trimmed`; `device wait`; `stream registered`, `stream named`, `stream gone` |
+//! | `DEBUG` | `grown`, `remapped`, `trimmed`, `evicted`; `device wait`; `stream registered`, `stream named`, `stream gone` |
 //! | `TRACE` | `granted`, `freed`: every block, also those of the lanes; `submitted`: work, with its name; `reaped` |
 #![cfg_attr(
     not(feature = "tracing"),

@@ -4,12 +4,12 @@
     cargo build --release --features cuda --example pytorch
     python3 examples/pytorch/by_turns.py
 
-The training and the requests are those of train_and_serve.py, which runs each allocator in a process of its own, and tells
-memory. Processes differ by a third on a shared host. Here each step of the training and each request runs once with either
-allocator, in random order, so that both meet the same host.
+The training and the requests are those of train_and_serve.py and, with `--models`, of models.py, which run each allocator in a
+process of its own, and tell memory. Processes differ by a third on a shared host. Here each step of the training, each request,
+and each batch of requests to the four models runs once with either allocator, in random order, so that both meet the same host.
 
-A step's time ends when the device has completed it. A request's time is that of the host: it submits requests more slowly
-than the device completes them.
+The time of a step or of a batch ends when the device has completed it. A request's time is that of the host: it submits
+requests more slowly than the device completes them.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import random
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Sets what must be set before CUDA is used.
@@ -28,6 +29,8 @@ import weirpool_torch
 from train_and_serve import DEVICE
 
 STEPS, REQUESTS, STREAMS = 20, 200, 4
+# Batches of requests to the four models, and the requests of a batch to each model.
+BATCHES, BATCH = 10, 3
 ALLOCATORS = ["PyTorch", "weirpool"]
 # The device is idle after so many requests: else their memory would grow without end if it were slower than the host.
 BETWEEN_WAITS = 10
@@ -77,6 +80,22 @@ class Serving:
         train_and_serve.serve_one(self.model, (batch, length), self.arrivals, stream, self.departures)
 
 
+class Models:
+    """Serves four models at once, with a Python thread and a stream each."""
+
+    def __init__(self):
+        # Needs torchvision and transformers.
+        import models
+
+        self.serve_all, self.services = models.serve_all, models.services()
+        self.jobs = [()] * BATCHES
+        self.streams = [torch.cuda.Stream() for _ in self.services]
+        self.threads = ThreadPoolExecutor(len(self.services))
+
+    def run(self, number):
+        self.serve_all(self.threads, self.services, self.streams, BATCH, number * len(self.services))
+
+
 def round_of(work, use, order):
     """Runs each job once with either allocator. Returns the time of each allocator in seconds."""
     took = dict.fromkeys(ALLOCATORS, 0.0)
@@ -107,6 +126,7 @@ def compare(name, work, use, seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=weirpool_torch.default_library())
+    parser.add_argument("--models", action="store_true", help="serve the four models of models.py, too")
     parser.add_argument("--seconds", type=float, default=60, help="time of each comparison")
     arguments = parser.parse_args()
     use = install(train_and_serve.library_at(arguments))
@@ -118,6 +138,8 @@ def main():
     training = Training()
     compare("training", training, use, arguments.seconds)
     compare("serving", Serving(training.model), use, arguments.seconds)
+    if arguments.models:
+        compare("four models", Models(), use, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def serve(answer, inputs, stream, count):
         return [fingerprint.item() for fingerprint in fingerprints]
 
 
-def serve_all(threads, services, streams, count):
-    inputs = [Inputs(seed) for seed in range(len(services))]
+def serve_all(threads, services, streams, count, first_seed=0):
+    inputs = [Inputs(first_seed + number) for number in range(len(services))]
     work = [threads.submit(serve, *one, count) for one in zip(services, inputs, streams)]
     return [one.result() for one in work]
 
