@@ -9,7 +9,7 @@ process of its own, and tell memory. Processes differ by a third on a shared hos
 and each batch of requests to the four models runs once with either allocator, in random order, so that both meet the same host.
 
 The time of a step or of a batch ends when the device has completed it. A request's time is that of the host: it submits
-requests more slowly than the device completes them.
+requests more slowly than the device completes them. Answers must be equal, bit for bit.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Serving:
     @torch.inference_mode()
     def run(self, number, batch, length):
         stream = self.streams[number % STREAMS]
-        train_and_serve.serve_one(self.model, (batch, length), self.arrivals, stream, self.departures)
+        return train_and_serve.serve_one(self.model, (batch, length), self.arrivals, stream, self.departures)
 
 
 class Models:
@@ -93,20 +93,26 @@ class Models:
         self.threads = ThreadPoolExecutor(len(self.services))
 
     def run(self, number):
-        self.serve_all(self.threads, self.services, self.streams, BATCH, number * len(self.services))
+        return self.serve_all(self.threads, self.services, self.streams, BATCH, number * len(self.services))
 
 
 def round_of(work, use, order):
-    """Runs each job once with either allocator. Returns the time of each allocator in seconds."""
-    took = dict.fromkeys(ALLOCATORS, 0.0)
+    """Runs each job once with either allocator. Returns the time of each allocator in seconds. Exits if answers differ."""
+    took, answers = dict.fromkeys(ALLOCATORS, 0.0), {name: [] for name in ALLOCATORS}
     for number, job in enumerate(work.jobs):
         for name in order.sample(ALLOCATORS, len(ALLOCATORS)):
             use(name)
+            # The inputs of a request are random.
+            torch.manual_seed(number)
             start = time.perf_counter()
-            work.run(number, *job)
+            answers[name].append(work.run(number, *job))
             took[name] += time.perf_counter() - start
         if number % BETWEEN_WAITS == BETWEEN_WAITS - 1:
             torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    first, second = ([one.item() if torch.is_tensor(one) else one for one in answers[name]] for name in ALLOCATORS)
+    if first != second:
+        sys.exit("the answers differ")
     return took
 
 
