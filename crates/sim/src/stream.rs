@@ -74,17 +74,14 @@ impl SimDevice {
     }
 
     /// Returns a handle of the stream with that name, even if the `Device` trait created it; `None` if there is no such
-    /// stream, or it was destroyed. The handle keeps the stream, like any other.
+    /// stream, it was destroyed, or it is one of another device. The handle keeps the stream, like any other.
     pub fn stream(&self, raw: RawStream) -> Option<SimStream> {
         let owner = self.engine.call(|state| {
-            let owner = state.owners.get(&raw).and_then(Weak::upgrade);
-            if let Some(owner) = owner {
-                return Some(Ok(owner));
+            if !state.schedule.is_open_on(self.number, raw) {
+                return None;
             }
-            state.schedule.is_open_on(self.number, raw).then(|| {
-                state.schedule.share(raw);
-                Err(())
-            })
+            let owner = state.owners.get(&raw).and_then(Weak::upgrade);
+            Some(owner.ok_or_else(|| state.schedule.share(raw)))
         })?;
         match owner {
             Ok(owner) => owner.downcast().ok().map(SimStream::of),

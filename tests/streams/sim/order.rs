@@ -157,6 +157,17 @@ fn stream_created_through_the_contract_accepts_work() {
 }
 
 #[test]
+fn stream_of_another_device_is_unknown() {
+    let [first, second] = SimDevice::builder().clock(Clock::Manual).build_host();
+    let handle = first.create_stream();
+    let raw = Device::create_stream(&first).unwrap();
+    for name in [handle.raw(), raw] {
+        assert_eq!(first.stream(name).unwrap().raw(), name);
+        assert!(second.stream(name).is_none());
+    }
+}
+
+#[test]
 fn contract_does_not_destroy_a_stream_that_belongs_to_its_handles() {
     let sim = manual();
     let stream = sim.create_stream();
