@@ -111,6 +111,11 @@ impl<T> Busy<T> {
         Self(Mutex::new(guards, value))
     }
 
+    /// Returns the value of a mutex that the caller owns. Takes no lock.
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         if cfg!(weirpool_loom) {

@@ -6,9 +6,12 @@ use std::task::Waker;
 use std::time::Duration;
 
 /// The owner of an event, which a [`Watch`] keeps alive.
-pub(crate) trait OwnsEvent {
-    /// Returns the event and its device: the same ones for as long as the owner lives. The event is neither destroyed
-    /// nor recorded again before the owner is dropped.
+///
+/// # Safety
+/// [`event`](Self::event) returns the same event and device for as long as the owner lives, and the event is neither
+/// destroyed nor recorded again before the owner is dropped.
+pub(crate) unsafe trait OwnsEvent {
+    /// Returns the event and its device.
     fn event(&self) -> (&dyn Device, RawEvent);
 }
 
@@ -25,7 +28,7 @@ impl<O: OwnsEvent> Watch<O> {
     pub(crate) fn new(owner: crate::sync::Arc<O>, waker: &Waker) -> Self {
         assert_unlocked("watch");
         let (device, event) = owner.event();
-        // SAFETY: `owner` keeps the event until this watch is dropped, which cancels it first.
+        // SAFETY: `owner`, which this watch holds, keeps the event; dropping the watch cancels it first.
         let id = unsafe { device.watch(event, waker) };
         Self { id, owner }
     }

@@ -87,7 +87,8 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        for event in std::mem::take(&mut self.spare.lock().events) {
+        assert_unlocked("destroy_event");
+        for event in std::mem::take(&mut self.spare.get_mut().events) {
             // The device cleans up an event that cannot be destroyed.
             // SAFETY: nothing names the event any more: each record of it holds `self`.
             let _ = unsafe { self.device.destroy_event(event) };
@@ -158,8 +159,8 @@ pub(crate) struct Marker {
     pub(super) has_erred: AtomicBool,
 }
 
-// An allocation of at most 120 bytes, with its two counts, is one that glibc frees without merging it with its neighbours.
-#[cfg(all(target_pointer_width = "64", not(weirpool_loom)))]
+// With its two counts at most 120 bytes: glibc frees such an allocation without merging it with its neighbours.
+#[cfg(all(target_pointer_width = "64", target_env = "gnu", not(weirpool_loom)))]
 const _: () = assert!(size_of::<Marker>() + 2 * size_of::<usize>() <= 120);
 
 impl Marker {
@@ -211,7 +212,8 @@ impl Marker {
     }
 }
 
-impl OwnsEvent for Marker {
+// SAFETY: a marker keeps its record, and with it the event, until it is dropped.
+unsafe impl OwnsEvent for Marker {
     fn event(&self) -> (&dyn Device, RawEvent) {
         let recorded = self.event();
         (&*recorded.events.device, recorded.event)

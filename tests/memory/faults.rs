@@ -512,3 +512,41 @@ fn refused_growth_leaves_the_statistics_as_they_were() {
     pool.reap().unwrap();
     pool.check_conserved().unwrap();
 }
+
+/// A task that the device wakes in the call which destroys an event may lock what it likes.
+#[test]
+fn no_lock_is_held_while_events_are_destroyed() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (work, home) = stream(&device, &pool);
+    drop(pool.try_allocate(&home, MIB).unwrap());
+    drop(home.event().unwrap());
+    let busy = device.create_stream();
+    run(&busy, us(100));
+    let event = device.create_event().unwrap();
+    device.record(event, busy.raw()).unwrap();
+    let (woken, waker) = Count::new();
+    let watch = device.watch(event, &waker);
+    device.script(Call::DestroyEvent, 1, Fault::Fails(Sticky));
+    drop((work, home, pool));
+    assert_eq!(device.counters().calls(Call::DestroyEvent), 1);
+    assert_eq!(woken.get(), 1, "the device broke in that call");
+    device.unwatch(watch);
+}
+
+#[test]
+fn event_whose_record_fails_is_used_again_and_destroyed() {
+    for call in [Call::CreateEvent, Call::Record] {
+        let device = manual();
+        let pool = pool(&device, 16 * MIB);
+        let (work, home) = stream(&device, &pool);
+        device.fail_next(call, Other);
+        assert!(home.event().is_err());
+        drop(home.event().unwrap());
+        let count = |call| device.counters().calls(call);
+        let failed = u64::from(call == Call::CreateEvent);
+        assert_eq!(count(Call::CreateEvent), 1 + failed);
+        drop((work, home, pool));
+        assert_eq!(count(Call::DestroyEvent), 1);
+    }
+}

@@ -157,6 +157,27 @@ fn stream_created_through_the_contract_accepts_work() {
 }
 
 #[test]
+fn record_on_an_idle_stream_is_complete_at_once() {
+    let sim = manual();
+    let (busy, idle) = (sim.create_stream(), sim.create_stream());
+    let (device, stream) = (sim.clone(), idle.clone());
+    // Nothing else that is due happens while a body runs.
+    let seen = Arc::new(std::sync::Mutex::new(None));
+    let told = seen.clone();
+    busy.submit(operation(5).run(move |_| {
+        let complete = device.query(recorded(&device, &stream)).unwrap();
+        *told.lock().unwrap() = Some((complete, stream.backlog()));
+    }));
+    sim.advance(us(5));
+    assert_eq!(*seen.lock().unwrap(), Some((true, 0)));
+    idle.submit(operation(5));
+    let behind_work = recorded(&sim, &idle);
+    assert!(!sim.query(behind_work).unwrap());
+    sim.advance(us(5));
+    assert!(sim.query(behind_work).unwrap());
+}
+
+#[test]
 fn stream_of_another_device_is_unknown() {
     let [first, second] = SimDevice::builder().clock(Clock::Manual).build_host();
     let handle = first.create_stream();

@@ -6,7 +6,8 @@
 //! time.
 //!
 //! A stream is examined only when it is on the *agenda*: when its first item arrives, and when the wait of its head is
-//! over. So a step costs at most the logarithm of the number of streams.
+//! over. So a step costs at most the logarithm of the number of streams. A record on an idle stream is complete at once,
+//! without the agenda.
 
 mod flags;
 mod head;
