@@ -74,7 +74,7 @@ impl SimDevice {
     }
 
     /// Returns a handle of the stream with that name, even if the `Device` trait created it; `None` if there is no such
-    /// stream, it was destroyed, or it is one of another device. The handle keeps the stream, like any other.
+    /// stream, if it was destroyed, or if it belongs to another device. The handle keeps the stream, like any other.
     pub fn stream(&self, raw: RawStream) -> Option<SimStream> {
         let owner = self.engine.call(|state| {
             if !state.schedule.is_open_on(self.number, raw) {
