@@ -105,6 +105,34 @@ fn cancelled_throttled_request_against_a_free() {
     });
 }
 
+/// Memory is freed while the only request that waits for memory gives up. A throttled request that is let in afterwards
+/// is woken.
+#[test]
+fn change_against_the_end_of_the_queue() {
+    let tag = Tag::new("loom: let in later");
+    model("change against the end of the queue", move || {
+        let device = device();
+        let pool = limited(&device, tag);
+        let (_, a) = stream(&device, &pool);
+        let other = pool.try_allocate(&a, MIB).unwrap();
+        let block = pool.allocate(&a, MIB).tag(tag).try_now().unwrap();
+        let (woken, waker) = Count::new();
+        let mut throttled = pool.allocate(&a, MIB).tag(tag);
+        assert!(poll_with(&mut throttled, &waker).is_pending());
+        let mut queued = pool.allocate(&a, MIB);
+        assert!(poll(&mut queued).is_pending());
+        let freeing = thread::spawn(move || drop(other));
+        drop(queued);
+        freeing.join().unwrap();
+        drop(block);
+        assert!(woken.take() > 0);
+        assert!(poll_with(&mut throttled, &waker).is_ready());
+        drop(throttled);
+        assert_eq!(used(&pool, tag), 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// The limit is raised while a request finds it too low. The request is granted.
 #[test]
 fn raised_limit_against_a_request() {

@@ -406,10 +406,10 @@ impl Supply {
         bytes > 0 && in_use == 0 && !is_driver_pool && self.left_on_device() >= bytes
     }
 
-    /// Returns how many bytes could be released at once for another pool; none after the pool has ended. If `asks`,
+    /// Returns how many bytes could be released at once for another pool; none after the device has failed. If `asks`,
     /// flushes the caches and asks the streams first.
     pub(crate) fn could_give(&self, asks: bool) -> u64 {
-        if self.is_closed() || self.is_draining() || self.fault().is_some() {
+        if self.fault().is_some() {
             return 0;
         }
         if asks {

@@ -32,10 +32,15 @@
 //!   SERVING   a thread searches
 //! ```
 //!
-//! Publishing sets NEWS and NOTIFIED. It notifies a server only if neither NOTIFIED nor SERVING was set: otherwise a
-//! server is on its way, or the searching thread will see NEWS when it is done. A thread that begins to serve clears
-//! NEWS and NOTIFIED and sets SERVING in one step, before it looks at memory; it can only stop in a step that finds
-//! NEWS clear. So no change is missed, whatever the order. A poll that finds NEWS clear searches nothing.
+//! Publishing sets NEWS. If NOTIFIED or SERVING was set before, that is all: a server is on its way, or the searching
+//! thread will see NEWS when it is done. Otherwise, if a request waits for memory, publishing sets NOTIFIED and notifies a
+//! server. It looks for the request and sets NOTIFIED under the queue's lock, and the last request that leaves serves. So
+//! NOTIFIED does not stay set with no server to answer: a request that comes from a quota queue later, and does not search
+//! by itself, would not be noticed.
+//!
+//! A thread that begins to serve clears NEWS and NOTIFIED and sets SERVING in one step, before it looks at memory; it can
+//! only stop in a step that finds NEWS clear. So no change is missed, whatever the order. A poll that finds NEWS clear
+//! searches nothing.
 //!
 //! # Why it ends
 //!
@@ -143,13 +148,13 @@ impl Funnel {
     }
 
     fn signal(&self, generations: u64) {
-        let before = self.update(|state| Some((state + generations) | NEWS | NOTIFIED));
+        let before = self.update(|state| Some((state + generations) | NEWS));
         let before = before.unwrap_or_else(|state| state);
         if before & DRAINING != 0 {
             self.wake_drains();
         }
         if before & (NOTIFIED | SERVING) == 0 {
-            self.notify_server();
+            self.notify_server(NOTIFIED | SERVING);
         }
     }
 
@@ -167,11 +172,13 @@ impl Funnel {
         self.state.fetch_update(Ordering::AcqRel, next)
     }
 
-    fn notify_server(&self) {
-        if self.queue.is_empty() {
-            // A request that joins from now on searches by itself.
+    /// Notifies a server if a request waits for memory, there is news, and no bit of `unless` is set.
+    fn notify_server(&self, unless: u64) {
+        let is_due = |state: u64| state & (NEWS | unless) == NEWS;
+        let claim = || self.update(|state| is_due(state).then_some(state | NOTIFIED));
+        let Some(waiter) = self.queue.next_to_notify(|| claim().is_ok()) else {
             return;
-        }
+        };
         // First: whatever becomes of the wakers, the notification is answered.
         self.stand_in.arm(&self.device);
         let reclaimer = {
@@ -179,15 +186,12 @@ impl Funnel {
             let mut reclaimers = members.enlisted.range_mut(..Member::Drain(0));
             reclaimers.find_map(|(_, reclaimer)| reclaimer.notify())
         };
-        let waiter = self.queue.next_to_notify();
         reclaimer.into_iter().chain(waiter).for_each(wake);
     }
 
     /// Notifies another server in place of one that goes away, or was polled and did not serve.
     pub(super) fn pass_on(&self) {
-        if self.has_news() {
-            self.notify_server();
-        }
+        self.notify_server(SERVING);
     }
 
     /// Returns whether something changed since the last search began, and no thread searches now.

@@ -397,12 +397,16 @@ impl Queue {
         throttled.filter_map(|waiter| waiter.notify()).collect()
     }
 
-    /// Returns the waker of the first waiter in order that was not notified already. One that was, and has not been
-    /// polled since, is on its way, or does not answer.
-    pub(super) fn next_to_notify(&self) -> Option<Waker> {
+    /// Returns the waker of the first waiter in order that was not notified already, if there is one. One that was, and
+    /// has not been polled since, is on its way, or does not answer. `None` if no request waits in the fair queue, or
+    /// else `claim` returns false, which is called under the lock.
+    pub(super) fn next_to_notify(&self, claim: impl FnOnce() -> bool) -> Option<Option<Waker>> {
         let standing = self.standing.lock();
+        if standing.queued.is_empty() || !claim() {
+            return None;
+        }
         let mut first = self.first_of(&standing, NOTIFIED);
-        first.find_map(|waiter| waiter.notify())
+        Some(first.find_map(|waiter| waiter.notify()))
     }
 
     /// Returns whether a request in the fair queue is for the stream.

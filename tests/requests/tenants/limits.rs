@@ -88,6 +88,28 @@ fn throttled_request_delays_no_other() {
     pool.check_conserved().unwrap();
 }
 
+/// A throttled request is not polled again before it is let in. It is woken then, although the last change came when no
+/// request waited for memory, and the drain that heard of it did not answer.
+#[test]
+fn throttled_request_is_woken_after_a_change_that_no_request_waited_for() {
+    for device in devices() {
+        let [guest] = tags("after a change");
+        let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
+        let other = pool.try_allocate(&stream, MIB).unwrap();
+        let block = pool
+            .allocate(&stream, 8 * MIB)
+            .tag(guest)
+            .try_now()
+            .unwrap();
+        let mut tasks = [Woken::new(pool.allocate(&stream, 8 * MIB).tag(guest))];
+        let _drain = not_ready(pool.drain());
+        drop(other);
+        drop(block);
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting());
+    }
+}
+
 /// Whichever way a block of the tag is freed, the free wakes the request that waits for the limit: into the stream's cache,
 /// with and without room for one more, to the heap, or awaited.
 #[test]

@@ -75,11 +75,17 @@ struct World {
     _idle: Vec<(SimStream, Stream)>,
     blocks: Vec<Block>,
     reservations: Vec<Reservation>,
+    evictables: Vec<Evictable>,
+    pins: Vec<Pinned>,
     /// Tasks that are polled when they are woken.
     tasks: Vec<Task>,
     /// Tasks that are never polled again.
     dead: Vec<Task>,
     reclaimers: Vec<Woken<'static, ()>>,
+    /// Drains that are polled when they are woken.
+    drains: Vec<Woken<'static, Result<(), DrainError>>>,
+    /// Drains that are never polled again: what they are told, nobody passes on.
+    dead_drains: Vec<Woken<'static, Result<(), DrainError>>>,
 }
 
 impl World {
@@ -125,9 +131,13 @@ impl World {
             _idle: idle.collect(),
             blocks: Vec::new(),
             reservations: Vec::new(),
+            evictables: Vec::new(),
+            pins: Vec::new(),
             tasks: Vec::new(),
             dead: Vec::new(),
             reclaimers: with_reclaimer.iter().map(reclaimer).collect(),
+            drains: Vec::new(),
+            dead_drains: Vec::new(),
             settings,
             device,
             pools,
@@ -199,7 +209,7 @@ impl World {
 
     fn act(&mut self) {
         let pool = self.any_pool();
-        match self.random.u32(..24) {
+        match self.random.u32(..30) {
             0..6 => self.request(),
             6..10 => {
                 if let Some(at) = self.any_block() {
@@ -253,14 +263,50 @@ impl World {
                 self.blocks
                     .extend(self.pools[pool].try_allocate(&stream, bytes));
             }
+            22 => self.drain(pool),
+            24 => {
+                if let Some(at) = self.any_block() {
+                    let block = self.blocks.swap_remove(at);
+                    self.evictables.push(block.into_evictable());
+                }
+            }
+            25 => {
+                self.evictables.retain(Evictable::is_present);
+                if self.random.bool() {
+                    drop(self.pins.pop());
+                } else if !self.evictables.is_empty() {
+                    let at = self.random.usize(..self.evictables.len());
+                    self.pins.extend(self.evictables[at].pin());
+                }
+            }
+            26 if self.settings.limited => {
+                let limits = [Some(8 * MIB), Some(10 * MIB), None];
+                let limit = limits[self.random.usize(..limits.len())];
+                self.pools[pool].tag(Tag::new(TAG)).set_limit(limit);
+            }
+            23 => {
+                let drains = [&mut self.drains, &mut self.dead_drains];
+                drop(drains.map(Vec::pop));
+            }
             _ => self.device.advance(us(self.random.u64(1..500))),
         }
         self.settle();
     }
 
+    fn drain(&mut self, pool: usize) {
+        let drain = Woken::new(self.pools[pool].drain());
+        match self.random.bool() {
+            true => self.drains.push(drain),
+            false => self.dead_drains.push(drain),
+        }
+    }
+
     /// Polls tasks that were woken, until none is.
     fn settle(&mut self) {
-        while settle(&mut self.reclaimers) + settle(&mut self.tasks) > 0 {}
+        while settle(&mut self.reclaimers) + settle(&mut self.tasks) + settle(&mut self.drains) > 0
+        {
+        }
+        self.drains.retain(Woken::is_waiting);
         for mut task in self.tasks.extract_if(.., |task| !task.is_waiting()) {
             match task.output.take().unwrap().unwrap() {
                 Granted::Block(block) => self.blocks.push(block),
@@ -308,6 +354,8 @@ impl World {
     fn end(mut self) {
         // First: dead requests keep the memory that they were granted.
         self.dead.clear();
+        self.evictables.clear();
+        self.pins.clear();
         self.quiet();
         while !self.blocks.is_empty() || !self.reservations.is_empty() {
             self.blocks.pop();

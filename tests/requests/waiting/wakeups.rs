@@ -275,6 +275,39 @@ fn two_pools_of_a_device_do_not_starve_each_other() {
     }
 }
 
+/// A pool that was closed, or in which a drain waits that does not end, still gives its free memory to others.
+#[test]
+fn pool_that_ends_gives_its_free_memory_to_others() {
+    for (is_virtual, is_closed) in [(true, true), (true, false), (false, true), (false, false)] {
+        let device = SimDevice::builder()
+            .memory(8 * MIB)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let pools = [(); 2].map(|()| pool(&device, 8 * MIB));
+        let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
+        let free = pools[0].try_allocate(&streams[0], 6 * MIB).unwrap();
+        let _held = pools[0].try_allocate(&streams[0], 2 * MIB).unwrap();
+        let mut tasks = [Woken::new(pools[1].allocate(&streams[1], 4 * MIB))];
+        let _drain = match is_closed {
+            true => {
+                pools[0].close();
+                None
+            }
+            false => Some(not_ready(pools[0].drain())),
+        };
+        drop(free);
+        for _ in 0..1000 {
+            settle(&mut tasks);
+            device.advance(us(1000));
+        }
+        assert!(
+            !tasks[0].is_waiting(),
+            "virtual: {is_virtual}, closed: {is_closed}"
+        );
+    }
+}
+
 /// Each of three pools has one request for more than it has free. The pool with the oldest request gets the memory of
 /// the others, whichever pool was built first.
 #[test]
