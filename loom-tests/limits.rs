@@ -133,6 +133,32 @@ fn change_against_the_end_of_the_queue() {
     });
 }
 
+/// One block of a tag is freed while another one becomes evictable. Only both together are enough for a throttled
+/// request, which is woken.
+#[test]
+fn free_against_a_block_that_becomes_evictable() {
+    let tag = Tag::new("loom: evicted");
+    model("free against a block that becomes evictable", move || {
+        let device = device();
+        let pool = limited(&device, tag);
+        let (_, a) = stream(&device, &pool);
+        let allocate = |bytes| pool.allocate(&a, bytes).tag(tag);
+        let [freed, evicted] = [(); 2].map(|()| allocate(MIB / 2).try_now().unwrap());
+        let (woken, waker) = Count::new();
+        let mut throttled = allocate(MIB);
+        assert!(poll_with(&mut throttled, &waker).is_pending());
+        let freeing = thread::spawn(move || drop(freed));
+        let evictable = evicted.into_evictable();
+        freeing.join().unwrap();
+        assert!(woken.take() > 0);
+        assert!(!evictable.is_present());
+        assert!(poll_with(&mut throttled, &waker).is_ready());
+        drop(throttled);
+        assert_eq!(used(&pool, tag), 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// The limit is raised while a request finds it too low. The request is granted.
 #[test]
 fn raised_limit_against_a_request() {

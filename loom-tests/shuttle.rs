@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{Block, Pool, Stream};
+use weirpool::{Allocate, Block, Evictable, Pool, Stream, Tag};
 
 const MIB: u64 = 1 << 20;
 const THREADS: usize = 4;
@@ -68,7 +68,9 @@ impl Proceeding {
 
 fn schedules() -> usize {
     let chosen = std::env::var("WEIRPOOL_SCHEDULES").ok();
-    chosen.map_or(300, |number| number.parse().expect("a number of schedules"))
+    chosen.map_or(1500, |number| {
+        number.parse().expect("a number of schedules")
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -76,10 +78,13 @@ struct Setting {
     virtual_memory: bool,
     has_reclaimer: bool,
     lane_bytes: u64,
+    /// The most bytes of half of the requests.
+    limit: Option<u64>,
 }
 
 struct Task {
     pool: Pool,
+    tag: Tag,
     proceeding: Arc<Proceeding>,
     work: SimStream,
     stream: Stream,
@@ -98,21 +103,35 @@ impl Task {
         [512, 4096, MIB, 2 * MIB, 3 * MIB][thread_rng().gen_range(0..5)]
     }
 
+    /// A request, with the tag or without.
+    fn allocate(&self) -> Allocate<'_> {
+        let request = self.pool.allocate(&self.stream, self.bytes());
+        match thread_rng().gen_bool(0.5) {
+            true => request.tag(self.tag),
+            false => request,
+        }
+    }
+
     /// Polls a request once and drops it: it may be granted in between.
     fn give_up(&self) {
-        let mut request = self.pool.allocate(&self.stream, self.bytes());
+        let mut request = self.allocate();
         let context = &mut Context::from_waker(Waker::noop());
         if let Poll::Ready(Ok(block)) = Pin::new(&mut request).poll(context) {
             self.use_block(&block);
         }
     }
 
-    /// A task never waits for memory while it holds some, so every wait ends.
-    fn step(&self) {
-        match thread_rng().gen_range(0..9) {
+    /// A task never waits for memory while it holds some that cannot be evicted, so every wait ends.
+    fn step(&self, evictables: &mut Vec<Evictable>) {
+        match thread_rng().gen_range(0..10) {
             0..3 => {
-                let block = block_on(self.pool.allocate(&self.stream, self.bytes())).unwrap();
+                let block = block_on(self.allocate()).unwrap();
                 self.use_block(&block);
+            }
+            9 => {
+                let block = block_on(self.allocate()).unwrap();
+                self.use_block(&block);
+                evictables.push(block.into_evictable());
             }
             3 => {
                 if let Ok(block) = self.pool.try_allocate(&self.stream, self.bytes()) {
@@ -157,6 +176,8 @@ fn execute(setting: Setting) {
         .lane_bytes(setting.lane_bytes)
         .build()
         .unwrap();
+    let tag = Tag::new("limited");
+    pool.tag(tag).set_limit(setting.limit);
     let works: Vec<_> = (0..THREADS).map(|_| device.create_stream()).collect();
     let streams: Vec<_> = works
         .iter()
@@ -179,12 +200,16 @@ fn execute(setting: Setting) {
         .map(|(number, work)| {
             let task = Task {
                 pool: pool.clone(),
+                tag,
                 proceeding: proceeding.clone(),
                 work,
                 stream: streams[number].clone(),
                 other: streams[(number + 1) % THREADS].clone(),
             };
-            thread::spawn(move || (0..STEPS).for_each(|_| task.step()))
+            thread::spawn(move || {
+                let mut evictables = Vec::new();
+                (0..STEPS).for_each(|_| task.step(&mut evictables));
+            })
         })
         .collect();
     drop(streams);
@@ -224,6 +249,7 @@ fn waiters_are_served_under_random_schedules() {
         virtual_memory: true,
         has_reclaimer: false,
         lane_bytes: MIB,
+        limit: None,
     });
 }
 
@@ -233,6 +259,7 @@ fn waiters_are_served_beside_a_reclaimer_under_random_schedules() {
         virtual_memory: true,
         has_reclaimer: true,
         lane_bytes: MIB,
+        limit: None,
     });
 }
 
@@ -242,5 +269,16 @@ fn waiters_for_plain_memory_are_served_under_random_schedules() {
         virtual_memory: false,
         has_reclaimer: true,
         lane_bytes: 0,
+        limit: None,
+    });
+}
+
+#[test]
+fn throttled_requests_are_served_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: true,
+        has_reclaimer: false,
+        lane_bytes: MIB,
+        limit: Some(3 * MIB),
     });
 }

@@ -7,7 +7,7 @@ use crate::device::DeviceAddress;
 use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use crate::trace;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 
 /// Memory that can be evicted.
@@ -33,6 +33,8 @@ pub(crate) struct Place(u64);
 struct List {
     candidates: BTreeMap<Place, Candidate>,
     bytes: u64,
+    /// The entries whose memory is charged to each tag, and their bytes.
+    of_tags: BTreeMap<Tag, (BTreeSet<Place>, u64)>,
     last: Place,
     /// Entries taken off the list whose memory is not free yet.
     under_way: usize,
@@ -41,10 +43,36 @@ struct List {
 }
 
 impl List {
+    fn insert(&mut self, candidate: Candidate) -> Place {
+        self.last.0 += 1;
+        self.bytes += candidate.bytes;
+        if let Some(tag) = candidate.tag {
+            let (places, bytes) = self.of_tags.entry(tag).or_default();
+            places.insert(self.last);
+            *bytes += candidate.bytes;
+        }
+        self.candidates.insert(self.last, candidate);
+        self.last
+    }
+
     fn remove(&mut self, place: Place) -> Option<Candidate> {
         let candidate = self.candidates.remove(&place)?;
         self.bytes -= candidate.bytes;
+        if let Some(tag) = candidate.tag
+            && let Some((places, bytes)) = self.of_tags.get_mut(&tag)
+        {
+            places.remove(&place);
+            *bytes -= candidate.bytes;
+        }
         Some(candidate)
+    }
+
+    /// Returns the least recently used entry, of one tag or of all.
+    fn first(&self, of: Option<Tag>) -> Option<Place> {
+        match of {
+            Some(tag) => self.of_tags.get(&tag)?.0.first().copied(),
+            None => Some(*self.candidates.first_key_value()?.0),
+        }
     }
 }
 
@@ -63,12 +91,7 @@ impl Evictables {
 
     /// Lists memory as the most recently used.
     pub(crate) fn list(&self, candidate: Candidate) -> Place {
-        let mut list = self.list.lock();
-        list.last.0 += 1;
-        list.bytes += candidate.bytes;
-        let place = list.last;
-        list.candidates.insert(place, candidate);
-        place
+        self.list.lock().insert(candidate)
     }
 
     /// Takes memory off the list. Returns false if it is being evicted.
@@ -89,12 +112,10 @@ impl Evictables {
         candidates.map(|candidate| candidate.address).collect()
     }
 
-    /// Returns the bytes on the list that are charged to a tag. Takes time in proportion to the list.
+    /// Returns the bytes on the list that are charged to a tag.
     pub(crate) fn bytes_of(&self, tag: Tag) -> u64 {
         let list = self.list.lock();
-        let candidates = list.candidates.values();
-        let of_tag = candidates.filter(|candidate| candidate.tag == Some(tag));
-        of_tag.map(|candidate| candidate.bytes).sum()
+        list.of_tags.get(&tag).map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Returns the blocks that were evicted so far: their number and their bytes, which wrap around.
@@ -143,9 +164,7 @@ impl Evictables {
 
     fn pop(&self, of: Option<Tag>) -> Option<Candidate> {
         let mut list = self.list.lock();
-        let mut candidates = list.candidates.iter();
-        let found = candidates.find(|(_, candidate)| of.is_none() || candidate.tag == of);
-        let place = *found?.0;
+        let place = list.first(of)?;
         list.under_way += 1;
         list.remove(place)
     }

@@ -12,13 +12,17 @@
 use super::tag::Tag;
 use super::{Level, Waits};
 use crate::fault::injected;
-use crate::sync::{Count, Ordering, SharedNumber, plain::OnceLock};
+use crate::sync::{Count, Ordering, SharedNumber, SharedState, plain::OnceLock};
 use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::num::NonZeroU32;
 
 /// Set while a request of this tag is throttled.
 const THROTTLED: u64 = 1 << 63;
+
+/// Bits of [`Account::relief`]: memory is evicted now, and the result is looked at once more.
+const RELIEVING: u8 = 1;
+const AGAIN: u8 = 2;
 
 /// The limit does not allow the charge, or other requests of the same tag come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,8 @@ pub(crate) struct Account {
     frees: Count,
     /// How often bytes were uncharged, or a throttled request failed, while a request was throttled.
     releases: Count,
+    /// Whether memory of the tag is being evicted for its throttled requests.
+    relief: SharedState,
     pub(crate) waits: Waits,
 }
 
@@ -54,6 +60,7 @@ impl Account {
             allocations: Count::default(),
             frees: Count::default(),
             releases: Count::default(),
+            relief: SharedState::new(0),
             waits: Waits::default(),
         }
     }
@@ -103,6 +110,33 @@ impl Account {
     pub(crate) fn end_throttling(&self) {
         let is_throttled = |charged: u64| charged & THROTTLED != 0;
         let _ = self.update(|charged| is_throttled(charged).then_some(charged & !THROTTLED));
+    }
+
+    /// Returns whether a request of this tag is throttled.
+    pub(crate) fn is_throttling(&self) -> bool {
+        self.charged.load(Ordering::Acquire) & THROTTLED != 0
+    }
+
+    /// Calls `relieve`, which evicts memory of the tag for its throttled requests. If it runs already, in another thread
+    /// or because it freed a block itself, it is called again there: no depth of recursion, and no memory evicted twice
+    /// for one request.
+    pub(crate) fn relieve(&self, relieve: impl Fn()) {
+        let order = Ordering::AcqRel;
+        if self.relief.fetch_or(RELIEVING | AGAIN, order) & RELIEVING != 0 {
+            return;
+        }
+        let end = EndOnPanic(&self.relief);
+        loop {
+            self.relief.store(RELIEVING, Ordering::Release);
+            relieve();
+            let ended = self
+                .relief
+                .compare_exchange(RELIEVING, 0, order, Ordering::Acquire);
+            if ended.is_ok() {
+                // Another thread may run by now.
+                return std::mem::forget(end);
+            }
+        }
     }
 
     fn with(&self, charged: u64, bytes: u64) -> Option<u64> {
@@ -220,6 +254,14 @@ impl Account {
 
     fn reset_high(&self) {
         self.high.set(self.used_now());
+    }
+}
+
+struct EndOnPanic<'a>(&'a SharedState);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
     }
 }
 

@@ -446,7 +446,12 @@ fn charge_or_deny<'a>(
 ) -> Result<Charge<'a>, Denial<'a>> {
     let service = asker.service;
     let mut charged = Charge::of(service, demand, tag);
-    while charged.is_err() && service.evict_for(tag, demand.request.bytes) {
+    let account = service.queue.accounts.of(tag);
+    // Memory that is evicted while requests of the tag are throttled is theirs.
+    while charged.is_err()
+        && !account.is_throttling()
+        && service.evict_for(tag, demand.request.bytes)
+    {
         charged = Charge::of(service, demand, tag);
     }
     charged.map_err(|LimitReached| {

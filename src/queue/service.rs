@@ -17,6 +17,7 @@ use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
 use crate::driver::{Change, Driver, Effort, HistoryEvent, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
+use crate::fault::injected;
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
@@ -209,6 +210,12 @@ impl Service {
             .leave(waiter, waited, self.now(), &self.driver.gate);
         if moved.has_new_first {
             self.hooked.offer_to_throttled(&self.queue);
+            // The new first may be content with less.
+            waiter
+                .demand
+                .tag
+                .into_iter()
+                .for_each(|tag| self.relieve(tag));
         }
         moved.has_candidate
     }
@@ -274,6 +281,7 @@ impl Service {
         let gate = &this.driver.gate;
         let moved = this.queue.set_limit(tag, limit, this.now(), gate);
         this.note_moved(moved);
+        this.relieve(tag);
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled(Some(tag));
         throttled.into_iter().for_each(wake);
@@ -302,21 +310,30 @@ impl Service {
         account.uncharge(bytes)
     }
 
-    /// Admits throttled requests of a tag that its limit allows now.
+    /// Admits throttled requests of a tag that its limit allows now, or would allow once memory of the tag is evicted.
     #[cold]
     #[inline(never)]
     pub(crate) fn admit(&self, tag: Tag) {
         let moved = self.queue.admit(tag, self.now(), &self.driver.gate);
         self.note_moved(moved);
+        if !injected("freed-without-relief") {
+            self.relieve(tag);
+        }
     }
 
     /// Evicts memory of a tag until its throttled requests are let in, as far as that can be.
     pub(crate) fn relieve(&self, tag: Tag) {
-        while let Some(first) = self.queue.first_throttled(tag) {
-            if !self.evict_for(tag, first.demand.request.bytes) {
-                return;
-            }
+        let account = self.queue.accounts.of(tag);
+        if !account.is_throttling() {
+            return;
         }
+        account.relieve(|| {
+            while let Some(first) = self.queue.first_throttled(tag) {
+                if !self.evict_for(tag, first.demand.request.bytes) {
+                    return;
+                }
+            }
+        });
     }
 
     /// Evicts memory of a tag for a request that its limit does not allow, unless all of it would not be enough.

@@ -18,6 +18,7 @@ use super::waiting::WaitingRequest;
 use super::{Demand, Rules, Wants};
 use crate::driver::{Expected, gate};
 use crate::error::AllocError;
+use crate::fault::injected;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
@@ -402,7 +403,8 @@ impl Queue {
     /// else `claim` returns false, which is called under the lock.
     pub(super) fn next_to_notify(&self, claim: impl FnOnce() -> bool) -> Option<Option<Waker>> {
         let standing = self.standing.lock();
-        if standing.queued.is_empty() || !claim() {
+        let is_empty = standing.queued.is_empty() && !injected("notified-with-no-request-waiting");
+        if is_empty || !claim() {
             return None;
         }
         let mut first = self.first_of(&standing, NOTIFIED);

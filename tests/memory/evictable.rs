@@ -220,6 +220,56 @@ fn request_at_the_limit_of_its_tag_evicts_memory_of_that_tag() {
     drop(third);
 }
 
+#[derive(Debug)]
+enum Change {
+    Free,
+    RaisedLimit,
+    CancelledFirst,
+}
+
+/// A throttled request is not polled after it began to wait. As soon as evicting memory of its tag is enough, whatever
+/// changed, the memory is evicted and the request woken.
+#[test]
+fn throttled_request_is_woken_once_evicting_is_enough() {
+    let tag = Tag::new("evictable: woken");
+    for change in [Change::Free, Change::RaisedLimit, Change::CancelledFirst] {
+        let device = manual();
+        let pool = builder(&device, 64 * MIB).tag_limit(tag, 6 * MIB);
+        let pool = pool.build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let allocate = |bytes| pool.allocate(&stream, bytes).tag(tag);
+        let held = allocate(4 * MIB).try_now().unwrap();
+        let cached = [(); 2].map(|()| allocate(MIB).try_now().unwrap().into_evictable());
+        // All that can be evicted is too little for the first request.
+        let mut tasks = [5 * MIB, MIB].map(|bytes| Woken::new(allocate(bytes)));
+        assert_eq!(present(&cached), [true, true]);
+        let (held, first) = match change {
+            Change::Free => {
+                drop(held);
+                (None, 0)
+            }
+            Change::RaisedLimit => {
+                pool.tag(tag).set_limit(Some(9 * MIB));
+                (Some(held), 0)
+            }
+            Change::CancelledFirst => {
+                tasks[0].cancel();
+                (Some(held), 1)
+            }
+        };
+        assert!(tasks[first].is_woken(), "{change:?}");
+        settle(&mut tasks);
+        assert!(!tasks[first].is_waiting(), "{change:?}");
+        // One block is enough for one of the requests, and both are needed for both of them, or at the raised limit.
+        assert!(!cached[0].is_present());
+        assert_eq!(
+            cached[1].is_present(),
+            matches!(change, Change::CancelledFirst)
+        );
+        drop(held);
+    }
+}
+
 #[test]
 fn memory_is_taken_out_or_freed_with_its_last_pin() {
     let device = manual();
