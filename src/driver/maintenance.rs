@@ -179,8 +179,8 @@ impl Maintenance {
         });
     }
 
-    /// Does the maintenance that is due, when the alarm went off. It is put off while a request waits: then there is
-    /// no memory to release.
+    /// Does the maintenance that is due, when the alarm went off. While a request waits, which may need the free memory,
+    /// it releases only memory above the capacity, and the rest is put off.
     ///
     /// # Errors
     /// Returns an error if the device call fails; the steps before it keep their effect. Unless the error is sticky,
@@ -195,7 +195,7 @@ impl Maintenance {
         }
         let is_put_off = self.gate.load(Ordering::Relaxed) & gate::WAITING != 0;
         let done = if is_put_off {
-            Ok(true)
+            self.release_above_capacity().map(|_| true)
         } else {
             self.keep_up_now(free_low, is_synchronized)
         };
@@ -234,8 +234,7 @@ impl Maintenance {
             self.make_one_piece(total)?;
         }
         // All free memory above the capacity, and memory above the threshold that was free all the time.
-        let down_to = |reserved, most| self.release_and_publish(Target::DownTo { reserved, most });
-        let released = down_to(self.capacity(), u64::MAX)?;
+        let released = self.release_above_capacity()?;
         let unneeded = match is_synchronized {
             true => u64::MAX,
             false => free_low.saturating_sub(released),
@@ -245,8 +244,18 @@ impl Maintenance {
         } else {
             self.most_kept()
         };
-        down_to(kept, unneeded)?;
+        self.release_and_publish(Target::DownTo {
+            reserved: kept,
+            most: unneeded,
+        })?;
         Ok(may_follow)
+    }
+
+    fn release_above_capacity(&self) -> Result<u64, DeviceError> {
+        self.release_and_publish(Target::DownTo {
+            reserved: self.capacity(),
+            most: u64::MAX,
+        })
     }
 
     /// Notes outside pressure: the device refused memory within the capacity, because others hold it. Memory that stays

@@ -9,7 +9,7 @@ use super::search::{Search, may_submit};
 use super::{Driver, Mode, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
-use crate::heap::{Fence, Fences, Placement, Request, Target};
+use crate::heap::{Fence, Fences, Placement, Request, Target, inspect};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
@@ -88,7 +88,8 @@ impl PartsSearch<'_> {
 
     /// Releases the free memory of parts that were found for nothing. The first part may lie in a segment that is too
     /// large for it, and leave too little for the others: once that segment is released, each part gets one of its own.
-    /// Memory whose chunks can be remapped needs none of this. Returns whether to search again.
+    /// Where the capacity does not hold those, which are rounded up, takes one segment for all parts. Memory whose chunks
+    /// can be remapped needs none of this. Returns whether to search again.
     ///
     /// # Errors
     /// Returns an error if the device fails, or memory calls are needed that may not be made here.
@@ -101,7 +102,44 @@ impl PartsSearch<'_> {
             return Err(Refusal::NeedsThread);
         }
         let released = driver.release(Target::Keep(0)).into_result();
-        Ok(driver.noted(released)? > 0)
+        if driver.noted(released)? == 0 {
+            return Ok(false);
+        }
+        if self.was_refused_together()? && driver.spill_for(self.together()) {
+            self.was_refused_together()?;
+        }
+        Ok(true)
+    }
+
+    /// Takes one segment for all parts, if the capacity does not hold one for each. Returns whether the device has too
+    /// little for it.
+    fn was_refused_together(&self) -> Result<bool, DeviceError> {
+        let driver = self.driver;
+        let granularity = driver.settings.geometry.granularity;
+        let plan = {
+            let mut heap = driver.heap.lock();
+            let (left, _) = inspect::left_and_free(&heap);
+            let are_too_much = self.in_steps_of(granularity) > left;
+            are_too_much.then(|| heap.plan_new(self.together()))
+        };
+        match driver.carry_out_free(plan.flatten()) {
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
+                driver.note_refused(true);
+                Ok(true)
+            }
+            carried_out => carried_out.map(|()| false),
+        }
+    }
+
+    /// Returns the bytes of a segment that holds all parts.
+    fn together(&self) -> u64 {
+        let alignments = self.parts.all.iter().map(|part| part.request.alignment);
+        self.in_steps_of(alignments.max().unwrap_or(1))
+    }
+
+    fn in_steps_of(&self, step: u64) -> u64 {
+        let sizes = self.parts.all.iter().map(|part| part.request.bytes);
+        sizes.map(|bytes| bytes.next_multiple_of(step)).sum()
     }
 
     fn find(&self) -> Result<FoundParts, Refusal> {

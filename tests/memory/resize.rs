@@ -54,6 +54,26 @@ fn lower_capacity_releases_memory_now_and_later() {
     }
 }
 
+/// A request waits that the lower capacity allows, for longer than an interval of maintenance.
+#[test]
+fn memory_above_the_capacity_is_released_although_a_request_waits() {
+    for device in devices() {
+        let pool = pool(&device, 8 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let kept = [(); 2].map(|()| pool.try_allocate(&stream, 2 * MIB).unwrap());
+        let freed = [(); 2].map(|()| pool.try_allocate(&stream, 2 * MIB).unwrap());
+        let _ = pool.resize(6 * MIB).unwrap();
+        let mut waiting = not_ready(pool.allocate(&stream, 5 * MIB));
+        drop(freed);
+        assert!(poll(&mut waiting).is_pending());
+        device.advance(us(100_000));
+        assert!(reserved(&pool) <= 6 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        drop(kept);
+        assert!(poll(&mut waiting).is_ready());
+    }
+}
+
 /// A waiter for more than the new capacity fails. A waiter for less goes on.
 #[test]
 fn lower_capacity_fails_larger_requests() {

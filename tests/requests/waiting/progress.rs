@@ -30,6 +30,9 @@ struct Settings {
     overtaking: bool,
     /// One tag has a limit.
     limited: bool,
+    /// That tag has a weight, which changes.
+    weighted: bool,
+    order: Order,
     /// Two pools share a device that has too little memory for both.
     two_pools: bool,
     /// How many requests wait at a time.
@@ -42,18 +45,27 @@ struct Settings {
 
 impl Settings {
     fn of_seed(seed: u64) -> Self {
-        let bit = |at: u64| seed >> at & 1 == 1;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let [is_virtual, has_reclaimer, device_waits, overtaking] = [(); 4].map(|()| random.bool());
+        let [limited, weighted, two_pools, has_drains] = [(); 4].map(|()| random.bool());
+        let [waits_first, is_alone, has_idle] = [(); 3].map(|()| random.bool());
         Self {
             seed,
-            is_virtual: bit(0),
-            has_reclaimer: bit(1),
-            device_waits: bit(2),
-            overtaking: bit(3),
-            limited: bit(4),
-            two_pools: bit(5),
-            waiters: if bit(6) { 1 } else { 6 },
-            idle_streams: if bit(7) { 70 } else { 0 },
-            has_drains: bit(8),
+            is_virtual,
+            has_reclaimer,
+            device_waits,
+            overtaking,
+            limited,
+            weighted,
+            two_pools,
+            order: if waits_first {
+                Order::WaitFirst
+            } else {
+                Order::GrowFirst
+            },
+            waiters: if is_alone { 1 } else { 6 },
+            idle_streams: if has_idle { 70 } else { 0 },
+            has_drains,
         }
     }
 }
@@ -73,6 +85,7 @@ struct World {
     random: fastrand::Rng,
     device: SimDevice,
     pools: Vec<Pool>,
+    capacities: Vec<u64>,
     /// The streams of each pool.
     streams: Vec<Vec<(SimStream, Stream)>>,
     _idle: Vec<(SimStream, Stream)>,
@@ -99,7 +112,7 @@ impl World {
             .virtual_memory(settings.is_virtual)
             .build();
         let pool = || {
-            let mut builder = builder(&device, ALL);
+            let mut builder = builder(&device, ALL).order(settings.order);
             if !settings.device_waits {
                 builder = builder.reuse(only_host_waits());
             }
@@ -143,6 +156,7 @@ impl World {
             dead_drains: Vec::new(),
             settings,
             device,
+            capacities: vec![ALL; pools.len()],
             pools,
         }
     }
@@ -174,8 +188,10 @@ impl World {
         let (_, stream) = self.any_stream(at);
         let (pool, bytes) = (self.pools[at].clone(), self.any_bytes());
         let priority = self.random.i32(-1..2);
-        let is_tagged = self.settings.limited && bytes <= 8 * MIB;
-        let future: Pin<Box<dyn Future<Output = Answer>>> = match self.random.u32(..8) {
+        let timeout = us(self.random.u64(1..3000));
+        let has_tag = self.settings.limited || self.settings.weighted;
+        let is_tagged = has_tag && bytes <= 8 * MIB;
+        let future: Pin<Box<dyn Future<Output = Answer>>> = match self.random.u32(..10) {
             0 => Box::pin(async move {
                 let parts = [bytes / 2 + 512, bytes / 2 + 512];
                 let blocks = pool.allocate_many(&stream, parts).await?;
@@ -193,6 +209,10 @@ impl World {
             3..7 if is_tagged => Box::pin(async move {
                 let request = pool.allocate(&stream, bytes).tag(Tag::new(TAG));
                 Ok(Granted::Block(request.await?))
+            }),
+            7 => Box::pin(async move {
+                let block = pool.allocate(&stream, bytes).timeout(timeout).await?;
+                Ok(Granted::Block(block))
             }),
             _ => Box::pin(async move {
                 let block = pool.allocate(&stream, bytes).priority(priority).await?;
@@ -212,7 +232,7 @@ impl World {
 
     fn act(&mut self) {
         let pool = self.any_pool();
-        match self.random.u32(..32) {
+        match self.random.u32(..36) {
             0..6 => self.request(),
             6..10 => {
                 if let Some(at) = self.any_block() {
@@ -291,6 +311,24 @@ impl World {
                 let drains = [&mut self.drains, &mut self.dead_drains];
                 drop(drains.map(Vec::pop));
             }
+            29 if self.settings.weighted => {
+                let weight = self.random.u32(..4);
+                self.pools[pool].tag(Tag::new(TAG)).set_weight(weight);
+            }
+            30 => {
+                // Every request fits.
+                let capacity = ALL - CHUNK * self.random.u64(..2);
+                self.capacities[pool] = capacity;
+                let _ = self.pools[pool].resize(capacity).unwrap();
+            }
+            31 => {
+                let reuse = if self.random.bool() {
+                    Reuse::ALL
+                } else {
+                    only_host_waits()
+                };
+                self.pools[pool].set_reuse(reuse);
+            }
             _ => self.device.advance(us(self.random.u64(1..500))),
         }
         self.settle();
@@ -311,10 +349,12 @@ impl World {
         }
         self.drains.retain(Woken::is_waiting);
         for mut task in self.tasks.extract_if(.., |task| !task.is_waiting()) {
-            match task.output.take().unwrap().unwrap() {
-                Granted::Block(block) => self.blocks.push(block),
-                Granted::Blocks(blocks) => self.blocks.extend(blocks),
-                Granted::Reservation(reservation) => self.reservations.push(reservation),
+            match task.output.take().unwrap() {
+                Ok(Granted::Block(block)) => self.blocks.push(block),
+                Ok(Granted::Blocks(blocks)) => self.blocks.extend(blocks),
+                Ok(Granted::Reservation(reservation)) => self.reservations.push(reservation),
+                Err(AllocError::TimedOut { .. }) => {}
+                Err(error) => panic!("{error}: {:?}", self.settings),
             }
         }
     }
@@ -340,8 +380,8 @@ impl World {
         let is_unwoken = |task: &&mut Task| !task.is_woken();
         let mut unwoken: Vec<_> = self.dead.iter_mut().filter(is_unwoken).collect();
         // New terms, which are the old ones: every request is searched for.
-        for pool in &self.pools {
-            let _ = pool.resize(ALL).unwrap();
+        for (pool, capacity) in self.pools.iter().zip(&self.capacities) {
+            let _ = pool.resize(*capacity).unwrap();
         }
         // A request that was let in by the search is woken by it.
         let is_idle = |task: &Task| task.is_waiting() && !task.is_woken();
@@ -376,7 +416,7 @@ impl World {
 #[test]
 fn request_that_could_be_granted_does_not_sleep() {
     let seeds = std::env::var("WEIRPOOL_PROGRESS_SEEDS");
-    let seeds = seeds.map_or(512, |seeds| seeds.parse().unwrap());
+    let seeds = seeds.map_or(1024, |seeds| seeds.parse().unwrap());
     for seed in 0..seeds {
         let mut world = World::new(Settings::of_seed(seed));
         for _ in 0..6 {

@@ -267,3 +267,22 @@ fn blocks_of_one_request_are_granted_although_the_free_segment_fits_only_one() {
         assert_eq!(tasks[0].output, Some(Ok(())));
     }
 }
+
+/// Plain memory comes in segments of whole steps. The capacity holds both blocks, but not a segment for each.
+#[test]
+fn blocks_of_one_request_share_a_segment_where_each_of_its_own_is_too_much() {
+    let device = manual_builder().virtual_memory(false).build();
+    let pool = builder(&device, 14 * MIB).build().unwrap();
+    let [(_, a), (_, b)] = streams(&device, &pool);
+    let parts = || [6 * MIB + 512; 2];
+    drop(pool.allocate_many(&a, parts()).try_now().unwrap());
+    let held = pool.try_allocate(&b, 10 * MIB).unwrap();
+    let mut blocks = [Woken::new(pool.allocate_many(&a, parts()))];
+    drop(held);
+    device.advance(us(10_000));
+    settle(&mut blocks);
+    assert!(!blocks[0].is_waiting());
+    drop(blocks);
+    drop(now(pool.reserve_many(parts().to_vec())).unwrap());
+    pool.check_conserved().unwrap();
+}
