@@ -63,16 +63,19 @@ fn a_scope_against_a_stream_that_goes() {
                 pool.reap().unwrap();
             })
         };
-        let scope = pool.statistics_scope();
+        // Boxed: a model has a small stack.
+        let scope = Box::new(pool.statistics_scope());
         drop(pool.try_allocate(&b, 4096).unwrap());
-        let during = scope.read();
+        let during = Box::new(scope.read());
         assert_eq!((during.allocations, during.frees), (1, 1));
+        drop(during);
         going.join().unwrap();
-        let after = scope.end();
+        let after = Box::new(scope.end());
         assert_eq!((after.allocations, after.frees), (1, 1));
         assert_eq!((after.allocated, after.retained()), (4096, 0));
         assert!(after.used.high >= 4096);
-        let all = pool.statistics();
+        drop(after);
+        let all = Box::new(pool.statistics());
         assert_eq!((all.allocations, all.frees, all.live_blocks), (2, 2, 0));
         pool.check_conserved().unwrap();
     });

@@ -29,6 +29,9 @@ pub(crate) mod gate {
     pub(crate) const DRAINING: u8 = 8;
     /// A broker takes back memory that is in use: caches are bypassed, and requests are granted within a bound.
     pub(crate) const RECALLED: u8 = 16;
+    /// A request waits in the scope of a reservation, perhaps for the limit of its tag and not in the fair queue: caches
+    /// are bypassed, and requests are still granted.
+    pub(crate) const SCOPED: u8 = 32;
 }
 
 /// The validated settings of a pool.
@@ -129,7 +132,8 @@ impl Core {
 
     /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
     pub(crate) fn is_granting(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & !(gate::DRAINING | gate::RECALLED) == 0
+        let allowed = gate::DRAINING | gate::RECALLED | gate::SCOPED;
+        self.gate.load(Ordering::Relaxed) & !allowed == 0
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -244,8 +248,8 @@ impl Core {
         result
     }
 
-    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open,
-    /// and waits for the reservation whose scope it is in at most.
+    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open
+    /// unless it is in the scope of a reservation.
     pub(crate) fn publish(&self, change: Change) {
         if !self.is_open() || matches!(change, Change::Reservation(_)) {
             self.publisher.publish(change);

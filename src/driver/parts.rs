@@ -76,7 +76,7 @@ impl PartsSearch<'_> {
             return Ok(std::iter::once(found.allocation).collect());
         }
         let mut found = match self.find() {
-            Err(Refusal::Short(_)) if self.release_for_parts()? => self.find()?,
+            Err(Refusal::Short(_)) => self.find_again()?,
             found => found?,
         };
         found.sort_by_key(|(at, _)| *at);
@@ -84,6 +84,22 @@ impl PartsSearch<'_> {
             .into_iter()
             .map(|(_, found)| found.allocation)
             .collect())
+    }
+
+    /// Searches once more after a search in vain. It may have polled, flushed or evicted after it placed the first part,
+    /// which then lies where it leaves too little for the others. Then releases what is in the way.
+    fn find_again(&self) -> Result<FoundParts, Refusal> {
+        match self.find() {
+            Err(Refusal::Short(_)) if self.release_for_parts()? => {}
+            found => return found,
+        }
+        let is_refused = self.driver.is_refused();
+        let found = self.find();
+        if is_refused && matches!(found, Err(Refusal::Short(_))) {
+            // Growing for the first part succeeded, and made it forgotten: the device is to be asked again.
+            self.driver.note_refused(true);
+        }
+        found
     }
 
     /// Releases the free memory of parts that were found for nothing. The first part may lie in a segment that is too

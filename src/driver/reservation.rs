@@ -218,6 +218,7 @@ impl<'a> Draw<'a> {
         growth: Growth,
     ) -> Result<Option<Found>, DeviceError> {
         let driver = self.to.driver;
+        let was_refused = driver.is_refused();
         let limit = self.to.may_wait().then_some(WaitLimit::Unlimited);
         let exchanged = self.to.with_waits(limit, |view| {
             let mut heap = driver.heap.lock();
@@ -234,8 +235,11 @@ impl<'a> Draw<'a> {
                 found
             }
         };
-        // The pieces may serve waiters, or be more than the pool is to hold.
-        driver.publish(Change::Memory);
+        // The pieces may serve waiters, or be more than the pool is to hold. After a refusal that was expected they are
+        // where they were, and a request that exchanges when it hears of a change would wake itself for ever.
+        if found.is_some() || !was_refused {
+            driver.publish(Change::Memory);
+        }
         driver.note_return();
         Ok(found)
     }

@@ -329,6 +329,13 @@ impl Reserved {
             .driver
             .add_to_reservation(self.reservation, allocations);
         self.book.lock().size += bytes;
+        // A reservation ends by giving all that it has to its parent, as drawn from there.
+        let parents = std::iter::successors(self.parent.as_ref(), |parent| parent.parent.as_ref());
+        for parent in parents {
+            let mut book = parent.book.lock();
+            book.size += bytes;
+            book.drawn += bytes;
+        }
         if let Some(account) = self.account() {
             account.note_more();
         }

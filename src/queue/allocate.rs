@@ -289,6 +289,10 @@ impl Membership {
                     return Poll::Ready(Err(error));
                 }
                 service.hooked.offer_if_first(waiter, tag, &service.queue);
+                if waiter.scope.is_some() {
+                    // Starts the watches on streams.
+                    Service::serve_candidate(service);
+                }
             }
             None => {
                 self.standstill = None;

@@ -3,7 +3,7 @@
 //! | change | published by | can profit |
 //! |---|---|---|
 //! | [`Memory`](Change::Memory) | a free; a completed event; a seal; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
-//! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream |
+//! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream; requests in scopes of reservations |
 //! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
 //! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |
 //!
@@ -351,9 +351,14 @@ fn generation(state: u64) -> u64 {
 impl Publish for Funnel {
     fn publish(&self, change: Change) {
         match change {
-            Change::Order(stream) if !self.queue.waits_for(stream) => {}
             Change::Memory | Change::Order(_) => {
-                self.notify();
+                let is_awaited = match change {
+                    Change::Order(stream) => self.queue.waits_for(stream),
+                    _ => true,
+                };
+                if is_awaited {
+                    self.notify();
+                }
                 self.queue
                     .scopes
                     .wakers_for_pieces()

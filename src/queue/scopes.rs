@@ -2,9 +2,10 @@
 
 use super::fair_queue::Position;
 use super::waiter::Waiter;
+use crate::driver::gate;
 use crate::id::ReservationId;
 use crate::sync::plain::AtomicU64;
-use crate::sync::{Arc, Guards, Mutex, Ordering};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -23,28 +24,43 @@ impl Scopes {
         }
     }
 
-    /// Adds a request, if it was made in a scope.
-    pub(super) fn enter(&self, waiter: &Arc<Waiter>) {
+    /// Adds a request, if it was made in a scope. The gate is closed under the lock, as it is opened.
+    pub(super) fn enter(&self, waiter: &Arc<Waiter>, gate: &SharedState) {
         if let Some(key) = key(waiter) {
-            self.waiters.lock().insert(key, waiter.clone());
+            let mut waiters = self.waiters.lock();
+            waiters.insert(key, waiter.clone());
             self.count.fetch_add(1, Ordering::Relaxed);
+            if waiters.len() == 1 {
+                gate.fetch_or(gate::SCOPED, Ordering::SeqCst);
+            }
         }
     }
 
     /// Removes a request that leaves the queue.
-    pub(super) fn leave(&self, waiter: &Waiter) {
+    pub(super) fn leave(&self, waiter: &Waiter, gate: &SharedState) {
         let Some(key) = key(waiter) else {
             return;
         };
-        let left = self.waiters.lock().remove(&key);
+        let mut waiters = self.waiters.lock();
+        let left = waiters.remove(&key);
         if left.is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
+            if waiters.is_empty() {
+                gate.fetch_and(!gate::SCOPED, Ordering::SeqCst);
+            }
         }
+        drop(waiters);
+        drop(left);
+    }
+
+    /// Returns whether no request in a scope waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Returns the wakers of the requests made in the scope of a reservation.
     pub(super) fn wakers_of(&self, reservation: ReservationId) -> Vec<Waker> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return Vec::new();
         }
         let waiters = self.waiters.lock();
@@ -56,7 +72,7 @@ impl Scopes {
     /// Returns the wakers of the requests whose reservations have enough, in pieces that memory of the pool could be
     /// exchanged for.
     pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return Vec::new();
         }
         let waiters = self.waiters.lock();

@@ -168,7 +168,8 @@ impl Service {
         if !is_awaited {
             self.driver.lease.withdraw();
         }
-        if !is_awaited && !self.driver.is_draining() && !self.driver.is_recalled() {
+        let is_idle = !is_awaited && self.queue.scopes.is_empty();
+        if is_idle && !self.driver.is_draining() && !self.driver.is_recalled() {
             return drop(watches);
         }
         let waker = Waker::from(self.funnel.clone());
@@ -224,8 +225,8 @@ impl Service {
     /// if the request was notified and did not serve. After the last request nothing is watched any more.
     pub(super) fn depart(this: &Arc<Self>, waiter: &Waiter, waited: Option<Duration>) {
         let has_candidate = this.leave(waiter, waited);
-        if let (Some(tag), None, false) = (waiter.demand.tag, waited, waiter.is_throttled()) {
-            this.uncharge(tag, waiter.demand.request.bytes);
+        if waited.is_none() {
+            this.uncharge_unserved(waiter);
         }
         if has_candidate || this.queue.is_empty() {
             this.funnel.note_candidate();
@@ -246,14 +247,38 @@ impl Service {
         }
     }
 
-    /// Fails a request: in a pass over the queue, or at the limit of its tag.
+    /// Fails a request, wherever it waits. Its task may be dead: its bytes are given back to its tag at once.
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let waker = waiter.fail(error);
-        // A pass goes on with the next request. Throttled requests keep no other from being served.
-        let _ = self.leave(waiter, None);
-        waker.into_iter().for_each(wake);
+        let Some(waker) = waiter.fail(error) else {
+            // It was granted or failed before, or is gone: whoever did that takes it out of the queue.
+            let _ = self.leave(waiter, None);
+            return;
+        };
+        if self.leave(waiter, None) {
+            self.funnel.notify_candidate();
+        }
+        self.uncharge_unserved(waiter);
+        wake(waker);
         if self.driver.is_draining() {
             self.funnel.wake_drains();
+        }
+    }
+
+    /// Gives the bytes of a request that was not served back to its tag, once.
+    fn uncharge_unserved(&self, waiter: &Waiter) {
+        if let (Some(tag), false) = (waiter.demand.tag, waiter.is_throttled())
+            && waiter.note_uncharged()
+        {
+            self.uncharge(tag, waiter.demand.request.bytes);
+        }
+    }
+
+    /// Fails the requests that can never be served under the present terms, wherever they wait.
+    fn fail_hopeless(&self) {
+        for waiter in self.queue.first(usize::MAX) {
+            if let Some(refusal) = self.refusal_of(&waiter.demand) {
+                self.fail(&waiter, refusal);
+            }
         }
     }
 
@@ -269,8 +294,10 @@ impl Service {
         self.driver.publish(change);
     }
 
-    /// Serves the queue under changed terms of the pool, and has throttled requests look at theirs.
+    /// Serves the queue under changed terms of the pool, fails requests that they exclude, and has throttled requests
+    /// look at theirs.
     pub(crate) fn apply_terms(this: &Arc<Self>) {
+        this.fail_hopeless();
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled(None);
         throttled.into_iter().for_each(wake);
@@ -281,6 +308,7 @@ impl Service {
         let gate = &this.driver.gate;
         let moved = this.queue.set_limit(tag, limit, this.now(), gate);
         this.note_moved(moved);
+        this.fail_hopeless();
         this.relieve(tag);
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled(Some(tag));

@@ -69,11 +69,6 @@ impl<'a> Pass<'a> {
                     continue;
                 }
             }
-            if service.driver.is_refused() {
-                // Others have the memory, and cannot tell when they release it.
-                let interval = service.driver.maintenance.interval();
-                self.look_again_at(service.now().saturating_add(interval));
-            }
             return self.next_look.get();
         }
         service.end_deadlock();
@@ -141,7 +136,7 @@ impl<'a> Pass<'a> {
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
             Err(Refusal::Short(_)) => {
-                waiter.note_searched(self.generation);
+                waiter.note_searched(self.generation, service.driver.is_refused());
                 self.note_times(waiter);
                 return Served::Short;
             }
@@ -173,6 +168,11 @@ impl<'a> Pass<'a> {
     /// Notes when time alone may let a search succeed that did not.
     fn note_times(&self, waiter: &Waiter) {
         let now = self.service.now();
+        if waiter.was_refused() {
+            // Others have the memory, and cannot tell when they release it.
+            let interval = self.service.driver.maintenance.interval();
+            self.look_again_at(now.saturating_add(interval));
+        }
         let patience = &waiter.patience;
         let patience_ends = (!patience.fences.is_empty()).then_some(patience.until);
         let wait_is_allowed = wait_allowed_at(&self.service.driver, &waiter.lane);

@@ -50,6 +50,10 @@ pub(crate) struct Waiter {
     passed: (AtomicU64, AtomicU64),
     /// The generation at which memory was last searched for in vain. Written by the server only.
     searched: AtomicU64,
+    /// The device had refused memory at the end of that search. Written by the server only.
+    was_refused: AtomicBool,
+    /// Its bytes were given back to its tag, although it was not served.
+    is_uncharged: AtomicBool,
     /// Where the request stands with the pressure hook.
     pub(super) hook: Turn,
     /// The request was granted, even if it is gone since.
@@ -110,6 +114,8 @@ impl Waiter {
             is_throttled: SharedFlag::new(origin.is_throttled),
             passed: (AtomicU64::new(0), AtomicU64::new(0)),
             searched: AtomicU64::new(NEVER),
+            was_refused: AtomicBool::new(false),
+            is_uncharged: AtomicBool::new(false),
             hook: Turn::new(),
             is_served: SharedFlag::new(false),
             unserved: OnceLock::new(),
@@ -245,7 +251,19 @@ impl Waiter {
         self.searched.load(Ordering::Relaxed) == generation
     }
 
-    pub(super) fn note_searched(&self, generation: u64) {
+    /// Returns whether the device had refused memory when it was last searched for in vain.
+    pub(super) fn was_refused(&self) -> bool {
+        self.was_refused.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the bytes of a request that was not served are given back to its tag. Returns whether this is the
+    /// first time.
+    pub(super) fn note_uncharged(&self) -> bool {
+        !self.is_uncharged.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn note_searched(&self, generation: u64, is_refused: bool) {
+        self.was_refused.store(is_refused, Ordering::Relaxed);
         self.searched.store(generation, Ordering::Relaxed);
     }
 

@@ -220,7 +220,7 @@ impl Queue {
         standing.next += 1;
         let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
-        self.scopes.enter(&waiter);
+        self.scopes.enter(&waiter, gate);
         let is_candidate = match over {
             Some(tag) => {
                 standing.quotas.of(tag).join(waiter.clone(), now);
@@ -295,7 +295,7 @@ impl Queue {
             moved.has_new_first |= was_first;
             moved
         };
-        self.scopes.leave(waiter);
+        self.scopes.leave(waiter, gate);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
         let waited = waited.unwrap_or_default();

@@ -261,3 +261,17 @@ fn trim_reports_the_memory_above_its_target() {
         assert!(pool.trim_to(0).unwrap().is_reached());
     }
 }
+/// A request behind the head exceeds the lowered capacity. It fails, and its task is woken.
+#[test]
+fn request_behind_the_head_hears_of_a_lower_capacity() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let _held = pool.try_allocate(&stream, 12 * MIB).unwrap();
+    let _head = not_ready(pool.allocate(&stream, 6 * MIB));
+    let mut tasks = [Woken::new(pool.allocate(&stream, 14 * MIB))];
+    let _ = pool.resize(12 * MIB).unwrap();
+    settle(&mut tasks);
+    let answer = tasks[0].output.take();
+    assert!(matches!(answer, Some(Err(AllocError::TooLarge { .. }))));
+}

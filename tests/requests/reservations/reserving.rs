@@ -191,3 +191,28 @@ fn reservation_is_listed_in_statistics_snapshots_and_lookups() {
     assert_eq!(pool.snapshot().bytes_in(BlockState::Reserved), 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap().released, 0, "it is not free");
 }
+
+/// A reservation within another one grows, by memory of the pool. At its end all of that is the outer one's, and then the
+/// pool's.
+#[test]
+fn nested_reservation_that_grew_ends_in_the_outer_one() {
+    for device in devices() {
+        let tag = Tag::new("reservations: nested");
+        let pool = small(&device);
+        let outer = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
+        let pool = &pool;
+        let reserve = |bytes| async move { pool.reserve(bytes).tag(tag).await };
+        let middle = now(Box::pin(outer.scope(reserve(4 * MIB)))).unwrap();
+        let mut inner = now(Box::pin(middle.scope(reserve(2 * MIB)))).unwrap();
+        now(inner.grow(2 * MIB)).unwrap();
+        let sizes = || (outer.size(), outer.left(), middle.size(), middle.left());
+        assert_eq!(sizes(), (10 * MIB, 4 * MIB, 6 * MIB, 2 * MIB));
+        drop(inner);
+        assert_eq!(sizes(), (10 * MIB, 4 * MIB, 6 * MIB, 6 * MIB));
+        drop(middle);
+        assert_eq!((outer.size(), outer.left()), (10 * MIB, 10 * MIB));
+        drop(outer);
+        assert_eq!(pool.tag(tag).statistics().used.current, 0);
+        pool.check_conserved().unwrap();
+    }
+}

@@ -151,3 +151,59 @@ fn waiting_nested_reservation_takes_what_returns_to_the_outer_one() {
         assert_eq!(pool.statistics().waits.waiting, 0);
     }
 }
+
+/// A reservation has enough bytes in pieces for a request that waits for the limit of its tag. It is woken by memory of the
+/// pool that the pieces can be exchanged for.
+#[test]
+fn throttled_request_hears_of_memory_to_exchange() {
+    for device in devices() {
+        let tag = Tag::new("reservations: throttled in a scope");
+        let pool = builder(&device, 16 * MIB)
+            .lane_bytes(0)
+            .tag_limit(tag, 8 * MIB);
+        let pool = pool.build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
+        let drawn = [(); 8].map(|()| reservation.allocate(&stream, MIB).unwrap());
+        let other = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut drawn = drawn.map(Some);
+        drawn.iter_mut().step_by(2).for_each(|block| *block = None);
+        let request = async { pool.allocate(&stream, 4 * MIB).tag(tag).await };
+        let mut tasks = [Woken::new(reservation.scope(request))];
+        run(&work, us(100));
+        drop(other);
+        settle(&mut tasks);
+        device.advance(us(200));
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting());
+    }
+}
+
+/// The device refuses the memory that the pieces of a reservation would be exchanged for. The request waits, and does not
+/// wake itself.
+#[test]
+fn refused_exchange_wakes_nobody_for_ever() {
+    for is_virtual in [true, false] {
+        let device = manual_builder()
+            .memory(20 * MIB)
+            .virtual_memory(is_virtual)
+            .build();
+        let pools = [(); 2].map(|()| builder(&device, 16 * MIB).lane_bytes(0).build().unwrap());
+        let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
+        let reservation = pools[0].reserve(8 * MIB).try_now().unwrap();
+        let drawn = [(); 8].map(|()| reservation.allocate(&streams[0], MIB).unwrap());
+        let mut drawn = drawn.map(Some);
+        drawn.iter_mut().step_by(2).for_each(|block| *block = None);
+        let taken = pools[1].try_allocate(&streams[1], 10 * MIB).unwrap();
+        let request = async { pools[0].allocate(&streams[0], 4 * MIB).await };
+        let mut tasks = [Woken::new(reservation.scope(request))];
+        settle(&mut tasks);
+        assert!(tasks[0].is_waiting());
+        drop(taken);
+        for _ in 0..10 {
+            device.advance(us(20_000));
+            settle(&mut tasks);
+        }
+        assert!(!tasks[0].is_waiting(), "virtual: {is_virtual}");
+    }
+}

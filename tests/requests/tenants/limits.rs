@@ -478,3 +478,82 @@ fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
         assert_eq!(now(pool.drain()), Ok(()));
     }
 }
+
+/// The first request of a tag fails, because nothing of the tag is freed. Its task may run or not. The request behind it
+/// is let in, and served.
+#[test]
+fn request_behind_a_failed_first_is_served() {
+    const GRACE: std::time::Duration = us(10_000);
+    for is_dead in [false, true] {
+        let device = manual();
+        let [guest] = tags("behind a failed first");
+        let pool = builder(&device, 64 * MIB)
+            .deadlock_grace(GRACE)
+            .fail_deadlocks_after(GRACE)
+            .tag_limit(guest, 8 * MIB);
+        let pool = pool.build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+        let _held = allocate(4 * MIB).try_now().unwrap();
+        let mut first = [Woken::new(allocate(6 * MIB))];
+        let mut second = [Woken::new(allocate(4 * MIB))];
+        for _ in 0..20 {
+            device.advance(GRACE / 4);
+            settle(&mut second);
+            if !is_dead {
+                settle(&mut first);
+            }
+        }
+        assert!(matches!(second[0].output, Some(Ok(_))), "dead: {is_dead}");
+    }
+}
+
+/// The first request of a tag exceeds the lowered limit, or the lowered capacity, and its task runs no more. It fails, and
+/// the request behind it is served.
+#[test]
+fn request_behind_one_that_can_never_be_served_is_served() {
+    for is_limit in [true, false] {
+        let device = manual();
+        let [guest] = tags("behind one that can never be served");
+        let (pool, stream) = limited(&device, 64 * MIB, (guest, 16 * MIB));
+        let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+        let _held = allocate(4 * MIB).try_now().unwrap();
+        let mut first = not_ready(allocate(14 * MIB));
+        let mut second = [Woken::new(allocate(MIB))];
+        if is_limit {
+            pool.tag(guest).set_limit(Some(12 * MIB));
+        } else {
+            let _ = pool.resize(12 * MIB).unwrap();
+        }
+        settle(&mut second);
+        assert!(!second[0].is_waiting(), "limit: {is_limit}");
+        let Poll::Ready(Err(error)) = poll(&mut first) else {
+            panic!("it can never be served");
+        };
+        match is_limit {
+            true => assert!(matches!(error, AllocError::OverLimit { .. }), "{error}"),
+            false => assert!(matches!(error, AllocError::TooLarge { .. }), "{error}"),
+        }
+        drop(first);
+        assert_eq!(used(&pool, guest), 5 * MIB);
+    }
+}
+
+/// A request in the fair queue fails, and its task does not look at the answer: its bytes are those of its tag again.
+#[test]
+fn failed_request_gives_its_bytes_back_before_its_task_knows() {
+    let device = manual();
+    let [guest] = tags("failed");
+    let (pool, stream) = limited(&device, 16 * MIB, (guest, 16 * MIB));
+    let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+    let other = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let dead = not_ready(allocate(14 * MIB));
+    let mut second = [Woken::new(allocate(4 * MIB))];
+    let _ = pool.resize(12 * MIB).unwrap();
+    settle(&mut second);
+    assert!(!second[0].is_waiting());
+    assert_eq!(used(&pool, guest), 4 * MIB);
+    drop((dead, second, other));
+    assert_eq!(used(&pool, guest), 0);
+    pool.check_conserved().unwrap();
+}

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::device::MemoryKind;
 use weirpool::testing::Invariants;
 
 #[test]
@@ -285,4 +286,33 @@ fn blocks_of_one_request_share_a_segment_where_each_of_its_own_is_too_much() {
     drop(blocks);
     drop(now(pool.reserve_many(parts().to_vec())).unwrap());
     pool.check_conserved().unwrap();
+}
+
+/// The device refuses a segment for both blocks, and then gives one for the first. Other code releases memory later, and
+/// does not say so.
+#[test]
+fn refused_segment_for_all_blocks_is_asked_for_again() {
+    let device = manual_builder()
+        .memory(20 * MIB)
+        .virtual_memory(false)
+        .build();
+    let pool = builder(&device, 16 * MIB)
+        .growth(GrowBy::AtLeast(6 * MIB))
+        .lane_bytes(0)
+        .deadlock_grace(us(100_000_000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let outside = device.allocate(MemoryKind::Device, 6 * MIB).unwrap();
+    let _kept = pool.reserve(3 * MIB).try_now().unwrap();
+    let mut tasks = [Woken::new(pool.allocate_many(&stream, [4 * MIB + 512; 2]))];
+    device.advance(us(200_000));
+    settle(&mut tasks);
+    assert!(tasks[0].is_waiting());
+    device.free(MemoryKind::Device, outside, 6 * MIB).unwrap();
+    for _ in 0..10 {
+        device.advance(us(20_000));
+        settle(&mut tasks);
+    }
+    assert!(!tasks[0].is_waiting());
 }

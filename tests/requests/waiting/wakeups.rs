@@ -411,3 +411,40 @@ fn free_wakes_few_of_many_waiting_requests() {
         assert!(polls <= 300, "{polls} polls for 100 grants");
     }
 }
+
+/// The device refuses memory to the head, and gives some to a smaller request behind it. Later another pool releases what
+/// the head lacks, and does not say so.
+#[test]
+fn refused_head_is_asked_for_again_after_another_request_grew() {
+    for is_virtual in [true, false] {
+        let device = manual_builder()
+            .memory(20 * MIB)
+            .virtual_memory(is_virtual)
+            .build();
+        let outside = pool(&device, 8 * MIB);
+        let taken = outside.try_allocate(&stream(&device, &outside).1, 8 * MIB);
+        let all = Overtaking {
+            times: 8,
+            bytes: 64 * MIB,
+        };
+        let settings = builder(&device, 16 * MIB)
+            .lane_bytes(0)
+            .reuse(only_host_waits())
+            .overtaking(all);
+        let pool = settings.build().unwrap();
+        let [(work, a), (_, b)] = streams(&device, &pool);
+        // Pending for so long that there is no deadlock.
+        let pending = pool.try_allocate(&a, 2 * MIB).unwrap();
+        run(&work, us(1_000_000_000));
+        drop(pending);
+        let mut head = [Woken::new(pool.allocate(&b, 12 * MIB))];
+        let small = now(pool.allocate(&b, 2 * MIB)).unwrap();
+        drop((taken, outside));
+        for _ in 0..10 {
+            device.advance(us(20_000));
+            settle(&mut head);
+        }
+        assert!(!head[0].is_waiting(), "virtual: {is_virtual}");
+        drop(small);
+    }
+}
