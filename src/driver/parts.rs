@@ -87,7 +87,7 @@ impl PartsSearch<'_> {
     }
 
     /// Searches once more after a search in vain. It may have polled, flushed or evicted after it placed the first part,
-    /// which then lies where it leaves too little for the others. Then releases what is in the way.
+    /// which then lies where it leaves too little for the others. Then releases the free memory in the way.
     fn find_again(&self) -> Result<FoundParts, Refusal> {
         match self.find() {
             Err(Refusal::Short(_)) if self.release_for_parts()? => {}

@@ -250,7 +250,7 @@ impl Service {
     /// Fails a request, wherever it waits. Its task may be dead: its bytes are given back to its tag at once.
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
         let Some(waker) = waiter.fail(error) else {
-            // It was granted or failed before, or is gone: whoever did that takes it out of the queue.
+            // It was granted or failed before, or is gone.
             let _ = self.leave(waiter, None);
             return;
         };

@@ -10,6 +10,7 @@ use super::*;
 use std::future::Future;
 use std::pin::Pin;
 use weirpool::device::DeviceErrorKind::Unsupported;
+use weirpool::device::MemoryKind;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::testing::Invariants;
 
@@ -41,6 +42,12 @@ struct Settings {
     idle_streams: usize,
     /// Drains evict all that can be evicted.
     has_drains: bool,
+    /// Requests fail in a deadlock, or when the limit or the capacity is below their size.
+    may_fail: bool,
+    /// Blocks and reservations grow.
+    grows: bool,
+    /// Other code takes memory of the device, and releases it without a word.
+    is_shared: bool,
 }
 
 impl Settings {
@@ -49,6 +56,7 @@ impl Settings {
         let [is_virtual, has_reclaimer, device_waits, overtaking] = [(); 4].map(|()| random.bool());
         let [limited, weighted, two_pools, has_drains] = [(); 4].map(|()| random.bool());
         let [waits_first, is_alone, has_idle] = [(); 3].map(|()| random.bool());
+        let [may_fail, grows, is_shared] = [(); 3].map(|()| random.bool());
         Self {
             seed,
             is_virtual,
@@ -66,6 +74,44 @@ impl Settings {
             waiters: if is_alone { 1 } else { 6 },
             idle_streams: if has_idle { 70 } else { 0 },
             has_drains,
+            may_fail,
+            grows,
+            is_shared,
+        }
+    }
+
+    /// Chooses the settings that the operations do not depend on.
+    fn tune(self, mut builder: PoolBuilder) -> PoolBuilder {
+        let mut random = fastrand::Rng::with_seed(!self.seed);
+        let mut chance = || random.u32(..4) == 0;
+        if chance() {
+            builder = builder.lane_bytes(0);
+        }
+        if chance() {
+            builder = builder.lane_bytes(ALL).lane_large_bytes(ALL);
+        }
+        if chance() {
+            builder = builder.growth(GrowBy::AtLeast(6 * MIB));
+        }
+        if chance() {
+            builder = builder.remapping(Remapping::Never);
+        }
+        if chance() {
+            builder = builder.remapping(Remapping::Always);
+        }
+        if chance() {
+            builder = builder.release_threshold(ReleaseThreshold::Bytes(4 * MIB));
+        }
+        if chance() {
+            builder = builder.sealing(Sealing::EveryFree);
+        }
+        if chance() {
+            // No deadlock is looked for in the time of a test.
+            return builder.deadlock_grace(us(100_000_000));
+        }
+        match self.may_fail {
+            true => builder.fail_deadlocks_after(us(3000)),
+            false => builder,
         }
     }
 }
@@ -91,6 +137,8 @@ struct World {
     _idle: Vec<(SimStream, Stream)>,
     blocks: Vec<Block>,
     reservations: Vec<Reservation>,
+    /// Memory that other code has: addresses and bytes.
+    outside: Vec<(u64, u64)>,
     evictables: Vec<Evictable>,
     pins: Vec<Pinned>,
     /// Tasks that are polled when they are woken.
@@ -106,13 +154,14 @@ struct World {
 
 impl World {
     fn new(settings: Settings) -> Self {
+        let is_scarce = settings.two_pools || settings.is_shared;
         let device = SimDevice::builder()
-            .memory(if settings.two_pools { 20 } else { 64 } * MIB)
+            .memory(if is_scarce { 20 } else { 64 } * MIB)
             .clock(Clock::Manual)
             .virtual_memory(settings.is_virtual)
             .build();
         let pool = || {
-            let mut builder = builder(&device, ALL).order(settings.order);
+            let mut builder = settings.tune(builder(&device, ALL).order(settings.order));
             if !settings.device_waits {
                 builder = builder.reuse(only_host_waits());
             }
@@ -147,6 +196,7 @@ impl World {
             _idle: idle.collect(),
             blocks: Vec::new(),
             reservations: Vec::new(),
+            outside: Vec::new(),
             evictables: Vec::new(),
             pins: Vec::new(),
             tasks: Vec::new(),
@@ -191,15 +241,42 @@ impl World {
         let timeout = us(self.random.u64(1..3000));
         let has_tag = self.settings.limited || self.settings.weighted;
         let is_tagged = has_tag && bytes <= 8 * MIB;
-        let future: Pin<Box<dyn Future<Output = Answer>>> = match self.random.u32(..10) {
+        let more = self.random.u64(1..4 * MIB);
+        let (blocks, reservations) = (self.blocks.len(), self.reservations.len());
+        let future: Pin<Box<dyn Future<Output = Answer>>> = match self.random.u32(..14) {
+            10 if self.settings.grows && blocks > 0 => {
+                let mut block = self.blocks.swap_remove(self.random.usize(..blocks));
+                Box::pin(async move {
+                    // The addresses above it may be in use.
+                    let _ = block.grow(more).await;
+                    Ok(Granted::Block(block))
+                })
+            }
+            11 if self.settings.grows && reservations > 0 => {
+                let at = self.random.usize(..reservations);
+                let mut reservation = self.reservations.swap_remove(at);
+                Box::pin(async move {
+                    drop(reservation.split(more / 4));
+                    let _ = reservation.grow(more).await;
+                    Ok(Granted::Reservation(reservation))
+                })
+            }
+            12 if reservations > 0 => {
+                let nested = async move { Ok(Granted::Reservation(pool.reserve(bytes).await?)) };
+                Box::pin(self.reservations[self.random.usize(..reservations)].scope(nested))
+            }
+            13 if is_tagged => Box::pin(async move {
+                let reservation = pool.reserve(bytes).tag(Tag::new(TAG)).await?;
+                Ok(Granted::Reservation(reservation))
+            }),
             0 => Box::pin(async move {
                 let parts = [bytes / 2 + 512, bytes / 2 + 512];
                 let blocks = pool.allocate_many(&stream, parts).await?;
                 Ok(Granted::Blocks(blocks.into_iter().collect()))
             }),
             1 => Box::pin(async move { Ok(Granted::Reservation(pool.reserve(bytes).await?)) }),
-            2 if !self.reservations.is_empty() => {
-                let at = self.random.usize(..self.reservations.len());
+            2 if reservations > 0 => {
+                let at = self.random.usize(..reservations);
                 let scoped = self.reservations[at].scope(async move {
                     let block = pool.allocate(&stream, bytes).await?;
                     Ok(Granted::Block(block))
@@ -303,7 +380,8 @@ impl World {
                 }
             }
             28 if self.settings.limited => {
-                let limits = [Some(8 * MIB), Some(10 * MIB), None];
+                let lowest = if self.settings.may_fail { 2 } else { 8 };
+                let limits = [Some(lowest * MIB), Some(10 * MIB), None];
                 let limit = limits[self.random.usize(..limits.len())];
                 self.pools[pool].tag(Tag::new(TAG)).set_limit(limit);
             }
@@ -316,8 +394,8 @@ impl World {
                 self.pools[pool].tag(Tag::new(TAG)).set_weight(weight);
             }
             30 => {
-                // Every request fits.
-                let capacity = ALL - CHUNK * self.random.u64(..2);
+                let most = if self.settings.may_fail { 6 } else { 2 };
+                let capacity = ALL - CHUNK * self.random.u64(..most);
                 self.capacities[pool] = capacity;
                 let _ = self.pools[pool].resize(capacity).unwrap();
             }
@@ -329,9 +407,23 @@ impl World {
                 };
                 self.pools[pool].set_reuse(reuse);
             }
+            32 if self.settings.is_shared => match self.outside.pop() {
+                Some(memory) if self.random.bool() => self.release(memory),
+                memory => {
+                    self.outside.extend(memory);
+                    let bytes = CHUNK * self.random.u64(1..4);
+                    let taken = self.device.allocate(MemoryKind::Device, bytes);
+                    self.outside.extend(taken.map(|address| (address, bytes)));
+                }
+            },
             _ => self.device.advance(us(self.random.u64(1..500))),
         }
         self.settle();
+    }
+
+    fn release(&self, (address, bytes): (u64, u64)) {
+        let released = self.device.free(MemoryKind::Device, address, bytes);
+        released.unwrap();
     }
 
     fn drain(&mut self, pool: usize) {
@@ -354,6 +446,12 @@ impl World {
                 Ok(Granted::Blocks(blocks)) => self.blocks.extend(blocks),
                 Ok(Granted::Reservation(reservation)) => self.reservations.push(reservation),
                 Err(AllocError::TimedOut { .. }) => {}
+                Err(
+                    AllocError::Deadlocked(_)
+                    | AllocError::DeadlockedAtLimit { .. }
+                    | AllocError::OverLimit { .. }
+                    | AllocError::TooLarge { .. },
+                ) if self.settings.may_fail => {}
                 Err(error) => panic!("{error}: {:?}", self.settings),
             }
         }
@@ -400,13 +498,20 @@ impl World {
         self.dead.clear();
         self.evictables.clear();
         self.pins.clear();
+        for memory in std::mem::take(&mut self.outside) {
+            self.release(memory);
+        }
         self.quiet();
         while !self.blocks.is_empty() || !self.reservations.is_empty() {
             self.blocks.pop();
             self.reservations.pop();
             self.quiet();
         }
-        assert!(self.tasks.is_empty(), "no progress: {:?}", self.settings);
+        // A block that grows keeps its memory, and may wait for that of another one that does.
+        let may_wait = self.settings.grows || self.tasks.is_empty();
+        assert!(may_wait, "no progress: {:?}", self.settings);
+        self.tasks.clear();
+        self.quiet();
         self.pools
             .iter()
             .for_each(|pool| pool.check_conserved().unwrap());
