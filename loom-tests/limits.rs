@@ -179,6 +179,37 @@ fn raised_limit_against_a_request() {
     });
 }
 
+/// The limit is lowered below a request's size while memory is freed for it. It is granted or fails, and is counted once,
+/// as that.
+#[test]
+fn lowered_limit_against_a_grant() {
+    let tag = Tag::new("loom: lowered");
+    model("lowered limit against a grant", move || {
+        let device = device();
+        let pool = limited(&device, tag);
+        let (_, a) = stream(&device, &pool);
+        let [freed, held] = [(); 2].map(|()| pool.try_allocate(&a, MIB).unwrap());
+        let mut request = pool.allocate(&a, MIB).tag(tag);
+        assert!(poll(&mut request).is_pending());
+        let freeing = thread::spawn(move || drop(freed));
+        pool.tag(tag).set_limit(Some(MIB / 2));
+        let is_served = match block_on(request) {
+            Ok(_) => 1,
+            Err(error) => {
+                assert!(matches!(error, AllocError::OverLimit { .. }));
+                0
+            }
+        };
+        freeing.join().unwrap();
+        let waits = Box::new(pool.statistics().waits);
+        let counts = (waits.waiting, waits.served, waits.failed, waits.cancelled);
+        assert_eq!(counts, (0, is_served, 1 - is_served, 0));
+        drop(held);
+        assert_eq!(used(&pool, tag), 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// The pool is closed while a request finds its limit reached. The request fails rather than sleeps for ever.
 #[test]
 fn close_against_a_request_over_the_limit() {

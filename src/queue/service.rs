@@ -250,8 +250,7 @@ impl Service {
     /// Fails a request, wherever it waits. Its task may be dead: its bytes are given back to its tag at once.
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
         let Some(waker) = waiter.fail(error) else {
-            // It was granted or failed before, or is gone.
-            let _ = self.leave(waiter, None);
+            // It was granted or failed before, or is gone, and leaves the queue with that outcome.
             return;
         };
         if self.leave(waiter, None) {
