@@ -191,7 +191,14 @@ fn lowered_limit_against_a_grant() {
         let [freed, held] = [(); 2].map(|()| pool.try_allocate(&a, MIB).unwrap());
         let mut request = pool.allocate(&a, MIB).tag(tag);
         assert!(poll(&mut request).is_pending());
-        let freeing = thread::spawn(move || drop(freed));
+        let serving = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                drop(freed);
+                // Serves the request.
+                let _ = pool.resize(2 * MIB).unwrap();
+            })
+        };
         pool.tag(tag).set_limit(Some(MIB / 2));
         let is_served = match block_on(request) {
             Ok(_) => 1,
@@ -200,7 +207,7 @@ fn lowered_limit_against_a_grant() {
                 0
             }
         };
-        freeing.join().unwrap();
+        serving.join().unwrap();
         let waits = Box::new(pool.statistics().waits);
         let counts = (waits.waiting, waits.served, waits.failed, waits.cancelled);
         assert_eq!(counts, (0, is_served, 1 - is_served, 0));
