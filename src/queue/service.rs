@@ -356,7 +356,8 @@ impl Service {
         }
         account.relieve(|| {
             while let Some(first) = self.queue.first_throttled(tag) {
-                if !self.evict_for(tag, first.demand.request.bytes) {
+                let is_hopeless = self.refusal_of(&first.demand).is_some();
+                if is_hopeless || !self.evict_for(tag, first.demand.request.bytes) {
                     return;
                 }
             }

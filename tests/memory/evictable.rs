@@ -270,6 +270,26 @@ fn throttled_request_is_woken_once_evicting_is_enough() {
     }
 }
 
+/// The requests that are throttled when the pool closes fail, and none of them has memory evicted first.
+#[test]
+fn nothing_is_evicted_for_requests_that_fail() {
+    let device = manual();
+    let tag = Tag::new("evictable: closed");
+    let pool = builder(&device, 64 * MIB).tag_limit(tag, 6 * MIB);
+    let pool = pool.build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let allocate = |bytes| pool.allocate(&stream, bytes).tag(tag);
+    let held = allocate(4 * MIB).try_now().unwrap();
+    let cached = [(); 2].map(|()| allocate(MIB).try_now().unwrap().into_evictable());
+    let requests = [5 * MIB, MIB, MIB].map(|bytes| not_ready(allocate(bytes)));
+    pool.close();
+    drop(held);
+    assert_eq!(present(&cached), [true, true]);
+    for request in requests {
+        assert!(matches!(now(request), Err(AllocError::Closed)));
+    }
+}
+
 #[test]
 fn memory_is_taken_out_or_freed_with_its_last_pin() {
     let device = manual();
