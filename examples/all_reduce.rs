@@ -6,7 +6,8 @@
 //! (`ncclCommRegister`), and the registration owns it: memory of a live block is never mapped elsewhere. A chunk of the
 //! pool holds a whole buffer, because NCCL registers one physical allocation at a time.
 //!
-//! The bus bandwidth, as NCCL's own tests define it, stands beside that of memory from `cuMemAlloc` in the same run.
+//! The bus bandwidth, as NCCL's own tests define it, is printed next to that of memory from `cuMemAlloc` in the same
+//! run.
 
 use anyhow::{Result, anyhow, ensure};
 use cudarc::driver::CudaStream;
@@ -29,13 +30,13 @@ const ROUNDS: u32 = 20;
 struct Communicator(sys::ncclComm_t);
 
 impl Communicator {
-    /// Waits until all ranks have come.
+    /// Joins the communicator, and waits until all ranks have joined.
     fn new(id: sys::ncclUniqueId, ranks: usize, rank: usize) -> Result<Self> {
         let mut communicator = std::ptr::null_mut();
         // SAFETY: the call writes to `communicator`.
         let made =
             unsafe { nccl::comm_init_rank(&mut communicator, ranks as i32, id, rank as i32) };
-        made.map_err(told)?;
+        made.map_err(nccl_error)?;
         Ok(Self(communicator))
     }
 
@@ -49,22 +50,22 @@ impl Communicator {
         let stream = work.cu_stream().cast();
         // SAFETY: the caller's guarantee.
         let summed = unsafe { nccl::all_reduce(memory, memory, COUNT, float, sum, self.0, stream) };
-        summed.map(drop).map_err(told)
+        summed.map(drop).map_err(nccl_error)
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // SAFETY: no collective of it is under way: each was awaited.
+        // SAFETY: no collective of the communicator is under way: each was awaited.
         let _ = unsafe { nccl::comm_destroy(self.0) };
     }
 }
 
-fn told(error: nccl::NcclError) -> anyhow::Error {
+fn nccl_error(error: nccl::NcclError) -> anyhow::Error {
     anyhow!("NCCL: {:?}", error.0)
 }
 
-/// A buffer that is registered with a communicator. It owns the buffer, and so pins its memory.
+/// A buffer that is registered with a communicator. The registration owns the buffer, and so pins its memory.
 struct Registered<'a> {
     communicator: &'a Communicator,
     buffer: Buffer<f32>,
@@ -78,7 +79,7 @@ impl<'a> Registered<'a> {
         // SAFETY: the buffer has these bytes, and lives until it is deregistered.
         let made =
             unsafe { sys::ncclCommRegister(communicator.0, memory, BYTES as usize, &mut handle) };
-        made.result().map_err(told)?;
+        made.result().map_err(nccl_error)?;
         Ok(Self {
             communicator,
             buffer,
@@ -89,19 +90,19 @@ impl<'a> Registered<'a> {
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was registered here, and the collectives with it were awaited.
+        // SAFETY: the buffer was registered here, and the collectives with it were awaited.
         let _ = unsafe { sys::ncclCommDeregister(self.communicator.0, self.handle) };
     }
 }
 
-/// What the ranks share.
-struct Meeting {
+/// State that all ranks share.
+struct Group {
     id: sys::ncclUniqueId,
     ranks: usize,
     barrier: Barrier,
 }
 
-impl Meeting {
+impl Group {
     /// Returns the bus bandwidth in GB/s of repeated sums, which all ranks begin together.
     fn time(
         &self,
@@ -122,7 +123,7 @@ impl Meeting {
     }
 }
 
-fn rank(meeting: &Meeting, rank: usize) -> Result<[f64; 3]> {
+fn rank(group: &Group, rank: usize) -> Result<[f64; 3]> {
     let device = CudaDevice::new(rank)?;
     device.context().bind_to_thread()?;
     let pool = Pool::builder(device.clone())
@@ -131,17 +132,17 @@ fn rank(meeting: &Meeting, rank: usize) -> Result<[f64; 3]> {
         .build()?;
     let work = device.create_stream()?;
     let stream = pool.register(&work)?;
-    let communicator = Communicator::new(meeting.id, meeting.ranks, rank)?;
+    let communicator = Communicator::new(group.id, group.ranks, rank)?;
 
     let mut numbers = block_on(Buffer::<f32>::allocate(&pool, &stream, COUNT))?;
-    check(meeting, rank, &communicator, &mut numbers, &stream)?;
-    let pooled = time(meeting, &communicator, &mut numbers, &stream)?;
+    check(group, rank, &communicator, &mut numbers, &stream)?;
+    let pooled = time(group, &communicator, &mut numbers, &stream)?;
     // Whether NCCL can register memory is the same on all ranks.
     let registered_rate = match Registered::new(&communicator, numbers) {
         Ok(mut registered) => {
             let numbers = &mut registered.buffer;
-            check(meeting, rank, &communicator, numbers, &stream)?;
-            time(meeting, &communicator, numbers, &stream)?
+            check(group, rank, &communicator, numbers, &stream)?;
+            time(group, &communicator, numbers, &stream)?
         }
         Err(error) => {
             println!("rank {rank}: not registered: {error}");
@@ -151,7 +152,7 @@ fn rank(meeting: &Meeting, rank: usize) -> Result<[f64; 3]> {
 
     // SAFETY: the context is current on this thread.
     let plain: CUdeviceptr = unsafe { malloc_sync(BYTES as usize) }?;
-    let plain_rate = meeting.time(
+    let plain_rate = group.time(
         // SAFETY: the memory has `COUNT` floats, which only this stream uses.
         || unsafe { communicator.sum(plain, &work) },
         || Ok(work.synchronize()?),
@@ -161,7 +162,7 @@ fn rank(meeting: &Meeting, rank: usize) -> Result<[f64; 3]> {
     Ok([pooled, registered_rate, plain_rate])
 }
 
-/// Submits a sum. The task is of the stream, behind the earlier uses of the buffer.
+/// Submits a sum to the stream, after the earlier uses of the buffer.
 fn submit(
     communicator: &Communicator,
     numbers: &mut Buffer<f32>,
@@ -175,7 +176,7 @@ fn submit(
 }
 
 fn check(
-    meeting: &Meeting,
+    group: &Group,
     rank: usize,
     communicator: &Communicator,
     numbers: &mut Buffer<f32>,
@@ -187,7 +188,7 @@ fn check(
     drop(numbers.write(stream, &own));
     block_on(submit(communicator, numbers, stream)?)?;
     let sums = block_on(numbers.read(stream))?;
-    let of_ranks = (meeting.ranks * (meeting.ranks + 1) / 2) as f32;
+    let of_ranks = (group.ranks * (group.ranks + 1) / 2) as f32;
     let is_right = |(at, sum): (usize, &f32)| *sum == of_ranks * (at % 1000) as f32;
     ensure!(
         sums.iter().enumerate().all(is_right),
@@ -197,13 +198,13 @@ fn check(
 }
 
 fn time(
-    meeting: &Meeting,
+    group: &Group,
     communicator: &Communicator,
     numbers: &mut Buffer<f32>,
     stream: &Stream,
 ) -> Result<f64> {
     let sum = || submit(communicator, numbers, stream).map(drop);
-    meeting.time(sum, || Ok(block_on(stream.synchronize())?))
+    group.time(sum, || Ok(block_on(stream.synchronize())?))
 }
 
 fn main() -> Result<()> {
@@ -216,15 +217,15 @@ fn main() -> Result<()> {
     if !unsafe { sys::is_culib_present() } {
         return skipped("NCCL (libnccl.so) is not installed, or not on LD_LIBRARY_PATH");
     }
-    let meeting = Meeting {
-        id: nccl::get_uniqueid().map_err(told)?,
+    let group = Group {
+        id: nccl::get_uniqueid().map_err(nccl_error)?,
         ranks,
         barrier: Barrier::new(ranks),
     };
     let rates = std::thread::scope(|scope| {
-        let meeting = &meeting;
+        let group = &group;
         let threads: Vec<_> = (0..ranks)
-            .map(|number| scope.spawn(move || rank(meeting, number)))
+            .map(|number| scope.spawn(move || rank(group, number)))
             .collect();
         let ended = threads
             .into_iter()
@@ -233,7 +234,7 @@ fn main() -> Result<()> {
     })?;
     println!("sums over {ranks} GPU(s) are right, before and after registration");
     if ranks == 1 {
-        println!("one GPU has no bus: no bandwidth");
+        println!("no bandwidth: one GPU has no bus");
         return Ok(());
     }
     let mib = BYTES >> 20;

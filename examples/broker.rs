@@ -2,18 +2,18 @@
 //! `cargo run --release --features broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]
 //! [--chunk-mib 8] [--moved-mib 256] [--hold-ms 1000] [--only together|moves]`.
 //!
-//! Each service holds its weights, and serves requests that need up to 60 % of the GPU for a while. It is run
+//! Each service holds its weights, and serves requests that need up to 60 % of the GPU for a while. The services run
 //! - **alone**: one process with a pool over all of the capacity, and no broker;
 //! - **alone with the broker**, while the two others are connected, hold their weights, and idle;
 //! - **split**: three processes, each with a third of the capacity, and no broker;
 //! - **together**: three processes with the broker, each guaranteed its weights.
 //!
-//! At the end two processes take the same memory by turns. The time from the request to its memory is split into the
-//! time in which the one gives memory back, the time in which the other maps it, and the rest: messages and wake-ups.
+//! At the end two processes take the same memory in turn. The time from a request to its memory is split into the time
+//! in which one process returns memory, the time in which the other maps it, and the rest: messages and wake-ups.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
-    println!("skipped: the broker is for Linux");
+    println!("skipped: the broker needs Linux");
 }
 
 #[cfg(target_os = "linux")]
@@ -39,7 +39,7 @@ mod linux {
     /// The part of the capacity that weights take, and that a request takes at most, in percent.
     const WEIGHTS: u64 = 5;
     const PEAK: u64 = 60;
-    /// How long a request works, once it has its memory.
+    /// The time that a request works, once it has its memory.
     const WORK: Duration = Duration::from_millis(2);
     const MOVES: usize = 101;
     const CHUNK: u64 = 8 * MIB;
@@ -85,7 +85,7 @@ mod linux {
                     "--moved-mib" => options.moved = value.parse::<u64>()? * MIB,
                     "--hold-ms" => options.hold = Duration::from_millis(value.parse()?),
                     "--only" => options.only = Some(value),
-                    _ => bail!("the option {name} is not known"),
+                    _ => bail!("unknown option {name}"),
                 }
             }
             ensure!(
@@ -100,9 +100,9 @@ mod linux {
     pub(super) fn main() -> anyhow::Result<()> {
         let options = Options::parse()?;
         if env::var_os("WEIRPOOL_SERVICE").is_some() {
-            return Service::new(&options)?.obey();
+            return Service::new(&options)?.run_commands();
         }
-        // In a process of its own: a parent that has used the driver cannot tell it apart from its children.
+        // Each service runs in a process of its own. This process only starts them, and opens no device.
         let folder = env::temp_dir().join(format!("weirpool-example-{}", std::process::id()));
         std::fs::create_dir(&folder)?;
         let measured = measure(&options, folder.join("broker"));
@@ -139,8 +139,8 @@ mod linux {
             let _broker = bind(options.hold)?;
             let mut services = start(options, Some(&socket), capacity)?;
             for service in &mut services[1..] {
-                // They have been busy, and hold the memory that they needed then.
-                service.ask("once", "served")?;
+                // These services were busy, and still hold the memory that they needed then.
+                service.call("once", "served")?;
             }
             let with_broker = services[0].serve(options)?;
             println!("{:<28}{with_broker}", "alone with the broker");
@@ -160,7 +160,7 @@ mod linux {
             print_together("together with the broker", &mut services, options)?;
         }
         if runs("moves") {
-            // A hold would delay the next turn, until it is seen that the service does nothing.
+            // A hold would delay the next turn, until the broker sees that the service is idle.
             let _broker = bind(Duration::ZERO)?;
             let mut services = start(options, Some(&socket), capacity)?;
             moves(&mut services, options)?;
@@ -184,7 +184,7 @@ mod linux {
         options: &Options,
     ) -> anyhow::Result<()> {
         for service in services.iter_mut() {
-            service.tell(&format!("serve {}", options.time.as_millis()))?;
+            service.send(&format!("serve {}", options.time.as_millis()))?;
         }
         println!("{name}");
         let mut sum = Served::default();
@@ -201,20 +201,20 @@ mod linux {
         Ok(())
     }
 
-    /// Moves a lease between two services by turns. Prints medians.
+    /// Moves a lease between two services in turn. Prints medians.
     fn moves(services: &mut [Handle], options: &Options) -> anyhow::Result<()> {
         let (capacity, moved) = (options.capacity, options.moved);
         let [one, other, filler] = services else {
             unreachable!("there are three")
         };
-        // The filler and the weights leave the moved bytes, and less than as much again.
+        // The filler and the weights leave the moved bytes free, and less than the moved bytes more.
         let rest = capacity - moved - 3 * options.weights() - 4 * CHUNK;
-        filler.ask(&format!("hold {rest}"), "held")?;
+        filler.call(&format!("hold {rest}"), "held")?;
         let mut figures: [Vec<f64>; 6] = Default::default();
         let mut turns = [one, other];
-        turns[0].ask(&format!("take {moved}"), "took")?;
+        turns[0].call(&format!("take {moved}"), "took")?;
         let times = |service: &mut Handle| -> anyhow::Result<(f64, f64)> {
-            let times = service.ask("times", "times")?;
+            let times = service.call("times", "times")?;
             let (returning, granting) = times.split_once(' ').context("two times")?;
             Ok((returning.parse()?, granting.parse()?))
         };
@@ -222,12 +222,12 @@ mod linux {
             turns.swap(0, 1);
             let [taker, giver] = &mut turns;
             let before = (times(giver)?.0, times(taker)?.1);
-            let took: f64 = taker.ask(&format!("take {moved}"), "took")?.parse()?;
+            let took: f64 = taker.call(&format!("take {moved}"), "took")?.parse()?;
             let giving = times(giver)?.0 - before.0;
             let taking = times(taker)?.1 - before.1;
-            // The process unmaps as much by itself, and takes it again within its lease.
-            let unmapped: f64 = taker.ask(&format!("unmap {moved}"), "unmapped")?.parse()?;
-            let mapped: f64 = taker.ask(&format!("take {moved}"), "took")?.parse()?;
+            // The process unmaps the same size by itself, and takes it again within its lease.
+            let unmapped: f64 = taker.call(&format!("unmap {moved}"), "unmapped")?.parse()?;
+            let mapped: f64 = taker.call(&format!("take {moved}"), "took")?.parse()?;
             let rest = took - giving - taking;
             let all = [took, giving, taking, rest, unmapped, mapped];
             figures
@@ -239,12 +239,15 @@ mod linux {
         println!("{} MiB moved, medians of {MOVES}, in us", moved / MIB);
         let row = |name: &str, time: f64| println!("{name:<44}{time:>9.0}");
         row("  request to memory", took);
-        row("    giving back, in the one process", giving);
+        row("    returning, in one process", giving);
         row("    mapping and granting, in the other", taking);
         row("    messages and wake-ups", rest);
-        row("  unmapping as much alone", unmapped);
-        row("  mapping as much alone", mapped);
-        row("  moving the lease, beyond both", took - unmapped - mapped);
+        row("  unmapping the same size alone", unmapped);
+        row("  mapping the same size alone", mapped);
+        row(
+            "  moving the lease, without these two",
+            took - unmapped - mapped,
+        );
         Ok(())
     }
 
@@ -258,7 +261,7 @@ mod linux {
         rate: f64,
         failures: u64,
         waits: u64,
-        /// In milliseconds, from the request to its memory.
+        /// The time from a request to its memory, in milliseconds.
         p99: f64,
         longest: f64,
     }
@@ -323,7 +326,7 @@ mod linux {
             Ok(handle)
         }
 
-        fn tell(&mut self, command: &str) -> anyhow::Result<()> {
+        fn send(&mut self, command: &str) -> anyhow::Result<()> {
             Ok(writeln!(self.input, "{command}")?)
         }
 
@@ -332,17 +335,17 @@ mod linux {
             self.output.read_line(&mut line)?;
             let rest = line.trim().strip_prefix(word);
             let rest =
-                rest.with_context(|| format!("the service said {line:?} in place of {word}"))?;
+                rest.with_context(|| format!("the service answered {line:?} instead of {word}"))?;
             Ok(rest.trim().to_owned())
         }
 
-        fn ask(&mut self, command: &str, word: &str) -> anyhow::Result<String> {
-            self.tell(command)?;
+        fn call(&mut self, command: &str, word: &str) -> anyhow::Result<String> {
+            self.send(command)?;
             self.expect(word)
         }
 
         fn serve(&mut self, options: &Options) -> anyhow::Result<Served> {
-            let served = self.ask(&format!("serve {}", options.time.as_millis()), "served")?;
+            let served = self.call(&format!("serve {}", options.time.as_millis()), "served")?;
             Served::parse(&served)
         }
     }
@@ -388,12 +391,12 @@ mod linux {
                     (Arc::new(device), Work::Cuda(work))
                 }
                 other => {
-                    bail!("the device {other} is not known; build with --features cuda for cuda")
+                    bail!("unknown device {other}; build with --features cuda for cuda")
                 }
             };
             let mut builder = PoolBuilder::new(device).capacity(capacity);
             builder = builder.chunk_bytes(options.chunk);
-            // A request that waits for what its own service holds fails, where no broker can help.
+            // A request that waits for memory of its own service fails, since no broker can help it.
             builder = builder.fail_deadlocks_after(Duration::from_millis(20));
             if let Some(socket) = env::var_os("WEIRPOOL_SOCKET") {
                 let guaranteed = options.weights();
@@ -417,27 +420,27 @@ mod linux {
             })
         }
 
-        fn obey(mut self) -> anyhow::Result<()> {
-            say("ready")?;
+        fn run_commands(mut self) -> anyhow::Result<()> {
+            reply("ready")?;
             for line in std::io::stdin().lines() {
                 let line = line?;
                 let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
                 match command {
                     "serve" => {
                         let served = self.serve(Duration::from_millis(rest.parse()?))?;
-                        say(&format!(
+                        reply(&format!(
                             "served {} {} {} {} {}",
                             served.rate, served.failures, served.waits, served.p99, served.longest
                         ))?;
                     }
                     "once" => {
                         self.request(self.capacity * 30 / 100)?;
-                        say("served")?;
+                        reply("served")?;
                     }
                     "hold" => {
                         self.held
                             .push(self.pool.allocate(&self.stream, rest.parse()?).blocking()?);
-                        say("held")?;
+                        reply("held")?;
                     }
                     "take" => {
                         let start = Instant::now();
@@ -445,7 +448,7 @@ mod linux {
                         let took = start.elapsed();
                         drop(block);
                         futures::executor::block_on(self.stream.synchronize())?;
-                        say(&format!("took {}", took.as_secs_f64() * 1e6))?;
+                        reply(&format!("took {}", took.as_secs_f64() * 1e6))?;
                     }
                     "unmap" => {
                         self.pool.reap()?;
@@ -459,16 +462,16 @@ mod linux {
                         let trimmed = self.pool.trim_to(keep)?;
                         let took = start.elapsed();
                         ensure!(trimmed.released > 0, "nothing was free: {trimmed}");
-                        say(&format!("unmapped {}", took.as_secs_f64() * 1e6))?;
+                        reply(&format!("unmapped {}", took.as_secs_f64() * 1e6))?;
                     }
                     "times" => {
                         let lease = self.pool.lease().context("there is a broker")?;
                         let micros = |time: Duration| time.as_secs_f64() * 1e6;
                         let (returning, granting) =
                             (micros(lease.returning), micros(lease.granting));
-                        say(&format!("times {returning} {granting}"))?;
+                        reply(&format!("times {returning} {granting}"))?;
                     }
-                    _ => bail!("the command {line} is not known"),
+                    _ => bail!("unknown command {line}"),
                 }
             }
             Ok(())
@@ -503,7 +506,7 @@ mod linux {
             Ok(served)
         }
 
-        /// Returns how long the request waited for its memory.
+        /// Serves a request. Returns the time that it waited for its memory.
         fn request(&self, bytes: u64) -> anyhow::Result<Duration> {
             let start = Instant::now();
             let block = match self
@@ -514,7 +517,7 @@ mod linux {
             {
                 Ok(block) => block,
                 Err(error @ AllocError::TooLarge { .. }) => {
-                    // It takes its time all the same, so that failing is not faster than serving.
+                    // A failure takes as long as the work, so that failing is not faster than serving.
                     std::thread::sleep(WORK);
                     return Err(error.into());
                 }
@@ -530,7 +533,7 @@ mod linux {
                     let start = Instant::now();
                     // Fills of the block stand for kernels.
                     while start.elapsed() < WORK {
-                        // SAFETY: the block has as many bytes, and is used in the order of its stream.
+                        // SAFETY: the block has this many bytes, and is used in the order of its stream.
                         unsafe {
                             cudarc::driver::result::memset_d8_async(
                                 block.address().to_bits(),
@@ -549,7 +552,7 @@ mod linux {
         }
     }
 
-    fn say(words: &str) -> anyhow::Result<()> {
+    fn reply(words: &str) -> anyhow::Result<()> {
         println!("{words}");
         Ok(std::io::stdout().flush()?)
     }

@@ -1,7 +1,7 @@
-//! A kernel on memory that was awaited: `cargo run --release --features cuda --example cuda`.
+//! A kernel on memory that a request waited for: `cargo run --release --features cuda --example cuda`.
 //!
 //! Two streams share memory for one request at a time. cudarc copies the numbers there, a kernel doubles them, and they
-//! come back on a third stream: the order between the streams is ensured on the way.
+//! come back on a third stream: the pool orders the streams.
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use weirpool::device::cuda::CudaDevice;
@@ -24,17 +24,17 @@ async fn request(
     twice: &CudaFunction,
     value: f32,
 ) -> anyhow::Result<f32> {
-    // Waits for the other request to end.
+    // Waits until the other request has ended.
     let mut numbers = Buffer::<f32>::allocate(pool, stream, COUNT as usize).await?;
-    let work = device.stream(stream.raw()).expect("a stream of the pool's");
+    let work = device.stream(stream.raw()).expect("a stream of the pool");
     work.memcpy_htod(&vec![value; COUNT as usize], &mut numbers)?; // as one of cudarc's slices
 
     let doubling = stream.task("double");
-    // Notes the use: it cannot be forgotten.
+    // The submission records the use, so it cannot be forgotten.
     doubling.try_submit(&mut numbers, |work: &CudaStream, numbers| {
         let mut launch = work.launch_builder(twice);
         launch.arg(&numbers).arg(&COUNT);
-        // SAFETY: the kernel writes `COUNT` floats from the address on, which is what the buffer has.
+        // SAFETY: the kernel accesses the `COUNT` floats of the buffer.
         unsafe { launch.launch(LaunchConfig::for_num_elems(COUNT)) }?;
         Ok::<_, anyhow::Error>(())
     })?;

@@ -10,7 +10,7 @@
 //! | `graph, pool` | allocated from the pool in the capture | launched as one graph |
 //! | `graph, fixed` | allocated once, without a pool | launched as one graph |
 //!
-//! All of them must give the same numbers, also while other work takes the rest of the pool between two launches.
+//! All of them must give the same numbers, even if other work takes the rest of the pool between two launches.
 
 use anyhow::{Context, ensure};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -31,7 +31,7 @@ extern "C" __global__ void layer(const float* from, float* to, unsigned count, f
 }
 "#;
 
-/// What a step needs.
+/// The kernel and the memory of a step.
 struct Model {
     layers: usize,
     kernel: CudaFunction,
@@ -98,7 +98,7 @@ impl Model {
         Ok(self.work.clone_dtoh(&self.output)?)
     }
 
-    /// Returns the time of a step, averaged over some.
+    /// Returns the average time of `STEPS` steps.
     fn timed(
         &mut self,
         mut step: impl FnMut(&mut Self) -> anyhow::Result<()>,

@@ -1,8 +1,8 @@
 //! Bandwidth of copies between two GPUs, with access and without: `cargo run --release --features cuda --example
 //! peer_copies`.
 //!
-//! Without access the driver stages each copy through the host. The time is that of `ROUNDS` copies behind each other
-//! on one stream, from the submission of the first to the end of the last.
+//! Without access the driver stages each copy through the host. The time is that of `ROUNDS` consecutive copies on
+//! one stream, from the submission of the first to the end of the last.
 
 use std::time::Instant;
 use weirpool::device::cuda::CudaDevice;
@@ -62,7 +62,10 @@ async fn measure(
     from.fill(&streams[0], 0x5a)?;
     from.copy_to(0..bytes, &mut to, 0, &streams[by])?.await?;
     let seen = to.download(&streams[1], 0..bytes)?.await?;
-    anyhow::ensure!(seen.iter().all(|byte| *byte == 0x5a), "other bytes came");
+    anyhow::ensure!(
+        seen.iter().all(|byte| *byte == 0x5a),
+        "the copy has other bytes"
+    );
     let start = Instant::now();
     for _ in 0..ROUNDS {
         drop(from.copy_to(0..bytes, &mut to, 0, &streams[by])?);

@@ -1,5 +1,5 @@
-//! Two processes share memory of one device, in the ways of HIP's documentation of stream-ordered allocators, and in
-//! this crate's own: an exportable block over a connection.
+//! Two processes share memory of one device, in the ways that HIP documents for stream-ordered allocators, and in this
+//! crate's own way: an exportable block over a connection.
 //!
 //! ```text
 //! cargo run --release --features ipc --example processes
@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The program starts itself again as the importer. Both print each step and its cost. With `--costs` it prints how
-//! long each call on a chunk takes on the host instead: the simulated device's cost model has its figures from a GPU.
+//! long each call on a chunk takes on the host instead: the simulated device's cost model takes its figures from such a
+//! run on a GPU.
 //!
 //! | step | exporter | importer |
 //! |---|---|---|
@@ -22,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
-    println!("memory between processes needs Linux");
+    println!("sharing memory between processes needs Linux");
 }
 
 #[cfg(target_os = "linux")]
@@ -46,10 +47,10 @@ mod processes {
     const MIB: u64 = 1 << 20;
     const ROUNDS: usize = 50;
 
-    /// What the processes say to each other in steps 1 and 2.
+    /// A message between the processes in steps 1 and 2.
     #[derive(Debug, Serialize, Deserialize)]
-    enum Word {
-        /// With a descriptor.
+    enum Message {
+        /// The pool, sent with a descriptor.
         Pool,
         Pointer(PointerData),
         Done,
@@ -84,7 +85,7 @@ mod processes {
         }
     }
 
-    /// Prints the shortest of some times for each call.
+    /// Prints the shortest of 20 times for each call.
     fn costs(device: &dyn Device) -> Outcome {
         let sharing = device.sharing().ok_or("the device shares no memory")?;
         println!("  MiB   create   export   import      map    unmap  destroy   in us");
@@ -157,14 +158,14 @@ mod processes {
             .build()?;
         let stream = passed.create_stream()?;
         let descriptor = driver_pool.export()?;
-        socket.send(&Word::Pool, &[descriptor.as_fd()])?;
+        socket.send(&Message::Pool, &[descriptor.as_fd()])?;
 
-        // 2. A block of it, as pointer data. The other process is told once the bytes are there.
+        // 2. A block of that pool, as pointer data, which is sent once the bytes are written.
         let mut block = passed.try_allocate(&stream, 4 * MIB)?;
         block_on(block.upload(&stream, 0, b"by pointer")?)?;
-        socket.send(&Word::Pointer(PointerData::export(&block)?), &[])?;
-        let (Word::Done, _) = socket.receive()? else {
-            return Err("the importer is done with the block first".into());
+        socket.send(&Message::Pointer(PointerData::export(&block)?), &[])?;
+        let (Message::Done, _) = socket.receive()? else {
+            return Err("the importer did not report the end of step 2".into());
         };
         let answer = block_on(block.download(&stream, 0..10)?)?;
         println!(
@@ -173,7 +174,7 @@ mod processes {
         );
         drop((block, stream, passed, driver_pool));
 
-        // 3. Blocks over a connection, which keeps the order and the life of each.
+        // 3. Blocks over a connection, which keeps the order and the lifetime of each.
         let (pool, stream) = pool(&device)?;
         let connection = Connection::open(&pool, socket)?;
         for bytes in [2 * MIB, 64 * MIB, 512 * MIB] {
@@ -206,16 +207,16 @@ mod processes {
 
     fn import(device: Arc<dyn Device>, socket: wire::Connection) -> Outcome {
         let (pool, stream) = pool(&device)?;
-        let (Word::Pool, descriptors) = socket.receive()? else {
-            return Err("the pool comes first".into());
+        let (Message::Pool, descriptors) = socket.receive()? else {
+            return Err("the first message is not the pool".into());
         };
         let descriptor = descriptors
             .into_iter()
             .next()
-            .ok_or("a descriptor comes with it")?;
+            .ok_or("the pool came without a descriptor")?;
         let imported = DriverPool::import(&device, descriptor)?;
-        let (Word::Pointer(data), _) = socket.receive()? else {
-            return Err("a block comes next".into());
+        let (Message::Pointer(data), _) = socket.receive()? else {
+            return Err("the second message is not a block".into());
         };
         let (mut block, freed) = data.import(&pool, &stream, &imported)?;
         let bytes = block_on(block.download(&stream, 0..10)?)?;
@@ -224,10 +225,10 @@ mod processes {
             String::from_utf8_lossy(&bytes)
         );
         block_on(block.upload(&stream, 0, b"and back! ")?)?;
-        // The importer frees its pointer first: CUDA asks for this order.
+        // The importer frees its pointer first: CUDA requires this order.
         drop(block);
         block_on(freed);
-        socket.send(&Word::Done, &[])?;
+        socket.send(&Message::Done, &[])?;
 
         let connection = Connection::open(&pool, socket)?;
         let mut received = 0;

@@ -1,4 +1,4 @@
-//! Two tasks, a stream each, and memory for only one of them at a time: the second waits, and neither
+//! Two tasks with a stream each, and memory for only one of them at a time: the second waits, and neither
 //! fails. Run it with `cargo run --example quickstart`.
 
 use std::time::Duration;

@@ -5,7 +5,7 @@ use crate::options::Options;
 use fastrand::Rng;
 use std::time::Duration;
 
-/// How many times as long as another step the first one takes, since it reads the whole prompt.
+/// The time of the first step, in average steps: it reads the whole prompt.
 const PREFILL: f64 = 2.0;
 
 /// One request, before it is served.
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_have_the_work_that_the_rate_counts_on() {
+    fn requests_have_the_work_that_the_rate_assumes() {
         let options = options(1);
         let requests = requests(&options);
         let work = mean(requests.iter().map(|request| request.work().as_secs_f64()));

@@ -1,4 +1,4 @@
-//! How long a refused request waits before it tries again: exponential back-off with jitter.
+//! The pauses of a refused request between its tries: exponential back-off with jitter.
 
 use fastrand::Rng;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 const FIRST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(64);
 
-/// The pauses of one request: twice as long each time up to a bound, each somewhere between a half and the whole of
-/// that, so that requests that were refused together do not come together again.
+/// The pauses of one request. The longest pause doubles each time, up to a bound. Each pause is random, from half of
+/// that length up, so that requests that were refused together do not retry together.
 #[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     random: Rng,
@@ -16,7 +16,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// For so many tries in all; the first comes before any pause.
+    /// Creates the pauses between this many tries; the first try comes before any pause.
     pub(crate) fn new(tries: u32, seed: u64) -> Self {
         Self {
             random: Rng::with_seed(seed),
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn two_requests_do_not_pause_alike() {
+    fn pauses_depend_on_the_seed() {
         assert!(Backoff::new(9, 1).ne(Backoff::new(9, 2)));
         assert!(Backoff::new(9, 1).eq(Backoff::new(9, 1)));
         assert_eq!(Backoff::new(1, 1).next(), None);

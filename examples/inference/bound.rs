@@ -24,7 +24,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
     pub(crate) bytes: u64,
-    /// The divisor of all sizes.
+    /// A divisor of all sizes.
     pub(crate) step: u64,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn check(stays: &[Stay], shared: Shared) -> Verdict {
     }
 }
 
-/// Returns the longest that a request may wait.
+/// Returns the longest time that a request may wait.
 fn bound(stays: &[Stay], index: usize, shared: Shared) -> Duration {
     let came = stays[index].came;
     let ahead = &stays[..index];

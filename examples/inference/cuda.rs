@@ -1,8 +1,8 @@
-//! A GPU, and its kernels: compiled where they run, and launched.
+//! A GPU and its kernels, which are compiled at run time.
 //!
-//! A step takes its share of the GPU for as long as it runs: one block of threads on each of its
-//! multiprocessors, with all the shared memory that there is on one, so that no two blocks fit there. So
-//! many steps run at once as there are places, give or take multiprocessors that cannot be shared out.
+//! A step occupies its share of the GPU while it runs: one block of threads on each of its multiprocessors, with all
+//! shared memory of the multiprocessor, so that no second block fits. The number of steps that run at once is the
+//! number of places, up to rounding to whole multiprocessors.
 
 #[path = "../../crates/cli/src/device/cuda/driver.rs"]
 mod driver;
@@ -24,7 +24,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Opens the first GPU. [`prepare`] is called before, while there is no other thread.
+    /// Opens the first GPU. Call [`prepare`] before, while there is no other thread.
     ///
     /// # Errors
     /// Returns an error if there is no driver or no device, or kernels cannot be compiled.
@@ -55,6 +55,8 @@ pub(crate) struct CudaKernels {
 }
 
 impl CudaKernels {
+    /// Compiles the kernels.
+    ///
     /// # Errors
     /// Returns an error if there is no NVRTC, or if NVRTC or the driver refuses the source.
     fn compile(context: &Arc<CudaContext>, places: usize) -> anyhow::Result<Self> {
@@ -82,7 +84,7 @@ impl CudaKernels {
         let bytes = page.size();
         let mut launch = work.launch_builder(&self.read);
         launch.arg(page).arg(&bytes);
-        // SAFETY: the kernel reads the ends of the `bytes` from the address on; no block is empty.
+        // SAFETY: the kernel reads the first and the last of the page's `bytes` bytes; no block is empty.
         unsafe { launch.launch(threads(1, 1)) }?;
         Ok(())
     }
@@ -93,7 +95,7 @@ impl Kernels<CudaStream> for CudaKernels {
         let bytes = weights.size();
         let mut launch = work.launch_builder(&self.load);
         launch.arg(&weights).arg(&bytes);
-        // SAFETY: the kernel writes whole words within the `bytes` from the address on, which are its own.
+        // SAFETY: the kernel writes whole words within the `bytes` bytes of the weights, which it may write.
         unsafe { launch.launch(threads(1024, 256)) }?;
         Ok(())
     }
@@ -109,8 +111,8 @@ impl Kernels<CudaStream> for CudaKernels {
         launch.arg(&step.activation).arg(&activation_bytes);
         launch.arg(&step.page).arg(&page_bytes);
         launch.arg(&time);
-        // SAFETY: the kernel reads the first of the weights, and writes the ends of the other two, within
-        // their bytes; no block is empty.
+        // SAFETY: the kernel reads the first byte of the weights, and accesses the first and the last byte of the
+        // other two blocks; no block is empty.
         unsafe { launch.launch(self.share) }?;
         Ok(())
     }
@@ -124,7 +126,7 @@ fn threads(blocks: u32, threads: u32) -> LaunchConfig {
     }
 }
 
-/// Returns the share that a step has of a GPU with that many multiprocessors and that much shared memory on each.
+/// Returns a step's share of a GPU with this many multiprocessors and this much shared memory on each.
 fn share(multiprocessors: i32, shared: i32, places: usize) -> anyhow::Result<LaunchConfig> {
     let blocks = u32::try_from(multiprocessors)? / u32::try_from(places)?;
     Ok(LaunchConfig {
@@ -143,7 +145,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn without_a_driver_the_device_says_so() {
+    fn missing_driver_is_reported() {
         let options = Options::parse_from(["inference", "--device=cuda"]);
         let opened = Gpu::open(&options).map(drop);
         let device = CudaDevice::new(0).map(drop);
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_serves_all_and_loses_no_memory() {
+    fn gpu_serves_all_requests_and_loses_no_memory() {
         if let Err(error) = CudaDevice::new(0) {
             eprintln!("skipped: {error}");
             return;

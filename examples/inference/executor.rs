@@ -1,7 +1,7 @@
-//! What polls the service: it runs on any executor, and these are tried.
+//! The executors that the service can be run on here; it works on any.
 //!
-//! With the crate's feature `tokio` the pool has a reclaimer as a task of the runtime's while a request waits.
-//! Elsewhere waiting requests would drive themselves, each woken for all; so the service spawns one there.
+//! With the feature `tokio`, the pool spawns a reclaimer on the Tokio runtime while a request waits. On other executors
+//! every free would wake all waiting requests, so the service spawns the reclaimer itself.
 
 use clap::ValueEnum;
 use futures::executor::LocalPool;
@@ -13,20 +13,20 @@ use weirpool::device::sim::SimDevice;
 /// An executor, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExecutorName {
-    /// tokio's, with a thread for each core
+    /// Tokio, with a thread for each core
     Tokio,
-    /// tokio's, with one thread
+    /// Tokio, with one thread
     TokioCurrent,
-    /// smol's global one
+    /// The global executor of smol
     Smol,
     /// `futures::executor::LocalPool`: one thread, no timer, no I/O
     Futures,
-    /// The simulated device's own, in virtual time: the same run every time, in no time
+    /// The simulated device's own, in virtual time: fast, and the same run every time
     Virtual,
 }
 
 impl ExecutorName {
-    /// Returns whether the pool spawns its reclaimer there by itself.
+    /// Returns whether the pool spawns its reclaimer on this executor by itself.
     pub(crate) fn has_reclaimer(self) -> bool {
         cfg!(feature = "tokio") && matches!(self, Self::Tokio | Self::TokioCurrent)
     }
@@ -42,11 +42,13 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
+    /// Creates the executor of this name.
+    ///
     /// # Errors
     /// Returns an error if the operating system cannot start a thread.
     ///
     /// # Panics
-    /// Panics if virtual time is requested of a device that has none.
+    /// Panics if virtual time is requested, but no device has it.
     pub(crate) fn new(name: ExecutorName, virtual_time: Option<&SimDevice>) -> io::Result<Self> {
         use tokio::runtime::Builder;
         Ok(match name {
@@ -55,13 +57,14 @@ impl Executor {
             ExecutorName::Smol => Self::Smol,
             ExecutorName::Futures => Self::Futures(LocalPool::new()),
             ExecutorName::Virtual => {
-                let sim = virtual_time.expect("options have the simulated device with it");
+                let sim =
+                    virtual_time.expect("virtual time was checked to be on the simulated device");
                 Self::Virtual(sim.clone())
             }
         })
     }
 
-    /// Runs a future to its end on this thread; tasks that it spawns run where the executor has them.
+    /// Runs a future to its end on this thread; the executor chooses the threads of the tasks that it spawns.
     pub(crate) fn run<F: Future>(self, start: impl FnOnce(Box<dyn Spawn>) -> F) -> F::Output {
         match self {
             Self::Tokio(runtime) => {
@@ -102,7 +105,7 @@ mod tests {
     use futures::task::SpawnExt;
 
     #[test]
-    fn each_runs_what_is_spawned() {
+    fn each_executor_runs_spawned_tasks() {
         let sim = SimDevice::new();
         for name in ExecutorName::value_variants() {
             let executor = Executor::new(*name, Some(&sim)).unwrap();

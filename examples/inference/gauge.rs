@@ -1,9 +1,9 @@
-//! Where requests are: how many in flight, waiting for memory, done.
+//! The number of requests in flight, waiting for memory, served and failed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts that everybody may read.
+/// Counts of requests, shared by all tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     in_flight: AtomicU64,
@@ -12,21 +12,21 @@ pub(crate) struct Gauge {
     failed: AtomicU64,
 }
 
-/// The counts of one moment.
+/// The counts at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Whereabouts {
+pub(crate) struct Counts {
     pub(crate) in_flight: u64,
     pub(crate) waiting: u64,
     pub(crate) served: u64,
     pub(crate) failed: u64,
 }
 
-/// One that is somewhere, until this is dropped.
+/// A request in the state of a count, until this is dropped.
 #[derive(Debug)]
-#[must_use = "it leaves when this is dropped"]
+#[must_use = "the request leaves the state when this is dropped"]
 pub(crate) struct Presence {
     gauge: Arc<Gauge>,
-    place: fn(&Gauge) -> &AtomicU64,
+    count_of: fn(&Gauge) -> &AtomicU64,
 }
 
 impl Gauge {
@@ -46,17 +46,17 @@ impl Gauge {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn enter(self: &Arc<Self>, place: fn(&Gauge) -> &AtomicU64) -> Presence {
-        place(self).fetch_add(1, Ordering::Relaxed);
+    fn enter(self: &Arc<Self>, count_of: fn(&Gauge) -> &AtomicU64) -> Presence {
+        count_of(self).fetch_add(1, Ordering::Relaxed);
         Presence {
             gauge: self.clone(),
-            place,
+            count_of,
         }
     }
 
-    pub(crate) fn read(&self) -> Whereabouts {
+    pub(crate) fn read(&self) -> Counts {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Whereabouts {
+        Counts {
             in_flight: read(&self.in_flight),
             waiting: read(&self.waiting),
             served: read(&self.served),
@@ -67,7 +67,7 @@ impl Gauge {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        (self.place)(&self.gauge).fetch_sub(1, Ordering::Relaxed);
+        (self.count_of)(&self.gauge).fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -76,15 +76,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_enters_leaves() {
+    fn dropped_presence_is_not_counted() {
         let gauge = Arc::new(Gauge::default());
         let (flight, wait) = (gauge.in_flight(), gauge.waiting());
         gauge.serve();
-        let expected = Whereabouts {
+        let expected = Counts {
             in_flight: 1,
             waiting: 1,
             served: 1,
-            ..Whereabouts::default()
+            ..Counts::default()
         };
         assert_eq!(gauge.read(), expected);
         drop((flight, wait));

@@ -1,4 +1,4 @@
-// Kernels of the service: they touch their memory as a model would, and take the time that they are told.
+// Kernels of the service: they access their memory as a model would, and run for a given time.
 
 typedef unsigned char u8;
 typedef unsigned long long u64;
@@ -24,7 +24,7 @@ extern "C" __global__ void read(const volatile u8* page, u64 bytes) {
     (void)page[bytes - 1];
 }
 
-// Reads weights, writes activation and page; each of its blocks is busy for `time` nanoseconds.
+// Reads weights, and writes activation and page. Each block of threads is busy for `time` nanoseconds.
 extern "C" __global__ void step(const volatile u8* weights, volatile u8* activation, u64 activation_bytes,
                                 volatile u8* page, u64 page_bytes, u64 time) {
     const u64 began = now();

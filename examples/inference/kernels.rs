@@ -1,5 +1,5 @@
-//! What differs between devices: the kernels, and how a device is opened. All else is generic over the backend's
-//! stream.
+//! The parts that differ between devices: the kernels, and how a device is opened. All other code is generic over the
+//! backend's stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,22 +17,22 @@ pub(crate) trait Kernels<W>: Send + Sync {
 
 /// One step of a request.
 pub(crate) struct Step<'a> {
-    /// The time that it takes.
+    /// The device time of the step.
     pub(crate) time: Duration,
-    /// Read.
+    /// The weights, which are read.
     pub(crate) weights: Argument<'a>,
-    /// Written.
+    /// The activation, which is written.
     pub(crate) activation: Argument<'a>,
     /// The page of the cache that is written.
     pub(crate) page: Argument<'a>,
-    /// The pages that are full, and read.
+    /// The full pages, which are read.
     pub(crate) earlier: Vec<Argument<'a>>,
 }
 
-/// A device for the time of one service.
+/// A device and its kernels, for one run of a service.
 pub(crate) struct Machine<W> {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) kernels: Arc<dyn Kernels<W>>,
-    /// The device, if its time is virtual.
+    /// The simulated device, if its time is virtual.
     pub(crate) virtual_time: Option<SimDevice>,
 }

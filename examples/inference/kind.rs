@@ -1,25 +1,25 @@
-//! The three services: their memory, and their behaviour when it is short.
+//! The three services: their memory, and their behaviour when memory is short.
 
 use crate::bound::Shared;
 use crate::lease::Admission;
 use crate::model;
 use crate::options::Options;
 
-/// A service.
+/// A variant of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Requests wait in the pool's queue.
     Waiting,
     /// Requests fail, pause and try again.
     Retrying,
-    /// There is memory for all that are in flight.
+    /// There is memory for all requests in flight.
     Unlimited,
 }
 
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Waiting, Self::Retrying, Self::Unlimited];
 
-    /// As columns and bars are headed.
+    /// Returns the name in tables, plots and JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -63,7 +63,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn only_one_has_memory_for_all() {
+    fn only_the_unlimited_service_has_memory_for_all() {
         let options = Options::parse_from(["inference"]);
         let shared = |kind: Kind| kind.shared(&options).bytes;
         assert_eq!(shared(Kind::Waiting), shared(Kind::Retrying));

@@ -1,8 +1,8 @@
 //! The memory of a request: all that it will need, taken up front.
 //!
-//! A request that took its blocks one by one could hold some and wait for more, with all others doing the same: none
-//! would ever go on. So each reserves a piece for every block that it will have, with one place in the queue, and its
-//! allocations then neither wait nor fail. Where memory is short, there are two ways.
+//! Requests that took their blocks one by one could each hold some and wait for more: a deadlock. So each request
+//! reserves memory for all its blocks at once, with one position in the queue, and its allocations then neither wait
+//! nor fail. If memory is short, the request waits or retries ([`Admission`]).
 
 use crate::arrivals::Request;
 use crate::backoff::Backoff;
@@ -10,14 +10,14 @@ use crate::model;
 use crate::timer::Timer;
 use weirpool::{AllocError, Block, Pool, Reservation, Stream, Tag};
 
-/// How a request comes by its memory.
+/// How a request obtains its memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Admission {
-    /// It waits in the pool's queue.
+    /// The request waits in the pool's queue.
     Wait,
-    /// It fails if there is not enough now, pauses, and tries again.
+    /// The request fails if there is not enough memory now, pauses, and tries again.
     Retry {
-        /// So often.
+        /// The most tries.
         tries: u32,
         seed: u64,
     },
@@ -28,7 +28,7 @@ pub(crate) enum Admission {
 pub(crate) struct Lease(Reservation);
 
 impl Lease {
-    /// Allocates a block of it, for use in the order of a stream.
+    /// Allocates a block of this memory, for use in the order of a stream.
     ///
     /// # Errors
     /// Returns an error if the device has failed, or if more is requested than was reserved.
@@ -38,7 +38,7 @@ impl Lease {
 }
 
 impl Admission {
-    /// Returns the memory of a request, or `None` if it was not available in this number of attempts.
+    /// Obtains the memory of a request. Returns `None` if it was not available within the allowed tries.
     ///
     /// # Errors
     /// Returns an error if the pool or the device fails.
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn all_blocks_of_a_request_are_there_in_the_order_of_its_steps() {
+    fn lease_has_all_blocks_in_the_order_of_the_steps() {
         let sim = SimDevice::new();
         let capacity = model::largest();
         let pool = Pool::builder(sim.clone()).capacity(capacity);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn who_retries_gives_up_after_its_tries() {
+    fn retrying_request_gives_up_after_its_tries() {
         let sim = SimDevice::new();
         let pool = Pool::builder(sim.clone()).capacity(model::largest());
         let pool = pool.chunk_bytes(model::CHUNK).build().unwrap();

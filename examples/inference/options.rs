@@ -6,8 +6,8 @@ use clap::{CommandFactory, Parser, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// An inference service under pressure: requests wait for memory, beside the same service that fails and
-/// retries, and the same with memory for all.
+/// Compares three inference services under pressure: in one, requests wait for memory; in one, they fail and
+/// retry; and one has memory for all.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "inference")]
 pub(crate) struct Options {
@@ -29,15 +29,15 @@ pub(crate) struct Options {
     #[arg(long, value_name = "EXECUTOR", value_enum, default_value_t = ExecutorName::Tokio)]
     pub(crate) executor: ExecutorName,
 
-    /// Draws memory and queue over time
+    /// Writes a plot of memory and queue over time
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Prints one JSON object for each service, each on one line
+    /// Prints a line with a JSON object for each service
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Also fails below 95 % of the throughput of unlimited memory; otherwise that check is only printed
+    /// Also fails below 95 % of the throughput of unlimited memory; by default that check is only printed
     #[arg(long)]
     pub(crate) check: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Options {
 /// The load of the service.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Load {
-    /// The work that arrives over the work that the device can do, from 0.01 to 1000
+    /// The ratio of the arriving work to the device's capacity for work, from 0.01 to 1000
     #[arg(long = "load", value_name = "RATIO", default_value_t = 1.5, value_parser = ratio)]
     pub(crate) offered: f64,
 
@@ -53,7 +53,7 @@ pub(crate) struct Load {
     #[arg(long, value_name = "DURATION", default_value = "4ms", value_parser = step)]
     pub(crate) step: Duration,
 
-    /// Seeds arrivals, lengths, back-off and device
+    /// The seed of arrivals, lengths, back-off and device
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 }
@@ -61,15 +61,15 @@ pub(crate) struct Load {
 /// The limits of the service.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Limits {
-    /// The operations that the device runs at once
+    /// The number of operations that the device runs at once
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
     pub(crate) places: usize,
 
-    /// The streams that requests are spread over
+    /// The number of streams that requests are spread over
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = count)]
     pub(crate) streams: usize,
 
-    /// The most steps that a stream takes together
+    /// The most steps that a stream submits as one batch
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
     pub(crate) batch: usize,
 
@@ -77,11 +77,11 @@ pub(crate) struct Limits {
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = room)]
     pub(crate) room: usize,
 
-    /// The most requests in flight; more wait before they enter the service
+    /// The most requests in flight; further ones wait to be admitted
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     pub(crate) in_flight: usize,
 
-    /// The tries of the service that fails and retries, before it gives up a request: up to 1000000
+    /// The number of tries before the retrying service gives up a request, up to 1000000
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) tries: u32,
 }
@@ -91,12 +91,12 @@ pub(crate) struct Limits {
 pub(crate) enum DeviceName {
     /// The simulated device, in real time
     Sim,
-    /// The first GPU (of CUDA_VISIBLE_DEVICES); for programs built with `--features cuda`
+    /// The first GPU (of CUDA_VISIBLE_DEVICES); needs a build with `--features cuda`
     Cuda,
 }
 
 impl Options {
-    /// These options, if they make sense together.
+    /// Returns these options, if they are valid together.
     pub(crate) fn checked(self) -> Result<Self, clap::Error> {
         if self.device == DeviceName::Cuda && self.executor == ExecutorName::Virtual {
             let reason = "--executor virtual needs --device sim: a GPU has no virtual time";
@@ -114,7 +114,7 @@ impl Options {
 fn ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>();
     let ratio = ratio.ok().filter(|ratio| (0.01..=1000.0).contains(ratio));
-    ratio.ok_or_else(|| "expected a number from 0.01 to 1000, as 1.5".to_owned())
+    ratio.ok_or_else(|| "expected a number from 0.01 to 1000, such as 1.5".to_owned())
 }
 
 fn step(text: &str) -> Result<Duration, String> {
@@ -128,7 +128,7 @@ fn count(text: &str) -> Result<usize, String> {
     within(text, 1)
 }
 
-/// Room for two average requests is room for the largest one.
+/// Parses the room: at least 2, since two average requests have room for the largest one.
 fn room(text: &str) -> Result<usize, String> {
     within(text, 2)
 }
@@ -156,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn unsound_and_extreme_options_are_refused() {
-        for unsound in [
+    fn invalid_and_extreme_options_are_refused() {
+        for invalid in [
             &["--requests=0"][..],
             &["--requests=18446744073709551615"],
             &["--requests=1000000000"],
@@ -174,19 +174,19 @@ mod tests {
             &["--executor=rayon"],
             &["--device=cuda", "--executor=virtual"],
         ] {
-            assert!(parse(unsound).is_err(), "{unsound:?}");
+            assert!(parse(invalid).is_err(), "{invalid:?}");
         }
     }
 
     #[test]
     #[cfg(not(feature = "cuda"))]
-    fn gpu_is_refused_with_the_command_that_builds_for_one() {
+    fn refusal_of_a_gpu_names_the_build_command() {
         let refused = parse(&["--device=cuda"]).unwrap_err();
         assert!(refused.to_string().contains("--features cuda"), "{refused}");
     }
 
     #[test]
-    fn options_are_understood() {
+    fn options_are_parsed() {
         let options = parse(&[
             "--requests=7",
             "--load=0.5",

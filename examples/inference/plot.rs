@@ -9,7 +9,7 @@ use plotters::prelude::*;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (1600, 1120);
-/// What the upper chart has of it, with the titles.
+/// The height of the upper chart, with the titles.
 const UPPER: i32 = 640;
 
 /// Draws the samples of a service into `file`.
@@ -25,12 +25,12 @@ fn picture(report: &Report, samples: &[Sample]) -> Drawn<String> {
         let canvas = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         canvas.fill(&PAPER)?;
         let title = format!(
-            "{} requests with {} for them and the weights",
+            "{} requests with {} of memory, weights included",
             units::count(report.served + report.failures),
             units::binary_bytes(report.capacity),
         );
         let below = format!(
-            "{}: {:.1} served a second, {} failed",
+            "{}: {:.1} requests/s served, {} failed",
             report.service, report.throughput, report.failures
         );
         chart::titles(&canvas, title, below)?;
@@ -42,7 +42,7 @@ fn picture(report: &Report, samples: &[Sample]) -> Drawn<String> {
     Ok(svg)
 }
 
-/// Used and pending are stacked: the white area below the line of reserved is free memory.
+/// Draws used and pending memory, stacked. The white area below the line of reserved memory is free.
 fn memory(canvas: &Canvas<'_>, samples: &[Sample]) -> Drawn {
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let top = samples.iter().map(|sample| sample.reserved).max();
@@ -62,23 +62,23 @@ fn memory(canvas: &Canvas<'_>, samples: &[Sample]) -> Drawn {
 
 fn queue(canvas: &Canvas<'_>, samples: &[Sample]) -> Drawn {
     let counts = |sample: &Sample| {
-        let now = sample.whereabouts;
-        (now.waiting, now.in_flight, sample.at_the_door)
+        let now = sample.counts;
+        (now.waiting, now.in_flight, sample.not_admitted)
     };
     let top = samples
         .iter()
         .map(counts)
-        .map(|(_, in_flight, quota_queue)| in_flight.max(quota_queue));
+        .map(|(_, in_flight, not_admitted)| in_flight.max(not_admitted));
     let mut chart = chart::axes(canvas, 54, end(samples), top.max().unwrap_or(0) as f64)?;
     let of =
         |place: fn((u64, u64, u64)) -> u64| steps(samples, |sample| place(counts(sample)) as f64);
     chart::area(&mut chart, of(|(waiting, ..)| waiting), ORANGE)?;
     chart::line(&mut chart, of(|(_, in_flight, _)| in_flight), NAVY)?;
-    chart::line(&mut chart, of(|(.., quota_queue)| quota_queue), RED)?;
+    chart::line(&mut chart, of(|(.., not_admitted)| not_admitted), RED)?;
     let entries = [
-        ("for memory", ORANGE, AREA),
+        ("waiting", ORANGE, AREA),
         ("in flight", NAVY, LINE),
-        ("at the door", RED, LINE),
+        ("not admitted", RED, LINE),
     ];
     chart::legend(canvas, 30, "requests", &entries)
 }
@@ -98,7 +98,7 @@ fn end(samples: &[Sample]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gauge::Whereabouts;
+    use crate::gauge::Counts;
     use crate::report::tests::report;
     use std::time::Duration;
 
@@ -108,20 +108,20 @@ mod tests {
             reserved: 2_000_000_000,
             used: tick * 100_000_000,
             pending: 100_000_000,
-            at_the_door: tick,
-            whereabouts: Whereabouts {
+            not_admitted: tick,
+            counts: Counts {
                 in_flight: 3,
                 waiting: 2,
-                ..Whereabouts::default()
+                ..Counts::default()
             },
         }
     }
 
     #[test]
-    fn a_picture_has_both_charts_and_their_legends() {
+    fn picture_has_both_charts_and_their_legends() {
         let samples: Vec<_> = (0..9).map(sample).collect();
         let svg = picture(&report("waiting"), &samples).unwrap();
-        for text in ["GB", "pending", "requests", "at the door", "waiting: "] {
+        for text in ["GB", "pending", "requests", "not admitted", "waiting: "] {
             assert!(svg.contains(text), "{text}");
         }
         assert_eq!(svg.matches("seconds").count(), 2);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_no_length_is_drawn_too() {
+    fn run_of_no_length_is_drawn() {
         assert!(picture(&report("waiting"), &[]).is_ok());
         assert!(picture(&report("waiting"), &[sample(0)]).is_ok());
     }

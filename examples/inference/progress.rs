@@ -1,4 +1,4 @@
-//! How far a service is, on the terminal: one live line.
+//! The progress of a service: one live line on the terminal.
 
 use crate::units;
 use crate::watch::Sample;
@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const TEMPLATE: &str = "{prefix:10} {bar:30.cyan/blue} {human_pos}/{human_len} requests, {msg}";
 
-/// A bar on standard error: only on a terminal, and only where no program parses the output.
+/// A bar on standard error: only on a terminal, and only if no program parses the output.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -15,7 +15,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Creates a bar for this number of requests to a service.
     pub(crate) fn new(service: &str, requests: u64, hidden: bool) -> Self {
-        // Standard error is hidden by itself where it is no terminal.
+        // The bar hides itself if standard error is no terminal.
         let target = if hidden {
             ProgressDrawTarget::hidden()
         } else {
@@ -33,13 +33,13 @@ impl Progress {
         if self.bar.is_hidden() {
             return;
         }
-        let now = sample.whereabouts;
+        let now = sample.counts;
         self.bar.set_position(now.served + now.failed);
         self.bar.set_message(format!(
-            "{} in flight, {} wait for memory, {} at the door, {} reserved, {} failed",
+            "{} in flight, {} waiting for memory, {} not admitted, {} reserved, {} failed",
             now.in_flight,
             now.waiting,
-            sample.at_the_door,
+            sample.not_admitted,
             units::bytes(sample.reserved),
             now.failed
         ));
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_template_is_sound() {
+    fn template_is_valid() {
         assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
         assert!(Progress::new("t", 1, true).bar.is_hidden());
     }

@@ -7,33 +7,33 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::time::Duration;
 
-/// So much of the throughput of unlimited memory is to be reached.
+/// The required share of the throughput of unlimited memory.
 const SHARE: f64 = 0.95;
 
-/// Everything that is said of a service, under the names that `--json` prints.
+/// The figures of a service, under the names that `--json` prints.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) service: &'static str,
     pub(crate) served: u64,
     pub(crate) failures: u64,
     pub(crate) makespan_ns: u64,
-    /// Requests served a second.
+    /// Requests served per second.
     pub(crate) throughput: f64,
-    /// How much of the device's places was busy with requests that were served.
+    /// The share of the device's time, over all places, that served requests took.
     pub(crate) busy: f64,
-    /// From the arrival on, of those that were served.
+    /// The time from arrival to end, for served requests.
     pub(crate) latency_p50_ns: u64,
     pub(crate) latency_p99_ns: u64,
     pub(crate) latency_p999_ns: u64,
-    /// For memory, of all requests.
+    /// The wait for memory, for all requests.
     pub(crate) wait_mean_ns: u64,
     pub(crate) wait_p99_ns: u64,
     pub(crate) wait_max_ns: u64,
     pub(crate) capacity: u64,
     pub(crate) reserved_peak: u64,
-    /// What the longest wait of those that were served may be.
+    /// The bound of the longest wait of a served request.
     pub(crate) wait_max_bound_ns: Option<u64>,
-    /// Waits that were longer than they may be in a queue that is served in order.
+    /// The number of waits that exceed their bound.
     pub(crate) over_bound: usize,
     #[serde(skip)]
     pub(crate) verdict: Verdict,
@@ -75,7 +75,7 @@ impl Report {
 }
 
 fn histogram(times: impl Iterator<Item = Duration>) -> Histogram<u64> {
-    let mut histogram = Histogram::new(3).expect("three digits are few");
+    let mut histogram = Histogram::new(3).expect("three significant digits are valid");
     for time in times {
         histogram += nanoseconds(time);
     }
@@ -86,16 +86,16 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Something that is asked of the run, and whether it is so.
+/// A condition on the run, and whether it is met.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Check {
-    pub(crate) is_so: bool,
-    /// The run fails where it is not.
+    pub(crate) is_met: bool,
+    /// The program fails if the condition is not met.
     pub(crate) is_required: bool,
     pub(crate) text: String,
 }
 
-/// Returns the checks of the reports of all services, which are in their order.
+/// Returns the checks of the reports of all services.
 pub(crate) fn checks(reports: &[Report], requires_throughput: bool) -> Vec<Check> {
     let find = |kind: Kind| reports.iter().find(|report| report.service == kind.name());
     let (Some(waiting), Some(unlimited)) = (find(Kind::Waiting), find(Kind::Unlimited)) else {
@@ -104,20 +104,23 @@ pub(crate) fn checks(reports: &[Report], requires_throughput: bool) -> Vec<Check
     let share = waiting.throughput / unlimited.throughput;
     vec![
         Check {
-            is_so: waiting.failures == 0,
+            is_met: waiting.failures == 0,
             is_required: true,
-            text: format!("no failures while requests wait: {}", waiting.failures),
+            text: format!(
+                "waiting requests do not fail; failures: {}",
+                waiting.failures
+            ),
         },
         Check {
-            is_so: waiting.verdict.is_good(),
+            is_met: waiting.verdict.is_good(),
             is_required: true,
             text: bounded(&waiting.verdict),
         },
         Check {
-            is_so: share >= SHARE,
+            is_met: share >= SHARE,
             is_required: requires_throughput,
             text: format!(
-                "{:.1} % of the throughput of unlimited memory, of at least {:.0} %",
+                "{:.1} % of the throughput of unlimited memory; expected: at least {:.0} %",
                 100.0 * share,
                 100.0 * SHARE
             ),
@@ -126,19 +129,19 @@ pub(crate) fn checks(reports: &[Report], requires_throughput: bool) -> Vec<Check
 }
 
 fn bounded(verdict: &Verdict) -> String {
-    let told = |wait: &Checked| {
+    let shown = |wait: &Checked| {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         format!("{:.1} of {:.1} ms", ms(wait.wait), ms(wait.bound))
     };
     match (&verdict.longest, &verdict.tightest) {
         (Some(longest), Some(tightest)) => format!(
-            "each wait is within the byte-seconds of the queue ahead over the memory: the longest is {}, \
-             the tightest {}; over it: {}",
-            told(longest),
-            told(tightest),
+            "each wait is within its bound, the byte-seconds of the queue ahead divided by the memory: the \
+             longest is {}, the tightest {}; waits over their bound: {}",
+            shown(longest),
+            shown(tightest),
             verdict.broken
         ),
-        _ => "no request had to wait".to_owned(),
+        _ => "no request waited".to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! One run of one service: opened, given all requests, closed, and checked for memory that is missing.
+//! One run of a service: it is opened, serves all requests, is closed, and must have returned all memory.
 
 use crate::arrivals::Request;
 use crate::bound::Shared;
@@ -9,7 +9,7 @@ use crate::kind::Kind;
 use crate::model;
 use crate::options::Options;
 use crate::progress::Progress;
-use crate::service::{Counter, Counters, Record, Service, begin};
+use crate::service::{Lane, Lanes, Record, Service, begin};
 use crate::timer::Timer;
 use crate::watch::{Sample, Watch};
 use crate::worker::Worker;
@@ -26,14 +26,14 @@ use weirpool::device::NativeStream;
 use weirpool::testing::Invariants;
 use weirpool::{Pool, SharedBlock, Stream, Tag};
 
-/// Longer than any request is served.
+/// The deadlock grace, which is longer than any request runs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The outcome of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) kind: Kind,
-    /// In the order of arrival.
+    /// The records of all requests, in the order of arrival.
     pub(crate) records: Vec<Record>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) shared: Shared,
@@ -41,6 +41,8 @@ pub(crate) struct Outcome {
     pub(crate) reserved_peak: u64,
 }
 
+/// Runs a service with these requests.
+///
 /// # Errors
 /// Returns an error if the pool or the device fails, or memory is missing at the end.
 pub(crate) fn run<W: NativeStream>(
@@ -63,7 +65,7 @@ pub(crate) fn run<W: NativeStream>(
         };
         let samples = watch.into_samples();
         let reserved_peak = run.service.pool.statistics().reserved.high;
-        // What a worker says is why a request failed.
+        // Before the requests' errors: a worker's error is the cause of theirs.
         run.close().await?;
         Ok(Outcome {
             kind,
@@ -76,37 +78,37 @@ pub(crate) fn run<W: NativeStream>(
     })
 }
 
-/// Lets requests in, as they arrive and there is a place for them.
+/// Admits requests as they arrive, up to the limit of requests in flight.
 async fn admit(
     service: &Arc<Service>,
     requests: &[Request],
     options: &Options,
     spawner: &dyn Spawn,
 ) -> anyhow::Result<Vec<Record>> {
-    let quota_queue = Arc::new(Semaphore::new(options.limits.in_flight));
+    let permits = Arc::new(Semaphore::new(options.limits.in_flight));
     let mut records = Vec::new();
     for request in requests {
         service.timer.sleep_until(request.arrives).await;
-        let place = quota_queue.clone().acquire_owned().await?;
+        let permit = permits.clone().acquire_owned().await?;
         let served = service.clone().serve(request.clone());
         let served = Box::pin(async move {
             let record = served.await;
-            drop(place);
+            drop(permit);
             record
         });
-        // Here, and not where its task runs: so they stand in the pool's queue as they arrived.
+        // Polled here and not in its task, so that requests enter the pool's queue in the order of arrival.
         let served = begin(served).await;
         records.push(spawner.spawn_with_handle(served)?);
     }
     try_join_all(records).await
 }
 
-/// A service that is open, and its workers.
+/// An open service and its workers.
 struct Run {
     service: Arc<Service>,
     weights: SharedBlock,
     workers: Vec<RemoteHandle<anyhow::Result<()>>>,
-    /// Ends with the run.
+    /// Cancelled when the run is dropped.
     _reclaimer: Option<RemoteHandle<()>>,
 }
 
@@ -119,10 +121,10 @@ impl Run {
     ) -> anyhow::Result<Self> {
         let pool = PoolBuilder::new(machine.device.clone())
             .capacity(kind.capacity(options))
-            // All of it at once: a wait is for other requests then, and not for the driver.
+            // All memory at the start, so that requests wait for each other and not for the driver.
             .initial_size(kind.capacity(options))
             .chunk_bytes(model::CHUNK)
-            // A request keeps its memory for many steps, and is no deadlock for it.
+            // A request holds its memory for many steps, which is no deadlock.
             .deadlock_grace(PATIENCE)
             .build()?;
         let streams = (0..options.limits.streams).map(|_| pool.create_stream());
@@ -130,12 +132,11 @@ impl Run {
         let weights = load(&*machine.kernels, &pool, &streams).await?;
         let reclaimer = || spawner.spawn_with_handle(pool.reclaimer());
         let reclaimer = (!options.executor.has_reclaimer()).then(reclaimer);
-        let (mut counters, mut workers) = (Vec::new(), Vec::new());
+        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
         for stream in streams {
             let (jobs, taken) = mpsc::unbounded();
-            let counter = stream.clone();
-            counters.push(Counter {
-                stream: counter,
+            lanes.push(Lane {
+                stream: stream.clone(),
                 jobs,
             });
             let worker = Worker {
@@ -151,7 +152,7 @@ impl Run {
             admission: kind.admission(options),
             timer: Timer::new(machine.device.clone()),
             gauge: Arc::new(Gauge::default()),
-            counters: Counters::new(counters),
+            lanes: Lanes::new(lanes),
         });
         Ok(Self {
             service,
@@ -161,9 +162,9 @@ impl Run {
         })
     }
 
-    /// Ends the workers, and looks whether all memory came back.
+    /// Ends the workers, and checks that all memory was returned.
     async fn close(self) -> anyhow::Result<()> {
-        self.service.counters.close();
+        self.service.lanes.close();
         for worker in self.workers {
             worker.await?;
         }
@@ -179,7 +180,7 @@ impl Run {
     }
 }
 
-/// Allocates the weights, which are written on one stream and visible to all.
+/// Allocates the weights, and writes them on one stream so that all streams can read them.
 async fn load<W: NativeStream>(
     kernels: &dyn Kernels<W>,
     pool: &Pool,

@@ -1,8 +1,7 @@
 //! The service: a task for each request, a task for each stream, and a pool between them.
 //!
-//! A request takes its memory, then a stream, then runs its steps there one after the other; its memory goes with its
-//! last step. It holds no stream while it waits for memory, so those that have memory are spread over as many streams
-//! as there are.
+//! A request obtains its memory, then a stream, and runs its steps there one after the other. Its memory is freed with
+//! its last step. A request that waits for memory has no stream, so requests with memory are spread over all streams.
 
 use crate::arrivals::Request;
 use crate::bound::Stay;
@@ -27,25 +26,25 @@ pub(crate) struct Service {
     pub(crate) admission: Admission,
     pub(crate) timer: Timer,
     pub(crate) gauge: Arc<Gauge>,
-    pub(crate) counters: Counters,
+    pub(crate) lanes: Lanes,
 }
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) arrived: Duration,
-    /// What its steps take the device.
+    /// The device time of all steps.
     pub(crate) work: Duration,
-    /// None, where it was given up.
+    /// `None` if the request was given up.
     pub(crate) stay: Option<Stay>,
-    /// When it was served, or given up.
+    /// The time at which the request was served or given up.
     pub(crate) ended: Duration,
-    /// How long it waited for memory, whatever its outcome.
+    /// The wait for memory, whatever the outcome.
     pub(crate) waited: Duration,
 }
 
 impl Service {
-    /// Serves one request, from the moment on that it is let in.
+    /// Serves one request that was admitted.
     ///
     /// # Errors
     /// Returns an error if the pool or the device fails. Lack of memory is not an error.
@@ -53,7 +52,7 @@ impl Service {
         let _in_flight = self.gauge.in_flight();
         let came = self.timer.now();
         let lease = self.lease(&request);
-        let (lease, has_waited) = noting_a_wait(lease).await;
+        let (lease, has_waited) = detecting_a_wait(lease).await;
         let granted = if has_waited { self.timer.now() } else { came };
         let waited = granted - came;
         let record = |stay| Record {
@@ -84,18 +83,20 @@ impl Service {
     }
 
     async fn run_steps(&self, request: &Request, lease: Lease) -> anyhow::Result<()> {
-        let seat = self.counters.sit();
+        let assignment = self.lanes.assign();
         let mut pages = Vec::new();
         let mut lease = Some(lease);
         let last = request.steps.len() - 1;
         for (step, time) in request.steps.iter().enumerate() {
-            let from = lease.as_ref().context("only the last step takes it")?;
+            let from = lease
+                .as_ref()
+                .context("only the last step takes the lease")?;
             if model::begins_page(step) {
-                pages.push(from.block(seat.stream(), model::PAGE)?);
+                pages.push(from.block(assignment.stream(), model::PAGE)?);
             }
-            let activation = from.block(seat.stream(), model::ACTIVATION)?;
+            let activation = from.block(assignment.stream(), model::ACTIVATION)?;
             let (done, ran) = oneshot::channel();
-            seat.take(Job {
+            assignment.take(Job {
                 time: *time,
                 activation,
                 pages,
@@ -108,8 +109,8 @@ impl Service {
     }
 }
 
-/// Returns the output of a future, and whether it was not ready at once.
-async fn noting_a_wait<F: Future>(future: F) -> (F::Output, bool) {
+/// Awaits a future. Returns its output, and whether it was pending at first.
+async fn detecting_a_wait<F: Future>(future: F) -> (F::Output, bool) {
     let mut future = std::pin::pin!(future);
     let mut polls = 0;
     let output = std::future::poll_fn(|context| {
@@ -119,73 +120,70 @@ async fn noting_a_wait<F: Future>(future: F) -> (F::Output, bool) {
     (output.await, polls > 1)
 }
 
-/// The streams, and how many requests each has.
+/// The lanes of all streams, and the number of requests on each.
 #[derive(Debug)]
-pub(crate) struct Counters {
-    all: Vec<Counter>,
-    seated: Mutex<Vec<usize>>,
+pub(crate) struct Lanes {
+    all: Vec<Lane>,
+    loads: Mutex<Vec<usize>>,
 }
 
-/// Where a stream takes its jobs.
+/// A stream, and the sender of its jobs.
 #[derive(Debug)]
-pub(crate) struct Counter {
+pub(crate) struct Lane {
     pub(crate) stream: Stream,
     pub(crate) jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// A request's place at a stream, until it is dropped.
+/// The assignment of a request to a lane, until it is dropped.
 #[derive(Debug)]
-struct Seat<'a> {
-    counters: &'a Counters,
+struct Assignment<'a> {
+    lanes: &'a Lanes,
     index: usize,
 }
 
-impl Counters {
-    pub(crate) fn new(all: Vec<Counter>) -> Self {
-        let seated = Mutex::new(vec![0; all.len()]);
-        Self { all, seated }
+impl Lanes {
+    pub(crate) fn new(all: Vec<Lane>) -> Self {
+        let loads = Mutex::new(vec![0; all.len()]);
+        Self { all, loads }
     }
 
-    /// At the stream that has the fewest.
-    fn sit(&self) -> Seat<'_> {
-        let mut seated = self.seated.lock().unwrap_or_else(PoisonError::into_inner);
-        let fewest = (0..seated.len()).min_by_key(|index| seated[*index]);
+    /// Assigns a request to the lane with the fewest requests.
+    fn assign(&self) -> Assignment<'_> {
+        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let fewest = (0..loads.len()).min_by_key(|index| loads[*index]);
         let index = fewest.expect("there is at least one stream");
-        seated[index] += 1;
-        Seat {
-            counters: self,
-            index,
-        }
+        loads[index] += 1;
+        Assignment { lanes: self, index }
     }
 
-    /// No more jobs come.
+    /// Closes all lanes: no further jobs come.
     pub(crate) fn close(&self) {
         self.all.iter().for_each(|one| one.jobs.close_channel());
     }
 }
 
-impl Seat<'_> {
+impl Assignment<'_> {
     fn stream(&self) -> &Stream {
-        &self.counters.all[self.index].stream
+        &self.lanes.all[self.index].stream
     }
 
     fn take(&self, job: Job) -> anyhow::Result<()> {
-        let sent = self.counters.all[self.index].jobs.unbounded_send(job);
+        let sent = self.lanes.all[self.index].jobs.unbounded_send(job);
         sent.map_err(|error| anyhow::anyhow!("the stream's worker has ended: {error}"))
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Assignment<'_> {
     fn drop(&mut self) {
-        let seated = self.counters.seated.lock();
-        seated.unwrap_or_else(PoisonError::into_inner)[self.index] -= 1;
+        let loads = self.lanes.loads.lock();
+        loads.unwrap_or_else(PoisonError::into_inner)[self.index] -= 1;
     }
 }
 
-/// A request on its way, polled once.
+/// The future of a request, polled once.
 pub(crate) type Begun = Pin<Box<dyn Future<Output = anyhow::Result<Record>> + Send>>;
 
-/// Polls a request for the first time: it comes before all that are begun later.
+/// Polls a request for the first time, so that it is queued before all requests that begin later.
 pub(crate) async fn begin(mut serving: Begun) -> Begun {
     let first = std::future::poll_fn(|context| Poll::Ready(serving.as_mut().poll(context)));
     match first.await {

@@ -1,6 +1,6 @@
-//! The simulated device, in real time; in virtual time where the executor has that.
+//! The simulated device, in real time, or in virtual time if the executor has it.
 //!
-//! It is told what each step reads and writes, and panics at a use of memory that nothing orders.
+//! Each operation declares the memory that it reads and writes, and the device panics at a use that is not ordered.
 
 use crate::executor::ExecutorName;
 use crate::kernels::{Kernels, Machine, Step};
@@ -10,10 +10,10 @@ use std::time::Duration;
 use weirpool::device::Argument;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
 
-/// More than any of the services is given.
+/// More memory than any of the services uses.
 const DEVICE_MEMORY: u64 = 1 << 40;
 
-/// What loading the weights takes.
+/// The time to load the weights.
 const LOADING: Duration = Duration::from_millis(20);
 
 /// Creates a device for one service.

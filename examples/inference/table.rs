@@ -1,4 +1,4 @@
-//! Reports as a table for people: a line a figure, a column a service.
+//! Reports as a table: a line for each figure, a column for each service.
 
 use crate::report::{Check, Report};
 use crate::theory::Theory;
@@ -17,7 +17,7 @@ const LINES: [Line; 13] = [
     ("throughput", |report| {
         format!("{:.2} /s", report.throughput)
     }),
-    ("device busy with them", |report| {
+    ("device busy (served)", |report| {
         format!("{:.1} %", 100.0 * report.busy)
     }),
     ("latency, p50", |report| time(report.latency_p50_ns)),
@@ -33,7 +33,7 @@ fn time(nanoseconds: u64) -> String {
     duration(Duration::from_nanos(nanoseconds))
 }
 
-/// All services, side by side.
+/// Returns the figures of all services, side by side.
 pub(crate) fn table(reports: &[Report]) -> String {
     let mut text = String::new();
     for (label, value) in LINES {
@@ -46,13 +46,13 @@ pub(crate) fn table(reports: &[Report]) -> String {
     text
 }
 
-/// Returns the expected figures.
+/// Returns the expected throughput, with the measured one.
 pub(crate) fn theory(theory: &Theory, reports: &[Report]) -> String {
     let [waiting, _, unlimited] = reports else {
         return String::new();
     };
     format!(
-        "in theory: {:.2} /s by the device's places, {:.2} /s by memory, so {:.2} /s beside {:.2} /s with \
+        "in theory: {:.2} /s by the device's places, {:.2} /s by memory; expected: {:.2} /s, given {:.2} /s with \
          unlimited memory; measured: {:.2} /s\n",
         theory.device,
         theory.memory,
@@ -65,7 +65,7 @@ pub(crate) fn theory(theory: &Theory, reports: &[Report]) -> String {
 pub(crate) fn checks(checks: &[Check]) -> String {
     let mut text = String::new();
     for check in checks {
-        let mark = if check.is_so { '✓' } else { '✗' };
+        let mark = if check.is_met { '✓' } else { '✗' };
         let _ = writeln!(text, "{mark} {}", check.text);
     }
     text
@@ -77,7 +77,7 @@ mod tests {
     use crate::report::tests::report;
 
     #[test]
-    fn columns_are_aligned_at_their_right() {
+    fn columns_are_right_aligned() {
         let text = table(&[report("waiting"), report("retrying"), report("unlimited")]);
         let mut lines = text.lines();
         assert_eq!(text.lines().count(), LINES.len());
@@ -88,22 +88,22 @@ mod tests {
 
     #[test]
     fn checks_have_marks() {
-        let check = |is_so| Check {
-            is_so,
+        let check = |is_met| Check {
+            is_met,
             is_required: false,
-            text: "told".to_owned(),
+            text: "text".to_owned(),
         };
-        assert_eq!(checks(&[check(true), check(false)]), "✓ told\n✗ told\n");
+        assert_eq!(checks(&[check(true), check(false)]), "✓ text\n✗ text\n");
     }
 
     #[test]
-    fn theory_is_the_smaller_of_both() {
+    fn expected_throughput_is_the_smaller_of_both() {
         let reports = [report("waiting"), report("retrying"), report("unlimited")];
         let both = Theory {
             device: 60.0,
             memory: 1.5,
         };
         let text = theory(&both, &reports);
-        assert!(text.contains("so 1.50 /s beside 2.00 /s"), "{text}");
+        assert!(text.contains("expected: 1.50 /s, given 2.00 /s"), "{text}");
     }
 }

@@ -1,15 +1,15 @@
-//! What throughput can be at most, from what requests need.
+//! Upper bounds of throughput, from the needs of the requests.
 
 use crate::arrivals::Request;
 use crate::bound::Shared;
 use std::time::Duration;
 
-/// Requests a second.
+/// Upper bounds of throughput, in requests per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Theory {
-    /// The device's places, over what a request takes one.
+    /// The device's places, divided by the device time of a request.
     pub(crate) device: f64,
-    /// The memory that requests share, over the byte-seconds of a request that is never held up.
+    /// The memory that requests share, divided by the byte-seconds of a request that never waits.
     pub(crate) memory: f64,
 }
 
@@ -27,7 +27,7 @@ impl Theory {
         }
     }
 
-    /// With memory shared, where so much was served with unlimited memory.
+    /// Returns the bound with shared memory, given the throughput with unlimited memory.
     pub(crate) fn limited(&self, unlimited: f64) -> f64 {
         unlimited.min(self.memory)
     }
@@ -43,7 +43,7 @@ mod tests {
     use crate::model;
 
     #[test]
-    fn the_scarcer_one_limits() {
+    fn scarcer_resource_limits() {
         let request = Request {
             id: 0,
             arrives: Duration::ZERO,

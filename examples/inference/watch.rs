@@ -1,7 +1,7 @@
-//! Looks at a service while it runs: for the picture, and for the bar on the terminal.
+//! Samples a service while it runs, for the plot and for the progress bar.
 
 use crate::arrivals::Request;
-use crate::gauge::Whereabouts;
+use crate::gauge::Counts;
 use crate::progress::Progress;
 use crate::service::Service;
 use std::cell::RefCell;
@@ -9,19 +9,19 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often it looks: some hundred times in a run of seconds.
+/// The time between samples: some hundred in a run of seconds.
 const STEP: Duration = Duration::from_millis(10);
 
-/// One look.
+/// The state of a service at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) at: Duration,
     pub(crate) reserved: u64,
     pub(crate) used: u64,
     pub(crate) pending: u64,
-    /// Requests that have arrived, and are not let in.
-    pub(crate) at_the_door: u64,
-    pub(crate) whereabouts: Whereabouts,
+    /// The number of requests that have arrived and are not admitted yet.
+    pub(crate) not_admitted: u64,
+    pub(crate) counts: Counts,
 }
 
 /// See the [module](self).
@@ -46,33 +46,33 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Looks on, until it is dropped.
+    /// Takes samples until the future is dropped.
     pub(crate) async fn run(&self) -> Infallible {
         let timer = &self.service.timer;
         loop {
-            let sample = self.look();
+            let sample = self.sample();
             self.progress.show(&sample);
             self.samples.borrow_mut().push(sample);
-            // From now on, and not from when it was due: a host that is late is not asked more often.
+            // Relative to now, not to the time when the sample was due: a late host does not sample more often.
             timer.sleep(STEP).await;
         }
     }
 
-    fn look(&self) -> Sample {
+    fn sample(&self) -> Sample {
         let at = self.service.timer.now();
         let statistics = self.service.pool.statistics();
-        let whereabouts = self.service.gauge.read();
+        let counts = self.service.gauge.read();
         let arrived = self
             .requests
             .partition_point(|request| request.arrives <= at);
-        let let_in = whereabouts.in_flight + whereabouts.served + whereabouts.failed;
+        let let_in = counts.in_flight + counts.served + counts.failed;
         Sample {
             at,
             reserved: statistics.reserved.current,
             used: statistics.used.current,
             pending: statistics.pending.current,
-            at_the_door: (arrived as u64).saturating_sub(let_in),
-            whereabouts,
+            not_admitted: (arrived as u64).saturating_sub(let_in),
+            counts,
         }
     }
 

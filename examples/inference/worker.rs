@@ -70,7 +70,7 @@ impl<W: NativeStream> Worker<W> {
             lease,
             done,
         } = job;
-        // Written once, before the service began: a use that needs no order.
+        // The weights were written before the service began, so this use needs no order.
         let weights = self.weights.on(&self.stream)?;
         let (page, earlier) = pages.split_last_mut().context("a step has a page")?;
         let submission = self.stream.task("step");

@@ -5,8 +5,8 @@
     python3 examples/pytorch/by_turns.py
 
 The training and the requests are those of train_and_serve.py and, with `--models`, of models.py, which run each allocator in a
-process of its own, and tell memory. Processes differ by a third on a shared host. Here each step of the training, each request,
-and each batch of requests to the four models runs once with either allocator, in random order, so that both meet the same host.
+process of its own, and report memory. Times of processes differ by a third on a shared host. Here each step of the training, each request,
+and each batch of requests to the four models runs once with either allocator, in random order, so that the host's load affects both.
 
 The time of a step or of a batch ends when the device has completed it. A request's time is that of the host: it submits
 requests more slowly than the device completes them. Answers must be equal, bit for bit.
@@ -21,7 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Sets what must be set before CUDA is used.
+# Sets variables that CUDA needs before its first use.
 import train_and_serve
 import torch
 
@@ -32,7 +32,7 @@ STEPS, REQUESTS, STREAMS = 20, 200, 4
 # Batches of requests to the four models, and the requests of a batch to each model.
 BATCHES, BATCH = 10, 3
 ALLOCATORS = ["PyTorch", "weirpool"]
-# The device is idle after so many requests: else their memory would grow without end if it were slower than the host.
+# The host waits for the device after this many requests. Otherwise memory would grow without bound on a slower device.
 BETWEEN_WAITS = 10
 
 
@@ -60,7 +60,7 @@ class Training:
 
     def run(self, _number):
         train_and_serve.train_once(self.model, self.optimizer)
-        # By the allocator that they came from.
+        # Frees the gradients while their allocator is in use.
         self.optimizer.zero_grad()
         torch.cuda.synchronize()
 
@@ -118,7 +118,7 @@ def round_of(work, use, order):
 
 def compare(name, work, use, seconds):
     order = random.Random(1)
-    # Kernels are loaded, and memory is taken from the device.
+    # The first round loads kernels, and takes memory from the device.
     round_of(work, use, order)
     rounds, start = [], time.perf_counter()
     while len(rounds) < 3 or time.perf_counter() - start < seconds:
@@ -132,7 +132,7 @@ def compare(name, work, use, seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=weirpool_torch.default_library())
-    parser.add_argument("--models", action="store_true", help="serve the four models of models.py, too")
+    parser.add_argument("--models", action="store_true", help="also serve the four models of models.py")
     parser.add_argument("--seconds", type=float, default=60, help="time of each comparison")
     arguments = parser.parse_args()
     use = install(train_and_serve.library_at(arguments))

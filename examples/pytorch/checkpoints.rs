@@ -1,6 +1,6 @@
 //! Checkpoints of the memory pools of graphs, for the extension `graph_trees.cpp`.
 //!
-//! A tree of graphs shares one pool. Before a further branch is recorded, the pool goes back to its state behind the
+//! A tree of graphs shares one pool. Before a further branch is recorded, the pool goes back to its state after the
 //! graph that the branch follows: the ranges that are allocated now are freed, and those that were allocated then are
 //! allocated again.
 
@@ -46,10 +46,10 @@ pub unsafe extern "C-unwind" fn weirpool_checkpoint_or_throw(
     }
 }
 
-/// Frees a checkpoint, and no memory of the device. A null pointer has no effect.
+/// Frees a checkpoint, but no memory of the device. A null pointer has no effect.
 ///
 /// # Safety
-/// The checkpoint is one that was returned here, and is not used any more.
+/// The checkpoint must come from [`weirpool_checkpoint_or_throw`], and must not be used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn weirpool_checkpoint_free(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {
@@ -58,10 +58,10 @@ pub unsafe extern "C" fn weirpool_checkpoint_free(checkpoint: *mut Checkpoint) {
     }
 }
 
-/// Writes the ranges of a checkpoint, lowest first, and as many as there is room for. Returns their number.
+/// Writes up to `room` ranges of a checkpoint, lowest first. Returns the number of all its ranges.
 ///
 /// # Safety
-/// The checkpoint lives. `ranges` has room for `room` elements, or is null if that is 0.
+/// The checkpoint must not be freed yet. `ranges` must have room for `room` elements, or be null if that is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn weirpool_checkpoint_ranges(
     checkpoint: *const Checkpoint,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn weirpool_checkpoint_ranges(
 /// the pool has no owner.
 ///
 /// # Safety
-/// `ranges` has room for `room` elements, or is null if that is 0.
+/// `ranges` must have room for `room` elements, or be null if that is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn weirpool_allocated_in_pool(
     device: c_int,
@@ -98,8 +98,8 @@ pub unsafe extern "C" fn weirpool_allocated_in_pool(
 /// for use in the order of a stream. Throws a `std::runtime_error` if that fails.
 ///
 /// # Safety
-/// The checkpoint lives. The stream is not destroyed before this returns, nor any other stream that the memory was used
-/// on. All frames up to the one that catches the exception must allow unwinding.
+/// The checkpoint must not be freed yet. The stream must not be destroyed before this returns, nor any other stream
+/// that the memory was used on. All frames up to the one that catches the exception must allow unwinding.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn weirpool_restore_or_throw(
     device: c_int,
@@ -123,14 +123,14 @@ fn opened(device: c_int, id: MempoolId) -> Result<(&'static DevicePool, GraphMem
     let found = pool.and_then(|pool| Some((pool, pool.graphs.memory(id)?)));
     found.ok_or_else(|| {
         format!(
-            "device {device} has no pool of graphs ({}, {}): it was released, or never used",
+            "device {device} has no pool of graphs ({}, {}): it was released, or was never used",
             id.0, id.1
         )
     })
 }
 
 /// # Safety
-/// `ranges` has room for `room` elements, or is null if that is 0.
+/// `ranges` must have room for `room` elements, or be null if that is 0.
 unsafe fn write(checkpoint: &GraphCheckpoint, ranges: *mut MemoryRange, room: usize) -> usize {
     for (at, (address, bytes)) in checkpoint.ranges().take(room).enumerate() {
         let range = MemoryRange {

@@ -1,4 +1,4 @@
-//! The pools, one of each device, by addresses and handles.
+//! The pools, one for each device, used by addresses and stream handles.
 
 use crate::graphs::{Graphs, MempoolId};
 use crate::{fork, settings::Settings};
@@ -15,13 +15,13 @@ use weirpool::{
     AllocError, Block, GraphCheckpoint, GraphMemory, Pool, Statistics, Stream, StreamError,
 };
 
-/// PyTorch has at most so many.
+/// The most devices that PyTorch supports.
 const DEVICES: usize = 128;
 
 static POOLS: [OnceLock<Result<DevicePool, String>>; DEVICES] =
     [const { OnceLock::new() }; DEVICES];
 
-/// The pool of a device, and how long its memory is waited for.
+/// The pool of a device, and the timeout of its allocations.
 pub(crate) struct DevicePool {
     device: CudaDevice,
     raw: RawPool,
@@ -30,20 +30,21 @@ pub(crate) struct DevicePool {
     pub(crate) graphs: Graphs,
     /// Streams that are never destroyed, by their handles.
     permanent: RwLock<FxHashMap<usize, ExternalStream>>,
-    /// For memory that is shared with other processes: PyTorch's streams may be gone before it is.
+    /// The stream of memory that is shared with other processes, since PyTorch's streams may be gone before that
+    /// memory.
     #[cfg(all(feature = "ipc", target_os = "linux"))]
     own_stream: OnceLock<Result<Stream, StreamError>>,
 }
 
-/// Returns the pool of a device, made if it is asked for first. It is never dropped: the process may end while PyTorch
-/// frees still.
+/// Returns the pool of a device, and creates it on the first call. It is never dropped, because PyTorch may still free
+/// memory while the process ends.
 ///
 /// # Errors
-/// Why there is none; the same each time.
+/// Returns the reason why there is no pool, which is kept for later calls.
 pub(crate) fn open(device: c_int) -> Result<&'static DevicePool, String> {
     if fork::is_child() {
         return Err(
-            "this process was forked from the one that uses the device: start it anew (spawn)"
+            "this process was forked from the one that uses the device; start it with spawn instead of fork"
                 .to_owned(),
         );
     }
@@ -61,13 +62,13 @@ fn slot(device: c_int) -> Option<&'static OnceLock<Result<DevicePool, String>>> 
     POOLS.get(usize::try_from(device).ok()?)
 }
 
-/// Notes a use on a further stream, whichever device's memory it is.
+/// Records a use on another stream, of memory of any device.
 ///
 /// # Errors
 /// Returns an error if no pool allocated the address, or if the stream cannot be identified.
 ///
 /// # Safety
-/// As [`weirpool_record_stream`](crate::weirpool_record_stream).
+/// The conditions of [`weirpool_record_stream`](crate::weirpool_record_stream) apply.
 pub(crate) unsafe fn record_stream(address: u64, stream: CUstream) -> Result<(), String> {
     let opened = POOLS.iter().filter_map(|slot| slot.get()?.as_ref().ok());
     for pool in opened {
@@ -87,7 +88,7 @@ impl DevicePool {
             remapping,
             timeout,
         } = Settings::of_environment()?;
-        fork::look_out();
+        fork::watch();
         let device = CudaDevice::new(ordinal as usize).map_err(|error| error.to_string())?;
         let builder = Pool::builder(device.clone()).remapping(remapping);
         let builder = match capacity {
@@ -111,7 +112,7 @@ impl DevicePool {
         self.raw.pool()
     }
 
-    /// Returns a stream that the pool keeps.
+    /// Returns a stream of the pool, which is created on the first call.
     #[cfg(all(feature = "ipc", target_os = "linux"))]
     pub(crate) fn own_stream(&self) -> Result<Stream, String> {
         let made = self.own_stream.get_or_init(|| self.pool().create_stream());
@@ -140,11 +141,13 @@ impl DevicePool {
         self.failures.load(Ordering::Relaxed)
     }
 
+    /// Allocates in the order of a stream, from the memory of its capture if it is part of one.
+    ///
     /// # Errors
     /// Returns an error if there was no memory in time, or the device failed.
     ///
     /// # Safety
-    /// As [`weirpool_alloc`](crate::weirpool_alloc).
+    /// The conditions of [`weirpool_alloc`](crate::weirpool_alloc) apply.
     pub(crate) unsafe fn allocate(&self, bytes: u64, stream: CUstream) -> Result<u64, AllocError> {
         // SAFETY: as the caller promises.
         let stream = unsafe { self.stream(stream) };
@@ -158,14 +161,14 @@ impl DevicePool {
         address
     }
 
-    /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. Without such a
-    /// pool, from the device's.
+    /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. If there is no such
+    /// pool, allocates from the device's pool.
     ///
     /// # Errors
     /// Returns an error if there was no memory in time, or the device failed.
     ///
     /// # Safety
-    /// As [`weirpool_alloc`](crate::weirpool_alloc).
+    /// The conditions of [`weirpool_alloc`](crate::weirpool_alloc) apply.
     pub(crate) unsafe fn allocate_in(
         &self,
         id: MempoolId,
@@ -187,7 +190,7 @@ impl DevicePool {
         address
     }
 
-    /// Allocates from memory of graphs outside captures, and waits until the pool has enough to add to it.
+    /// Allocates from memory of graphs outside captures. If it is too small, waits for memory of the pool to add to it.
     fn allocate_outside(
         &self,
         memory: &GraphMemory,
@@ -214,11 +217,11 @@ impl DevicePool {
     /// Frees all blocks of a memory of graphs, and allocates the ranges of a checkpoint in their place.
     ///
     /// # Errors
-    /// Returns an error if the memory of the checkpoint is gone, if another owner has a range of it, or if the device
-    /// failed. The blocks are freed then all the same.
+    /// Returns an error if the memory of the checkpoint is gone, if another owner has one of its ranges, or if the
+    /// device failed. The blocks are freed even then.
     ///
     /// # Safety
-    /// As [`weirpool_free`](crate::weirpool_free).
+    /// The conditions of [`weirpool_free`](crate::weirpool_free) apply.
     pub(crate) unsafe fn restore(
         &self,
         memory: &GraphMemory,
@@ -241,21 +244,22 @@ impl DevicePool {
         Ok(())
     }
 
-    /// Where the device is gone, as at the end of the process, or broken, there is nothing to free.
+    /// Frees memory. Has no effect if the device is gone, such as at the end of the process, or has failed.
     ///
     /// # Errors
     /// Returns an error if the address is not allocated here, or if the stream cannot be identified; nothing is freed
     /// then.
     ///
     /// # Safety
-    /// As [`weirpool_free`](crate::weirpool_free).
+    /// The conditions of [`weirpool_free`](crate::weirpool_free) apply.
     pub(crate) unsafe fn free(&self, address: u64, stream: CUstream) -> Result<(), String> {
         // SAFETY: as the caller promises.
         let stream = unsafe { self.stream(stream) };
         let freed = stream
             .map_err(|error| RawError::from(StreamError::from(error)))
             .and_then(|stream| {
-                // The end of the capture is to cover the free. What cannot be routed is freed all the same.
+                // Routed so that the end of the capture covers the free. If that fails, the memory is freed all the
+                // same.
                 let _ = self.graphs.route(self, &stream);
                 self.raw.free(address, &stream)
             });
@@ -265,12 +269,14 @@ impl DevicePool {
         }
     }
 
+    /// Records a use on another stream.
+    ///
     /// # Errors
     /// Returns an error if the address is not allocated here, or if the stream cannot be identified. In the second case
-    /// the memory is never granted again, rather than too early.
+    /// the memory is leaked, so that it is not reused too early.
     ///
     /// # Safety
-    /// As [`weirpool_record_stream`](crate::weirpool_record_stream).
+    /// The conditions of [`weirpool_record_stream`](crate::weirpool_record_stream) apply.
     unsafe fn record_stream(&self, address: u64, stream: CUstream) -> Result<(), RawError> {
         // SAFETY: as the caller promises.
         let stream = unsafe { self.stream(stream) };
@@ -289,7 +295,7 @@ impl DevicePool {
     /// Returns an error if the driver does not know the stream.
     ///
     /// # Safety
-    /// As [`weirpool_keep_stream`](crate::weirpool_keep_stream).
+    /// The conditions of [`weirpool_keep_stream`](crate::weirpool_keep_stream) apply.
     pub(crate) unsafe fn keep_stream(&self, handle: CUstream) -> Result<(), DeviceError> {
         // SAFETY: as the caller promises.
         let stream = unsafe { self.device.permanent_stream(handle) }?;
@@ -299,8 +305,8 @@ impl DevicePool {
         Ok(())
     }
 
-    /// Returns a stream that is never destroyed, unless it is part of a capture. The driver is asked only while there
-    /// are graphs.
+    /// Returns a stream that is never destroyed, unless it is part of a capture. The driver is asked only while a
+    /// capture is announced.
     fn permanent(&self, handle: CUstream) -> Result<Option<ExternalStream>, DeviceError> {
         let permanent = self.permanent.read();
         let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
@@ -315,8 +321,10 @@ impl DevicePool {
         }
     }
 
+    /// Identifies a stream by its handle.
+    ///
     /// # Safety
-    /// The stream is not destroyed before the last call that is made with the answer returns.
+    /// The stream must not be destroyed before the last call with the returned stream returns.
     unsafe fn stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
         match self.permanent(handle)? {
             Some(stream) => Ok(stream),

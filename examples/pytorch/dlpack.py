@@ -6,7 +6,7 @@
 
 Kernels of weirpool write blocks on streams of the pool, and spin before they do; other libraries read them on their own streams. In
 random rounds, tensors are dropped while the work that reads them has not begun, and their memory is written again for the next round. The
-same rounds with a wrong stream show that such mistakes would be seen.
+same rounds with a wrong stream show that the test detects such mistakes.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import random
 import threading
 import time
 
-# Little more than the blocks that exist at once: each round takes memory of the last ones.
+# Little more than the blocks that exist at once, so that each round reuses memory of earlier ones.
 CAPACITY = 24 << 20
 os.environ["WEIRPOOL_CAPACITY"] = str(CAPACITY)
 
@@ -99,7 +99,7 @@ def lifetimes(library):
     memory = Memory(library, (WORDS,), "int32")
     capsules = [memory.__dlpack__(stream=1), memory.__dlpack__(stream=1, max_version=(1, 0))]
     del memory, capsules
-    whole(library)  # capsules that were not consumed have released it
+    whole(library)  # unused capsules have released the block
     memory = Memory(library, (WORDS,), "int32")
     tensors = [torch.from_dlpack(memory), torch.from_dlpack(memory)[7:]]
     del memory
@@ -135,7 +135,7 @@ def of_cupy(stream):
 
 
 class Wrong:
-    """Names another stream than the consumer's."""
+    """Names a stream that is not the consumer's."""
 
     def __init__(self, memory, stream):
         self.memory, self.stream = memory, stream
@@ -148,8 +148,8 @@ class Wrong:
 
 
 def rounds(library, count, seed, wrong=None, waits=False):
-    """Returns the words that were read wrong, and how often memory was used again. With a wrong stream and `waits`, the host waits for
-    the kernels that write, so that only memory that is reused too early is read wrong."""
+    """Returns the number of words that were read wrong, and how often memory was reused. With a wrong stream and `waits`, the host waits
+    for the kernels that write, so that only memory that is reused too early is read wrong."""
     choose = random.Random(seed)
     streams = [torch.cuda.Stream() for _ in range(3)] + [torch.cuda.default_stream()]
     base = torch.arange(1 << 20, dtype=torch.int32, device="cuda")
@@ -207,7 +207,7 @@ def taken(library, count):
             assert block.address == tensor.data_ptr(), "a copy was made"
             del tensor
             block.kernel((round_ + 1) % 4, 7, MILLISECOND // 10, is_sum=True)
-            # It would get the tensor's memory, were that free.
+            # This would get the tensor's memory, if that were free.
             torch.full((1 << 18,), -1, dtype=torch.int32, device="cuda")
         words = torch.frombuffer(bytearray(block.read(1 << 20)), dtype=torch.int32)
         assert torch.equal(words, torch.arange(1 << 18, dtype=torch.int32) + round_ + 7), f"round {round_}"

@@ -1,11 +1,11 @@
 //! Blocks as DLPack tensors for Python, and tensors of other libraries as blocks: `weirpool_dlpack.py` calls these
 //! functions.
 //!
-//! Blocks have numbers. Kernels of this library write them, on streams of the pool, so that a test can see that other
-//! libraries read the right values on theirs.
+//! Callers refer to blocks by numbers. Kernels of this library write to blocks on streams of the pool, so that a test
+//! can check the values that other libraries read on their own streams.
 
 use crate::device_pool::{self, DevicePool};
-use crate::report::tell;
+use crate::report::print;
 use crate::{fork, guarded};
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -21,9 +21,9 @@ use weirpool::dlpack::dlpark::ffi::{
 use weirpool::dlpack::dlpark::{Managed, ManagedTensorBase};
 use weirpool::{Block, SharedBlock, Stream};
 
-/// Streams of the pool on each device.
+/// The number of streams on each device.
 const STREAMS: usize = 4;
-/// How long a block is waited for.
+/// The timeout of an allocation.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const SOURCE: &str = r#"
@@ -128,10 +128,12 @@ impl Site {
 
 fn call<T>(call: impl FnOnce() -> Result<T, String>) -> Option<T> {
     if fork::is_child() {
-        tell("this process was forked from the one that uses the device: start it anew (spawn)");
+        print(
+            "this process was forked from the one that uses the device; start it with spawn instead of fork",
+        );
         return None;
     }
-    guarded(call).map_err(|reason| tell(&reason)).ok()
+    guarded(call).map_err(|reason| print(&reason)).ok()
 }
 
 /// Returns the handle of a stream of the pool, by its number from 0 to 3; null on failure.
@@ -174,7 +176,7 @@ pub extern "C" fn weirpool_dlpack_free(number: u64) -> c_int {
 }
 
 /// Writes `stamp`, `stamp + 1`, … into a block (`is_sum` 0), or adds `stamp` to each word, by a kernel on a stream of
-/// the pool that first spins for this many cycles. Only blocks that were not exported can be written, and foreign ones.
+/// the pool that first spins for this many cycles. The block must be imported and writable, or not exported.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_dlpack_kernel(
     number: u64,
@@ -279,7 +281,7 @@ fn exported<M: ManagedTensorBase>(
                 tensor.map_err(|error| error.to_string())
             })
         }
-        _ => Err("a tensor of another library is not exported again".to_owned()),
+        _ => Err("a tensor of another library cannot be exported again".to_owned()),
     };
     all.memory.insert(number, (device, memory));
     Ok(tensor?.into_raw().cast())
@@ -315,7 +317,7 @@ pub unsafe extern "C" fn weirpool_dlpack_export(
     exported.unwrap_or(std::ptr::null_mut())
 }
 
-/// Calls the function of a tensor that releases it, for a capsule that was never consumed.
+/// Calls the deleter of a tensor, for a capsule that was never consumed.
 ///
 /// # Safety
 /// The tensor must be one that [`weirpool_dlpack_export`] returned, and must not be used any more.
@@ -334,8 +336,8 @@ pub unsafe extern "C" fn weirpool_dlpack_release(tensor: *mut c_void, is_version
     let _ = released;
 }
 
-/// Takes a tensor of another library as a block of a stream of the pool, on which the tensor's data is ready. Returns
-/// its number, or 0; the tensor is released in any case.
+/// Imports a tensor of another library as a block of a stream of the pool, on which the tensor's data must be ready.
+/// Returns the block's number, or 0 on failure. Unless there is no such stream, a failure releases the tensor.
 ///
 /// # Safety
 /// `tensor` must be a tensor of the named kind that the caller owns.
@@ -347,7 +349,7 @@ pub unsafe extern "C" fn weirpool_dlpack_import(
     is_versioned: c_int,
 ) -> u64 {
     /// # Safety
-    /// As above.
+    /// The tensor must be of this kind, and the caller must own it.
     unsafe fn import<M: ManagedTensorBase>(
         stream: &Stream,
         tensor: *mut c_void,

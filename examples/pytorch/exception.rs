@@ -1,6 +1,6 @@
-//! What C++ catches, thrown from Rust: libstdc++ has a function that does it.
+//! Throws a C++ exception from Rust, by a function of libstdc++.
 
-use crate::report::tell;
+use crate::report::print;
 use libloading::Library;
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
@@ -8,21 +8,21 @@ use std::sync::OnceLock;
 /// `std::__throw_runtime_error`, which copies the text.
 type Throw = unsafe extern "C-unwind" fn(*const c_char) -> !;
 
-/// Longer reasons are cut.
+/// The bytes of the longest message, with its final zero. Longer reasons are cut.
 const LONGEST: usize = 1024;
 
-/// Throws a `std::runtime_error`. Where there is no libstdc++ no code would catch one: then the reason is printed, and
-/// null returned.
+/// Throws a `std::runtime_error`. Without libstdc++ no code could catch it: then this prints the reason, and returns
+/// null.
 ///
 /// # Safety
-/// All frames up to the one that catches it allow that they are unwound.
+/// All frames up to the one that catches the exception must allow unwinding.
 pub(crate) unsafe fn throw(reason: String) -> *mut c_void {
     let Some(throw) = thrower() else {
-        tell(&reason);
+        print(&reason);
         return std::ptr::null_mut();
     };
     let text = text_of(reason);
-    // SAFETY: the text ends with a zero. Nothing here is to be dropped when the exception passes.
+    // SAFETY: the text ends with a zero. No value here needs to be dropped when the exception passes.
     unsafe { throw(text.as_ptr().cast()) }
 }
 
@@ -38,13 +38,13 @@ fn text_of(reason: String) -> [u8; LONGEST] {
     text
 }
 
-/// The process has the library already if it has any C++.
+/// Finds the function. A process with any C++ has loaded the library already.
 fn thrower() -> Option<Throw> {
     static THROW: OnceLock<Option<Throw>> = OnceLock::new();
     *THROW.get_or_init(|| {
-        // SAFETY: what runs when it is loaded has no preconditions.
+        // SAFETY: the library's initializers have no preconditions.
         let library = unsafe { Library::new("libstdc++.so.6") }.ok()?;
-        // For as long as the process.
+        // Loaded until the process ends.
         let library = Box::leak(Box::new(library));
         // SAFETY: this is the symbol's type.
         let found = unsafe { library.get::<Throw>(b"_ZSt21__throw_runtime_errorPKc\0") };
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_a_text_for_c() {
+    fn reason_becomes_a_c_string() {
         assert_eq!(words("no memory"), "weirpool: no memory");
         assert_eq!(words("no\0memory"), "weirpool: nomemory");
         let long = words(&"x".repeat(2 * LONGEST));

@@ -1,13 +1,13 @@
-//! Whether this process was forked from the one that uses the GPU. CUDA does not work there, and a lock may be
-//! held by a thread that is not there any more: nothing of a pool's is touched.
+//! Detects that this process was forked from the one that uses the GPU. CUDA does not work in such a process, and
+//! a lock may be held by a thread that it does not have, so it must not touch a pool.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// From now on a fork is noticed.
-pub(crate) fn look_out() {
+/// Detects forks from now on.
+pub(crate) fn watch() {
     static HOOK: Once = Once::new();
     HOOK.call_once(hook);
 }
@@ -26,7 +26,7 @@ fn hook() {
     unsafe extern "C" {
         fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> std::ffi::c_int;
     }
-    // SAFETY: this is its type, and the handler only stores a flag.
+    // SAFETY: this is the function's type, and the handler only stores a flag.
     let failed = unsafe { pthread_atfork(None, None, Some(begin)) };
     assert_eq!(failed, 0, "no memory for a handler");
 }

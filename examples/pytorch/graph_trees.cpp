@@ -25,7 +25,7 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 using c10::cuda::MempoolId_t;
 using Pluggable = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
 
-// As in checkpoints.rs and graphs.rs.
+// These match the types in checkpoints.rs and graphs.rs.
 struct MemoryRange {
   void* address;
   size_t bytes;
@@ -93,8 +93,8 @@ std::vector<MemoryRange> ranges_of(Write write) {
   return ranges;
 }
 
-// The pools of a thread that is using them outside captures, and those of captures. PyTorch passes a function that
-// recognises the streams whose allocations go to the pool.
+// The pools that allocations go to, of captures and outside captures. PyTorch passes a function that recognises the
+// streams whose allocations go to the pool.
 class Routes {
  public:
   void begin(int device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
@@ -119,7 +119,7 @@ class Routes {
       return {false, {0, 0}};
     }
     std::lock_guard<std::mutex> guard(lock_);
-    // The innermost of several.
+    // The innermost route comes first.
     for (auto route = routes_.rbegin(); route != routes_.rend(); ++route) {
       if (route->device == device && route->filter(stream)) {
         return {true, route->id};
@@ -253,7 +253,7 @@ class Allocator : public Pluggable {
       c10::DeviceIndex device,
       std::shared_ptr<caching::AllocatorState> state) override {
     auto* to = dynamic_cast<Checkpoint*>(state.get());
-    TORCH_CHECK(to && to->device == device, "this is no checkpoint of a pool of device ", int(device));
+    TORCH_CHECK(to && to->device == device, "the state is not a checkpoint of a pool of device ", int(device));
     caching::CheckpointDelta delta;
     {
       std::lock_guard<std::mutex> guard(allocator_mutex_);
@@ -269,7 +269,7 @@ class Allocator : public Pluggable {
     for (const auto& range : ranges) {
       auto found = to->known.find(range.address);
       auto known = found == to->known.end() ? Known{range.bytes, stream} : found->second;
-      // PyTorch's own records of the allocation are made by its `malloc` alone.
+      // Only PyTorch's `malloc` makes its own record of the allocation.
       restored = range.address;
       this->malloc(known.bytes, device, known.stream);
       delta.dataptrs_allocd.emplace_back(
@@ -278,7 +278,7 @@ class Allocator : public Pluggable {
     return delta;
   }
 
-  // Only the blocks of pools of graphs, each as a segment of its own. For the message of a check that fails.
+  // Returns only the blocks of pools of graphs, each as its own segment, for the message of a check that fails.
   caching::SnapshotInfo snapshot(MempoolId_t only, bool /*include_traces*/) override {
     caching::SnapshotInfo info{};
     std::set<std::pair<int, MempoolId_t>> pools;
@@ -329,7 +329,7 @@ class Allocator : public Pluggable {
 
 } // namespace
 
-// Has PyTorch allocate from the library at `path` until the process ends. Returns null, or why that is not possible.
+// Makes PyTorch allocate from the library at `path` until the process ends. Returns null, or the reason on failure.
 extern "C" const char* weirpool_install(const char* path) {
   static std::string reason;
   try {

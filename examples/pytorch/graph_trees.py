@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares `torch.compile(mode="reduce-overhead")` on memory from weirpool with the same on PyTorch's own allocator.
+"""Compares `torch.compile(mode="reduce-overhead")` on memory from weirpool with the same mode on PyTorch's own allocator.
 
     cargo build --release --features cuda --example pytorch
     python3 examples/pytorch/graph_trees.py
@@ -8,7 +8,7 @@ The mode records trees of graphs that share one pool. Each allocator runs in a p
 
 - calls a model of three compiled parts 100 times, with other work in between. The middle part is one of two, so the tree has
   branches, and the batch has one of three sizes;
-- trains it, so that graphs of the backward pass follow those of the forward pass while tensors of these are alive;
+- trains it, so that graphs of the backward pass follow those of the forward pass while tensors of the forward pass are alive;
 - drops everything, and checks that the memory of the graphs is released;
 - measures steps without other work.
 
@@ -210,7 +210,7 @@ def in_a_pool(library):
 
 
 def tried(name, results, function):
-    """Notes the function's result, or why it failed, and goes on."""
+    """Stores the function's result, or the reason why it failed, and goes on."""
     start = time.perf_counter()
     try:
         results[name] = function()
@@ -265,7 +265,7 @@ def in_a_process(arguments, allocator):
 
 
 def compare(arguments):
-    """Runs both and prints them side by side. Exits with 1 if they differ, or if the memory of graphs was not released."""
+    """Runs both allocators and prints the results side by side. Exits with 1 if they differ, or if the memory of graphs was not released."""
     library_at(arguments)
     own, pooled = in_a_process(arguments, "pytorch"), in_a_process(arguments, "weirpool")
     print(f"{own.get('gpu')}, PyTorch {own.get('torch')}, trees: {own.get('trees')}, {pooled.get('trees')}\n")

@@ -59,7 +59,7 @@ def replayed(model, in_graphs):
     inputs = [torch.randint(VOCABULARY, (4, 64), device=DEVICE) for _ in range(REPLAYS)]
     expected = [step(model, tokens) for tokens in inputs]
     before = in_graphs()
-    # Loads kernels and libraries, as PyTorch's documentation asks for.
+    # Loads kernels and libraries, as PyTorch's documentation requires.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,7 +70,7 @@ def replayed(model, in_graphs):
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
         answer = step(model, static)
-    # In the same memory. It reads what the first graph left, so the two are replayed in turn.
+    # The second graph uses the same memory, and reads the first one's answer, so the two are replayed in turn.
     with torch.cuda.graph(second, pool=first.pool()):
         doubled = answer * 2
 
@@ -102,7 +102,7 @@ def replayed(model, in_graphs):
 
 @torch.no_grad()
 def compiled(layer):
-    """Calls a compiled layer with other work in between. Returns fingerprints, or why there is no compiler."""
+    """Calls a compiled layer with other work in between. Returns fingerprints, or the reason why there is no compiler."""
     # On both allocators; graph_trees.py is about the trees.
     turn_trees_off()
     is_later = torch.ones(64, 64, dtype=torch.bool, device=DEVICE).triu(1)
@@ -178,7 +178,7 @@ def in_a_process(arguments, allocator):
 
 
 def compare(arguments):
-    """Runs both and prints them side by side. Exits with 1 if they differ, or if a graph's memory was not released."""
+    """Runs both allocators and prints the results side by side. Exits with 1 if they differ, or if a graph's memory was not released."""
     library_at(arguments)
     own, pooled = in_a_process(arguments, "pytorch"), in_a_process(arguments, "weirpool")
     print(f"{own['gpu']}, PyTorch {own['torch']}\n")

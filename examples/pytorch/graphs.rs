@@ -2,7 +2,7 @@
 //!
 //! PyTorch announces a capture before it begins, and names the pool that the capture is to allocate from. The streams
 //! of the capture are not named: PyTorch passes a C++ function that recognises them. This library does not call it, and
-//! asks the driver which capture a stream is part of when memory is allocated on it. The extension `graph_trees.cpp`
+//! asks the driver which capture a stream is part of when it allocates memory there. The extension `graph_trees.cpp`
 //! calls the function, also for pools that are used outside captures, and then names the pool of each allocation.
 
 use crate::device_pool::DevicePool;
@@ -14,7 +14,7 @@ use weirpool::device::cuda::ExternalStream;
 use weirpool::device::{CaptureId, Device, DeviceError, DeviceErrorKind};
 use weirpool::{GraphMemory, JoinedCapture, StreamError};
 
-/// PyTorch's name of a pool: C++'s `std::pair` of two integers, which is passed as this structure is.
+/// PyTorch's id of a pool: C++'s `std::pair` of two integers, which is passed like this structure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MempoolId(pub u64, pub u64);
@@ -22,7 +22,7 @@ pub struct MempoolId(pub u64, pub u64);
 /// The memory of a pool's graphs.
 struct Mempool {
     memory: GraphMemory,
-    /// The captures that were announced and not released: one for each graph.
+    /// The number of owners: announced captures and other owners, until they are released.
     uses: usize,
 }
 
@@ -32,17 +32,17 @@ struct Announced {
     thread: ThreadId,
     /// The driver's number of the capture, once memory was allocated in it.
     capture: Option<CaptureId>,
-    /// Its streams, by their names.
+    /// The streams of the capture, by their handles.
     joined: HashMap<u64, JoinedCapture>,
 }
 
 #[derive(Default)]
-struct Book {
+struct Captures {
     mempools: HashMap<MempoolId, Mempool>,
     announced: Vec<Announced>,
 }
 
-impl Book {
+impl Captures {
     fn retain(&mut self, pool: &DevicePool, id: MempoolId) -> usize {
         let mempool = self.mempools.entry(id).or_insert_with(|| Mempool {
             memory: pool.graph_memory(),
@@ -52,7 +52,7 @@ impl Book {
         mempool.uses
     }
 
-    /// Takes out a stream's entries in earlier captures, which may have failed.
+    /// Removes and returns a stream's entries in earlier captures, which may have failed.
     fn take_over(&mut self, name: u64, capture: Option<CaptureId>) -> Vec<JoinedCapture> {
         let is_over = |other: &&mut Announced| other.capture != capture;
         let over = self.announced.iter_mut().filter(is_over);
@@ -64,22 +64,22 @@ impl Book {
 /// The graphs of a device.
 #[derive(Default)]
 pub(crate) struct Graphs {
-    book: Mutex<Book>,
-    /// The number of announced captures. While it is 0, an allocation asks nothing.
+    captures: Mutex<Captures>,
+    /// The number of announced captures. While it is 0, an allocation does not ask the driver.
     announced: AtomicUsize,
 }
 
 impl Graphs {
-    /// Returns whether a capture was announced whose graph exists.
+    /// Returns whether a capture was announced and has not ended.
     pub(crate) fn has_any(&self) -> bool {
         self.announced.load(Ordering::Acquire) > 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Captures> {
+        self.captures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes one more owner of a pool's memory. Returns how many there are.
+    /// Adds an owner of a pool's memory. Returns the number of owners.
     pub(crate) fn retain(&self, pool: &DevicePool, id: MempoolId) -> usize {
         self.lock().retain(pool, id)
     }
@@ -91,43 +91,48 @@ impl Graphs {
 
     /// Returns the memory of a pool that has owners.
     pub(crate) fn memory(&self, id: MempoolId) -> Option<GraphMemory> {
-        let book = self.lock();
-        Some(book.mempools.get(&id)?.memory.clone())
+        let captures = self.lock();
+        Some(captures.mempools.get(&id)?.memory.clone())
     }
 
     /// Announces that this thread is about to begin a capture.
     pub(crate) fn begin(&self, pool: &DevicePool, id: MempoolId) {
-        let mut book = self.lock();
-        book.retain(pool, id);
+        let mut captures = self.lock();
+        captures.retain(pool, id);
         let thread = thread::current().id();
-        // PyTorch announces no end of a capture that failed.
-        let failed = book
+        // PyTorch does not announce the end of a capture that failed.
+        let failed = captures
             .announced
             .extract_if(.., |other| other.thread == thread);
         let failed: Vec<_> = failed.collect();
-        book.announced.push(Announced {
+        captures.announced.push(Announced {
             mempool: id,
             thread,
             capture: None,
             joined: HashMap::new(),
         });
         self.announced
-            .store(book.announced.len(), Ordering::Release);
-        drop(book);
+            .store(captures.announced.len(), Ordering::Release);
+        drop(captures);
         drop(failed);
     }
 
-    /// Notes that the capture that this thread announced is over; or another thread, if this one announced none.
+    /// Notes the end of the pool's capture that this thread announced, or else of the last one of any thread.
     pub(crate) fn end(&self, id: MempoolId) {
-        let mut book = self.lock();
+        let mut captures = self.lock();
         let thread = thread::current().id();
         let is_own = |capture: &Announced| capture.mempool == id && capture.thread == thread;
-        let own = book.announced.iter().position(is_own);
-        let any = || book.announced.iter().rposition(|other| other.mempool == id);
-        let ended = own.or_else(any).map(|at| book.announced.remove(at));
+        let own = captures.announced.iter().position(is_own);
+        let any = || {
+            captures
+                .announced
+                .iter()
+                .rposition(|other| other.mempool == id)
+        };
+        let ended = own.or_else(any).map(|at| captures.announced.remove(at));
         self.announced
-            .store(book.announced.len(), Ordering::Release);
-        drop(book);
+            .store(captures.announced.len(), Ordering::Release);
+        drop(captures);
         let joined = ended.into_iter().flat_map(|capture| capture.joined);
         for (_, joined) in joined {
             // PyTorch's streams live for as long as the process. A failure leaves memory pending.
@@ -135,26 +140,26 @@ impl Graphs {
         }
     }
 
-    /// Notes that a graph is gone. The pool's memory goes with its last graph, and what its live tensors need stays.
+    /// Removes an owner. The last owner's release frees the pool's memory, except for that of live tensors.
     pub(crate) fn release(&self, id: MempoolId) {
-        let mut book = self.lock();
-        let Some(mempool) = book.mempools.get_mut(&id) else {
+        let mut captures = self.lock();
+        let Some(mempool) = captures.mempools.get_mut(&id) else {
             return;
         };
         mempool.uses -= 1;
         let gone = match mempool.uses {
-            0 => book.mempools.remove(&id),
+            0 => captures.mempools.remove(&id),
             _ => None,
         };
-        drop(book);
+        drop(captures);
         drop(gone);
     }
 
-    /// Has a stream allocate from the memory of the capture that it is part of, if the capture was announced.
+    /// Routes a stream's allocations to the memory of the capture that it is part of, if that was announced.
     ///
     /// # Errors
-    /// Returns an error if the driver cannot tell, if it is unknown which of several captures this is, or if the pool
-    /// cannot route the stream.
+    /// Returns an error if the driver does not report the capture, if it is unknown which of several captures this is,
+    /// or if the pool cannot route the stream.
     pub(crate) fn route(
         &self,
         pool: &DevicePool,
@@ -165,26 +170,27 @@ impl Graphs {
         }
         let capture = pool.capture_of(stream)?;
         let name = stream.raw().0;
-        let mut book = self.lock();
-        let over = book.take_over(name, capture);
+        let mut captures = self.lock();
+        let over = captures.take_over(name, capture);
         drop(over);
         let Some(capture) = capture else {
             return Ok(());
         };
-        let Book {
+        let Captures {
             mempools,
             announced,
-        } = &mut *book;
+        } = &mut *captures;
         match find(announced, capture)? {
             Some(current) => current.join(mempools, pool, stream, capture),
             None => Ok(()),
         }
     }
 
-    /// Has a stream allocate from the memory of a pool, if the stream is part of a capture. Returns whether it is.
+    /// Routes a stream's allocations to the memory of a pool, if the stream is part of a capture. Returns whether it
+    /// is.
     ///
     /// # Errors
-    /// Returns an error if the driver cannot tell, or if the pool cannot route the stream.
+    /// Returns an error if the driver does not report the capture, or if the pool cannot route the stream.
     pub(crate) fn route_into(
         &self,
         pool: &DevicePool,
@@ -192,16 +198,16 @@ impl Graphs {
         id: MempoolId,
     ) -> Result<bool, StreamError> {
         let capture = pool.capture_of(stream)?;
-        let mut book = self.lock();
-        let over = book.take_over(stream.raw().0, capture);
+        let mut captures = self.lock();
+        let over = captures.take_over(stream.raw().0, capture);
         drop(over);
         let Some(capture) = capture else {
             return Ok(false);
         };
-        let Book {
+        let Captures {
             mempools,
             announced,
-        } = &mut *book;
+        } = &mut *captures;
         let is_current = |other: &&mut Announced| {
             other.mempool == id && other.capture.is_none_or(|known| known == capture)
         };
@@ -213,7 +219,7 @@ impl Graphs {
 }
 
 impl Announced {
-    /// Has a stream of this capture allocate from the memory of its pool.
+    /// Routes the allocations of a stream of this capture to the memory of the capture's pool.
     fn join(
         &mut self,
         mempools: &HashMap<MempoolId, Mempool>,
@@ -235,8 +241,8 @@ impl Announced {
     }
 }
 
-/// Returns the announced capture that has this number; or else the one that this thread announced, or the only one, if
-/// that has no number yet. `None` if other code began the capture.
+/// Returns the announced capture with this number. If there is none, returns a capture without a number: the one that
+/// this thread announced, or else the only one. Returns `None` if other code began the capture.
 fn find(
     announced: &mut [Announced],
     capture: CaptureId,
@@ -257,8 +263,8 @@ fn find(
             let mut new = (0..announced.len()).filter(|at| is_new(&announced[*at]));
             let only = new.next();
             if new.next().is_some() {
-                let reason = "several captures begin at a time, and this thread began none of them; begin one after \
-                              the other";
+                let reason = "several captures begin at the same time, and this thread began none of them; begin one \
+                              after the other";
                 let kind = DeviceErrorKind::Unsupported;
                 return Err(DeviceError::new("capture_of", kind, reason));
             }
@@ -277,7 +283,7 @@ impl DevicePool {
         let Some(captures) = self.device().captures() else {
             return Ok(None);
         };
-        // SAFETY: the stream is usable in the call of PyTorch's that this is part of.
+        // SAFETY: the stream is valid during the call from PyTorch that this is part of.
         unsafe { captures.capture_of(stream.raw()) }
     }
 }

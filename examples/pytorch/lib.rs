@@ -1,4 +1,4 @@
-//! PyTorch's memory from weirpool: a C library for `torch.cuda.memory.CUDAPluggableAllocator`.
+//! Memory from weirpool for PyTorch: a C library for `torch.cuda.memory.CUDAPluggableAllocator`.
 //!
 //! ```text
 //! cargo build --release --features cuda --example pytorch   # target/release/examples/libpytorch.so
@@ -21,22 +21,22 @@
 //! no hooks for these, so the extension `graph_trees.cpp` derives PyTorch's class and calls the functions of
 //! [`checkpoints`]. `examples/pytorch/graph_trees.py` checks that.
 //!
-//! Some features of PyTorch work with no pluggable allocator: its own figures (`memory_stats`, `memory_allocated`,
-//! `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`), which raise errors; and its own way of sharing
-//! tensors with other processes, for which there are the functions of `sharing` (feature `ipc`). `empty_cache` has no
-//! effect.
+//! Some features of PyTorch do not work with any pluggable allocator. Its own figures (`memory_stats`,
+//! `memory_allocated`, `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`) raise errors. Its own
+//! sharing of tensors with other processes is replaced by the functions of `sharing` (feature `ipc`). `empty_cache` has
+//! no effect.
 //!
 //! | module | purpose |
 //! |---|---|
 //! | [`settings`] | settings from the environment |
-//! | [`device_pool`] | the pools of the devices, by addresses and handles |
+//! | [`device_pool`] | the pool of each device, used by addresses and stream handles |
 //! | [`graphs`] | the memory pools of graphs |
 //! | [`checkpoints`] | checkpoints of these pools |
 //! | [`exception`] | the exception that C++ catches |
-//! | [`fork`] | whether this process is a child of the one that has the memory |
+//! | [`fork`] | detection of a process that was forked from the one with the memory |
 //! | `dlpack` | tensors for other libraries, with the feature `dlpack` |
 //! | `sharing` | tensors between processes, with the feature `ipc` |
-//! | [`report`] | lines on stderr |
+//! | [`report`] | messages on stderr |
 
 pub mod checkpoints;
 mod device_pool;
@@ -53,7 +53,7 @@ pub mod sharing;
 use cudarc::driver::sys::CUstream;
 use device_pool::DevicePool;
 pub use graphs::MempoolId;
-use report::{Once, tell};
+use report::{Once, print};
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn weirpool_alloc(
     // SAFETY: guaranteed by the caller.
     let allocated = guarded(|| unsafe { allocate(size, device, stream, None) });
     allocated.unwrap_or_else(|reason| {
-        tell(&reason);
+        print(&reason);
         std::ptr::null_mut()
     })
 }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn weirpool_alloc(
 /// reason.
 ///
 /// # Safety
-/// As for [`weirpool_alloc`]. All frames up to the one that catches the exception must allow unwinding.
+/// The conditions of [`weirpool_alloc`] apply. All frames up to the one that catches the exception must allow unwinding.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn weirpool_alloc_or_throw(
     size: usize,
@@ -127,12 +127,12 @@ pub unsafe extern "C" fn weirpool_free(
         )),
     });
     if let Err(reason) = freed {
-        FIRST.tell(&format!("not freed: {reason}"));
+        FIRST.print(&format!("not freed: {reason}"));
     }
 }
 
-/// Declares that work of a further stream will use the memory at `address`, so that after its free it is not reused
-/// before that work is complete. Pass it to `set_record_stream_fn`, so that `Tensor.record_stream` calls it.
+/// Records that work of another stream uses the memory at `address`: after its free, the memory is not reused before
+/// that work is complete. Pass this function to `set_record_stream_fn`, so that `Tensor.record_stream` calls it.
 ///
 /// ```c
 /// void weirpool_record_stream(void* address, cudaStream_t stream);
@@ -149,14 +149,14 @@ pub unsafe extern "C" fn weirpool_record_stream(address: *mut c_void, stream: CU
     // SAFETY: guaranteed by the caller.
     let noted = guarded(|| unsafe { device_pool::record_stream(address as u64, stream) });
     if let Err(reason) = noted {
-        FIRST.tell(&format!(
-            "a use on a further stream was not recorded: {reason}"
+        FIRST.print(&format!(
+            "a use on another stream was not recorded: {reason}"
         ));
     }
 }
 
-/// Notes that a stream is never destroyed, as the streams of PyTorch's own pool are. Memory of such a stream needs no event
-/// at every free, and its other calls need not ask the driver which stream it is.
+/// Notes that a stream is never destroyed, such as the streams of PyTorch's own pool. A free on such a stream records
+/// no event, and calls do not ask the driver which stream it is.
 ///
 /// ```c
 /// void weirpool_keep_stream(int device, cudaStream_t stream);
@@ -176,8 +176,8 @@ pub unsafe extern "C" fn weirpool_keep_stream(device: c_int, stream: CUstream) {
         unsafe { pool.keep_stream(stream) }.map_err(|error| error.to_string())
     });
     if let Err(reason) = kept {
-        FIRST.tell(&format!(
-            "{stream:p} is treated as a stream that may end: {reason}"
+        FIRST.print(&format!(
+            "stream {stream:p} is treated as one that may be destroyed: {reason}"
         ));
     }
 }
@@ -189,8 +189,8 @@ pub unsafe extern "C" fn weirpool_keep_stream(device: c_int, stream: CUstream) {
 /// void weirpool_begin_allocate_to_pool(int device, c10::MempoolId_t id, std::function<bool(cudaStream_t)> filter);
 /// ```
 ///
-/// The filter recognises the streams of the capture. It is passed by reference, and not called: the driver tells which
-/// capture a stream is part of.
+/// The filter recognises the streams of the capture. It is passed by reference, and not called: the driver reports
+/// which capture a stream is part of.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_begin_allocate_to_pool(
     device: c_int,
@@ -203,19 +203,19 @@ pub extern "C" fn weirpool_begin_allocate_to_pool(
         Ok(())
     });
     if let Err(reason) = begun {
-        tell(&format!(
+        print(&format!(
             "no memory for graphs on device {device}: {reason}"
         ));
     }
 }
 
-/// Notes that a capture is over. Pass it to `set_end_allocate_to_pool_fn`.
+/// Notes the end of a capture. Pass it to `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_end_allocate_to_pool(device: c_int, id: MempoolId) {
     with_graphs(device, |pool| pool.graphs.end(id));
 }
 
-/// Notes one more owner of a pool of graphs, which [`weirpool_release_pool`] ends.
+/// Adds an owner to a pool of graphs. [`weirpool_release_pool`] removes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_retain_pool(device: c_int, id: MempoolId) {
     let retained = guarded(|| {
@@ -224,7 +224,7 @@ pub extern "C" fn weirpool_retain_pool(device: c_int, id: MempoolId) {
         Ok(())
     });
     if let Err(reason) = retained {
-        tell(&format!(
+        print(&format!(
             "no memory for graphs on device {device}: {reason}"
         ));
     }
@@ -240,7 +240,7 @@ pub extern "C" fn weirpool_pool_uses(device: c_int, id: MempoolId) -> usize {
 /// capture or not.
 ///
 /// # Safety
-/// As for [`weirpool_alloc_or_throw`].
+/// The conditions of [`weirpool_alloc_or_throw`] apply.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn weirpool_alloc_in_pool_or_throw(
     size: usize,
@@ -256,7 +256,7 @@ pub unsafe extern "C-unwind" fn weirpool_alloc_in_pool_or_throw(
     }
 }
 
-/// Notes that a graph is gone. Pass it to `set_release_pool`.
+/// Removes an owner from a pool of graphs, such as a graph that was deleted. Pass it to `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
     with_graphs(device, |pool| pool.graphs.release(id));
@@ -274,8 +274,8 @@ pub extern "C" fn weirpool_reserved(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().reserved.current)
 }
 
-/// Returns the bytes that were freed, and that work may still touch, as far as the pool knows. Has the events of all frees
-/// recorded; they complete soon after the work, so ask again.
+/// Returns the freed bytes that work may still access, as far as the pool knows. Records the events of all frees; they
+/// complete soon after the work, so call this again.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_pending(device: c_int) -> u64 {
     figure(device, |pool| {
@@ -305,7 +305,7 @@ pub extern "C" fn weirpool_waits(device: c_int) -> u64 {
     figure(device, |pool| pool.statistics().waits.served)
 }
 
-/// Returns the sum of their waits in microseconds.
+/// Returns the total wait of these allocations, in microseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_waited_us(device: c_int) -> u64 {
     figure(device, |pool| {
@@ -333,7 +333,7 @@ pub extern "C" fn weirpool_failures(device: c_int) -> u64 {
 }
 
 /// # Safety
-/// As for [`weirpool_alloc`].
+/// The conditions of [`weirpool_alloc`] apply.
 unsafe fn allocate(
     size: usize,
     device: c_int,
@@ -374,13 +374,13 @@ fn with_graphs(device: c_int, call: impl FnOnce(&DevicePool)) {
         Ok(())
     });
     if let Err(reason) = called {
-        tell(&reason);
+        print(&reason);
     }
 }
 
 /// Calls a function and turns a panic into an error, since panics must not reach callers in C.
 fn guarded<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let panicked = |_| Err("weirpool panicked, which is a defect of it".to_owned());
+    let panicked = |_| Err("weirpool panicked; this is a bug in weirpool".to_owned());
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)
 }
 

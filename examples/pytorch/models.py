@@ -82,7 +82,7 @@ def serve_all(threads, services, streams, count, first_seed=0):
 
 def run(arguments):
     """Runs one allocator in this process. Returns its figures."""
-    # Before CUDA is used: PyTorch reads it then.
+    # Set before CUDA is used, because PyTorch reads it then.
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS[arguments.allocator]
     library = None
     if arguments.allocator == "weirpool":
@@ -106,7 +106,7 @@ def run(arguments):
 
 
 def compare(arguments):
-    """Runs all by turns and prints them side by side. Exits with 1 if answers differ, or if an allocation failed."""
+    """Runs all variants in turn and prints the results side by side. Exits with 1 if answers differ, or if an allocation failed."""
     library_at(arguments)
     rounds = [{allocator: in_a_process(run, arguments, allocator=allocator) for allocator in SETTINGS} for _ in range(arguments.rounds)]
     columns = [medians([one[allocator] for one in rounds]) for allocator in SETTINGS]

@@ -1,14 +1,14 @@
-//! Lines on stderr; stdout is the program's.
+//! Messages on stderr; stdout belongs to the program.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where stderr is closed, nothing is reported.
-pub(crate) fn tell(text: &str) {
+/// Prints a message on stderr, if stderr is open.
+pub(crate) fn print(text: &str) {
     let _ = writeln!(std::io::stderr(), "weirpool: {text}");
 }
 
-/// A message that is told the first time only.
+/// A message that is printed only the first time.
 pub(crate) struct Once(AtomicBool);
 
 impl Once {
@@ -16,9 +16,9 @@ impl Once {
         Self(AtomicBool::new(false))
     }
 
-    pub(crate) fn tell(&self, text: &str) {
+    pub(crate) fn print(&self, text: &str) {
         if !self.0.swap(true, Ordering::Relaxed) {
-            tell(&format!("{text} (told once)"));
+            print(&format!("{text} (reported once)"));
         }
     }
 }

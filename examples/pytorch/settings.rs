@@ -1,9 +1,9 @@
-//! What the environment says, read when a device's pool is made.
+//! Settings from the environment, read when a device's pool is created.
 //!
 //! | variable | setting |
 //! |---|---|
-//! | `WEIRPOOL_CAPACITY` | what a pool may hold of its device at most, as `6GiB`, `1500MB` or `4096`; all if not set |
-//! | `WEIRPOOL_REMAPPING` | how much time may go into mapping free memory elsewhere: `always`, `never`, or a share, as `0.02`; the pool's default if not set |
+//! | `WEIRPOOL_CAPACITY` | the most memory of its device that a pool may reserve, such as `6GiB`, `1500MB` or `4096`; all if not set |
+//! | `WEIRPOOL_REMAPPING` | the share of time that may go into mapping free memory elsewhere, such as `0.02`, `always` or `never`; the pool's default if not set |
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
 
 use bytesize::ByteSize;
@@ -15,21 +15,23 @@ const CAPACITY: &str = "WEIRPOOL_CAPACITY";
 const REMAPPING: &str = "WEIRPOOL_REMAPPING";
 const TIMEOUT: &str = "WEIRPOOL_TIMEOUT_MS";
 
-/// Long against all that a GPU is given at once, short against a person's patience.
+/// Longer than the work that is usually queued on a GPU, and short enough for a user to wait.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// In bytes.
+    /// The capacity, in bytes.
     pub(crate) capacity: Option<u64>,
     pub(crate) remapping: Remapping,
     pub(crate) timeout: Duration,
 }
 
 impl Settings {
+    /// Reads the settings.
+    ///
     /// # Errors
-    /// Names the variable that has no valid value.
+    /// Returns an error that names a variable with an invalid value.
     pub(crate) fn of_environment() -> Result<Self, String> {
         Self::of(|name| std::env::var_os(name))
     }
@@ -52,7 +54,9 @@ fn capacity(text: OsString) -> Result<u64, String> {
         .to_str()
         .and_then(|text| text.trim().parse::<ByteSize>().ok());
     let bytes = size.map(|size| size.as_u64()).filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| format!("{CAPACITY} is {text:?}: expected bytes, as 6GiB, 1500MB or 4096"))
+    bytes.ok_or_else(|| {
+        format!("{CAPACITY} is {text:?}: expected bytes, such as 6GiB, 1500MB or 4096")
+    })
 }
 
 fn remapping(text: OsString) -> Result<Remapping, String> {
@@ -63,7 +67,8 @@ fn remapping(text: OsString) -> Result<Remapping, String> {
     }
     let share = text.to_str().and_then(|text| text.trim().parse().ok());
     let share = share.filter(|share| *share > 0.0 && *share <= 1.0);
-    let expected = "expected always, never, or a share of the time above 0 and up to 1, as 0.02";
+    let expected =
+        "expected always, never, or a share of the time above 0 and up to 1, such as 0.02";
     share
         .map(Remapping::Share)
         .ok_or_else(|| format!("{REMAPPING} is {text:?}: {expected}"))
@@ -72,7 +77,7 @@ fn remapping(text: OsString) -> Result<Remapping, String> {
 fn timeout(text: OsString) -> Result<Duration, String> {
     let milliseconds = text.to_str().and_then(|text| text.trim().parse().ok());
     let timeout = milliseconds.map(Duration::from_millis);
-    timeout.ok_or_else(|| format!("{TIMEOUT} is {text:?}: expected milliseconds, as 5000"))
+    timeout.ok_or_else(|| format!("{TIMEOUT} is {text:?}: expected milliseconds, such as 5000"))
 }
 
 #[cfg(test)]
@@ -87,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_all_memory_and_a_few_seconds() {
+    fn default_is_all_memory_and_a_timeout_of_five_seconds() {
         let usual = Settings {
             capacity: None,
             remapping: Remapping::default(),
@@ -98,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn capacities_have_units_or_none() {
+    fn capacity_has_a_unit_or_none() {
         for (text, bytes) in [
             ("2GiB", 2 << 30),
             ("1500MB", 1_500_000_000),
@@ -125,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_are_milliseconds() {
+    fn timeout_is_in_milliseconds() {
         let of = |text| read(&[(TIMEOUT, text)]).unwrap().timeout;
         assert_eq!(of("250"), Duration::from_millis(250));
         assert_eq!(of("0"), Duration::ZERO);
     }
 
     #[test]
-    fn what_is_no_setting_is_refused_by_its_name() {
+    fn invalid_setting_is_refused_by_its_name() {
         for (name, texts) in [
             (CAPACITY, ["much", "-1", "0", "2 quarts"]),
             (REMAPPING, ["rarely", "0", "1.5", "nan"]),

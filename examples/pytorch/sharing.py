@@ -5,7 +5,7 @@
     python3 examples/pytorch/sharing.py
 
 The parent shares a tensor; the child, a new process, doubles it in place; the parent sees that. Then it prints the time of a round
-trip, what PyTorch's own way says, and checks that all memory came back.
+trip and the result of PyTorch's own way, and checks that all tensors were equal.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-//! Tensors between processes: memory with chunks of its own, sent over a socket that Python made.
+//! Tensors that processes share: memory with its own chunks, sent over a socket that Python created.
 //!
-//! PyTorch's own way, `cudaIpcGetMemHandle` of a tensor's base address, takes no memory of a pluggable allocator: the
-//! driver refuses the addresses of virtual memory, and PyTorch's importer has no hook (`getIpcDevPtr`). So a shared
-//! tensor is made in memory of its own, by `weirpool_sharing.py`, which wraps the addresses that these functions
+//! PyTorch's own way, `cudaIpcGetMemHandle` of a tensor's base address, does not work with a pluggable allocator: the
+//! driver refuses the addresses of virtual memory, and PyTorch's importer has no hook (`getIpcDevPtr`). So
+//! `weirpool_sharing.py` creates a shared tensor in separate memory, and wraps the addresses that these functions
 //! return.
 
 use crate::device_pool::{self, DevicePool};
-use crate::report::tell;
+use crate::report::print;
 use crate::{fork, guarded};
 use cudarc::driver::sys::CUstream;
 use futures::executor::block_on;
@@ -17,10 +17,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use weirpool::ipc::wire::{self, Allowed};
 use weirpool::ipc::{Connection, Exportable, Imported, Sent};
 
-/// Memory that is shared, by its address.
+/// Shared memory.
 enum Memory {
     Own(Arc<Exportable>, Vec<Sent>),
-    Theirs(#[expect(dead_code, reason = "kept for its drop")] Imported),
+    Received(#[expect(dead_code, reason = "kept for its drop")] Imported),
 }
 
 #[derive(Default)]
@@ -37,10 +37,12 @@ fn shared() -> MutexGuard<'static, Shared> {
 
 fn call<T>(call: impl FnOnce() -> Result<T, String>) -> Option<T> {
     if fork::is_child() {
-        tell("this process was forked from the one that uses the device: start it anew (spawn)");
+        print(
+            "this process was forked from the one that uses the device; start it with spawn instead of fork",
+        );
         return None;
     }
-    guarded(call).map_err(|reason| tell(&reason)).ok()
+    guarded(call).map_err(|reason| print(&reason)).ok()
 }
 
 fn connection(number: u64) -> Result<(c_int, Arc<Connection>), String> {
@@ -48,7 +50,7 @@ fn connection(number: u64) -> Result<(c_int, Arc<Connection>), String> {
     found.ok_or_else(|| format!("there is no connection {number}"))
 }
 
-/// Waits for the caller's work. Tensors that are shared belong to a stream of the pool, since PyTorch's may be gone.
+/// Waits for the caller's work. Shared tensors belong to a stream of the pool, since PyTorch's streams may be gone.
 fn settle(pool: &DevicePool, stream: CUstream) -> Result<(), String> {
     pool.device()
         .context()
@@ -72,7 +74,7 @@ pub extern "C" fn weirpool_ipc_allocate(device: c_int, bytes: u64) -> u64 {
         let stream = pool.own_stream()?;
         let block = block_on(pool.pool().allocate_exportable(&stream, bytes));
         let block = block.map_err(|error| error.to_string())?;
-        // The zeros are there before PyTorch's streams use the memory.
+        // The memory must be zeroed before PyTorch's streams use it.
         block_on(stream.synchronize()).map_err(|error| error.to_string())?;
         let address = block.address().to_bits();
         let memory = Memory::Own(Arc::new(block), Vec::new());
@@ -82,7 +84,7 @@ pub extern "C" fn weirpool_ipc_allocate(device: c_int, bytes: u64) -> u64 {
     allocated.unwrap_or(0)
 }
 
-/// Frees memory that [`weirpool_ipc_allocate`] or [`weirpool_ipc_receive`] returned, behind all work that was submitted
+/// Frees memory that [`weirpool_ipc_allocate`] or [`weirpool_ipc_receive`] returned, after all work that was submitted
 /// to the stream. Other processes keep the memory that they received.
 ///
 /// ```c
@@ -90,7 +92,7 @@ pub extern "C" fn weirpool_ipc_allocate(device: c_int, bytes: u64) -> u64 {
 /// ```
 ///
 /// # Safety
-/// The stream must exist, and all work on the memory must come before its present point.
+/// The stream must exist, and must come after all work on the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn weirpool_ipc_free(address: u64, stream: CUstream) -> c_int {
     let freed = call(|| {
@@ -194,8 +196,8 @@ pub extern "C" fn weirpool_ipc_wait(address: u64) -> c_int {
     released.map_or(-1, |()| 0)
 }
 
-/// Waits for memory of the peer. Writes its size and its label, cut to `capacity` bytes with the zero at its end.
-/// Returns its address, or 0 when the connection has ended.
+/// Waits for memory from the peer. Writes its size and its label, which is cut to `capacity` bytes with the final zero.
+/// Returns its address, or 0 on failure or when the connection has ended.
 ///
 /// ```c
 /// uint64_t weirpool_ipc_receive(uint64_t connection, uint64_t* bytes, char* label, size_t capacity);
@@ -225,7 +227,7 @@ pub unsafe extern "C" fn weirpool_ipc_receive(
             }
         }
         let address = block.address().to_bits();
-        let memory = Memory::Theirs(block);
+        let memory = Memory::Received(block);
         shared().memory.insert(address, (device, memory));
         Ok(address)
     });

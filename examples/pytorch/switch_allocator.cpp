@@ -8,12 +8,12 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 static caching::CUDAAllocator* own;
 static caching::CUDAAllocator* pluggable;
 
-// To be called before the pluggable allocator is installed.
+// Call this before the pluggable allocator is installed.
 extern "C" void find_own() {
   own = caching::allocator.load();
 }
 
-// To be called after that, and after CUDA is initialized.
+// Call this after that, and after CUDA is initialized.
 extern "C" void initialize_own(int devices) {
   pluggable = caching::allocator.load();
   own->init(devices);

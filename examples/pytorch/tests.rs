@@ -1,4 +1,4 @@
-//! The functions as C calls them, with a GPU if there is one, and without.
+//! The functions as C calls them, with a GPU and without.
 
 use super::*;
 use std::ptr::null_mut;
@@ -69,7 +69,7 @@ fn pools_of_graphs_may_be_announced_without_a_device() {
 
 #[test]
 fn panic_becomes_an_error() {
-    let outcome = guarded::<()>(|| panic!("as a defect would"));
+    let outcome = guarded::<()>(|| panic!("as a bug would"));
     assert!(outcome.unwrap_err().contains("panicked"));
 }
 

@@ -5,8 +5,8 @@
     python3 examples/pytorch/train_and_serve.py
 
 A small transformer is trained, and then serves requests of different sizes on several streams. This runs three
-times: with PyTorch's allocator; with weirpool; and with weirpool and so little memory that streams must wait for
-memory of other streams. Each run is a separate process, because an allocator is chosen before CUDA is used. Losses
+times: with PyTorch's allocator; with weirpool; and with weirpool and too little memory for all streams, which must
+wait for each other's memory. Each run is a separate process, because an allocator is chosen before CUDA is used. Losses
 and answers must be equal, bit for bit.
 
 Single runs differ by 15 % on a shared host. With `--rounds N` the first two take turns, N times, and the figures are medians.
@@ -194,7 +194,7 @@ def in_a_process(run, arguments, **changes):
 
 
 def compare(arguments):
-    """Runs all three and prints them side by side. Exits with 1 if they differ, or if an allocation failed."""
+    """Runs all three variants and prints the results side by side. Exits with 1 if they differ, or if an allocation failed."""
     library_at(arguments)
     os.environ.pop("WEIRPOOL_CAPACITY", None)
     runs = [[], [], []]
@@ -231,7 +231,7 @@ def compare(arguments):
     for name in same:
         marks = ["equal" if r[name] == own[name] else "DIFFERENT" for r in runs[1:]]
         print(f"{name:24}{len(own[name]):>14}" + "".join(f"{mark:>14}" for mark in marks))
-    print(f"\nloss: {own['losses'][0]:.3f} at first, {own['losses'][-1]:.3f} at last")
+    print(f"\nloss: {own['losses'][0]:.3f} at the start, {own['losses'][-1]:.3f} at the end")
     if little["waits"] + little["device_waits"] == 0:
         print("no request had to wait in the last run: try a smaller --capacity, or more --streams")
     is_well = all(r[name] == own[name] and not r["failures"] for r in every for name in same)
@@ -239,7 +239,7 @@ def compare(arguments):
 
 
 def medians(runs):
-    """Returns the medians of the numbers of several runs, and everything else of the first."""
+    """Returns the medians of the numbers of several runs, and all other values of the first."""
 
     def median(name, first):
         is_number = isinstance(first, (int, float))
@@ -258,7 +258,7 @@ def library_at(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this variant, and print JSON")
-    parser.add_argument("--capacity", help="the most that weirpool may reserve, as 2GiB; applies to the third run if all run")
+    parser.add_argument("--capacity", help="the most that weirpool may reserve, such as 2GiB; applies to the third run if all run")
     parser.add_argument("--library", default=default_library())
     parser.add_argument("--steps", type=int, default=60, help="training steps")
     parser.add_argument("--requests", type=int, default=200, help="requests to serve, twice")

@@ -6,7 +6,7 @@
     del memory                                            # the tensor keeps the block
     taken = weirpool_dlpack.Taken(library, tensor)        # a tensor of another library as a block of the pool
 
-A consumer names the stream that it uses the tensor on (`__dlpack__(stream=...)`), and that stream is made to wait for the block's earlier
+A consumer names the stream that it uses the tensor on (`__dlpack__(stream=...)`), and that stream waits for the block's earlier
 uses. Once the consumer drops the tensor, the memory is reused in the order of that stream, which must still exist: PyTorch never destroys its
 streams; a `cupy.cuda.Stream` has to be kept until the arrays that were made on it are dropped.
 """

@@ -2,11 +2,11 @@
 
     shared = weirpool_sharing.share(library, tensor)     # a copy in memory of its own, which other processes can open
     peer = weirpool_sharing.Connection(library, socket)  # a connected socket of type SOCK_SEQPACKET
-    peer.send(shared)                                    # once this stream's work on it is complete
+    peer.send(shared)                                    # sent once this stream's work on it is complete
     tensor = peer.receive()                              # in the other process: the same bytes, no copy
-    shared.wait()                                        # until the other processes have released it
+    shared.wait()                                        # waits until the other processes have released it
 
-`library` is what `train_and_serve.use_weirpool` returns, built with the features `cuda` and `ipc`. PyTorch's own way does not work
+`library` is the one that `weirpool_torch.use_weirpool` returns, built with the features `cuda` and `ipc`. PyTorch's own way does not work
 with a pluggable allocator: `Tensor.share_memory_` and queues of `torch.multiprocessing` end with "CUDAPluggableAllocator does not yet support
 shareIpcHandle" (PyTorch 2.11).
 """
@@ -107,9 +107,9 @@ class Connection:
         size, label = ctypes.c_uint64(), ctypes.create_string_buffer(LABEL + 1)
         address = self.library.weirpool_ipc_receive(self.number, ctypes.byref(size), label, len(label))
         if address == 0:
-            raise EOFError("no further tensor comes: the reason is on stderr")
+            raise EOFError("no further tensor was received: the reason is on stderr")
         memory = _Memory(self.library, address, size.value)
-        # The other process is of the same user, and may still send nonsense.
+        # The other process belongs to the same user, but may still send an invalid label.
         said = json.loads(label.value)
         dtype, shape = getattr(torch, said["dtype"]), [int(length) for length in said["shape"]]
         if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:

@@ -1,11 +1,11 @@
-"""Has PyTorch allocate from weirpool.
+"""Makes PyTorch allocate from weirpool.
 
     import weirpool_torch
     library = weirpool_torch.use_weirpool("target/release/examples/libpytorch.so")  # before CUDA is used
 
-With `trees=True`, the default, `torch.compile(mode="reduce-overhead")` works as PyTorch has it by default. Its trees of graphs
-need functions that PyTorch's pluggable allocators do not have, so `graph_trees.cpp` is compiled for the installed PyTorch when
-it is needed first, which takes some seconds and a C++ compiler. If that fails, the reason is printed, the trees are turned
+With `trees=True`, the default, `torch.compile(mode="reduce-overhead")` works as with PyTorch's own allocator. Its trees of graphs
+need functions that PyTorch's pluggable allocators do not have, so the first use compiles `graph_trees.cpp` for the installed
+PyTorch, which takes some seconds and a C++ compiler. If that fails, the reason is printed, the trees are turned
 off (`torch._inductor.config.triton.cudagraph_trees = False`), and everything else works as before.
 
 A free on a stream that may be destroyed records an event at once. With `keep_streams=True` the streams that PyTorch takes from
@@ -32,9 +32,9 @@ def default_library():
 
 
 def use_weirpool(path, trees=True, keep_streams=False):
-    """Makes PyTorch allocate from weirpool, from now to the end of the process. Returns the library."""
+    """Makes PyTorch allocate from weirpool, from now until the process ends. Returns the library."""
     path = str(Path(path).resolve())
-    reason = "they were not asked for"
+    reason = "they were not requested"
     if trees:
         reason = _install_with_trees(path)
     if reason is not None:
@@ -52,7 +52,7 @@ def use_weirpool(path, trees=True, keep_streams=False):
 
 
 def _keep_streams(library):
-    """Tells the library the streams that PyTorch takes from its own pool."""
+    """Registers streams that PyTorch takes from its own pool as never destroyed."""
     import torch
 
     keep, create = library.weirpool_keep_stream, torch.cuda.Stream.__new__
@@ -68,7 +68,7 @@ def _keep_streams(library):
 
 
 def turn_trees_off():
-    """Has `torch.compile(mode="reduce-overhead")` make single graphs: PyTorch's own pluggable allocator refuses trees."""
+    """Makes `torch.compile(mode="reduce-overhead")` record single graphs: PyTorch's own pluggable allocator refuses trees."""
     import torch._inductor.config as inductor
 
     inductor.triton.cudagraph_trees = False
@@ -94,7 +94,7 @@ def _install_plain(path):
 
 
 def _install_with_trees(path):
-    """Returns why it is not possible, or None."""
+    """Installs the allocator with trees. Returns None, or the reason on failure."""
     try:
         extension = ctypes.CDLL(build(Path(path).parent))
     except (OSError, RuntimeError) as error:
@@ -105,7 +105,7 @@ def _install_with_trees(path):
 
 
 def build(folder, name="graph_trees"):
-    """Compiles an extension, unless a build for this version of PyTorch is there. Returns its path."""
+    """Compiles an extension, unless there is a build for this version of PyTorch. Returns its path."""
     import torch
 
     source = Path(__file__).with_name(f"{name}.cpp")
@@ -128,7 +128,7 @@ def build(folder, name="graph_trees"):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
-        # At once, also beside another process that builds it.
+        # Replaced atomically, because another process may build it too.
         fresh = built.with_suffix(f".{os.getpid()}")
         shutil.copy(made, fresh)
         os.replace(fresh, built)

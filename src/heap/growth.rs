@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_counts_what_is_held_and_planned() {
+    fn capacity_counts_held_and_planned_memory() {
         let mut capacity = Capacity::new(1000, GrowBy::Chunks);
         let totals = holding(600, 300, 0);
         assert_eq!(capacity.left(&totals), 100);

@@ -49,7 +49,7 @@ fn json(event: &str) -> serde_json::Value {
 const EVENTS: &str = "text/event-stream";
 
 #[tokio::test]
-async fn answer_depends_on_what_is_accepted() {
+async fn answer_depends_on_the_accepted_types() {
     let pool = pool();
     let stream = pool.create_stream().unwrap();
     let _block = pool.try_allocate(&stream, 1 << 20).unwrap();

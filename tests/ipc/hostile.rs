@@ -261,7 +261,7 @@ fn misplaced(id: u64) -> Value {
 
 /// Every offer is refused, and costs the peer nothing.
 #[test]
-fn peer_that_offers_what_cannot_be_imported_is_cut_off() {
+fn peer_that_offers_unimportable_memory_is_cut_off() {
     let site = Site::new();
     let descriptor = chunk(CHUNK);
     let (hostile, against) = (&site.hostile, &site.against);

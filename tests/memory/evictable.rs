@@ -314,7 +314,7 @@ fn memory_is_taken_out_or_freed_with_its_last_pin() {
 }
 
 #[test]
-fn drain_evicts_what_is_not_pinned() {
+fn drain_evicts_unpinned_memory() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);

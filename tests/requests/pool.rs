@@ -378,7 +378,7 @@ fn steady_state_creates_no_events() {
 
 /// [18] Trimming releases free memory, and keeps used and pending memory.
 #[test]
-fn trimming_keeps_what_is_used() {
+fn trimming_keeps_used_memory() {
     let device = manual();
     let pool = pool(&device, 64 * MIB);
     let (work, stream) = stream(&device, &pool);

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn measured_sizes_cost_what_was_measured() {
+    fn measured_sizes_have_their_measured_cost() {
         for (bytes, nanos) in CREATE {
             assert_eq!(of(Call::Create, bytes).as_nanos(), u128::from(nanos));
         }

@@ -63,22 +63,22 @@ fn figures_count_the_requests_they_are_named_for() {
 
 #[test]
 fn checks_fail_for_a_service_that_misses_them() {
-    let is_so = |reports: &[Report]| {
+    let is_met = |reports: &[Report]| {
         let checks = checks(reports, false);
         assert_eq!(checks.len(), 3);
-        [0, 1, 2].map(|index: usize| checks[index].is_so)
+        [0, 1, 2].map(|index: usize| checks[index].is_met)
     };
     let good = report("waiting");
     let unlimited = report("unlimited");
-    assert_eq!(is_so(&[good.clone(), unlimited.clone()]), [true; 3]);
+    assert_eq!(is_met(&[good.clone(), unlimited.clone()]), [true; 3]);
     let failed = Report {
         failures: 1,
         ..good.clone()
     };
-    assert_eq!(is_so(&[failed, unlimited.clone()]), [false, true, true]);
+    assert_eq!(is_met(&[failed, unlimited.clone()]), [false, true, true]);
     let idle = vec![record(0, Some((0, 1))), record(0, Some((3, 4)))];
     let idle = Report::of(&outcome(Kind::Waiting, idle), 8);
-    assert_eq!(is_so(&[idle, unlimited]), [true, false, false]);
+    assert_eq!(is_met(&[idle, unlimited]), [true, false, false]);
 }
 
 #[test]

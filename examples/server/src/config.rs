@@ -59,7 +59,7 @@ pub struct Config {
     /// How long a request may take if it has no `X-Deadline-Ms`, and the most that this header allows.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// How long answers that run may take once the server shuts down.
+    /// How long running answers may take once the server shuts down.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
     /// The largest body of a request.
@@ -77,7 +77,7 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The name that clients know it by.
+    /// The name of the model in requests and answers.
     pub name: String,
     /// A safetensors file with GPT-2's tensors. Its sizes replace those below, but for the heads.
     pub weights: Option<PathBuf>,
@@ -122,7 +122,7 @@ impl ModelConfig {
 pub struct TenantConfig {
     /// The name in metrics and on the page.
     pub name: String,
-    /// What the client sends as `Authorization: Bearer <key>`.
+    /// The key that the client sends as `Authorization: Bearer <key>`.
     pub key: String,
     /// The most memory that its requests may hold.
     #[serde(default)]
@@ -130,7 +130,7 @@ pub struct TenantConfig {
     /// Its share while several tenants wait.
     #[serde(default = "one")]
     pub weight: u32,
-    /// The most of its requests that wait for its quota.
+    /// The most requests of the tenant that wait for its quota.
     #[serde(default)]
     pub queue: Option<usize>,
 }
@@ -202,7 +202,7 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
-    /// How long answers that run may take once the server shuts down [default: 30s].
+    /// How long running answers may take once the server shuts down [default: 30s].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_timeout: Option<String>,
@@ -292,7 +292,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads the settings: defaults, the file, the environment, the flags, each over those before.
+    /// Reads the settings: defaults, the file, the environment, the flags. Each overrides the ones before it.
     ///
     /// # Errors
     /// Returns an error that names the setting and its source if one is unknown or invalid.
@@ -306,7 +306,7 @@ impl Config {
             );
             figment = figment.merge(Toml::file_exact(file));
         }
-        // The file itself is found by its flag.
+        // The flag alone names the file, also from the environment.
         let environment = Env::prefixed("WEIRPOOL_SERVER_")
             .ignore(&["config"])
             .split("__");
@@ -325,10 +325,10 @@ impl Config {
             ("rows", self.rows),
             ("connections", self.connections),
         ] {
-            anyhow::ensure!(value > 0, "{name} is 0; it is at least 1");
+            anyhow::ensure!(value > 0, "{name} is 0; it must be at least 1");
             anyhow::ensure!(
                 value <= 1 << 20,
-                "{name} is {value}; it is at most {}",
+                "{name} is {value}; it must be at most {}",
                 1 << 20
             );
         }
@@ -373,19 +373,19 @@ impl Config {
             let name = &tenant.name;
             anyhow::ensure!(
                 !tenant.key.is_empty() && tenant.key.bytes().all(|byte| byte.is_ascii_graphic()),
-                "the key of tenant {name:?} cannot be sent in a header; it needs visible characters of ASCII, and no space"
+                "the key of tenant {name:?} cannot be sent in a header; use visible ASCII characters without spaces"
             );
             anyhow::ensure!(
                 (1..=64).contains(&name.chars().count()) && !name.chars().any(char::is_control),
-                "tenant {name:?} has no name of 1 to 64 printable characters"
+                "the name of tenant {name:?} must have 1 to 64 printable characters"
             );
             anyhow::ensure!(
                 ![WEIGHTS, ACTIVATIONS, WORKSPACE, ANONYMOUS].contains(&name.as_str()),
-                "the name {name:?} is that of memory of the server; choose another name for the tenant"
+                "the name {name:?} is reserved for memory of the server; choose another name for the tenant"
             );
             anyhow::ensure!(
                 tenant.weight > 0,
-                "the weight of tenant {name:?} is 0; it is at least 1"
+                "the weight of tenant {name:?} is 0; it must be at least 1"
             );
             let others = &self.tenants[..index];
             anyhow::ensure!(

@@ -15,11 +15,11 @@ const BOUNDS: [f64; 16] = [
 /// How the answer to a request that was admitted ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerEnd {
-    /// It has as many tokens as were asked for.
+    /// It has as many tokens as were requested.
     Complete,
     /// Its deadline passed.
     Deadline,
-    /// Its client went.
+    /// Its client disconnected.
     Abandoned,
     /// The device or the worker failed.
     Failed,
@@ -29,7 +29,7 @@ impl AnswerEnd {
     const NAMES: [&str; 4] = ["complete", "deadline", "abandoned", "failed"];
 }
 
-/// What memory is for. The memory of each tenant is in the pool's metrics of tags.
+/// The purposes of memory. The memory of each tenant is in the pool's metrics of tags.
 const PURPOSES: [&str; 5] = [
     "weights",
     "workspace",
@@ -78,7 +78,7 @@ impl Figures {
             metrics::describe_counter!(
                 "server_requests_total",
                 Unit::Count,
-                "requests, by the status of the answer; none if the client went before"
+                "requests, by the status of the answer; none if the client disconnected before"
             );
             metrics::describe_counter!(
                 "server_answers_total",
@@ -93,7 +93,7 @@ impl Figures {
             metrics::describe_gauge!(
                 "server_running_requests",
                 Unit::Count,
-                "requests that were admitted and run"
+                "admitted requests that have not ended"
             );
             metrics::describe_counter!(
                 "server_prompt_tokens_total",
@@ -103,7 +103,7 @@ impl Figures {
             metrics::describe_counter!(
                 "server_cached_tokens_total",
                 Unit::Count,
-                "tokens of them that were found in the prefix cache"
+                "tokens of admitted prompts that were found in the prefix cache"
             );
             metrics::describe_counter!(
                 "server_answer_tokens_total",
@@ -198,7 +198,7 @@ impl Figures {
         self.duration.record(time);
     }
 
-    /// The live page.
+    /// Returns the live page.
     pub(crate) fn dashboard(&self) -> Dashboard {
         self.dashboard.clone()
     }

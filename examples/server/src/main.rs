@@ -38,7 +38,7 @@ async fn run(flags: &Flags) -> anyhow::Result<()> {
     let address = server.listen().await?;
     tracing::info!("listening on http://{address}");
     signals.next().await;
-    tracing::info!("shutting down: answers that run are completed; a second signal exits at once");
+    tracing::info!("shutting down: running answers are completed; a second signal exits at once");
     tokio::select! {
         result = server.shut_down() => {
             result?;
@@ -53,7 +53,7 @@ async fn run(flags: &Flags) -> anyhow::Result<()> {
     }
 }
 
-/// The signals that ask the server to end.
+/// The signals that end the server.
 struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
@@ -73,7 +73,7 @@ impl Signals {
         })
     }
 
-    /// Returns at the next signal. One that came since the last call counts.
+    /// Waits for the next signal. Returns at once if one came since the last call.
     async fn next(&mut self) {
         #[cfg(unix)]
         tokio::select! {

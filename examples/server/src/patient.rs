@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// What a client has to accept within the timeout, if it does not accept all that there is: 16 KiB. A client that reads a
-/// byte now and then would otherwise keep its connection for as long as it likes.
+/// The bytes that a client must accept within the timeout, unless it accepts all that there are: 16 KiB. Otherwise a
+/// client that reads a byte now and then could keep its connection forever.
 const PROGRESS: usize = 16 << 10;
 
-/// Fails to write to a client that reads too slowly.
+/// A connection on which writes fail if the client reads too slowly.
 pub(crate) struct Patient<T> {
     inner: T,
     timeout: Duration,
@@ -98,7 +98,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
         self.inner.is_write_vectored()
     }
 
-    /// Called once all was written: the client is not behind.
+    /// Stops the timer: this is called once all was written, so the client is not behind.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.timer = None;
         Pin::new(&mut self.inner).poll_flush(context)

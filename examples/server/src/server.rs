@@ -37,10 +37,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the engine on the running runtime. Nothing listens yet.
+    /// Starts the engine on the running runtime, and does not listen yet.
     ///
     /// # Errors
-    /// Returns an error if the weights cannot be read, if the device is missing or fails, or if the capacity is too small.
+    /// Returns an error if the weights cannot be read, if the device is missing or fails, or if the capacity is too
+    /// small.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         Self::start_with(config, Clock::Wall).await
     }
@@ -114,22 +115,22 @@ impl Server {
         })
     }
 
-    /// The pool, for its figures.
+    /// Returns the pool, for its figures.
     pub fn pool(&self) -> &Pool {
         self.app.engine.pool()
     }
 
-    /// The simulated device, if the server runs on one.
+    /// Returns the simulated device, if the server runs on one.
     pub fn simulated(&self) -> Option<&SimDevice> {
         self.simulated.as_ref()
     }
 
-    /// The number of requests that were admitted and have not ended.
+    /// Returns the number of requests that were admitted and have not ended.
     pub fn running(&self) -> usize {
         self.app.engine.running()
     }
 
-    /// The routes, for calls without a network.
+    /// Returns the routes, for calls without a network.
     pub fn router(&self) -> Router {
         self.router.clone()
     }
@@ -151,12 +152,12 @@ impl Server {
             self.app.config.connections,
             self.app.config.client_timeout,
         );
-        // Among the connections: at the end, it may begin some.
+        // Tracked with the connections, because it may begin some at the end.
         self.connections.spawn(accepting);
         Ok(address)
     }
 
-    /// Shuts down: stops listening, refuses requests that wait, completes answers that run, and returns all memory.
+    /// Shuts down: stops listening, refuses waiting requests, completes running answers, and returns all memory.
     ///
     /// # Errors
     /// Returns an error if answers are not complete within the configured time, or if memory is missing.
@@ -206,15 +207,15 @@ async fn accept(
             }
         }
     }
-    // Clients that are connected already learn why they are not served. There are as many as the system queues.
+    // Clients that the system has already connected get an answer, too. Their number is bounded by the system's queue.
     let Ok(listener) = listener.into_std() else {
         return;
     };
     while let Ok((stream, _)) = listener.accept() {
-        // Those that have sent nothing are closed.
+        // Connections without a request are closed.
         let stream = stream.set_nonblocking(true).map(|()| stream);
-        let has_asked = |stream: &std::net::TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
-        let stream = stream.ok().filter(has_asked).map(TcpStream::from_std);
+        let has_request = |stream: &std::net::TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
+        let stream = stream.ok().filter(has_request).map(TcpStream::from_std);
         if let Some(Ok(stream)) = stream {
             let last = serve(stream, router.clone(), None, timeout);
             connections.spawn(last);
@@ -222,15 +223,15 @@ async fn accept(
     }
 }
 
-/// Serves one connection until the server stops; without `stop`, one request. A client that sends its headers or reads its
-/// answer too slowly is cut off.
+/// Serves one connection until the server stops; without `stop`, one request. A client that sends its headers or reads
+/// its answer too slowly is cut off.
 async fn serve(
     stream: TcpStream,
     router: Router,
     stop: Option<CancellationToken>,
     timeout: Duration,
 ) {
-    // Tokens are small, and are to arrive at once.
+    // Tokens are small, and should arrive at once.
     let _ = stream.set_nodelay(true);
     let stream = Patient::new(stream, timeout);
     let connection = hyper::server::conn::http1::Builder::new()

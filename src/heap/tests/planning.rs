@@ -172,7 +172,7 @@ fn two_growers_do_not_both_take_the_last_of_the_capacity() {
 }
 
 #[test]
-fn smaller_capacity_stops_growth_and_keeps_what_is_held() {
+fn smaller_capacity_stops_growth_and_keeps_held_memory() {
     let mut heap = heap(true);
     let [block] = grow_each(&mut heap, [8 * CHUNK]);
     heap.set_capacity(4 * CHUNK);

@@ -11,7 +11,7 @@ fn down_to(reserved: u64) -> Target {
 
 /// The figures name what a release would release; where memory is plain, segments count.
 #[test]
-fn figures_name_what_can_be_released() {
+fn figures_name_releasable_memory() {
     for virtual_memory in [true, false] {
         let mut heap = heap(virtual_memory);
         let blocks = grow_each(&mut heap, [2 * CHUNK; 3]);
@@ -41,7 +41,7 @@ fn figures_name_what_can_be_released() {
 }
 
 #[test]
-fn piece_is_what_can_be_released_beside_the_rest() {
+fn piece_is_the_releasable_part_of_a_block() {
     let mut heap = heap(true);
     let blocks = grow_each(&mut heap, [CHUNK, 2 * CHUNK, CHUNK, 3 * CHUNK]);
     free(&mut heap, &blocks[1]);

@@ -16,7 +16,7 @@ fn growing(virtual_memory: bool, growth: GrowBy) -> (SimDevice, PoolBuilder) {
 }
 
 #[test]
-fn a_pool_grows_by_what_it_is_told() {
+fn pool_grows_by_the_configured_amount() {
     for virtual_memory in [true, false] {
         let reserved = |growth, initial, asked: &[u64]| {
             let (device, builder) = growing(virtual_memory, growth);

@@ -43,7 +43,7 @@ fn streams_that_come_and_go_leave_nothing_behind() {
 
 /// *bounded-events* while a request waits, so that every free seals.
 #[test]
-fn events_are_bounded_while_somebody_waits() {
+fn events_are_bounded_while_a_request_waits() {
     let sim = manual();
     let pool = host_waits_only(&sim, 64 * MIB);
     let [(wa, a), (_wb, b)] = streams(&sim, &pool);

@@ -164,7 +164,7 @@ fn stuck_stream_is_not_waited_for_on_the_device() {
 
 /// With `WaitFirst`, the expected memory does not come.
 #[test]
-fn patience_ends_when_what_was_expected_is_overdue() {
+fn patience_ends_when_expected_memory_is_overdue() {
     let sim = manual();
     let pool = builder(&sim, 64 * MIB)
         .order(Order::WaitFirst)

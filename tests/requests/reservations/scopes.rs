@@ -182,7 +182,7 @@ fn throttled_request_hears_of_memory_to_exchange() {
 /// The device refuses the memory that the pieces of a reservation would be exchanged for. The request waits, and does not
 /// wake itself.
 #[test]
-fn refused_exchange_wakes_nobody_for_ever() {
+fn refused_exchange_does_not_wake_its_request_without_end() {
     for is_virtual in [true, false] {
         let device = manual_builder()
             .memory(20 * MIB)

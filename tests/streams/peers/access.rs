@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn access_is_directional_and_covers_what_is_mapped_before_and_later() {
+fn access_is_directional_and_covers_earlier_and_later_mappings() {
     for memory in Memory::ALL {
         let [first, second] = two();
         let pools = [memory.pool(&first), memory.pool(&second)];

@@ -177,7 +177,7 @@ fn memory_above_the_threshold_goes_back_at_a_synchronization() {
 }
 
 #[test]
-fn trim_keeps_what_is_used_or_pending() {
+fn trim_keeps_used_and_pending_memory() {
     let sim = manual();
     let pool = Pool::new(&sim, 0);
     pool.set(PoolAttribute::ReleaseThreshold, u64::MAX).unwrap();

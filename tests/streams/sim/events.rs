@@ -29,7 +29,7 @@ fn a_wait_keeps_the_record_it_was_submitted_for() {
 }
 
 #[test]
-fn a_destroyed_event_still_holds_who_waits() {
+fn destroyed_event_still_holds_its_waiters() {
     let sim = manual();
     let (a, b) = (sim.create_stream(), sim.create_stream());
     a.submit(operation(10));

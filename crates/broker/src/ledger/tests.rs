@@ -371,7 +371,7 @@ fn lies_are_refused() {
 }
 
 #[test]
-fn client_that_comes_back_has_what_it_had() {
+fn returning_client_has_its_lease_again() {
     let mut world = World::new(100, &[(10, 1)]);
     world.need(0, 50);
     world.clients[0].returned = 5;

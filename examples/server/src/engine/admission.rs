@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use weirpool::{AllocError, Reservation, Tag};
 
-/// How requests obtain memory. The server is made for the first; the others are for comparison.
+/// How requests obtain memory. The server is designed for the first; the others are for comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
@@ -46,7 +46,7 @@ impl Engine {
     /// Waits until there is memory for a request, and begins it.
     ///
     /// # Errors
-    /// Returns an error if no memory comes in time, and [`Refusal::Closing`] if the engine is closed.
+    /// Returns an error if memory is not available in time, and [`Refusal::Closing`] if the engine is closed.
     ///
     /// # Cancel safety
     /// Dropping the future takes the request out of the queue.
@@ -86,8 +86,8 @@ impl Engine {
                 reservation.allocate(&lane.stream, self.page_bytes)?,
             ));
         }
-        // The rest of the reservation, for pages that were found after all, goes back. A split does without that
-        // memory.
+        // The rest of the reservation, for pages that were found after all, is released at the end. A split keeps it
+        // for its sequence.
         let split = (self.settings.admission == Admission::Split).then_some(reservation);
         let (sender, events) = mpsc::unbounded_channel();
         let sequence = Sequence {
@@ -115,8 +115,8 @@ impl Engine {
         Ok(Admitted { events, cached })
     }
 
-    /// Pins what the prefix cache has of the prompt, if memory for the rest is available now. Nothing is pinned while a
-    /// request waits: two requests could wait for what the other has pinned.
+    /// Pins the prompt's pages in the prefix cache, if memory for the rest is available now. Nothing is pinned while a
+    /// request waits: two requests could wait for pages that the other has pinned.
     fn with_prefix(
         &self,
         job: &Job,

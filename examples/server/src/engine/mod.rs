@@ -1,7 +1,7 @@
 //! The engine: a pool, the model's weights in it, a worker for each stream, and the admission of requests.
 //!
-//! A request is admitted once memory is reserved for all keys and values that it can have; from then on it neither waits
-//! nor fails for want of memory. It holds none while it waits.
+//! A request is admitted once memory is reserved for all keys and values that it can have; from then on it neither
+//! waits nor fails for lack of memory. It holds no memory while it waits.
 
 mod admission;
 mod open;
@@ -77,7 +77,7 @@ pub(crate) struct Engine {
 struct WorkerHandle {
     stream: Stream,
     sequences: mpsc::UnboundedSender<Sequence>,
-    /// The sequences that it was given and has not finished.
+    /// The number of sequences that the worker received and has not finished.
     load: Arc<AtomicUsize>,
 }
 
@@ -252,7 +252,7 @@ impl Engine {
         Some(prefixes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Refuses requests from now on, also those that wait. Sequences that were admitted go on.
+    /// Refuses new and waiting requests from now on. Admitted sequences continue.
     pub(crate) fn close(&self) {
         self.closing.cancel();
     }
@@ -274,7 +274,7 @@ impl Engine {
         if let Some(mut prefixes) = self.prefixes() {
             prefixes.clear();
         }
-        // The weights go with the workers.
+        // The workers free the weights when they end.
         self.ended.cancel();
         self.workers.wait().await;
         let leaks = self.pool.close();

@@ -1,4 +1,4 @@
-//! The activations of the workers: reserved while any request is there, and given back when the last one has ended.
+//! The activations of the workers: reserved while there are requests, and released when the last one has ended.
 
 use super::ACTIVATIONS;
 use std::sync::{Arc, Weak};
@@ -8,8 +8,9 @@ use weirpool::{AllocError, Block, Pool, Reservation, Stream, Tag};
 
 /// Opens the workers for requests.
 ///
-/// A request opens the workers before it reserves memory of its own, and no request opens them while it holds any: so the
-/// first request of an idle server waits for nothing but evictable memory, and two requests never wait for each other.
+/// A request opens the workers before it reserves memory of its own, and no request opens them while it holds any: so
+/// the first request of an idle server waits for nothing but evictable memory, and two requests never wait for each
+/// other.
 pub(super) struct Opening {
     pool: Pool,
     workers: usize,
@@ -34,6 +35,8 @@ impl Opening {
         }
     }
 
+    /// Reserves the activations, if no request has done so.
+    ///
     /// # Errors
     /// Returns an error if the memory is not available in time, or the pool fails.
     pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, AllocError> {

@@ -1,7 +1,7 @@
-//! The prefix cache: pages of earlier requests, by the tokens that they begin with, until the pool takes them back.
+//! The prefix cache: pages of earlier requests, by the tokens that they begin with, until the pool evicts them.
 //!
-//! Each tenant has a tree of its own, so that no tenant learns what another has asked. A node is a page that follows the
-//! page above it. A page is evicted by the pool; its node stays while nodes below it have pages.
+//! Each tenant has a tree of its own, so that no tenant learns the prompts of another. A node is a page that follows
+//! the page above it. A page is evicted by the pool; its node stays while nodes below it have pages.
 
 use std::collections::HashMap;
 use weirpool::{Block, Evictable, Pinned, Tag};
@@ -67,7 +67,7 @@ impl Prefixes {
         self.figures.found += (pages * self.page) as u64;
     }
 
-    /// Adds the pages of `tokens` from page `first` on. Returns those that are there already.
+    /// Adds the pages of `tokens` from page `first` on. Returns the pages that were there already.
     pub(super) fn insert(
         &mut self,
         tenant: Tag,
@@ -102,13 +102,13 @@ impl Prefixes {
         surplus
     }
 
-    /// Gives up all pages.
+    /// Drops all pages.
     pub(super) fn clear(&mut self) {
         self.tenants.clear();
         (self.nodes, self.swept) = (0, 0);
     }
 
-    /// Removes nodes without use, once they may be half of all.
+    /// Removes unused nodes, once they may be half of all nodes.
     fn sweep(&mut self) {
         if self.nodes < 2 * self.swept + 1024 {
             return;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use weirpool::{Block, Pinned, Reservation, Tag};
 
-/// What a request asks for.
+/// The parameters of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// At least one token.
@@ -22,7 +22,7 @@ pub(crate) struct Job {
     pub(crate) is_urgent: bool,
 }
 
-/// What a request receives.
+/// An event that a request receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Token(u32),
@@ -34,7 +34,7 @@ pub(crate) enum Event {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// It has as many tokens as were asked for.
+    /// It has as many tokens as were requested.
     Length,
     /// Its deadline passed.
     Deadline,
@@ -102,7 +102,7 @@ impl Sequence {
         !is_complete
     }
 
-    /// Tells the client that the answer has ended.
+    /// Reports the end of the answer to the client.
     pub(super) fn end(&self, event: Event) {
         // A client that has gone needs no answer.
         let _ = self.events.send(event);

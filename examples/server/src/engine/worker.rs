@@ -52,7 +52,7 @@ impl<W: NativeStream> Worker<W> {
                     None => return,
                 }
             }
-            // Also those behind the largest batch: they may end before their turn.
+            // Also sequences beyond the largest batch: they may end before their turn.
             while let Ok(sequence) = self.incoming.try_recv() {
                 batch.push(sequence);
             }
@@ -91,7 +91,7 @@ impl<W: NativeStream> Worker<W> {
     async fn step(&self, batch: &mut Vec<Sequence>) -> anyhow::Result<()> {
         let (plan, shares) = self.plan(batch);
         let layout = plan.layout(&self.shape);
-        // Neither waits nor fails: it was reserved.
+        // Neither waits nor fails, because the memory was reserved.
         let mut activation = batch[0].open.activation(&self.stream)?;
         // Dropping the future does not stop the copy, and the kernels come after it.
         drop(activation.upload(&self.stream, 0, &plan.head(&layout))?);
@@ -118,8 +118,8 @@ impl<W: NativeStream> Worker<W> {
         Ok(())
     }
 
-    /// Chooses the rows of the next step: one for each sequence that is being answered, and then as much of the prompts as
-    /// there is room for.
+    /// Chooses the rows of the next step: one for each sequence that is being answered, and then as much of the prompts
+    /// as there is room for.
     fn plan(&self, batch: &[Sequence]) -> (StepPlan, Vec<Share>) {
         let mut room = self.settings.rows;
         let mut taken = vec![0; batch.len()];
@@ -216,7 +216,7 @@ impl<W: NativeStream> Worker<W> {
                 )
             },
         )?;
-        // Not awaited: the tokens are copied behind it.
+        // Not awaited: the tokens are copied after it.
         drop(task);
         Ok(())
     }

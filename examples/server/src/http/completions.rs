@@ -32,7 +32,7 @@ pub(super) async fn complete(
     let tenant = app.tenants.of(request.headers())?;
     let (allowed, is_urgent) = allowed(request.headers(), app.config.timeout)?;
     let model = &app.config.model.name;
-    // Not kept while the request waits: a body can be far larger than the request in it.
+    // The body is not kept while the request waits: it can be far larger than the request in it.
     let completion = {
         let body = read(&app, request.into_body()).await?;
         Completion::parse(&body, model, &app.engine.shape())?
@@ -53,7 +53,7 @@ pub(super) async fn complete(
         deadline: arrived + allowed,
         is_urgent,
     });
-    // Dropped if the client goes: then it leaves the queue.
+    // Dropped if the client disconnects: the request then leaves the queue.
     let Admitted { events, cached } = admitted.await?;
     let answer = Answer {
         id: format!("cmpl-{}", app.next.fetch_add(1, Ordering::Relaxed)),
@@ -77,7 +77,7 @@ pub(super) async fn complete(
     collected(running, &answer, asked, cached).await
 }
 
-/// Returns the time that a client allows, and whether it said so.
+/// Returns the time that a client allows, and whether it sent one.
 fn allowed(headers: &HeaderMap, most: Duration) -> Result<(Duration, bool), Failure> {
     let Some(value) = headers.get(DEADLINE) else {
         return Ok((most, false));
@@ -129,16 +129,16 @@ async fn collect(mut body: Body, limit: ByteSize) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// An answer that is being computed. Dropping it cancels that.
+/// An answer that is being computed. Dropping it cancels the computation.
 struct Running {
     app: Arc<App>,
     events: tokio::sync::mpsc::UnboundedReceiver<Event>,
     text: Text,
     arrived: Instant,
-    /// When the last token came.
+    /// The time of the last token, or of the arrival.
     last: Instant,
     tokens: usize,
-    /// How it ended so far: for its client, it has been abandoned until another end is seen.
+    /// How the answer ended: it counts as abandoned until another end is seen.
     end: AnswerEnd,
 }
 
@@ -215,7 +215,7 @@ async fn collected(
 
 fn late(tokens: usize) -> Failure {
     let message = format!(
-        "the deadline passed after {tokens} tokens of the answer; allow more time, or ask for fewer tokens"
+        "the deadline passed after {tokens} tokens of the answer; allow more time, or request fewer tokens"
     );
     Failure::new(StatusCode::GATEWAY_TIMEOUT, message)
 }

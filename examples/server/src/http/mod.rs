@@ -1,4 +1,4 @@
-//! HTTP: routes, tenants, and the answers to what goes wrong.
+//! HTTP: routes, tenants, and the answers to requests that fail.
 
 mod completions;
 mod openai;
@@ -21,10 +21,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 use weirpool::Tag;
 
-/// The tag of requests where there are no tenants.
+/// The tag of requests if there are no tenants.
 pub(crate) const ANONYMOUS: &str = "requests";
 
-/// What all requests share.
+/// State that all requests share.
 pub(crate) struct App {
     pub(crate) engine: Arc<Engine>,
     pub(crate) figures: Figures,
@@ -37,7 +37,7 @@ pub(crate) struct App {
 /// The tenants by their keys.
 pub(crate) struct Tenants {
     by_key: HashMap<String, Tag>,
-    /// The tenant of requests without a key, where none is needed.
+    /// The tenant of requests without a key, if none is needed.
     anonymous: Option<Tag>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Counts requests by the status of their answers, and those whose clients went before.
+/// Counts requests by the status of their answers, and those whose clients disconnected before.
 async fn count(
     State(app): State<Arc<App>>,
     request: Request<axum::body::Body>,
@@ -125,7 +125,7 @@ async fn models(State(app): State<Arc<App>>) -> Json<serde_json::Value> {
     Json(json!({"object": "list", "data": [model]}))
 }
 
-/// Alive: the device works. An orchestrator restarts a server that is not.
+/// Reports whether the device and the workers work. An orchestrator restarts a server otherwise.
 async fn health(State(app): State<Arc<App>>) -> Response {
     let health = app.engine.pool().health();
     if let Some(worker) = app.engine.lost_worker() {
@@ -139,7 +139,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     (status, format!("{health}\n")).into_response()
 }
 
-/// Ready: a request would be admitted, or wait. A load balancer sends none to a server that is not.
+/// Reports whether a request would be admitted or wait. A load balancer sends no requests otherwise.
 async fn ready(State(app): State<Arc<App>>) -> Response {
     let health = app.engine.pool().health();
     let is_ready = health.is_serving() && !app.engine.is_closing();

@@ -6,7 +6,7 @@ use crate::model::{Sampling, Shape};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// A lower temperature means the most likely token.
+/// Below this temperature, the most likely token is chosen.
 const COLD: f32 = 1e-3;
 
 /// A request. Further fields are in `rest`.
@@ -30,7 +30,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// Fields that are accepted with the value that changes nothing.
+/// Returns the value of a field that changes nothing, if the field is known.
 fn neutral(field: &str) -> Option<Value> {
     Some(match field {
         "n" | "best_of" => json!(1),
@@ -74,7 +74,7 @@ impl Completion {
                         || as_number(&neutral) == as_number(value) && neutral.is_number() => {}
                 Some(neutral) => {
                     let message = format!(
-                        "{name} is not supported but for the value {neutral}; leave it out"
+                        "{name} is not supported except for the value {neutral}; leave it out"
                     );
                     return Err(Failure::invalid(message));
                 }
@@ -101,7 +101,7 @@ impl Completion {
             let message = format!("the temperature of {temperature} is not from 0 to 2");
             return Err(Failure::invalid(message));
         }
-        // A logit over a smaller one may not be finite.
+        // A logit divided by a smaller temperature may not be finite.
         let temperature = if temperature < COLD { 0.0 } else { temperature };
         Ok(Self {
             prompt,
@@ -157,7 +157,7 @@ fn as_number(value: &Value) -> Option<f64> {
     value.as_f64()
 }
 
-/// What the answers of one request have in common.
+/// The fields that all parts of one answer share.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) id: String,
@@ -210,7 +210,7 @@ pub(super) fn usage(prompt: usize, answer: usize, cached: usize) -> Value {
     })
 }
 
-/// Turns tokens that are bytes into text. A character may be split among tokens; bytes that are none become U+FFFD.
+/// Turns tokens that are bytes into text. A character may be split among tokens; invalid bytes become U+FFFD.
 #[derive(Debug)]
 pub(super) struct Text {
     has_bytes: bool,

@@ -27,7 +27,7 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// The failure as an object of OpenAI's interface.
+    /// Returns the failure as an object of OpenAI's interface.
     pub(crate) fn to_json(&self) -> Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",

@@ -94,7 +94,7 @@ unsafe impl Send for Blas {}
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: the handle is destroyed once. An error is not of use to anyone now.
+        // SAFETY: the handle is destroyed once. An error cannot be handled here.
         let _ = unsafe { result::destroy_handle(self.0) };
     }
 }
@@ -108,8 +108,8 @@ impl Kernels<CudaStream> for CudaKernels {
     fn bind(&self, work: &CudaStream, workspace: Argument<'_>) -> anyhow::Result<()> {
         let blas = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = workspace.address().to_bits() as *mut std::ffi::c_void;
-        // SAFETY: the handle is valid. The stream and the workspace live as long as the worker that these kernels belong
-        // to, and the workspace is used on that stream only.
+        // SAFETY: the handle is valid. The stream and the workspace live as long as the worker that these kernels
+        // belong to, and the workspace is used on that stream only.
         unsafe {
             result::set_stream(blas.0, work.cu_stream().cast())?;
             sys::cublasSetWorkspace_v2(blas.0, memory, workspace.size() as usize).result()?;
@@ -139,7 +139,7 @@ impl Kernels<CudaStream> for CudaKernels {
                     .arg(&position_embeddings.address)
                     .arg(&output.address);
                 // SAFETY: the spans are of memory that this work was submitted with, and have the sizes that the kernel
-                // expects; tokens and positions are within their tables. So below.
+                // expects; tokens and positions are within their tables. This also holds below.
                 unsafe { launch.launch(each(elements)) }?;
             }
             Op::Norm {
@@ -226,7 +226,8 @@ impl Kernels<CudaStream> for CudaKernels {
 }
 
 impl CudaKernels {
-    /// cuBLAS's matrices lie by columns: it computes the transposed product of the transposed factors.
+    /// Multiplies by cuBLAS, whose matrices are column-major: it computes the transposed product of the transposed
+    /// factors.
     fn multiply(&self, work: &CudaStream, linear: Linear) -> anyhow::Result<()> {
         let Linear {
             rows,
@@ -279,7 +280,7 @@ impl CudaKernels {
     }
 }
 
-/// A thread for each element.
+/// Returns a launch with a thread for each element.
 fn each(elements: u32) -> LaunchConfig {
     blocks(elements.div_ceil(THREADS), 1, 0)
 }

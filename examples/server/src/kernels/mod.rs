@@ -1,4 +1,4 @@
-//! The kernels of a step: all that differs between devices.
+//! The kernels of a step: the only part that differs between devices.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -71,11 +71,11 @@ pub(crate) struct Linear {
     pub(crate) output: Span,
     /// Adds to the output instead of replacing it.
     pub(crate) adds: bool,
-    /// The weights lie by outputs instead of by inputs.
+    /// The weights are stored by outputs instead of by inputs.
     pub(crate) is_transposed: bool,
 }
 
-/// A kernel and its arguments. Matrices lie by rows; elements are `f32`.
+/// A kernel and its arguments. Matrices are row-major; elements are `f32`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op<'a> {
     /// Adds the embeddings of each row's token and position.

@@ -1,4 +1,5 @@
-//! The kernels on the simulated device: the computation is done on the device's bytes, when the operation's time is over.
+//! The kernels on the simulated device: the computation is done on the device's bytes, when the operation's time is
+//! over.
 //!
 //! An operation takes as long as the H200's data sheet allows: its bytes at 4.8 TB/s or its arithmetic at 67 TFLOP/s,
 //! whichever takes longer, and 2 µs for the launch.
@@ -53,7 +54,7 @@ impl Kernels<SimStream> for Simulated {
             body,
         } = work_of(op);
         let bytes: u64 = match op {
-            // They read a few rows only.
+            // These operations read only a few rows.
             Op::Embed { output, .. } | Op::Gather { output, .. } => 3 * output.bytes,
             _ => reads.iter().chain(&writes).map(|span| span.bytes).sum(),
         };
@@ -254,8 +255,8 @@ fn work_of(op: &Op<'_>) -> Work {
     }
 }
 
-/// The most likely token; with a temperature, the most likely one after noise was added (the Gumbel-max trick), which
-/// draws from the distribution. The noise depends on seed, position and token only.
+/// Returns the most likely token; with a temperature, the most likely one after noise was added (the Gumbel-max trick),
+/// which draws from the distribution. The noise depends on seed, position and token only.
 fn choose(logits: &[f32], temperature: f32, seed: u64, position: u64) -> u32 {
     let (mut best, mut highest) = (0, f32::NEG_INFINITY);
     for (token, logit) in logits.iter().enumerate() {
@@ -281,7 +282,7 @@ fn gumbel(seed: u64, position: u64, token: u64) -> f32 {
     -(-uniform.ln()).ln()
 }
 
-/// Where keys and values lie in the pages.
+/// The layout of keys and values in the pages.
 #[derive(Clone, Copy)]
 struct Stored {
     layer: usize,
@@ -298,7 +299,7 @@ impl Stored {
         }
     }
 
-    /// Returns the places of the keys and of the values of one position.
+    /// Returns the locations of the keys and of the values of one position.
     fn of(&self, table: &[u64], position: usize) -> [Span; 2] {
         let page = table[position / self.page];
         [0, 1].map(|which| {

@@ -1,5 +1,5 @@
-//! A second implementation of the model, written for clarity: no cache, no batches, no pages. Tests compare the server's
-//! tokens with it.
+//! A second implementation of the model, written for clarity: no cache, no batches, no pages. Tests compare the
+//! server's tokens with it.
 
 use super::Weights;
 use super::shape::{Layer, Part};
@@ -43,8 +43,8 @@ pub fn greedy(weights: &Weights, prompt: &[u32], tokens: usize) -> Vec<u32> {
     all.split_off(prompt.len())
 }
 
-/// Returns how far each token of an answer is from the most likely one at its place, as a difference of logits. Sums are
-/// rounded differently by each device, so the answer of a right server has small differences instead of none.
+/// Returns how far each token of an answer is from the most likely one at its place, as a difference of logits. Each
+/// device rounds sums differently, so the answer of a correct server has small differences instead of none.
 pub fn regrets(weights: &Weights, prompt: &[u32], answer: &[u32]) -> Vec<f32> {
     let all = [prompt, answer].concat();
     let regret = |at: usize| {

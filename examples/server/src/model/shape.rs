@@ -52,12 +52,12 @@ pub(crate) struct Parts {
 }
 
 impl Shape {
-    /// The elements of one head.
+    /// Returns the number of elements of one head.
     pub(crate) fn head(&self) -> usize {
         self.width / self.heads
     }
 
-    /// Returns the reason why no model has this shape, if so.
+    /// Returns the reason why no model has this shape, if there is one.
     pub(crate) fn invalid(&self) -> Option<String> {
         let Self {
             layers,
@@ -90,19 +90,19 @@ impl Shape {
             .then(|| format!("{elements} weights are more than {MOST_ELEMENTS}; lower its sizes"))
     }
 
-    /// About the number of weights, for sizes that need not be valid.
+    /// Returns about the number of weights, for sizes that need not be valid.
     fn elements(&self) -> u128 {
         let [layers, width, vocabulary, context] =
             [self.layers, self.width, self.vocabulary, self.context].map(|size| size as u128);
         (vocabulary + context) * width + layers * 12 * width * width
     }
 
-    /// The bytes of the keys and values of one token.
+    /// Returns the bytes of the keys and values of one token.
     pub(crate) fn token_bytes(&self) -> u64 {
         (2 * self.layers * self.width * size_of::<f32>()) as u64
     }
 
-    /// The bytes of the weights.
+    /// Returns the bytes of the weights.
     pub fn weight_bytes(&self) -> u64 {
         (self.parts().end * size_of::<f32>()) as u64
     }
@@ -167,7 +167,7 @@ mod tests {
         let reason = shape.invalid().unwrap();
         assert_eq!(reason, "the width of 10 is no multiple of the 3 heads");
         assert!(Shape { heads: 0, ..shape }.invalid().is_some());
-        // None of these is as much as tried: it would not fit memory, or a number.
+        // None of these is allocated: their sizes would fit neither memory nor an integer.
         let huge = 1 << 24;
         for shape in [
             Shape {

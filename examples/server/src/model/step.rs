@@ -11,7 +11,7 @@ pub(crate) struct Row {
     pub(crate) position: u32,
     /// The index of the sequence in the step.
     pub(crate) sequence: usize,
-    /// How the token behind this one is chosen, for the last row of a sequence.
+    /// How the token after this one is chosen, for the last row of a sequence.
     pub(crate) sampling: Option<Sampling>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Limits {
     pub(crate) pages: usize,
 }
 
-/// Where the data of a step lies, as ranges of bytes in its activation. `head` is what the host writes.
+/// Where the data of a step lies, as ranges of bytes in its activation. `head` is the part that the host writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) head: Range<u64>,
@@ -127,7 +127,7 @@ impl StepPlan {
         Layout::new(shape, self.rows.len(), self.chosen().count(), entries)
     }
 
-    /// Returns the bytes of the head: what the device has to know of the rows.
+    /// Returns the bytes of the head, which describe the rows to the device.
     pub(crate) fn head(&self, layout: &Layout) -> Vec<u8> {
         let mut bytes = vec![0; layout.head.end as usize];
         let mut put = |range: &Range<u64>, items: &[u8]| {
@@ -188,7 +188,7 @@ pub(crate) struct Activation {
 }
 
 impl Activation {
-    /// The activation of `plan` in the block at `address`.
+    /// Returns the activation of `plan` in the block at `address`.
     pub(crate) fn at(address: u64, plan: &StepPlan, layout: &Layout) -> Self {
         let span = |range: &Range<u64>| Span {
             address: address + range.start,

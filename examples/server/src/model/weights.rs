@@ -124,10 +124,10 @@ impl Weights {
             Ok(found)
         };
         let [vocabulary, width] = *tensor("wte.weight")?.shape() else {
-            return Err("the tensor wte.weight has not two dimensions".to_owned());
+            return Err("the tensor wte.weight does not have two dimensions".to_owned());
         };
         let [context, _] = *tensor("wpe.weight")?.shape() else {
-            return Err("the tensor wpe.weight has not two dimensions".to_owned());
+            return Err("the tensor wpe.weight does not have two dimensions".to_owned());
         };
         let has_layer = |layer: &usize| tensor(&format!("h.{layer}.ln_1.weight")).is_ok();
         let shape = Shape {
@@ -141,7 +141,7 @@ impl Weights {
             return Err(reason);
         }
         let parts = shape.parts();
-        // Sizes of a file may be wrong: no more is allocated than it has.
+        // Sizes of a file may be wrong, so no more is allocated than the file has.
         let parted = parts.wte.0.len() + parts.wpe.0.len();
         let layers = shape.layers * 12 * shape.width * shape.width;
         if (parted + layers) * size_of::<f32>() > bytes {
@@ -184,7 +184,7 @@ impl Weights {
         })
     }
 
-    /// The sizes of the model.
+    /// Returns the sizes of the model.
     pub fn shape(&self) -> Shape {
         self.shape
     }
