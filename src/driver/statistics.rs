@@ -156,7 +156,8 @@ impl Statistics {
     pub(crate) fn since(mut self, earlier: &Self) -> Self {
         self.allocated = self.allocated.wrapping_sub(earlier.allocated);
         self.freed = self.freed.wrapping_sub(earlier.freed);
-        let counters: [(&mut u64, u64); 7] = [
+        self.evicted = self.evicted.wrapping_sub(earlier.evicted);
+        let counters: [(&mut u64, u64); 8] = [
             (&mut self.allocations, earlier.allocations),
             (&mut self.frees, earlier.frees),
             (&mut self.growths, earlier.growths),
@@ -164,6 +165,7 @@ impl Statistics {
             (&mut self.remaps, earlier.remaps),
             (&mut self.device_waits, earlier.device_waits),
             (&mut self.released, earlier.released),
+            (&mut self.evictions, earlier.evictions),
         ];
         for (counter, earlier) in counters {
             *counter = counter.saturating_sub(earlier);
