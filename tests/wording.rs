@@ -300,10 +300,10 @@ fn tests_are_named_for_a_subject() {
                 is_test |= words(line).iter().any(|word| word == "test");
                 continue;
             }
-            let code = line.strip_prefix("async ").unwrap_or(line);
-            let name = code
-                .strip_prefix("fn ")
-                .and_then(|rest| rest.split('(').next());
+            let mut words = line.split_whitespace().skip_while(|word| *word != "fn");
+            let name = words
+                .nth(1)
+                .and_then(|signature| signature.split(['(', '<']).next());
             let hidden = name.filter(|_| is_test).and_then(hidden_subject);
             if let Some(hidden) = hidden.filter(|_| !is_excepted(&path, line)) {
                 found.push(format!("{path}:{}: `{hidden}` in {line}", at + 1));

@@ -9,7 +9,7 @@ use crate::kind::Kind;
 use crate::model;
 use crate::options::Options;
 use crate::progress::Progress;
-use crate::service::{Lane, Lanes, Record, Service, begin};
+use crate::service::{JobQueue, JobQueues, Record, Service, begin};
 use crate::timer::Timer;
 use crate::watch::{Sample, Watch};
 use crate::worker::Worker;
@@ -132,10 +132,10 @@ impl Run {
         let weights = load(&*machine.kernels, &pool, &streams).await?;
         let reclaimer = || spawner.spawn_with_handle(pool.reclaimer());
         let reclaimer = (!options.executor.has_reclaimer()).then(reclaimer);
-        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
+        let (mut job_queues, mut workers) = (Vec::new(), Vec::new());
         for stream in streams {
             let (jobs, taken) = mpsc::unbounded();
-            lanes.push(Lane {
+            job_queues.push(JobQueue {
                 stream: stream.clone(),
                 jobs,
             });
@@ -152,7 +152,7 @@ impl Run {
             admission: kind.admission(options),
             timer: Timer::new(machine.device.clone()),
             gauge: Arc::new(Gauge::default()),
-            lanes: Lanes::new(lanes),
+            job_queues: JobQueues::new(job_queues),
         });
         Ok(Self {
             service,
@@ -164,7 +164,7 @@ impl Run {
 
     /// Ends the workers, and checks that all memory was returned.
     async fn close(self) -> anyhow::Result<()> {
-        self.service.lanes.close();
+        self.service.job_queues.close();
         for worker in self.workers {
             worker.await?;
         }

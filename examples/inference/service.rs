@@ -26,7 +26,7 @@ pub(crate) struct Service {
     pub(crate) admission: Admission,
     pub(crate) timer: Timer,
     pub(crate) gauge: Arc<Gauge>,
-    pub(crate) lanes: Lanes,
+    pub(crate) job_queues: JobQueues,
 }
 
 /// The outcome of a request.
@@ -83,7 +83,7 @@ impl Service {
     }
 
     async fn run_steps(&self, request: &Request, lease: Lease) -> anyhow::Result<()> {
-        let assignment = self.lanes.assign();
+        let assignment = self.job_queues.assign();
         let mut pages = Vec::new();
         let mut lease = Some(lease);
         let last = request.steps.len() - 1;
@@ -120,43 +120,46 @@ async fn detecting_a_wait<F: Future>(future: F) -> (F::Output, bool) {
     (output.await, polls > 1)
 }
 
-/// The lanes of all streams, and the number of requests on each.
+/// The job queues of all streams, and the number of requests on each.
 #[derive(Debug)]
-pub(crate) struct Lanes {
-    all: Vec<Lane>,
+pub(crate) struct JobQueues {
+    all: Vec<JobQueue>,
     loads: Mutex<Vec<usize>>,
 }
 
 /// A stream, and the sender of its jobs.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct JobQueue {
     pub(crate) stream: Stream,
     pub(crate) jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// The assignment of a request to a lane, until it is dropped.
+/// The assignment of a request to a queue, until it is dropped.
 #[derive(Debug)]
 struct Assignment<'a> {
-    lanes: &'a Lanes,
+    job_queues: &'a JobQueues,
     index: usize,
 }
 
-impl Lanes {
-    pub(crate) fn new(all: Vec<Lane>) -> Self {
+impl JobQueues {
+    pub(crate) fn new(all: Vec<JobQueue>) -> Self {
         let loads = Mutex::new(vec![0; all.len()]);
         Self { all, loads }
     }
 
-    /// Assigns a request to the lane with the fewest requests.
+    /// Assigns a request to the queue with the fewest requests.
     fn assign(&self) -> Assignment<'_> {
         let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
         let fewest = (0..loads.len()).min_by_key(|index| loads[*index]);
         let index = fewest.expect("there is at least one stream");
         loads[index] += 1;
-        Assignment { lanes: self, index }
+        Assignment {
+            job_queues: self,
+            index,
+        }
     }
 
-    /// Closes all lanes: no further jobs come.
+    /// Closes all job queues: no further jobs come.
     pub(crate) fn close(&self) {
         self.all.iter().for_each(|one| one.jobs.close_channel());
     }
@@ -164,18 +167,18 @@ impl Lanes {
 
 impl Assignment<'_> {
     fn stream(&self) -> &Stream {
-        &self.lanes.all[self.index].stream
+        &self.job_queues.all[self.index].stream
     }
 
     fn take(&self, job: Job) -> anyhow::Result<()> {
-        let sent = self.lanes.all[self.index].jobs.unbounded_send(job);
+        let sent = self.job_queues.all[self.index].jobs.unbounded_send(job);
         sent.map_err(|error| anyhow::anyhow!("the stream's worker has ended: {error}"))
     }
 }
 
 impl Drop for Assignment<'_> {
     fn drop(&mut self) {
-        let loads = self.lanes.loads.lock();
+        let loads = self.job_queues.loads.lock();
         loads.unwrap_or_else(PoisonError::into_inner)[self.index] -= 1;
     }
 }
