@@ -337,7 +337,7 @@ pub unsafe extern "C" fn weirpool_dlpack_release(tensor: *mut c_void, is_version
 }
 
 /// Imports a tensor of another library as a block of a stream of the pool, on which the tensor's data must be ready.
-/// Returns the block's number, or 0 on failure. Unless there is no such stream, a failure releases the tensor.
+/// Returns the block's number, or 0 on failure. A failure releases the tensor.
 ///
 /// # Safety
 /// `tensor` must be a tensor of the named kind that the caller owns.
@@ -351,26 +351,26 @@ pub unsafe extern "C" fn weirpool_dlpack_import(
     /// # Safety
     /// The tensor must be of this kind, and the caller must own it.
     unsafe fn import<M: ManagedTensorBase>(
-        stream: &Stream,
+        device: c_int,
+        stream: c_int,
         tensor: *mut c_void,
-    ) -> Result<Foreign, String> {
+    ) -> Result<u64, String> {
+        // Owned from here on, so that a failure releases it.
         // SAFETY: as the caller promises.
         let tensor = unsafe { Managed::<M>::from_raw(tensor.cast()) };
         let tensor = tensor.map_err(|error| error.to_string())?;
-        // SAFETY: as the caller promises.
-        unsafe { stream.import_dlpack(tensor) }.map_err(|error| error.to_string())
-    }
-    let imported = call(|| {
         let mut all = all();
         let stream = all.stream(device, stream)?;
         // SAFETY: as the caller promises.
-        let foreign = unsafe {
-            match is_versioned {
-                0 => import::<DLManagedTensor>(&stream, tensor),
-                _ => import::<DLManagedTensorVersioned>(&stream, tensor),
-            }
-        };
-        Ok(all.insert(device, Memory::Foreign(foreign?)))
+        let foreign = unsafe { stream.import_dlpack(tensor) }.map_err(|error| error.to_string())?;
+        Ok(all.insert(device, Memory::Foreign(foreign)))
+    }
+    // SAFETY: as the caller promises.
+    let imported = call(|| unsafe {
+        match is_versioned {
+            0 => import::<DLManagedTensor>(device, stream, tensor),
+            _ => import::<DLManagedTensorVersioned>(device, stream, tensor),
+        }
     });
     imported.unwrap_or(0)
 }

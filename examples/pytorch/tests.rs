@@ -131,3 +131,44 @@ fn tensors_need_a_block_and_a_device() {
         assert_eq!(weirpool_dlpack_free(number), 0);
     }
 }
+
+#[test]
+#[cfg(feature = "dlpack")]
+fn tensor_that_cannot_be_imported_is_released() {
+    use super::dlpack::weirpool_dlpack_import;
+    use std::ffi::c_void;
+    use weirpool::dlpack::dlpark::ffi::{
+        DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLTensor,
+    };
+
+    unsafe extern "C" fn release(tensor: *mut DLManagedTensor) {
+        // SAFETY: the test made the tensor by `Box::into_raw`, and passes the address of a number that it owns.
+        unsafe { *Box::from_raw(tensor).manager_ctx.cast::<u32>() += 1 };
+    }
+
+    let mut released = 0_u32;
+    let mut shape = [0_i64];
+    let tensor = Box::new(DLManagedTensor {
+        dl_tensor: DLTensor {
+            data: null_mut(),
+            device: DLDevice {
+                device_type: DLDeviceType::CUDA,
+                device_id: 100,
+            },
+            ndim: 1,
+            dtype: DLDataType {
+                code: DLDataTypeCode::UINT,
+                bits: 32,
+                lanes: 1,
+            },
+            shape: shape.as_mut_ptr(),
+            strides: null_mut(),
+            byte_offset: 0,
+        },
+        manager_ctx: (&raw mut released).cast::<c_void>(),
+        deleter: Some(release),
+    });
+    // SAFETY: the tensor is passed on, and its shape outlives it.
+    let number = unsafe { weirpool_dlpack_import(100, 0, Box::into_raw(tensor).cast(), 0) };
+    assert_eq!((number, released), (0, 1));
+}

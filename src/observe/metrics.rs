@@ -139,7 +139,7 @@ const POOL: &[Family<Figures>] = families! {
 };
 
 const TAG: &[Family<TagStatistics>] = families! {
-    Gauge "tag_used_bytes" Bytes "in live blocks of the tag"
+    Gauge "tag_used_bytes" Bytes "in live blocks and reservations of the tag"
         |f| bytes(f.used.current);
     Gauge "tag_used_high_bytes" Bytes "high-water mark of the tag's used bytes"
         |f| bytes(f.used.high);
@@ -147,9 +147,9 @@ const TAG: &[Family<TagStatistics>] = families! {
         |f| f.limit.and_then(bytes);
     Gauge "tag_waiting_requests" Count "requests of the tag that wait, in the queue or at its limit"
         |f| count(f.waits.waiting as u64);
-    Counter "tag_allocations_total" Count "blocks granted to the tag"
+    Counter "tag_allocations_total" Count "blocks and reservations granted to the tag"
         |f| f.allocations;
-    Counter "tag_frees_total" Count "blocks of the tag that were freed"
+    Counter "tag_frees_total" Count "blocks and reservations of the tag that ended"
         |f| f.frees;
     CounterBy("outcome") "tag_waits_total" Count "waits of the tag that ended, by their outcome"
         |f| outcomes(&f.waits);

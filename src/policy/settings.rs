@@ -48,6 +48,9 @@ pub enum Order {
 
 /// How far a device-side wait may delay a stream.
 ///
+/// A call that does not wait on the host, such as [`Pool::try_allocate`](crate::Pool::try_allocate), makes a wait of any
+/// length as its last resort.
+///
 /// ```
 /// use std::time::Duration;
 /// use weirpool::device::sim::{Operation, SimDevice};

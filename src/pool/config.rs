@@ -86,7 +86,7 @@ pub struct PoolConfig {
     pub reuse: Reuse,
     /// When the event of a free is recorded.
     pub sealing: Sealing,
-    /// How far a wait on the device may delay a stream.
+    /// How far a wait on the device may delay a stream, except in the last resort of calls that do not wait on the host.
     pub wait_limit: WaitLimit,
     /// The share of time that goes into mapping free memory elsewhere instead of reserving more. [`Remapping`] has an
     /// example.

@@ -244,6 +244,11 @@ impl Pool {
     /// May call the device for memory, which takes some tens of microseconds; where that blocks, prefer
     /// [`allocate`](Self::allocate) in async code.
     ///
+    /// As the last resort, makes the stream wait on the device for pending memory of another stream, however long that
+    /// takes: [`WaitLimit`](crate::WaitLimit) bounds only earlier steps of the search. Later work of the stream is
+    /// delayed, and the host is not. Without `internal_dependencies` in the pool's [`Reuse`](crate::Reuse), the call
+    /// fails instead; [`allocate`](Self::allocate) waits in the queue instead.
+    ///
     /// # Errors
     /// Returns [`AllocError::Exhausted`] if there is not enough memory, after polling completed events, flushing
     /// caches, and growing; and whenever other requests already wait. Memory that another thread is releasing or
