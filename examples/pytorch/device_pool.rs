@@ -86,11 +86,14 @@ impl DevicePool {
         let Settings {
             capacity,
             remapping,
+            sealing,
             timeout,
         } = Settings::of_environment()?;
         fork::watch();
         let device = CudaDevice::new(ordinal as usize).map_err(|error| error.to_string())?;
-        let builder = Pool::builder(device.clone()).remapping(remapping);
+        let builder = Pool::builder(device.clone())
+            .remapping(remapping)
+            .sealing(sealing);
         let builder = match capacity {
             Some(bytes) => builder.capacity(bytes),
             None => builder,

@@ -4,15 +4,17 @@
 //! |---|---|
 //! | `WEIRPOOL_CAPACITY` | the most memory of its device that a pool may reserve, such as `6GiB`, `1500MB` or `4096`; all if not set |
 //! | `WEIRPOOL_REMAPPING` | the share of time that may go into mapping free memory elsewhere, such as `0.02`, `always` or `never`; the pool's default if not set |
+//! | `WEIRPOOL_SEALING` | when the event of a free is recorded: `every-free`, `on-demand`, or after this many freed bytes, such as `4MiB`; the pool's default if not set |
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
 
 use bytesize::ByteSize;
 use std::ffi::OsString;
 use std::time::Duration;
-use weirpool::Remapping;
+use weirpool::{Remapping, Sealing};
 
 const CAPACITY: &str = "WEIRPOOL_CAPACITY";
 const REMAPPING: &str = "WEIRPOOL_REMAPPING";
+const SEALING: &str = "WEIRPOOL_SEALING";
 const TIMEOUT: &str = "WEIRPOOL_TIMEOUT_MS";
 
 /// Longer than the work that is usually queued on a GPU, and short enough for a user to wait.
@@ -24,6 +26,7 @@ pub(crate) struct Settings {
     /// The capacity, in bytes.
     pub(crate) capacity: Option<u64>,
     pub(crate) remapping: Remapping,
+    pub(crate) sealing: Sealing,
     pub(crate) timeout: Duration,
 }
 
@@ -40,21 +43,25 @@ impl Settings {
         let read = |name| value(name).filter(|text| !text.is_empty());
         let capacity = read(CAPACITY).map(capacity).transpose()?;
         let remapping = read(REMAPPING).map(remapping).transpose()?;
+        let sealing = read(SEALING).map(sealing).transpose()?;
         let timeout = read(TIMEOUT).map(timeout).transpose()?;
         Ok(Self {
             capacity,
             remapping: remapping.unwrap_or_default(),
+            sealing: sealing.unwrap_or_default(),
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
         })
     }
 }
 
+/// Returns the number of bytes that a text means, if it means one above 0.
+fn bytes(text: &OsString) -> Option<u64> {
+    let size = text.to_str()?.trim().parse::<ByteSize>().ok()?;
+    Some(size.as_u64()).filter(|bytes| *bytes > 0)
+}
+
 fn capacity(text: OsString) -> Result<u64, String> {
-    let size = text
-        .to_str()
-        .and_then(|text| text.trim().parse::<ByteSize>().ok());
-    let bytes = size.map(|size| size.as_u64()).filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| {
+    bytes(&text).ok_or_else(|| {
         format!("{CAPACITY} is {text:?}: expected bytes, such as 6GiB, 1500MB or 4096")
     })
 }
@@ -72,6 +79,18 @@ fn remapping(text: OsString) -> Result<Remapping, String> {
     share
         .map(Remapping::Share)
         .ok_or_else(|| format!("{REMAPPING} is {text:?}: {expected}"))
+}
+
+fn sealing(text: OsString) -> Result<Sealing, String> {
+    match text.to_str().map(str::trim) {
+        Some("every-free") => return Ok(Sealing::EveryFree),
+        Some("on-demand") => return Ok(Sealing::OnDemand),
+        _ => {}
+    }
+    let expected = "expected every-free, on-demand, or freed bytes, such as 4MiB";
+    bytes(&text)
+        .map(Sealing::Bytes)
+        .ok_or_else(|| format!("{SEALING} is {text:?}: {expected}"))
 }
 
 fn timeout(text: OsString) -> Result<Duration, String> {
@@ -96,6 +115,7 @@ mod tests {
         let usual = Settings {
             capacity: None,
             remapping: Remapping::default(),
+            sealing: Sealing::default(),
             timeout: Duration::from_secs(5),
         };
         assert_eq!(read(&[]), Ok(usual));
@@ -130,6 +150,18 @@ mod tests {
     }
 
     #[test]
+    fn sealing_is_a_size_or_a_word() {
+        for (text, sealing) in [
+            ("every-free", Sealing::EveryFree),
+            (" on-demand", Sealing::OnDemand),
+            ("4MiB", Sealing::Bytes(4 << 20)),
+        ] {
+            let settings = read(&[(SEALING, text)]).unwrap();
+            assert_eq!(settings.sealing, sealing, "{text}");
+        }
+    }
+
+    #[test]
     fn timeout_is_in_milliseconds() {
         let of = |text| read(&[(TIMEOUT, text)]).unwrap().timeout;
         assert_eq!(of("250"), Duration::from_millis(250));
@@ -141,6 +173,7 @@ mod tests {
         for (name, texts) in [
             (CAPACITY, ["much", "-1", "0", "2 quarts"]),
             (REMAPPING, ["rarely", "0", "1.5", "nan"]),
+            (SEALING, ["never", "0", "-4MiB", "on"]),
             (TIMEOUT, ["soon", "-1", "1.5", "5s"]),
         ] {
             for text in texts {
