@@ -71,10 +71,12 @@ impl Search<'_> {
         if self.view.placement != Placement::Anywhere {
             return false;
         }
-        let pending = self.map.totals().pending.current;
-        let own = self.map.index().pending.bytes_waiting_for(self.view.stream);
         let rest = self.map.blocks()[id].bytes - self.request.bytes;
-        rest >= self.map.units().chunk_bytes && pending > own
+        if rest < self.map.units().chunk_bytes {
+            return false;
+        }
+        let own = self.map.index().pending.bytes_waiting_for(self.view.stream);
+        self.map.totals().pending.current > own
     }
 
     /// Returns the block right above a used block, if the request fits into it and the requester may take it.

@@ -489,14 +489,17 @@ fn search_or_deny<'a, T>(
     search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
-    if let Some(refusal) = service.refusal() {
-        return Err(Denial::Failed(refusal));
+    let is_in_hook = service.is_in_hook();
+    if !service.driver.is_granting() {
+        if let Some(refusal) = service.refusal() {
+            return Err(Denial::Failed(refusal));
+        }
+        // A request that comes while others wait goes behind them, however much is free.
+        if !is_in_hook {
+            return Err(Denial::Short(Expected::default(), charge));
+        }
     }
-    // A request that comes while others wait goes behind them, however much is free.
-    if !service.driver.is_granting() && !service.is_in_hook() {
-        return Err(Denial::Short(Expected::default(), charge));
-    }
-    let effort = match service.is_in_hook() {
+    let effort = match is_in_hook {
         // It does not wait for a thread either.
         true => Effort::Immediate,
         false => effort,

@@ -124,6 +124,8 @@ impl fmt::Debug for Hook {
 /// The pool's hook, and whether it is working.
 #[derive(Debug)]
 pub(super) struct Hooked {
+    /// Whether the pool was built with a hook.
+    is_set: bool,
     hook: Mutex<Option<Hook>>,
     is_busy: SharedFlag,
 }
@@ -131,6 +133,7 @@ pub(super) struct Hooked {
 impl Hooked {
     pub(super) fn new(hook: Option<Hook>) -> Self {
         Self {
+            is_set: hook.is_some(),
             hook: Mutex::new(Guards::Queue, hook),
             is_busy: SharedFlag::new(false),
         }
@@ -193,6 +196,9 @@ impl Hooked {
 impl Service {
     /// Returns whether this thread is inside the hook of this pool.
     pub(super) fn is_in_hook(&self) -> bool {
+        if !self.hooked.is_set {
+            return false;
+        }
         // A thread that is ending is inside none.
         let is_inside = INSIDE.try_with(|inside| inside.borrow().contains(&self.name()));
         is_inside.unwrap_or_default()
