@@ -75,7 +75,7 @@
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `policy` | the order of all allocation sources, as a state machine; the settings that decisions follow | how an action is executed |
-//! | `heap` | the book of segments and blocks | clock, device, async, locks |
+//! | `heap` | segments and blocks, and which of them are free | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `error`, `id` | errors; ids and names | |
@@ -160,7 +160,7 @@ mod trace;
 mod worker;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
-pub use buffer::{Buffer, SliceMut};
+pub use buffer::{Buffer, FromBlockError, SliceMut};
 pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };

@@ -14,7 +14,8 @@ pub use slice::SliceMut;
 use crate::block::{Block, DeallocateError, Deallocation};
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{AllocError, StreamError};
-use crate::pool::{Allocate, Pool};
+use crate::measure::Bytes;
+use crate::pool::{Allocate, Layout, Pool};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, Zeroable};
 use std::fmt;
@@ -79,6 +80,39 @@ impl<T: AnyBitPattern> Buffer<T> {
     #[track_caller]
     pub fn try_allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
         let block = Self::request(pool, stream, len)?.try_now()?;
+        Ok(Self::over(block, len))
+    }
+
+    /// Makes a buffer of `len` elements of a block that was requested with [terms](crate::Request), drawn from a
+    /// [reservation](crate::Reservation), or received. The elements are whatever the block holds.
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, Tag, device::sim::SimDevice};
+    /// use std::alloc::Layout;
+    ///
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # device.block_on(async {
+    /// let layout = Layout::array::<f32>(1000)?;
+    /// let block = pool.allocate(&stream, layout).tag(Tag::new("logits")).zeroed().await?;
+    /// let logits = Buffer::<f32>::from_block(block, 1000)?;
+    /// assert_eq!(logits.read(&stream).await?, [0.0; 1000]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the block if it is too small, or not aligned for `T`.
+    pub fn from_block(block: Block, len: usize) -> Result<Self, FromBlockError> {
+        let needed = Layout {
+            bytes: (len as u64).saturating_mul(size_of::<T>() as u64),
+            alignment: align_of::<T>() as u64,
+        };
+        if block.size() < needed.bytes || !block.address().is_aligned_to(needed.alignment) {
+            return Err(FromBlockError { block, needed });
+        }
         Ok(Self::over(block, len))
     }
 }
@@ -245,6 +279,19 @@ impl<T> Buffer<T> {
     pub fn into_block(self) -> Block {
         self.block
     }
+}
+
+/// The error of [`Buffer::from_block`]: the elements do not fit. Nothing is lost: it holds the block.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the elements need {}, aligned to {}, and the block has {} at {}; request the block with `std::alloc::Layout::array`",
+    Bytes(needed.bytes), Bytes(needed.alignment), Bytes(block.size()), block.address()
+)]
+pub struct FromBlockError {
+    /// The block, still allocated.
+    pub block: Block,
+    /// What the elements need.
+    pub needed: Layout,
 }
 
 impl<T> fmt::Debug for Buffer<T> {

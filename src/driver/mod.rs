@@ -91,7 +91,7 @@ pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
 pub use statistics::{Hits, Statistics};
-pub(crate) use streams::{Book, Kept, Watches};
+pub(crate) use streams::{Kept, ReservationState, Watches};
 pub(crate) use supply::{Spill, Supply};
 pub use trimmed::Trimmed;
 pub(crate) use upstream::MemorySource;

@@ -1,7 +1,7 @@
 //! The way back: frees, and allocations that were never used.
 
 use super::{Allocation, Allocations, Change, Driver};
-use crate::heap::{Fence, Fences, Recipient};
+use crate::heap::{Fence, Fences, ReturnedTo};
 use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
 use crate::policy::Order;
@@ -44,14 +44,14 @@ impl Driver {
         }
         // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made
         // to wait for it. The publication comes after the record, so that a request that found it so looks again.
-        let recipient = self.heap.lock().free(id, fences);
+        let returned_to = self.heap.lock().free(id, fences);
         self.record_closed(lane, freed.closed);
-        self.note_free(recipient);
+        self.note_free(returned_to);
     }
 
     /// Reports a free. Memory that came back to a reservation serves no waiter of the queue.
-    pub(super) fn note_free(&self, recipient: Recipient) {
-        if recipient == Recipient::AnyStream {
+    pub(super) fn note_free(&self, returned_to: ReturnedTo) {
+        if returned_to == ReturnedTo::AnyStream {
             self.publish(Change::Memory);
         }
         self.note_return();
@@ -105,8 +105,8 @@ impl Driver {
     ) -> Fences {
         let fences = self.end_uses(lanes, earlier, block.bytes);
         if !self.pass_on(lanes.iter().map(|lane| &**lane), &fences, block) {
-            let recipient = self.heap.lock().free(block.id, fences.clone());
-            self.note_free(recipient);
+            let returned_to = self.heap.lock().free(block.id, fences.clone());
+            self.note_free(returned_to);
         }
         fences
     }

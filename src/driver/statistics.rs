@@ -1,7 +1,9 @@
 //! The public form of a pool's figures. `figures` reads them.
 
 use super::Source;
-use crate::measure::{Bytes, Histogram, Level, WaitStatistics, debug_in_units, fragmentation};
+use crate::measure::{
+    Bytes, Counted, Histogram, Level, WaitStatistics, debug_in_units, fragmentation,
+};
 use std::fmt;
 
 /// The figures of a pool at one moment, or of a [scope](crate::StatisticsScope); in bytes unless stated otherwise.
@@ -153,28 +155,48 @@ impl Statistics {
 
     /// Returns these figures with the counters since `earlier`. Levels, and figures that are not sums, stay as they
     /// are.
-    pub(crate) fn since(mut self, earlier: &Self) -> Self {
-        self.allocated = self.allocated.wrapping_sub(earlier.allocated);
-        self.freed = self.freed.wrapping_sub(earlier.freed);
-        self.evicted = self.evicted.wrapping_sub(earlier.evicted);
-        let counters: [(&mut u64, u64); 8] = [
-            (&mut self.allocations, earlier.allocations),
-            (&mut self.frees, earlier.frees),
-            (&mut self.growths, earlier.growths),
-            (&mut self.chunks_created, earlier.chunks_created),
-            (&mut self.remaps, earlier.remaps),
-            (&mut self.device_waits, earlier.device_waits),
-            (&mut self.released, earlier.released),
-            (&mut self.evictions, earlier.evictions),
-        ];
-        for (counter, earlier) in counters {
-            *counter = counter.saturating_sub(earlier);
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        // Every field is named, so that no counter is forgotten.
+        Self {
+            capacity: self.capacity,
+            leased: self.leased,
+            reserved: self.reserved,
+            used: self.used,
+            pending: self.pending,
+            in_use: self.in_use,
+            free: self.free,
+            moving: self.moving,
+            set_aside: self.set_aside,
+            in_graphs: self.in_graphs,
+            exportable: self.exportable,
+            imported: self.imported,
+            evictable: self.evictable,
+            reservations: self.reservations,
+            largest_free: self.largest_free,
+            free_blocks: self.free_blocks,
+            cached_in_lanes: self.cached_in_lanes,
+            lost_to_rounding: self.lost_to_rounding,
+            allocations: self.allocations.saturating_sub(earlier.allocations),
+            allocated: self.allocated.wrapping_sub(earlier.allocated),
+            frees: self.frees.saturating_sub(earlier.frees),
+            freed: self.freed.wrapping_sub(earlier.freed),
+            live_blocks: self.live_blocks,
+            chunks: self.chunks,
+            releasable_chunks: self.releasable_chunks,
+            releasable_blocks: self.releasable_blocks,
+            releasable_bytes: self.releasable_bytes,
+            hits: self.hits.since(&earlier.hits),
+            waits: self.waits.since(&earlier.waits),
+            pending_ages: self.pending_ages.since(&earlier.pending_ages),
+            growths: self.growths.saturating_sub(earlier.growths),
+            chunks_created: self.chunks_created.saturating_sub(earlier.chunks_created),
+            remaps: self.remaps.saturating_sub(earlier.remaps),
+            device_waits: self.device_waits.saturating_sub(earlier.device_waits),
+            released: self.released.saturating_sub(earlier.released),
+            events_created: self.events_created.saturating_sub(earlier.events_created),
+            evictions: self.evictions.saturating_sub(earlier.evictions),
+            evicted: self.evicted.wrapping_sub(earlier.evicted),
         }
-        self.events_created = self.events_created.saturating_sub(earlier.events_created);
-        self.hits = self.hits.since(&earlier.hits);
-        self.waits = self.waits.since(&earlier.waits);
-        self.pending_ages = self.pending_ages.since(&earlier.pending_ages);
-        self
     }
 }
 
@@ -202,8 +224,11 @@ impl fmt::Display for Statistics {
         }
         write!(
             f,
-            "{} allocations, {} frees, {} live blocks; {}",
-            self.allocations, self.frees, self.live_blocks, self.waits,
+            "{}, {}, {}; {}",
+            Counted(self.allocations, "allocation"),
+            Counted(self.frees, "free"),
+            Counted(self.live_blocks, "live block"),
+            self.waits,
         )
     }
 }

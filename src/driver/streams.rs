@@ -2,7 +2,7 @@
 
 mod kept;
 
-pub(crate) use kept::{Book, Kept};
+pub(crate) use kept::{Kept, ReservationState};
 
 use super::core::Core;
 use super::neighbours::Neighbours;
@@ -17,7 +17,7 @@ use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marke
 use crate::policy::Order;
 use crate::sync::{Arc, Busy, Guards, plain, yield_now};
 use crate::trace;
-use kept::KeptBooks;
+use kept::KeepingReservations;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -40,7 +40,7 @@ pub(crate) struct Streams {
     active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
     pub(crate) neighbours: Neighbours,
-    kept_books: KeptBooks,
+    keeping: KeepingReservations,
 }
 
 impl Deref for Streams {
@@ -64,7 +64,7 @@ impl Streams {
             active,
             events: Arc::new(Events::new(core.device.clone())),
             neighbours: Neighbours::new(core.device.clone()),
-            kept_books: KeptBooks::new(),
+            keeping: KeepingReservations::new(),
             core,
         }
     }

@@ -18,8 +18,8 @@ pub enum AccessError {
     },
     /// Streams of the device are registered with the pool, or have work left that was noted with blocks of the pool.
     #[error(
-        "{streams} streams of the device are registered with the pool, or have work left; drop their handles and blocks, \
-         and await their work"
+        "the device is in use: {streams} of its streams are registered with the pool, or have work left; drop their handles \
+         and blocks, and await their work"
     )]
     InUse {
         /// The number of those streams.

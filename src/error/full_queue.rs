@@ -1,6 +1,6 @@
 //! The state of the queue when a request could not join it.
 
-use crate::measure::{Bytes, Tag, debug_in_units};
+use crate::measure::{Bytes, Counted, Tag, debug_in_units};
 use std::fmt;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub struct FullQueue {
 
 debug_in_units!(struct FullQueue { tag, requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait });
 
-/// `the queue is full: 7 requests wait for 512 B, 8 may wait`
+/// `the queue is full: 7 waiting requests for 512 B, 8 may wait`
 impl fmt::Display for FullQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the queue")?;
@@ -37,8 +37,8 @@ impl fmt::Display for FullQueue {
         let waiting_bytes = Bytes(self.waiting_bytes);
         write!(
             f,
-            " is full: {} requests wait for {waiting_bytes}, ",
-            self.waiting
+            " is full: {} for {waiting_bytes}, ",
+            Counted(self.waiting as u64, "waiting request")
         )?;
         match (self.limit, self.limit_bytes) {
             (limit, u64::MAX) => write!(f, "{limit} may wait"),
@@ -71,7 +71,7 @@ mod tests {
             };
             let text = AllocError::QueueFull(full.into()).to_string();
             assert!(
-                text.starts_with("the queue is full: 7 requests wait for 512 B, "),
+                text.starts_with("the queue is full: 7 waiting requests for 512 B, "),
                 "{text}"
             );
             assert!(text.contains(expected), "{text}");

@@ -13,7 +13,7 @@ pub use shortfall::{Shortfall, TagShortfall};
 pub use task::TaskError;
 
 use crate::device::DeviceError;
-use crate::measure::{Bytes, debug_in_units};
+use crate::measure::{Bytes, Counted, debug_in_units};
 use std::time::Duration;
 
 /// The reason why a [drain](crate::Pool::drain) ended before all memory was freed.
@@ -22,9 +22,9 @@ use std::time::Duration;
 pub enum DrainError {
     /// Some memory was not freed in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
     #[error(
-        "the pool is not drained after {waited:?}: {} are in use, {} pending, and {waiting} requests waiting; \
+        "the pool is not drained after {waited:?}: {} are in use, {} pending, and {} waiting; \
          `Pool::leaks` names the live blocks",
-        Bytes(*used), Bytes(*pending)
+        Bytes(*used), Bytes(*pending), Counted(*waiting as u64, "request")
     )]
     TimedOut {
         /// The time that the drain waited, on the device's clock.

@@ -2,7 +2,7 @@
 
 use super::{Presence, Registration};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Book, Change, Drawn, Driver, Kept, Use};
+use crate::driver::{Allocation, Allocations, Change, Drawn, Driver, Kept, ReservationState, Use};
 use crate::error::AllocError;
 use crate::heap::Request;
 use crate::id::{ReservationId, StreamId};
@@ -31,18 +31,18 @@ pub(crate) struct Reserved {
     tag: Option<Tag>,
     /// The reservation that this one was taken from, and that its memory returns to.
     parent: Option<Arc<Self>>,
-    book: Arc<Mutex<Book>>,
+    state: Arc<Mutex<ReservationState>>,
 }
 
 /// Once the handle is gone, bytes that are not drawn are set aside no longer.
-fn settle(book: &mut Book) -> Settled {
-    if !book.is_over {
+fn settle(state: &mut ReservationState) -> Settled {
+    if !state.is_over {
         return Settled::default();
     }
-    let unused = book.size.saturating_sub(book.drawn);
-    book.size -= unused;
-    let is_spent = book.drawn == 0 && !book.is_spent;
-    book.is_spent |= is_spent;
+    let unused = state.size.saturating_sub(state.drawn);
+    state.size -= unused;
+    let is_spent = state.drawn == 0 && !state.is_spent;
+    state.is_spent |= is_spent;
     Settled { unused, is_spent }
 }
 
@@ -87,7 +87,7 @@ impl Reserved {
             reservation,
             tag,
             parent,
-            book: Book::of_size(size),
+            state: ReservationState::of_size(size),
         }
     }
 
@@ -109,7 +109,7 @@ impl Reserved {
 
     /// Set aside in all, in bytes.
     pub(crate) fn size(&self) -> u64 {
-        self.book.lock().size
+        self.state.lock().size
     }
 
     /// Not drawn, in bytes; and in the largest piece.
@@ -129,10 +129,10 @@ impl Reserved {
         let driver = &self.service().driver;
         let bytes = demand.request.bytes;
         {
-            let mut book = self.book.lock();
-            driver.return_kept(&mut book);
+            let mut state = self.state.lock();
+            driver.return_kept(&mut state);
             // Before it is drawn: its owner may free it at once.
-            book.drawn += bytes;
+            state.drawn += bytes;
         }
         let drawn = driver.draw(lane, self.reservation, demand.request);
         match &drawn {
@@ -190,7 +190,7 @@ impl Reserved {
         // Before it is drawn, as in `draw`.
         let bytes = demand.request.bytes;
         self.return_kept();
-        self.book.lock().drawn += bytes;
+        self.state.lock().drawn += bytes;
         let drawn = draw(&self.service().driver, self.reservation);
         match &drawn {
             Ok(Some(allocation)) => {
@@ -219,7 +219,7 @@ impl Reserved {
             return None;
         }
         let take = |block: &_| StreamCache::take_kept(registration, block, rounding);
-        (self.book.lock()).take_kept(&registration.lane, request, take)
+        (self.state.lock()).take_kept(&registration.lane, request, take)
     }
 
     /// Frees a part that was drawn for the owner's stream and used on it alone, in the plain case: it is kept for that
@@ -240,7 +240,7 @@ impl Reserved {
                 spare,
             })
         };
-        let is_kept = (self.service().driver).keep(self.reservation, &self.book, free);
+        let is_kept = (self.service().driver).keep(self.reservation, &self.state, free);
         if is_kept {
             self.service()
                 .publish(Change::Reservation(self.reservation));
@@ -250,10 +250,10 @@ impl Reserved {
 
     /// Gives kept parts to the heap, before something else than a stream's next draw looks at the memory.
     fn return_kept(&self) {
-        self.service().driver.return_kept(&mut self.book.lock());
+        self.service().driver.return_kept(&mut self.state.lock());
     }
 
-    /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's
+    /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's
     /// scope may draw it.
     pub(crate) fn note_freed(&self, bytes: u64) {
         self.undraw(bytes);
@@ -263,9 +263,9 @@ impl Reserved {
 
     fn undraw(&self, bytes: u64) {
         let settled = {
-            let mut book = self.book.lock();
-            book.drawn -= bytes;
-            settle(&mut book)
+            let mut state = self.state.lock();
+            state.drawn -= bytes;
+            settle(&mut state)
         };
         self.give_back(settled);
     }
@@ -328,13 +328,13 @@ impl Reserved {
         self.service()
             .driver
             .add_to_reservation(self.reservation, allocations);
-        self.book.lock().size += bytes;
+        self.state.lock().size += bytes;
         // A reservation ends by giving all that it has to its parent, as drawn from there.
         let parents = std::iter::successors(self.parent.as_ref(), |parent| parent.parent.as_ref());
         for parent in parents {
-            let mut book = parent.book.lock();
-            book.size += bytes;
-            book.drawn += bytes;
+            let mut state = parent.state.lock();
+            state.size += bytes;
+            state.drawn += bytes;
         }
         if let Some(account) = self.account() {
             account.note_more();
@@ -350,7 +350,7 @@ impl Reserved {
             .service()
             .driver
             .split_reservation(self.reservation, bytes, false)?;
-        self.book.lock().size -= bytes;
+        self.state.lock().size -= bytes;
         let (presence, charge) = (self.presence.clone(), (self.tag, self.parent.clone()));
         Some(Self::over(presence, other, bytes, charge, location))
     }
@@ -363,7 +363,7 @@ impl Reserved {
     ) -> Option<Self> {
         this.return_kept();
         // Before it is drawn, as for a block.
-        this.book.lock().drawn += bytes;
+        this.state.lock().drawn += bytes;
         let driver = &this.service().driver;
         let Some(other) = driver.split_reservation(this.reservation, bytes, true) else {
             this.undraw(bytes);
@@ -376,14 +376,14 @@ impl Reserved {
     /// Ends the reservation. Its remaining memory goes to the pool, or to the reservation that it was taken from. Drawn
     /// parts follow once they are freed.
     pub(crate) fn end(&self) {
-        (self.service().driver).end_keeping(self.reservation, &self.book);
+        (self.service().driver).end_keeping(self.reservation, &self.state);
         if self.parent.is_none() {
             self.disband();
         }
         if let Some(account) = self.account() {
             account.note_freed();
         }
-        let settled = settle(&mut self.book.lock());
+        let settled = settle(&mut self.state.lock());
         self.give_back(settled);
     }
 }

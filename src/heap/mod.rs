@@ -98,7 +98,7 @@ pub(crate) use forecast::{Donor, Forecast, TOLERANCE, Taker};
 pub use growth::GrowBy;
 pub(crate) use inspect::{Figures, Found, Holding, SegmentBlocks};
 pub(crate) use plan::{Mapping, NewSegment, Outcome, Plan, Step};
-pub(crate) use request::{Grant, Placement, Recipient, Request, View};
+pub(crate) use request::{Grant, Placement, Request, ReturnedTo, View};
 pub(crate) use reservation::ReservationState;
 pub(crate) use totals::{High, Totals};
 pub(crate) use trim::{Release, Target};
@@ -418,14 +418,14 @@ impl Heap {
     // ---- the way back ----------------------------------------------------------------------
 
     /// Takes back a block that its user freed.
-    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) -> Recipient {
+    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) -> ReturnedTo {
         self.map.totals_mut().returns += 1;
-        let recipient = self.give_back(id, fences);
-        if let Recipient::Reservation(reservation) = recipient {
+        let returned_to = self.give_back(id, fences);
+        if let ReturnedTo::Reservation(reservation) = returned_to {
             let arrivals = &mut self.reservations;
             arrivals.note(&self.map, reservation, |arrivals| arrivals.so_far += 1);
         }
-        recipient
+        returned_to
     }
 
     /// Takes back a block that a lane cached.
@@ -435,16 +435,16 @@ impl Heap {
     }
 
     /// Takes back a used block. It is free once the fences are complete.
-    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Recipient {
+    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> ReturnedTo {
         let reservation = self.map.take_used(id);
         self.completed.discharge(&mut fences);
         let reservation = reservation.filter(|id| reservation::exists(&self.map, *id));
-        let (state, recipient) = match reservation {
-            Some(id) => (State::Reserved(id, fences), Recipient::Reservation(id)),
-            None => (State::after(fences), Recipient::AnyStream),
+        let (state, returned_to) = match reservation {
+            Some(id) => (State::Reserved(id, fences), ReturnedTo::Reservation(id)),
+            None => (State::after(fences), ReturnedTo::AnyStream),
         };
         self.map.settle(id, state);
-        recipient
+        returned_to
     }
 
     /// Returns whether a used block is a whole segment, and of no reservation.

@@ -90,9 +90,9 @@ pub(crate) struct Grant {
     pub(crate) fences: Fences,
 }
 
-/// The possible takers of a returned block, once its fences are complete.
+/// Where a returned block went: who may take it once its fences are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recipient {
+pub(crate) enum ReturnedTo {
     AnyStream,
     /// The block returned to this reservation.
     Reservation(ReservationId),

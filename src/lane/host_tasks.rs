@@ -24,10 +24,10 @@ pub(crate) enum Ending {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct HostTasks(Mutex<Book>);
+pub(crate) struct HostTasks(Mutex<Tasks>);
 
 #[derive(Debug, Default)]
-struct Book {
+struct Tasks {
     /// By the number of the task, in the order of their spawning.
     holders: Vec<(u64, Holder)>,
     spawned: u64,
@@ -36,33 +36,34 @@ struct Book {
 
 impl HostTasks {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Guards::HostTasks, Book::default()))
+        Self(Mutex::new(Guards::HostTasks, Tasks::default()))
     }
 
     /// Notes a new task. Returns its number.
     pub(crate) fn begin(&self, holder: Holder) -> u64 {
-        let mut book = self.0.lock();
-        book.spawned += 1;
-        let number = book.spawned;
-        book.holders.push((number, holder));
+        let mut tasks = self.0.lock();
+        tasks.spawned += 1;
+        let number = tasks.spawned;
+        tasks.holders.push((number, holder));
         number
     }
 
     /// Notes the end of a task.
     pub(crate) fn end(&self, number: u64, ending: Ending) {
         let ended = {
-            let mut book = self.0.lock();
-            book.abandoned += u64::from(ending == Ending::Abandoned);
-            let at = book.holders.iter().position(|(held, _)| *held == number);
-            at.map(|at| book.holders.remove(at))
+            let mut tasks = self.0.lock();
+            tasks.abandoned += u64::from(ending == Ending::Abandoned);
+            let at = tasks.holders.iter().position(|(held, _)| *held == number);
+            at.map(|at| tasks.holders.remove(at))
         };
         drop(ended);
     }
 
     /// Returns the tasks that hold the stream, the first of which it reaches first.
     pub(crate) fn holders(&self) -> Vec<Holder> {
-        let book = self.0.lock();
-        book.holders
+        let tasks = self.0.lock();
+        tasks
+            .holders
             .iter()
             .map(|(_, holder)| holder.clone())
             .collect()
@@ -70,7 +71,7 @@ impl HostTasks {
 
     /// Returns how many tasks hold the stream, and how many were abandoned so far.
     pub(crate) fn counts(&self) -> (usize, u64) {
-        let book = self.0.lock();
-        (book.holders.len(), book.abandoned)
+        let tasks = self.0.lock();
+        (tasks.holders.len(), tasks.abandoned)
     }
 }

@@ -22,6 +22,6 @@ pub use histogram::{Bucket, Histogram};
 pub use level::Level;
 pub(crate) use level::{Highs, Mark, fragmentation};
 pub use tag::Tag;
-pub(crate) use units::{Bytes, InUnits, Milliseconds, debug_in_units};
+pub(crate) use units::{Bytes, Counted, InUnits, Milliseconds, debug_in_units};
 pub(crate) use waits::Waits;
 pub use waits::{WaitOutcome, WaitStatistics};

@@ -33,6 +33,17 @@ impl fmt::Debug for Bytes {
     }
 }
 
+/// Displays a number of things: `1 allocation`, `2 allocations`. The noun is given in the singular.
+pub(crate) struct Counted(pub(crate) u64, pub(crate) &'static str);
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, noun) = *self;
+        let ending = if count == 1 { "" } else { "s" };
+        write!(f, "{count} {noun}{ending}")
+    }
+}
+
 /// Figures of bytes that [`debug_in_units`] prints in binary units.
 pub(crate) trait InUnits: Copy {
     fn in_units(self) -> impl fmt::Debug;
@@ -110,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn size_is_printed_in_the_largest_unit_below_it() {
+    fn figures_are_printed_with_their_units() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -125,6 +136,8 @@ mod tests {
         }
         assert_eq!(format!("[{:>8}]", Bytes(512)), "[   512 B]");
         assert_eq!(format!("{:?}", Some(1536).in_units()), "Some(1.5 KiB)");
+        let counted = [0, 1, 2].map(|count| Counted(count, "free").to_string());
+        assert_eq!(counted, ["0 frees", "1 free", "2 frees"]);
         let time = Milliseconds(Duration::from_micros(12_345));
         assert_eq!(time.to_string(), "12.345 ms");
     }

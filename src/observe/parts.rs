@@ -3,7 +3,9 @@
 use crate::driver::Driver;
 use crate::id::{StreamId, StreamLabel};
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Bytes, Level, Tag, WaitStatistics, debug_in_units};
+use crate::measure::{
+    Account, Accounts, Bytes, Counted, Level, Tag, WaitStatistics, debug_in_units,
+};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -89,12 +91,12 @@ impl fmt::Display for StreamStatistics {
         let (id, name) = (self.stream, self.name.as_deref());
         write!(
             f,
-            "{}: {} used, {} pending, {} cached; {} allocations, {} of them from the cache; {}",
+            "{}: {} used, {} pending, {} cached; {}, {} of them from the cache; {}",
             StreamLabel { id, name },
             self.used,
             Bytes(self.pending),
             Bytes(self.cached_in_lane),
-            self.allocations,
+            Counted(self.allocations, "allocation"),
             self.lane_hits,
             self.waits,
         )
@@ -112,7 +114,7 @@ impl fmt::Display for StreamStatistics {
 /// let _block = pool.allocate(&stream, 4096).tag(weights).try_now()?;
 /// drop(pool.allocate(&stream, 8192).tag(scratch).try_now()?);
 /// for figures in pool.statistics_by_tag() {
-///     println!("{figures}"); // weights: 4.0 KiB (high 4.0 KiB) used; 1 allocations; 0 waiting, …
+///     println!("{figures}"); // weights: 4.0 KiB (high 4.0 KiB) used; 1 allocation; 0 waiting, …
 /// }
 /// # assert_eq!(pool.statistics_by_tag().len(), 2);
 /// assert_eq!(pool.tag(scratch).statistics().used.high, 8192);
@@ -140,14 +142,15 @@ pub struct TagStatistics {
 
 debug_in_units!(struct TagStatistics { tag, used, limit as bytes, weight, allocations, frees, waits });
 
-/// `weights: 4.0 KiB (high 4.0 KiB) used of 1.0 MiB; 1 allocations; …`
+/// `weights: 4.0 KiB (high 4.0 KiB) used of 1.0 MiB; 1 allocation; …`
 impl fmt::Display for TagStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} used", self.tag, self.used)?;
         if let Some(limit) = self.limit {
             write!(f, " of {}", Bytes(limit))?;
         }
-        write!(f, "; {} allocations; {}", self.allocations, self.waits)
+        let allocations = Counted(self.allocations, "allocation");
+        write!(f, "; {allocations}; {}", self.waits)
     }
 }
 

@@ -4,7 +4,7 @@ use super::History;
 use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
 use crate::handles::Presence;
 use crate::id::{StreamId, StreamLabel};
-use crate::measure::{Bytes, Milliseconds, Tag, debug_in_units};
+use crate::measure::{Bytes, Counted, Milliseconds, Tag, debug_in_units};
 use std::fmt;
 use std::time::Duration;
 
@@ -121,12 +121,8 @@ impl fmt::Display for Snapshot {
 impl Snapshot {
     fn write_segment(&self, segment: &SegmentInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, blocks) = (Bytes(segment.mapped), &segment.blocks);
-        writeln!(
-            f,
-            "segment {:#x}: {size} in {} blocks",
-            segment.address,
-            blocks.len()
-        )?;
+        let counted = Counted(blocks.len() as u64, "block");
+        writeln!(f, "segment {:#x}: {size} in {counted}", segment.address)?;
         blocks.iter().try_for_each(|block| {
             self.write_block(block, f)?;
             writeln!(f)

@@ -19,10 +19,10 @@ const FEWEST_WORTH_LOOKING: usize = 64;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct KnownStreams(Mutex<Book>);
+pub(crate) struct KnownStreams(Mutex<Table>);
 
 #[derive(Debug, Default)]
-struct Book {
+struct Table {
     streams: FxHashMap<Name, Known>,
     /// Streams added since the external ones were last looked through.
     added: usize,
@@ -82,7 +82,7 @@ impl KnownStreams {
     }
 }
 
-impl Book {
+impl Table {
     /// Adds a registration. Returns the stream that is registered under the name from now on, and the streams to
     /// release.
     fn add(&mut self, name: Name, stream: &Arc<Stream>) -> (Arc<Stream>, Vec<Known>) {

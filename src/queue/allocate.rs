@@ -2,7 +2,7 @@
 //! ([`Waiting`]). The future that combines them is [`Request`](crate::Request), in the layer above.
 
 use super::hook::Asking;
-use super::throttled::{self, Standstill};
+use super::throttled::{self, TagStandstill};
 use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Service, Terms, Wants};
@@ -75,7 +75,7 @@ struct Membership {
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
     /// How long nothing of the tag was freed, if the request is throttled.
-    standstill: Option<Standstill>,
+    standstill: Option<TagStandstill>,
     /// The pressure hook, while it works for this request.
     asking: Option<Asking>,
     span: trace::Waiting,

@@ -111,12 +111,12 @@ pub(crate) struct Funnel {
     device: plain::Arc<dyn Device>,
     state: SharedNumber,
     members: Mutex<Members>,
-    stand_in: StandIn,
+    stand_in: StandInAlarm,
 }
 
 /// Serves when no server answers.
 #[derive(Debug)]
-struct StandIn {
+struct StandInAlarm {
     waker: plain::Mutex<Option<Waker>>,
     is_armed: AtomicBool,
     alarm: plain::Mutex<Option<Alarm>>,
@@ -129,7 +129,7 @@ impl Funnel {
             device,
             state: SharedNumber::new(0),
             members: Mutex::new(Guards::Notifier, Members::default()),
-            stand_in: StandIn {
+            stand_in: StandInAlarm {
                 waker: plain::Mutex::new(None),
                 is_armed: AtomicBool::new(false),
                 alarm: plain::Mutex::new(None),
@@ -320,7 +320,7 @@ impl Funnel {
     }
 }
 
-impl StandIn {
+impl StandInAlarm {
     /// Sets the alarm, unless it is set. It is not taken back when the notification is answered: under load the next
     /// notification needs it.
     fn arm(&self, device: &plain::Arc<dyn Device>) {

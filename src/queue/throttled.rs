@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// How long nothing of the tag was freed.
 #[derive(Debug)]
-pub(super) struct Standstill {
+pub(super) struct TagStandstill {
     /// How often bytes of the tag were freed.
     releases: u64,
     since: Duration,
@@ -28,7 +28,7 @@ pub(super) fn look(
     service: &Service,
     waiter: &Waiter,
     tag: Tag,
-    standstill: &mut Option<Standstill>,
+    standstill: &mut Option<TagStandstill>,
     waker: &Waker,
 ) -> Option<AllocError> {
     let now = service.now();
@@ -47,7 +47,7 @@ pub(super) fn look(
         since = now;
     }
     let fails_at = service.rules.deadlock_fails_at(since)?;
-    *standstill = Some(Standstill {
+    *standstill = Some(TagStandstill {
         releases: service.queue.accounts.of(tag).releases(),
         since,
         _alarm: Alarm::new(&service.driver.device, fails_at, waker),

@@ -411,6 +411,53 @@ fn buffer_has_elements() {
     assert_eq!(buffer.into_block().requested(), 8000);
 }
 
+/// A block of any origin becomes a buffer if the elements fit. Otherwise the error returns it.
+#[test]
+fn block_becomes_a_buffer_if_the_elements_fit() {
+    #[derive(Clone, Copy)]
+    #[repr(C, align(65536))]
+    struct Page([u8; 65536]);
+    // SAFETY: any bytes are a valid array of bytes, and there is no padding.
+    unsafe impl bytemuck::Zeroable for Page {}
+    // SAFETY: as above.
+    unsafe impl bytemuck::AnyBitPattern for Page {}
+
+    let device = SimDevice::builder().backing(Backing::AddressesOnly).build();
+    let pool = crate::common::pool(&device, 64 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    let block = reservation.allocate(&stream, 4096).unwrap();
+    let address = block.address();
+
+    let buffer = Buffer::<u64>::from_block(block, 512).unwrap();
+    assert_eq!(
+        (buffer.len(), buffer.size(), buffer.address()),
+        (512, 4096, address)
+    );
+    assert_eq!(reservation.left(), MIB - 4096);
+
+    for len in [513, usize::MAX] {
+        let block = pool.try_allocate(&stream, 4096).unwrap();
+        let error = Buffer::<u64>::from_block(block, len).unwrap_err();
+        assert_eq!(error.block.size(), 4096);
+        assert_eq!(error.needed.alignment, 8);
+        assert!(error.needed.bytes >= 8 * 513);
+    }
+
+    // Behind a small block, blocks that follow each other are not aligned to their size.
+    let shifted = pool.try_allocate(&stream, 4096).unwrap();
+    let pages = [0; 2].map(|_| pool.try_allocate(&stream, 65536).unwrap());
+    let [one, other] = pages.map(|block| {
+        let is_aligned = block.address().is_aligned_to(65536);
+        let made = Buffer::<Page>::from_block(block, 1);
+        assert_eq!(made.is_ok(), is_aligned);
+        is_aligned
+    });
+    assert!(!one || !other, "the case of a block that is not aligned");
+    drop((shifted, buffer, reservation));
+    pool.check_conserved().unwrap();
+}
+
 /// Requests that a cached block could serve are checked like all others: for the pool, the tag and the reservation.
 #[test]
 fn requests_served_by_a_lane_are_checked_too() {

@@ -4,7 +4,7 @@ use crate::device::DeviceAddress;
 use crate::driver::Source;
 use crate::error::Shortfall;
 use crate::id::{StreamId, StreamLabel, StreamNames};
-use crate::measure::{Bytes, Milliseconds, Tag, WaitOutcome, debug_in_units};
+use crate::measure::{Bytes, Counted, Milliseconds, Tag, WaitOutcome, debug_in_units};
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
@@ -274,7 +274,9 @@ impl HistoryEvent {
             Self::Released { address, bytes } => {
                 write!(f, "released {} at {address:#x}", Bytes(*bytes))
             }
-            Self::Reaped { streams } => write!(f, "reaped {streams} streams"),
+            Self::Reaped { streams } => {
+                write!(f, "reaped {}", Counted(*streams as u64, "stream"))
+            }
             Self::DeviceWait { stream, donor } => {
                 let (stream, donor) = (label(stream), label(donor));
                 write!(f, "{stream} waits on the device for {donor}")

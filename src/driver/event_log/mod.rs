@@ -20,12 +20,12 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct EventLog {
     device: plain::Arc<dyn Device>,
-    book: Mutex<Book>,
+    log: Mutex<Log>,
 }
 
-/// The log behind its lock.
+/// The entries, and the origins that they name.
 #[derive(Debug)]
-struct Book {
+struct Log {
     /// The most entries that are kept.
     most: usize,
     entries: VecDeque<HistoryEntry>,
@@ -76,7 +76,7 @@ pub(crate) struct Entry<'a> {
 impl EventLog {
     /// Creates a log of up to `most` entries; `None` for 0.
     pub(super) fn new(device: &plain::Arc<dyn Device>, most: usize) -> Option<Self> {
-        let book = Book {
+        let log = Log {
             most,
             entries: VecDeque::new(),
             forgotten: 0,
@@ -86,7 +86,7 @@ impl EventLog {
         };
         (most > 0).then(|| Self {
             device: device.clone(),
-            book: Mutex::new(Guards::EventLog, book),
+            log: Mutex::new(Guards::EventLog, log),
         })
     }
 
@@ -100,15 +100,15 @@ impl EventLog {
 
     /// Returns the origins of all live blocks and reservations.
     pub(super) fn origins(&self) -> Origins {
-        self.book.lock().known.clone()
+        self.log.lock().known.clone()
     }
 
     /// Returns the recent entries.
     pub(crate) fn pages(&self) -> Pages {
-        let book = self.book.lock();
+        let log = self.log.lock();
         Pages {
-            entries: book.entries.iter().cloned().collect(),
-            forgotten: book.forgotten,
+            entries: log.entries.iter().cloned().collect(),
+            forgotten: log.forgotten,
         }
     }
 
@@ -116,13 +116,13 @@ impl EventLog {
     pub(crate) fn note_reserved(&self, reservation: ReservationId, site: Site, tag: Option<Tag>) {
         let time = self.device.now();
         let origin = ReservationOrigin { site, time, tag };
-        let known = &mut self.book.lock().known;
+        let known = &mut self.log.lock().known;
         known.reservations.insert(reservation, origin);
     }
 
     /// Forgets a reservation that is about to end.
     pub(crate) fn note_disbanded(&self, reservation: ReservationId) {
-        self.book.lock().known.reservations.remove(&reservation);
+        self.log.lock().known.reservations.remove(&reservation);
     }
 
     /// Returns the bytes of live blocks by the location that allocated them; only those of the tag, if one is given.
@@ -139,7 +139,7 @@ impl EventLog {
     }
 }
 
-impl Book {
+impl Log {
     /// Adds an entry. Times never go back, though a later writer may have read the clock first.
     fn push(&mut self, time: Duration, totals: Totals, event: HistoryEvent) {
         if self.entries.len() == self.most {
@@ -162,7 +162,7 @@ impl Book {
 
 impl Entry<'_> {
     pub(crate) fn write(&self, totals: Totals, event: HistoryEvent) {
-        self.event_log.book.lock().push(self.time, totals, event);
+        self.event_log.log.lock().push(self.time, totals, event);
     }
 
     /// Writes that memory was mapped, as far as the device came. A chunk may have been lost on the way.
@@ -173,7 +173,7 @@ impl Entry<'_> {
         outcome: Outcome,
         chunk_bytes: u64,
     ) {
-        let mut book = self.event_log.book.lock();
+        let mut log = self.event_log.log.lock();
         let (done, rest) = steps.split_at(outcome.done);
         for run in done.chunk_by(|step, next| follows(*step, *next, chunk_bytes)) {
             let bytes = run.len() as u64 * chunk_bytes;
@@ -189,7 +189,7 @@ impl Entry<'_> {
                     bytes,
                 },
             };
-            book.push(self.time, totals, event);
+            log.push(self.time, totals, event);
         }
         let lost = rest.first().filter(|_| outcome.lost);
         if let Some(from) = lost.and_then(|step| step.from) {
@@ -197,17 +197,17 @@ impl Entry<'_> {
                 address: from.into(),
                 bytes: chunk_bytes,
             };
-            book.push(self.time, totals, event);
+            log.push(self.time, totals, event);
         }
     }
 
     /// Writes that ranges were released. Neighbours become one entry.
     pub(super) fn write_released(&self, totals: Totals, spans: &[(u64, u64)]) {
-        let mut book = self.event_log.book.lock();
+        let mut log = self.event_log.log.lock();
         for run in spans.chunk_by(|(at, bytes), (next, _)| at + bytes == *next) {
             let bytes = run.iter().map(|(_, bytes)| bytes).sum();
             let address = run[0].0.into();
-            book.push(self.time, totals, HistoryEvent::Released { address, bytes });
+            log.push(self.time, totals, HistoryEvent::Released { address, bytes });
         }
     }
 
@@ -219,11 +219,11 @@ impl Entry<'_> {
             size,
             stream,
         } = block;
-        let mut book = event_log.book.lock();
-        book.allocations += 1;
-        book.used += size;
+        let mut log = event_log.log.lock();
+        log.allocations += 1;
+        log.used += size;
         let origin = BlockOrigin {
-            number: book.allocations,
+            number: log.allocations,
             time,
             ..origin
         };
@@ -231,14 +231,14 @@ impl Entry<'_> {
             size,
             origin: origin.clone(),
         };
-        book.known.live.insert(address, live);
+        log.known.live.insert(address, live);
         let event = HistoryEvent::Allocated {
             address: address.into(),
             size,
             stream,
             origin,
         };
-        book.push(time, totals, event);
+        log.push(time, totals, event);
     }
 
     /// Writes that a block is about to grow: as a free and an allocation at the same address, which is what readers of
@@ -246,10 +246,10 @@ impl Entry<'_> {
     pub(crate) fn write_grown(&self, totals: Totals, block: Extent, bytes: u64, site: Site) {
         let Entry { event_log, time } = *self;
         let (address, stream) = (block.address, block.stream);
-        let mut book = event_log.book.lock();
-        book.allocations += 1;
-        let number = book.allocations;
-        let Some(live) = book.known.live.get_mut(&address) else {
+        let mut log = event_log.log.lock();
+        log.allocations += 1;
+        let number = log.allocations;
+        let Some(live) = log.known.live.get_mut(&address) else {
             return;
         };
         let (old, before) = (live.size, live.origin.number);
@@ -275,10 +275,10 @@ impl Entry<'_> {
                 ..origin
             },
         };
-        book.used -= old;
-        book.push(time, totals, freed);
-        book.used += size;
-        book.push(time, totals, allocated);
+        log.used -= old;
+        log.push(time, totals, freed);
+        log.used += size;
+        log.push(time, totals, allocated);
     }
 
     /// Writes that a block is about to be freed, before its memory can be granted again.
@@ -293,11 +293,11 @@ impl Entry<'_> {
         let Extent {
             address, stream, ..
         } = block;
-        let mut book = event_log.book.lock();
-        let Some(Live { size, origin }) = book.known.live.remove(&address) else {
+        let mut log = event_log.log.lock();
+        let Some(Live { size, origin }) = log.known.live.remove(&address) else {
             return;
         };
-        book.used -= size;
+        log.used -= size;
         let event = HistoryEvent::Freed {
             number: origin.number,
             address: address.into(),
@@ -306,7 +306,7 @@ impl Entry<'_> {
             further,
             site,
         };
-        book.push(time, totals, event);
+        log.push(time, totals, event);
     }
 }
 

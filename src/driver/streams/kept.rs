@@ -8,7 +8,7 @@
 //! merges, the end of the reservation, and statistics and walks of the whole pool. A stream is not done while a block is
 //! kept for it, so the fence is known to the heap.
 //!
-//! The lock order is book, heap, registry, lane.
+//! The lock order is the reservation's state, heap, registry, lane.
 
 use super::Streams;
 use crate::fault::injected;
@@ -33,7 +33,7 @@ pub(crate) struct Kept {
 
 /// What a reservation's handle and the blocks drawn from it hold in common.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct ReservationState {
     /// Set aside in all, in bytes.
     pub(crate) size: u64,
     /// Drawn of that, or about to be, in bytes. A draw may come to more bytes, or to none.
@@ -42,31 +42,31 @@ pub(crate) struct Book {
     pub(crate) is_over: bool,
     /// The handle is gone, and nothing is drawn.
     pub(crate) is_spent: bool,
-    /// Freed, and not in the heap's books. Empty once the handle is gone.
+    /// Freed, and allocated as far as the heap knows. Empty once the handle is gone.
     kept: Vec<Kept>,
-    /// The book is among [`KeptBooks`].
+    /// The state is among [`KeepingReservations`].
     is_listed: bool,
     /// A block was freed. The first one goes to the heap: many reservations allocate each size once.
     has_freed: bool,
 }
 
-/// The books of reservations that may keep blocks.
+/// The states of reservations that may keep blocks.
 #[derive(Debug)]
-pub(super) struct KeptBooks(Mutex<BTreeMap<ReservationId, Arc<Mutex<Book>>>>);
+pub(super) struct KeepingReservations(Mutex<BTreeMap<ReservationId, Arc<Mutex<ReservationState>>>>);
 
-impl KeptBooks {
+impl KeepingReservations {
     pub(super) fn new() -> Self {
         Self(Mutex::new(Guards::Registry, BTreeMap::new()))
     }
 }
 
-impl Book {
+impl ReservationState {
     pub(crate) fn of_size(size: u64) -> Arc<Mutex<Self>> {
-        let book = Self {
+        let state = Self {
             size,
             ..Self::default()
         };
-        Arc::new(Mutex::new(Guards::Registry, book))
+        Arc::new(Mutex::new(Guards::Registry, state))
     }
 
     /// Draws a block of exactly the requested size that is kept for the lane's stream, if `take` agrees.
@@ -95,39 +95,39 @@ impl Streams {
     pub(crate) fn keep(
         &self,
         reservation: ReservationId,
-        book: &Arc<Mutex<Book>>,
+        state: &Arc<Mutex<ReservationState>>,
         free: impl FnOnce() -> Option<Kept>,
     ) -> bool {
-        let mut entries = book.lock();
-        let is_over = entries.is_over && !injected("kept-after-the-end");
-        let is_first = !std::mem::replace(&mut entries.has_freed, true);
-        if is_over || is_first || entries.kept.len() == ROOM {
+        let mut locked = state.lock();
+        let is_over = locked.is_over && !injected("kept-after-the-end");
+        let is_first = !std::mem::replace(&mut locked.has_freed, true);
+        if is_over || is_first || locked.kept.len() == ROOM {
             return false;
         }
         let Some(kept) = free() else {
             return false;
         };
-        entries.drawn -= kept.block.bytes;
-        entries.kept.push(kept);
-        if !entries.is_listed {
-            entries.is_listed = true;
-            self.kept_books.0.lock().insert(reservation, book.clone());
+        locked.drawn -= kept.block.bytes;
+        locked.kept.push(kept);
+        if !locked.is_listed {
+            locked.is_listed = true;
+            self.keeping.0.lock().insert(reservation, state.clone());
         }
         true
     }
 
     /// Gives the blocks that a reservation keeps to the heap. They stay in the reservation.
-    pub(crate) fn return_kept(&self, book: &mut Book) {
-        if book.kept.is_empty() {
+    pub(crate) fn return_kept(&self, state: &mut ReservationState) {
+        if state.kept.is_empty() {
             return;
         }
         let lanes = self.lanes();
         let mut heap = self.heap.lock();
-        for Kept { stream, block, .. } in &book.kept {
+        for Kept { stream, block, .. } in &state.kept {
             heap.free(block.id, Fences::one(*stream, block.ticket));
         }
         drop(heap);
-        for Kept { stream, block, .. } in book.kept.drain(..) {
+        for Kept { stream, block, .. } in state.kept.drain(..) {
             let fence = Fence {
                 stream,
                 ticket: block.ticket,
@@ -144,20 +144,20 @@ impl Streams {
     }
 
     /// Gives the blocks that a reservation keeps to the heap, and has it keep none from now on: its handle is gone.
-    pub(crate) fn end_keeping(&self, reservation: ReservationId, book: &Mutex<Book>) {
-        let mut entries = book.lock();
-        entries.is_over = true;
-        self.return_kept(&mut entries);
-        if entries.is_listed {
-            self.kept_books.0.lock().remove(&reservation);
+    pub(crate) fn end_keeping(&self, reservation: ReservationId, state: &Mutex<ReservationState>) {
+        let mut locked = state.lock();
+        locked.is_over = true;
+        self.return_kept(&mut locked);
+        if locked.is_listed {
+            self.keeping.0.lock().remove(&reservation);
         }
     }
 
     /// Gives the blocks that any reservation keeps to the heap.
     pub(crate) fn return_all_kept(&self) {
-        let books: Vec<_> = self.kept_books.0.lock().values().cloned().collect();
-        for book in books {
-            self.return_kept(&mut book.lock());
+        let states: Vec<_> = self.keeping.0.lock().values().cloned().collect();
+        for state in states {
+            self.return_kept(&mut state.lock());
         }
     }
 }

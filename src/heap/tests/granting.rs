@@ -295,7 +295,7 @@ fn frees_past_the_lanes_and_blocks_flushed_from_them_are_counted() {
     let blocks = grow_each(&mut heap, [CHUNK; 3]);
     assert_eq!(
         heap.free(blocks[0].id, Fences::default()),
-        Recipient::AnyStream
+        ReturnedTo::AnyStream
     );
     heap.take_back(blocks[1].id, Fences::default());
     free(&mut heap, &blocks[2]);

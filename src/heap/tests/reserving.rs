@@ -62,8 +62,8 @@ fn reserved_memory_is_out_of_reach_of_others() {
         assert_eq!(state(&heap, reservation), (1, 1));
         assert_eq!(arrivals(&heap, reservation), (0, 0));
         let behind = Fences::one(B, Ticket(1));
-        let recipient = heap.free(part.id, behind);
-        assert_eq!(recipient, Recipient::Reservation(reservation));
+        let returned_to = heap.free(part.id, behind);
+        assert_eq!(returned_to, ReturnedTo::Reservation(reservation));
         assert_eq!(arrivals(&heap, reservation), (1, 0));
         assert_eq!(state(&heap, reservation), (2, 1), "neighbours stay apart");
         let listed: Vec<_> = inspect::reservations(&heap).collect();
@@ -82,7 +82,10 @@ fn block_drawn_from_a_reservation_that_ended_is_free_for_all() {
     let reservation = reservation::create(&mut heap, [block.id]);
     let drawn = draw(&mut heap, reservation, CHUNK).unwrap();
     reservation::disband(&mut heap, reservation);
-    assert_eq!(heap.free(drawn.id, Fences::default()), Recipient::AnyStream);
+    assert_eq!(
+        heap.free(drawn.id, Fences::default()),
+        ReturnedTo::AnyStream
+    );
     assert_eq!(arrivals(&heap, reservation), (0, 0));
     check::conserved(&heap).unwrap();
 }
@@ -198,7 +201,7 @@ fn scattered_blocks_are_exchanged_for_free_memory() {
     assert_eq!(heap.totals().free.current, 2 * CHUNK);
     assert_eq!(
         heap.free(grant.id, Fences::default()),
-        Recipient::Reservation(reservation)
+        ReturnedTo::Reservation(reservation)
     );
     assert_eq!(state(&heap, reservation), (2, 2));
 }
@@ -324,7 +327,10 @@ fn exchange_of_a_reservation_that_ended_meanwhile_leaves_its_memory_free() {
         .commit(&mut heap, |heap| carry_out(heap, plan))
         .unwrap();
     check(&heap);
-    assert_eq!(heap.free(grant.id, Fences::default()), Recipient::AnyStream);
+    assert_eq!(
+        heap.free(grant.id, Fences::default()),
+        ReturnedTo::AnyStream
+    );
     used.iter().for_each(|block| free(&mut heap, block));
     check::conserved(&heap).unwrap();
 }
