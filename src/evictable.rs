@@ -3,6 +3,7 @@
 use crate::block::Block;
 use crate::buffer::Buffer;
 use crate::driver::{Candidate, Change, Evict, Place};
+use crate::id::ReservationId;
 use crate::measure::Tag;
 use crate::queue::Service;
 use crate::sync::{Arc, Guards, Mutex, plain};
@@ -215,6 +216,7 @@ impl<T: Memory> Shared<T> {
         let block = slot.memory.as_ref()?.the_block();
         let service = block.registration().service.clone();
         let (address, bytes, tag) = (block.address(), block.size(), block.tag());
+        let reservation = block.reservation();
         let memory: plain::Weak<Self> = plain::Arc::downgrade(self);
         let evictables = &service.driver.evictables;
         slot.place = evictables.list(Candidate {
@@ -222,8 +224,13 @@ impl<T: Memory> Shared<T> {
             address,
             bytes,
             tag,
+            reservation,
         });
-        Some(Listed { service, tag })
+        Some(Listed {
+            service,
+            tag,
+            reservation,
+        })
     }
 }
 
@@ -248,12 +255,17 @@ fn unlist(block: &Block, place: Place) -> bool {
 struct Listed {
     service: Arc<Service>,
     tag: Option<Tag>,
+    reservation: Option<ReservationId>,
 }
 
 impl Listed {
     /// Tells the requests that wait: from now on, they have it evicted.
     fn publish(self) {
         self.service.driver.publish(Change::Memory);
+        if let Some(reservation) = self.reservation {
+            let change = Change::Reservation(reservation);
+            self.service.driver.publish(change);
+        }
         if let Some(tag) = self.tag {
             self.service.relieve(tag);
         }

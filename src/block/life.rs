@@ -10,7 +10,7 @@ use crate::driver::{Allocation, Allocations, Use};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
 use crate::heap::{Fences, Placement};
-use crate::id::{StreamId, Ticket};
+use crate::id::{ReservationId, StreamId, Ticket};
 use crate::lane::{Event, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
@@ -284,8 +284,12 @@ impl Block {
     }
 
     pub(crate) fn is_reserved(&self) -> bool {
-        let reserved = self.extra(|extra| extra.reserved.as_ref().map(drop));
-        reserved.is_some()
+        self.reservation().is_some()
+    }
+
+    /// Returns the reservation that the memory returns to.
+    pub(crate) fn reservation(&self) -> Option<ReservationId> {
+        self.extra(|extra| extra.reserved.as_ref().map(|reserved| reserved.id()))
     }
 
     pub(crate) fn placement_above(&self) -> Placement {

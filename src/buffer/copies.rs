@@ -1,7 +1,7 @@
 //! Copies of elements between a buffer and the host.
 
 use super::Buffer;
-use crate::block::HostGuard;
+use crate::block::{Access, HostGuard};
 use crate::copy::{Download, Elements, Upload};
 use crate::driver::Fill;
 use crate::error::{CopyError, StreamError};
@@ -135,7 +135,8 @@ impl<T: Zeroable> Buffer<T> {
     /// Returns the errors of [`Block::fill`](crate::Block::fill).
     #[track_caller]
     pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
-        self.block.zero(stream)
+        self.block
+            .fill_part(stream, Access::Write, 0..self.size(), Fill::Zero)
     }
 }
 
@@ -147,7 +148,8 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// Returns the errors of [`Block::fill`](crate::Block::fill).
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
-        self.block.fill(stream, fill)
+        self.block
+            .fill_part(stream, Access::Write, 0..self.size(), fill.into())
     }
 
     /// Copies the elements of a range to the host; otherwise as [`Block::download`](crate::Block::download). See

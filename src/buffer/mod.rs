@@ -213,7 +213,7 @@ impl<T> Buffer<T> {
 
     /// Returns the size of the elements, in bytes.
     pub fn size(&self) -> u64 {
-        self.block.requested()
+        (self.len * size_of::<T>()) as u64
     }
 
     /// As [`Block::used_on`].

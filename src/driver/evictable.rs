@@ -4,10 +4,12 @@
 //! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
 use crate::device::DeviceAddress;
+use crate::id::ReservationId;
 use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use crate::trace;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 
 /// Memory that can be evicted.
@@ -22,7 +24,27 @@ pub(crate) struct Candidate {
     pub(crate) memory: plain::Weak<dyn Evict>,
     pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
+    /// The account that the memory is charged to, if any.
     pub(crate) tag: Option<Tag>,
+    /// The reservation that the memory returns to, if any.
+    pub(crate) reservation: Option<ReservationId>,
+}
+
+impl Candidate {
+    fn groups(&self) -> impl Iterator<Item = Group> + use<> {
+        let tag = self.tag.map(Group::Tag);
+        tag.into_iter()
+            .chain(self.reservation.map(Group::Reservation))
+    }
+}
+
+/// Entries of the list that can be evicted apart from the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Group {
+    /// Memory that is charged to the tag.
+    Tag(Tag),
+    /// Memory that returns to the reservation.
+    Reservation(ReservationId),
 }
 
 /// A place on the list: a later one was used later.
@@ -33,8 +55,8 @@ pub(crate) struct Place(u64);
 struct List {
     candidates: BTreeMap<Place, Candidate>,
     bytes: u64,
-    /// The entries whose memory is charged to each tag, and their bytes.
-    of_tags: BTreeMap<Tag, (BTreeSet<Place>, u64)>,
+    /// The entries of each group, and their bytes. Only groups with entries are here.
+    groups: BTreeMap<Group, (BTreeSet<Place>, u64)>,
     last: Place,
     /// Entries taken off the list whose memory is not free yet.
     under_way: usize,
@@ -46,8 +68,8 @@ impl List {
     fn insert(&mut self, candidate: Candidate) -> Place {
         self.last.0 += 1;
         self.bytes += candidate.bytes;
-        if let Some(tag) = candidate.tag {
-            let (places, bytes) = self.of_tags.entry(tag).or_default();
+        for group in candidate.groups() {
+            let (places, bytes) = self.groups.entry(group).or_default();
             places.insert(self.last);
             *bytes += candidate.bytes;
         }
@@ -58,19 +80,23 @@ impl List {
     fn remove(&mut self, place: Place) -> Option<Candidate> {
         let candidate = self.candidates.remove(&place)?;
         self.bytes -= candidate.bytes;
-        if let Some(tag) = candidate.tag
-            && let Some((places, bytes)) = self.of_tags.get_mut(&tag)
-        {
-            places.remove(&place);
-            *bytes -= candidate.bytes;
+        for group in candidate.groups() {
+            if let Entry::Occupied(mut group) = self.groups.entry(group) {
+                let (places, bytes) = group.get_mut();
+                places.remove(&place);
+                *bytes -= candidate.bytes;
+                if places.is_empty() {
+                    group.remove();
+                }
+            }
         }
         Some(candidate)
     }
 
-    /// Returns the least recently used entry, of one tag or of all.
-    fn first(&self, of: Option<Tag>) -> Option<Place> {
+    /// Returns the least recently used entry, of one group or of all.
+    fn first(&self, of: Option<Group>) -> Option<Place> {
         match of {
-            Some(tag) => self.of_tags.get(&tag)?.0.first().copied(),
+            Some(group) => self.groups.get(&group)?.0.first().copied(),
             None => Some(*self.candidates.first_key_value()?.0),
         }
     }
@@ -112,10 +138,10 @@ impl Evictables {
         candidates.map(|candidate| candidate.address).collect()
     }
 
-    /// Returns the bytes on the list that are charged to a tag.
-    pub(crate) fn bytes_of(&self, tag: Tag) -> u64 {
+    /// Returns the bytes on the list that are of a group.
+    pub(crate) fn bytes_of(&self, group: Group) -> u64 {
         let list = self.list.lock();
-        list.of_tags.get(&tag).map_or(0, |(_, bytes)| *bytes)
+        list.groups.get(&group).map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Returns the blocks that were evicted so far: their number and their bytes, which wrap around.
@@ -144,9 +170,9 @@ impl Evictables {
         }
     }
 
-    /// Evicts the least recently used memory, of one tag or of all, until that many bytes are free or the list is
+    /// Evicts the least recently used memory, of one group or of all, until that many bytes are free or the list is
     /// empty. Returns the bytes evicted. No lock is held while memory is freed.
-    pub(crate) fn evict(&self, bytes: u64, of: Option<Tag>) -> u64 {
+    pub(crate) fn evict(&self, bytes: u64, of: Option<Group>) -> u64 {
         let mut evicted = 0;
         while evicted < bytes {
             let Some(candidate) = self.pop(of) else {
@@ -162,7 +188,7 @@ impl Evictables {
         evicted
     }
 
-    fn pop(&self, of: Option<Tag>) -> Option<Candidate> {
+    fn pop(&self, of: Option<Group>) -> Option<Candidate> {
         let mut list = self.list.lock();
         let place = list.first(of)?;
         list.under_way += 1;

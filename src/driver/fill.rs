@@ -139,6 +139,9 @@ impl Filling<'_> {
     pub(crate) fn submit(&self, lane: &Lane) -> Result<(), DeviceError> {
         assert_unlocked("fill");
         let Self { address, bytes, .. } = *self;
+        if bytes == 0 {
+            return Ok(());
+        }
         let (byte, location) = (self.fill.byte(), self.location);
         let device = lane.device(&self.streams.device);
         if self.is_captured {

@@ -2,7 +2,9 @@
 
 use super::{Presence, Registration};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Change, Drawn, Driver, Kept, ReservationState, Use};
+use crate::driver::{
+    Allocation, Allocations, Change, Drawn, Driver, Group, Kept, ReservationState, Use,
+};
 use crate::error::AllocError;
 use crate::heap::Request;
 use crate::id::{ReservationId, StreamId};
@@ -116,6 +118,19 @@ impl Reserved {
     pub(crate) fn left(&self) -> (u64, u64) {
         self.return_kept();
         self.service().driver.left_in_reservation(self.reservation)
+    }
+
+    /// Evicts evictable memory of this reservation until `bytes` bytes are left, unless all of it would not be enough.
+    /// Returns whether any was evicted.
+    pub(crate) fn evict_for(&self, bytes: u64) -> bool {
+        let evictables = &self.service().driver.evictables;
+        let group = Group::Reservation(self.reservation);
+        let evictable = evictables.bytes_of(group);
+        if evictable == 0 {
+            return false;
+        }
+        let lacking = bytes.saturating_sub(self.left().0);
+        (1..=evictable).contains(&lacking) && evictables.evict(lacking, Some(group)) > 0
     }
 
     /// Draws a part, for use in the order of the lane's stream, if enough is left.

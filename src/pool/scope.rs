@@ -75,10 +75,15 @@ pub(super) fn draw_late(
 ) -> Late<Result<Block, AllocError>> {
     let is_captured = registration.lane.cache.is_captured();
     let reserved = in_scope(pool, demand).filter(|_| !is_captured);
-    let Some(reserved) = reserved.filter(|reserved| reserved.left().0 >= demand.request.bytes)
-    else {
+    let Some(reserved) = reserved else {
         return Late::Short;
     };
+    let bytes = demand.request.bytes;
+    while reserved.left().0 < bytes {
+        if !reserved.evict_for(bytes) {
+            return Late::Short;
+        }
+    }
     draw_from(&reserved, registration, demand, caller).map_or(Late::InPieces, Late::Drawn)
 }
 
@@ -106,7 +111,13 @@ pub(super) fn reserve(pool: &Pool, demand: &Demand, caller: Caller) -> Option<Re
         return None;
     }
     let reserved = in_scope(pool, demand)?;
-    Reserved::nest(&reserved, demand.request.bytes, caller.location)
+    let bytes = demand.request.bytes;
+    loop {
+        let nested = Reserved::nest(&reserved, bytes, caller.location);
+        if nested.is_some() || !reserved.evict_for(bytes) {
+            return nested;
+        }
+    }
 }
 
 fn draw_from(
@@ -122,13 +133,16 @@ fn draw_from(
     if let Some(block) = Block::kept(registration, &demand, caller, reserved) {
         return Some(block);
     }
-    match reserved.draw(&registration.lane, &demand) {
-        Ok(Drawn::Allocation(allocation)) => {
-            let block = Block::reserved(registration, allocation, &demand, caller, reserved);
-            Some(block)
+    loop {
+        match reserved.draw(&registration.lane, &demand) {
+            Ok(Drawn::Allocation(allocation)) => {
+                let block = Block::reserved(registration, allocation, &demand, caller, reserved);
+                return Some(block);
+            }
+            Ok(Drawn::Short { .. }) if reserved.evict_for(demand.request.bytes) => {}
+            Ok(Drawn::Short { .. }) => return None,
+            Err(error) => return Some(Err(error)),
         }
-        Ok(Drawn::Short { .. }) => None,
-        Err(error) => Some(Err(error)),
     }
 }
 

@@ -162,7 +162,7 @@ impl Waiting {
         waiter.expect_pieces(true);
         match draw(&waiter.demand) {
             Late::Drawn(drawn) => {
-                self.abandon(service);
+                self.finish(service, true);
                 return Some(drawn);
             }
             Late::InPieces => {}

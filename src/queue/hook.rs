@@ -241,10 +241,16 @@ impl Asking {
 
     /// Ends the work of the hook, which is interrupted if it has not answered. Then another request may ask.
     pub(super) fn end(mut self, service: &Arc<Service>) {
-        {
+        let future = self.future.get_mut().take();
+        let dropped = {
             let _inside = Inside::new(self.pool);
             // Inside the hook still, and before another request may ask.
-            drop(self.future.get_mut().take());
+            catch_unwind(AssertUnwindSafe(|| drop(future)))
+        };
+        if let Err(panic) = dropped {
+            trace::hook_failed(&"it panicked");
+            // The payload is the hook's, too, and its drop may panic.
+            std::mem::forget(panic);
         }
         service.hooked.is_busy.store(false, Ordering::SeqCst);
         // Other requests may need the hook.

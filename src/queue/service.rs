@@ -15,7 +15,7 @@ use super::waiter::Waiter;
 use super::waiters::{Moved, Queue};
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
-use crate::driver::{Change, Driver, Effort, HistoryEvent, Settings, Spill, Watches, gate};
+use crate::driver::{Change, Driver, Effort, Group, HistoryEvent, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::fault::injected;
 use crate::lane::Lane;
@@ -376,8 +376,9 @@ impl Service {
                 .saturating_sub(limit),
             None => return false,
         };
-        (1..=evictables.bytes_of(tag)).contains(&lacking)
-            && evictables.evict(lacking, Some(tag)) > 0
+        let group = Group::Tag(tag);
+        (1..=evictables.bytes_of(group)).contains(&lacking)
+            && evictables.evict(lacking, Some(group)) > 0
     }
 
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.

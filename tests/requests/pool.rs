@@ -435,6 +435,12 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
         (512, 4096, address)
     );
     assert_eq!(reservation.left(), MIB - 4096);
+    // The size is that of the elements, whatever was requested.
+    for (requested, len) in [(4096, 10), (100, 512)] {
+        let block = pool.try_allocate(&stream, requested).unwrap();
+        let buffer = Buffer::<u8>::from_block(block, len).unwrap();
+        assert_eq!(buffer.size(), len as u64);
+    }
 
     for len in [513, usize::MAX] {
         let block = pool.try_allocate(&stream, 4096).unwrap();

@@ -1,6 +1,7 @@
 //! Tasks whose allocations draw from a reservation.
 
 use super::*;
+use std::task::Poll;
 use weirpool::testing::Invariants;
 
 /// In its scope the pool's allocations draw from it: of that task, and of that pool.
@@ -206,4 +207,95 @@ fn refused_exchange_does_not_wake_its_request_without_end() {
         }
         assert!(!tasks[0].is_waiting(), "virtual: {is_virtual}");
     }
+}
+
+/// In its scope, a reservation's own evictable memory is evicted for a request that it would serve: at once, for a request
+/// that waits, and for one that is throttled. No other memory is.
+#[test]
+fn evictable_memory_of_a_reservation_serves_its_scope() {
+    let tag = Tag::new("reservations: evictable in a scope");
+    for is_throttled in [false, true] {
+        let device = manual();
+        let pool = small(&device);
+        let (_, stream) = stream(&device, &pool);
+        let reserve = |bytes| match is_throttled {
+            true => pool.reserve(bytes).tag(tag).try_now().unwrap(),
+            false => pool.reserve(bytes).try_now().unwrap(),
+        };
+        let (reservation, other) = (reserve(8 * MIB), reserve(8 * MIB));
+        let allocate = |bytes| match is_throttled {
+            true => pool.allocate(&stream, bytes).tag(tag),
+            false => pool.allocate(&stream, bytes),
+        };
+        let elsewhere = other.allocate(&stream, 8 * MIB).unwrap().into_evictable();
+        let pin = elsewhere.pin().unwrap();
+        let _full = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        if is_throttled {
+            pool.tag(tag).set_limit(Some(12 * MIB));
+        }
+        let evictable = |bytes| {
+            reservation
+                .allocate(&stream, bytes)
+                .unwrap()
+                .into_evictable()
+        };
+
+        // With what is left; and a reservation of its own.
+        let cached = evictable(4 * MIB);
+        let block = now(Box::pin(
+            reservation.scope(async { allocate(8 * MIB).try_now() }),
+        ));
+        drop(block.unwrap());
+        assert!(!cached.is_present());
+        let cached = evictable(4 * MIB);
+        let nested = now(Box::pin(
+            reservation.scope(async { pool.reserve(6 * MIB).await }),
+        ));
+        assert!(nested.is_ok() && !cached.is_present());
+        drop(nested);
+
+        // While the request waits, memory becomes evictable.
+        let cached = evictable(4 * MIB);
+        let pinned = cached.pin().unwrap();
+        let (woken, waker) = Count::new();
+        let mut waiting = Box::pin(reservation.scope(async { allocate(8 * MIB).await }));
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+        let before = woken.get();
+        drop(pinned);
+        assert!(woken.get() > before, "it is told");
+        let served = poll_with(&mut waiting, &waker);
+        assert!(matches!(served, Poll::Ready(Ok(_))));
+        assert!(!cached.is_present());
+        drop((served, waiting));
+
+        // Too little even so: nothing is evicted.
+        let cached = evictable(4 * MIB);
+        let held = reservation.allocate(&stream, 2 * MIB).unwrap();
+        let refused = now(Box::pin(
+            reservation.scope(async { allocate(8 * MIB).try_now() }),
+        ));
+        assert!(refused.is_err() && cached.is_present());
+        drop((held, cached, pin, elsewhere, reservation, other, _full));
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A request that waited, and was served by its reservation in the end, counts as served.
+#[test]
+fn request_served_late_by_its_reservation_counts_as_served() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let held = reservation.allocate(&stream, 8 * MIB).unwrap();
+    let _full = pool.try_allocate(&stream, 24 * MIB).unwrap();
+    let mut waiting = Box::pin(reservation.scope(async { pool.allocate(&stream, 8 * MIB).await }));
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(100));
+    drop(held);
+    let served = now(waiting).unwrap();
+    let waits = pool.statistics().waits;
+    assert_eq!((waits.served, waits.unserved(), waits.waiting), (1, 0, 0));
+    assert_eq!(waits.times.longest(), us(100));
+    drop(served);
 }

@@ -514,3 +514,43 @@ fn hook_is_granted_all_that_the_pool_may_take() {
         pool.check_conserved().unwrap();
     }
 }
+
+/// A hook's future that panics when it is dropped neither reaches the request's owner nor ends the hook.
+#[test]
+fn hook_survives_a_future_that_panics_when_dropped() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                panic!("a hook's own bug");
+            }
+        }
+    }
+    let device = manual();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let hook = {
+        let asked = asked.clone();
+        Hook(move |_| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            let panics = Panics;
+            async move {
+                let _panics = panics;
+                std::future::pending::<Answer>().await
+            }
+        })
+    };
+    let pool = builder(&device, 8 * MIB)
+        .pressure_hook(hook)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let _full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    for times in 1..=2 {
+        let mut waiting = pool.allocate(&stream, MIB);
+        for _ in 0..4 {
+            assert!(poll(&mut waiting).is_pending());
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), times);
+        drop(waiting);
+    }
+}
