@@ -2,8 +2,7 @@
 
 use crate::block::Block;
 use crate::buffer::Buffer;
-use crate::driver::{Candidate, Change, Evict, Place};
-use crate::id::ReservationId;
+use crate::driver::{Candidate, Change, Evict, Home, Place};
 use crate::measure::Tag;
 use crate::queue::Service;
 use crate::sync::{Arc, Guards, Mutex, plain};
@@ -44,8 +43,13 @@ use sealed::Memory;
 /// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
 /// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
 /// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a
-/// request first waits for the memory that is about to be free. Memory of a living
-/// [reservation](crate::Reservation) returns to it when evicted.
+/// request first waits for the memory that is about to be free. While evicted memory is pending,
+/// because its stream is at work, no more is evicted instead of it; nor for a request in the queue, while all that is
+/// pending would be enough.
+///
+/// Memory of a living [reservation](crate::Reservation) returns to it, so it is evicted only for requests in the
+/// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries serves no
+/// request, and is evicted for none.
 ///
 /// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
 /// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
@@ -216,7 +220,7 @@ impl<T: Memory> Shared<T> {
         let block = slot.memory.as_ref()?.the_block();
         let service = block.registration().service.clone();
         let (address, bytes, tag) = (block.address(), block.size(), block.tag());
-        let reservation = block.reservation();
+        let home = block.home();
         let memory: plain::Weak<Self> = plain::Arc::downgrade(self);
         let evictables = &service.driver.evictables;
         slot.place = evictables.list(Candidate {
@@ -224,12 +228,17 @@ impl<T: Memory> Shared<T> {
             address,
             bytes,
             tag,
-            reservation,
+            home,
         });
+        // The reservation may have ended in between.
+        let later = block.home();
+        if let (Home::Reservation(reservation), true) = (home, home != later) {
+            evictables.change_home(reservation, later);
+        }
         Some(Listed {
-            service,
+            service: service.clone(),
             tag,
-            reservation,
+            home: later,
         })
     }
 }
@@ -255,14 +264,14 @@ fn unlist(block: &Block, place: Place) -> bool {
 struct Listed {
     service: Arc<Service>,
     tag: Option<Tag>,
-    reservation: Option<ReservationId>,
+    home: Home,
 }
 
 impl Listed {
     /// Tells the requests that wait: from now on, they have it evicted.
     fn publish(self) {
         self.service.driver.publish(Change::Memory);
-        if let Some(reservation) = self.reservation {
+        if let Home::Reservation(reservation) = self.home {
             let change = Change::Reservation(reservation);
             self.service.driver.publish(change);
         }

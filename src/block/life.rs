@@ -6,11 +6,11 @@
 
 use super::{Block, Extra};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Use};
+use crate::driver::{Allocation, Allocations, Home, Use};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
 use crate::heap::{Fences, Placement};
-use crate::id::{ReservationId, StreamId, Ticket};
+use crate::id::{StreamId, Ticket};
 use crate::lane::{Event, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
@@ -284,12 +284,17 @@ impl Block {
     }
 
     pub(crate) fn is_reserved(&self) -> bool {
-        self.reservation().is_some()
+        let reserved = self.extra(|extra| extra.reserved.as_ref().map(drop));
+        reserved.is_some()
     }
 
-    /// Returns the reservation that the memory returns to.
-    pub(crate) fn reservation(&self) -> Option<ReservationId> {
-        self.extra(|extra| extra.reserved.as_ref().map(|reserved| reserved.id()))
+    /// Returns where the memory goes if the block is freed now.
+    pub(crate) fn home(&self) -> Home {
+        if self.is_outside() {
+            return Home::Outside;
+        }
+        let home = self.extra(|extra| Some(extra.reserved.as_ref()?.home()));
+        home.unwrap_or(Home::Pool)
     }
 
     pub(crate) fn placement_above(&self) -> Placement {

@@ -26,22 +26,37 @@ pub(crate) struct Candidate {
     pub(crate) bytes: u64,
     /// The account that the memory is charged to, if any.
     pub(crate) tag: Option<Tag>,
-    /// The reservation that the memory returns to, if any.
-    pub(crate) reservation: Option<ReservationId>,
+    pub(crate) home: Home,
+}
+
+/// Whom memory serves once it is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// Any request. The tag is uncharged.
+    Pool,
+    /// Requests in the scope of this reservation, which stays charged.
+    Reservation(ReservationId),
+    /// No request: the memory is not the pool's.
+    Outside,
 }
 
 impl Candidate {
     fn groups(&self) -> impl Iterator<Item = Group> + use<> {
-        let tag = self.tag.map(Group::Tag);
-        tag.into_iter()
-            .chain(self.reservation.map(Group::Reservation))
+        let groups = match self.home {
+            Home::Pool => [Some(Group::Pool), self.tag.map(Group::Tag)],
+            Home::Reservation(id) => [Some(Group::Reservation(id)), None],
+            Home::Outside => [None, None],
+        };
+        groups.into_iter().flatten()
     }
 }
 
-/// Entries of the list that can be evicted apart from the others.
+/// Entries of the list that are evicted for one kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Group {
-    /// Memory that is charged to the tag.
+    /// Memory that serves any request.
+    Pool,
+    /// The part of it that is charged to the tag.
     Tag(Tag),
     /// Memory that returns to the reservation.
     Reservation(ReservationId),
@@ -67,19 +82,27 @@ struct List {
 impl List {
     fn insert(&mut self, candidate: Candidate) -> Place {
         self.last.0 += 1;
-        self.bytes += candidate.bytes;
+        self.insert_at(self.last, candidate);
+        self.last
+    }
+
+    fn insert_at(&mut self, place: Place, candidate: Candidate) {
+        if candidate.home != Home::Outside {
+            self.bytes += candidate.bytes;
+        }
         for group in candidate.groups() {
             let (places, bytes) = self.groups.entry(group).or_default();
-            places.insert(self.last);
+            places.insert(place);
             *bytes += candidate.bytes;
         }
-        self.candidates.insert(self.last, candidate);
-        self.last
+        self.candidates.insert(place, candidate);
     }
 
     fn remove(&mut self, place: Place) -> Option<Candidate> {
         let candidate = self.candidates.remove(&place)?;
-        self.bytes -= candidate.bytes;
+        if candidate.home != Home::Outside {
+            self.bytes -= candidate.bytes;
+        }
         for group in candidate.groups() {
             if let Entry::Occupied(mut group) = self.groups.entry(group) {
                 let (places, bytes) = group.get_mut();
@@ -126,7 +149,20 @@ impl Evictables {
         self.list.lock().remove(place).is_some()
     }
 
-    /// Returns the bytes on the list.
+    /// Notes that the memory of a reservation goes somewhere else from now on. Returns whether any is on the list.
+    pub(crate) fn change_home(&self, reservation: ReservationId, home: Home) -> bool {
+        let mut list = self.list.lock();
+        let group = list.groups.get(&Group::Reservation(reservation));
+        let places = group.map(|(places, _)| places.clone()).unwrap_or_default();
+        for place in &places {
+            if let Some(candidate) = list.remove(*place) {
+                list.insert_at(*place, Candidate { home, ..candidate });
+            }
+        }
+        !places.is_empty()
+    }
+
+    /// Returns the bytes on the list, without those that are not the pool's.
     pub(crate) fn bytes(&self) -> u64 {
         self.list.lock().bytes
     }

@@ -10,7 +10,7 @@
 
 use super::alarm::MaintenanceAlarm;
 use super::supply::Supply;
-use super::{Change, CoalesceHeuristic, DriverPool, Trimmed, gate};
+use super::{Change, CoalesceHeuristic, DriverPool, Group, Trimmed, gate};
 use crate::device::DeviceError;
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
@@ -455,7 +455,7 @@ impl Maintenance {
             let beyond = self.held().saturating_sub(bytes);
             let lacking = beyond.saturating_sub(self.totals().pending.current);
             // Blocks that share their chunks with others release nothing: more of them may.
-            if lacking == 0 || self.evictables.evict(lacking, None) == 0 {
+            if lacking == 0 || self.evictables.evict(lacking, Some(Group::Pool)) == 0 {
                 return Ok(());
             }
             self.reclaim_above(bytes)?;

@@ -7,7 +7,7 @@ mod expected;
 
 use super::recipient::{Found, Recipient};
 use super::supply::For;
-use super::{Driver, Effort, Expected, Mode, Refusal, Source};
+use super::{Driver, Effort, Expected, Group, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::{
@@ -34,6 +34,8 @@ pub(super) struct Search<'a> {
     taken_back: Option<u64>,
     /// The device refuses for no visible reason; it is asked for the last time.
     is_last: bool,
+    /// Bytes that this search had evicted.
+    evicted: u64,
 }
 
 /// Returns whether work may be submitted to the stream. The queue may be served after the owner of an external stream
@@ -113,6 +115,7 @@ impl<'a> Search<'a> {
             asked: Clock::default(),
             taken_back: None,
             is_last: false,
+            evicted: 0,
         }
     }
 
@@ -304,12 +307,13 @@ impl<'a> Search<'a> {
     }
 
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
-    /// scattered. If all that is evictable would not be enough, nothing is evicted.
+    /// scattered. If all that is evictable would not be enough, nothing is evicted. Nor is more, while what was evicted
+    /// for the request is pending: it is enough once it is complete.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
         let driver = self.to.driver;
-        let evictable = driver.evictables.bytes();
+        let evictable = driver.evictables.bytes_of(Group::Pool);
         let bytes = self.request.bytes;
         let (at_hand, pending) = {
             let heap = driver.heap.lock();
@@ -318,10 +322,21 @@ impl<'a> Search<'a> {
             (left + free, heap.totals().pending.current)
         };
         let is_enough = at_hand.saturating_add(pending).saturating_add(evictable) >= bytes;
+        let evicted_before = match self.mode.is_queued {
+            // By earlier searches, for all that this one knows.
+            true => pending,
+            false => pending.min(self.evicted),
+        };
+        let is_coming = evicted_before > 0 && at_hand.saturating_add(evicted_before) >= bytes;
         let lacking = bytes.saturating_sub(at_hand).max(bytes / 4);
-        if !is_enough || driver.evictables.evict(lacking, None) == 0 {
+        if !is_enough || is_coming {
             return Ok(false);
         }
+        let evicted = driver.evictables.evict(lacking, Some(Group::Pool));
+        if evicted == 0 {
+            return Ok(false);
+        }
+        self.evicted += evicted;
         // Evicted blocks may be in the heap already, and covered by no event.
         driver.flush(Flush::All);
         self.seal_and_poll()?;

@@ -3,7 +3,7 @@
 use super::{Presence, Registration};
 use crate::device::DeviceError;
 use crate::driver::{
-    Allocation, Allocations, Change, Drawn, Driver, Group, Kept, ReservationState, Use,
+    Allocation, Allocations, Change, Drawn, Driver, Group, Home, Kept, ReservationState, Use,
 };
 use crate::error::AllocError;
 use crate::heap::Request;
@@ -118,6 +118,19 @@ impl Reserved {
     pub(crate) fn left(&self) -> (u64, u64) {
         self.return_kept();
         self.service().driver.left_in_reservation(self.reservation)
+    }
+
+    /// Returns where memory goes that is freed to this reservation: to itself, or, once it has ended, to the one that it
+    /// was taken from or to the pool.
+    pub(crate) fn home(&self) -> Home {
+        let mut reserved = self;
+        while reserved.state.lock().is_over {
+            match &reserved.parent {
+                Some(parent) => reserved = parent,
+                None => return Home::Pool,
+            }
+        }
+        Home::Reservation(reserved.reservation)
     }
 
     /// Evicts evictable memory of this reservation until `bytes` bytes are left, unless all of it would not be enough.
@@ -400,5 +413,27 @@ impl Reserved {
         }
         let settled = settle(&mut self.state.lock());
         self.give_back(settled);
+        self.change_home();
+    }
+
+    /// Lets other requests have the evictable memory of the reservation, which has ended.
+    fn change_home(&self) {
+        let (service, home) = (self.service(), self.home());
+        if !service
+            .driver
+            .evictables
+            .change_home(self.reservation, home)
+        {
+            return;
+        }
+        match home {
+            Home::Reservation(parent) => service.publish(Change::Reservation(parent)),
+            _ => {
+                service.publish(Change::Memory);
+                if let Some(tag) = self.tag {
+                    service.relieve(tag);
+                }
+            }
+        }
     }
 }

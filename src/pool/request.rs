@@ -527,18 +527,24 @@ impl<K: Kind> Request<K> {
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<K::Output, AllocError>> {
         let caller = self.caller(true);
+        // Before the queue is looked at: if the request fails there, its reservation may have memory for it.
+        if let Some(drawn) = self.draw(caller) {
+            return Poll::Ready(drawn);
+        }
         let service = self.kind.asker().service;
         match self.waiting.poll(service, context) {
             Poll::Ready(Ok(grant)) => Poll::Ready(self.kind.granted(grant, caller)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => {
-                let kind = &self.kind;
-                let service = kind.asker().service;
-                let draw = |demand: &Demand| kind.take_late(demand, caller);
-                let drawn = self.waiting.draw(service, draw);
-                drawn.map_or(Poll::Pending, Poll::Ready)
-            }
+            // Memory may have come back before the waker was stored.
+            Poll::Pending => self.draw(caller).map_or(Poll::Pending, Poll::Ready),
         }
+    }
+
+    /// Draws from the reservation in whose scope the waiting request was made, if it can.
+    fn draw(&mut self, caller: Caller) -> Option<Result<K::Output, AllocError>> {
+        let kind = &self.kind;
+        let draw = |demand: &Demand| kind.take_late(demand, caller);
+        self.waiting.draw(kind.asker().service, draw)
     }
 }
 

@@ -73,11 +73,13 @@ pub(super) fn draw_late(
     demand: &Demand,
     caller: Caller,
 ) -> Late<Result<Block, AllocError>> {
-    let is_captured = registration.lane.cache.is_captured();
-    let reserved = in_scope(pool, demand).filter(|_| !is_captured);
-    let Some(reserved) = reserved else {
+    let Some(reserved) = in_scope(pool, demand) else {
         return Late::Short;
     };
+    if registration.lane.cache.is_captured() {
+        // It is told of the capture's end as of pieces.
+        return Late::InPieces;
+    }
     let bytes = demand.request.bytes;
     while reserved.left().0 < bytes {
         if !reserved.evict_for(bytes) {

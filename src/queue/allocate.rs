@@ -454,6 +454,7 @@ fn charge_or_deny<'a>(
     // Memory that is evicted while requests of the tag are throttled is theirs.
     while charged.is_err()
         && !account.is_throttling()
+        && service.refusal().is_none()
         && service.evict_for(tag, demand.request.bytes)
     {
         charged = Charge::of(service, demand, tag);

@@ -288,6 +288,10 @@ fn nothing_is_evicted_for_requests_that_fail() {
     for request in requests {
         assert!(matches!(now(request), Err(AllocError::Closed)));
     }
+    // Nor has one that comes later.
+    let later = allocate(5 * MIB).try_now();
+    assert!(matches!(later, Err(AllocError::Closed)));
+    assert_eq!(present(&cached), [true, true]);
 }
 
 #[test]
@@ -479,5 +483,93 @@ fn evictions_follow_a_model() {
         }
         drop((blocks, pins, kept));
         pool.check_conserved().unwrap();
+    }
+}
+
+/// Memory that is evicted while its stream is at work is pending. It is enough once it is complete: nothing more is evicted
+/// meanwhile, for requests that fail and for those that wait.
+#[test]
+fn no_more_is_evicted_while_evicted_memory_is_pending() {
+    for waits in [false, true] {
+        for bytes in [2 * MIB, 6 * MIB] {
+            let device = manual();
+            let pool = pool(&device, 32 * MIB);
+            let (work, busy) = stream(&device, &pool);
+            let (_, idle) = stream(&device, &pool);
+            let blocks: [_; 16] = cached(&pool, &busy);
+            work.submit(Operation::new(us(100_000)));
+            let left = 16 - (bytes / (2 * MIB)) as usize;
+            let mut waiting = waits.then(|| Woken::new(pool.allocate_owned(&idle, bytes)));
+            let tried = (!waits).then(|| pool.try_allocate(&idle, bytes));
+            for _ in 0..4 {
+                assert_eq!(present(&blocks).iter().filter(|is| **is).count(), left);
+                waiting.iter_mut().for_each(Woken::poll);
+                device.advance(us(1000));
+            }
+            device.advance(us(100_000));
+            waiting.iter_mut().for_each(Woken::poll);
+            assert!(waiting.iter().all(|waiting| !waiting.is_waiting()));
+            assert_eq!(present(&blocks).iter().filter(|is| **is).count(), left);
+            drop((blocks, tried, waiting));
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+/// Memory of a reservation goes back to the reservation. So it is not evicted for other requests, of its tag or of the pool,
+/// before the reservation has ended; then it serves those that wait.
+#[test]
+fn memory_of_a_reservation_is_evicted_for_others_only_once_it_has_ended() {
+    let tag = Tag::new("evictable: of a reservation");
+    for (is_tagged, is_nested) in [(false, false), (false, true), (true, false), (true, true)] {
+        let device = manual();
+        let pool = pool(&device, 16 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let reserve = match is_tagged {
+            true => {
+                pool.tag(tag).set_limit(Some(8 * MIB));
+                pool.reserve(8 * MIB).tag(tag)
+            }
+            false => pool.reserve(8 * MIB),
+        };
+        let outer = reserve.try_now().unwrap();
+        let inner = is_nested.then(|| {
+            let nested = Box::pin(outer.scope(async { pool.reserve(8 * MIB).await }));
+            now(nested).unwrap()
+        });
+        let reservation = inner.as_ref().unwrap_or(&outer);
+        let blocks: Vec<_> = (0..4)
+            .map(|_| {
+                reservation
+                    .allocate(&stream, 2 * MIB)
+                    .unwrap()
+                    .into_evictable()
+            })
+            .collect();
+        let pin = blocks[3].pin().unwrap();
+        let held = (!is_tagged).then(|| pool.try_allocate(&stream, 8 * MIB).unwrap());
+        let request = || match is_tagged {
+            true => pool.allocate(&stream, 4 * MIB).tag(tag),
+            false => pool.allocate(&stream, 4 * MIB),
+        };
+        assert!(request().try_now().is_err());
+        let mut waiting = Woken::new(request());
+        assert_eq!(present(&blocks), [true; 4]);
+        if let Some(inner) = inner {
+            drop(inner);
+            assert!(!waiting.poll_if_woken() || waiting.is_waiting());
+            assert_eq!(present(&blocks), [true; 4], "of the outer one now");
+        }
+        drop(outer);
+        while waiting.poll_if_woken() {}
+        assert!(!waiting.is_waiting(), "{is_tagged} {is_nested}");
+        assert_eq!(present(&blocks).iter().filter(|is| **is).count(), 2);
+        // What was pinned then is as available as the rest.
+        drop(pin);
+        let other = request().try_now().unwrap();
+        assert_eq!(present(&blocks), [false; 4]);
+        drop((waiting, other, blocks, held));
+        pool.check_conserved().unwrap();
+        assert_eq!(pool.tag(tag).statistics().used.current, 0);
     }
 }

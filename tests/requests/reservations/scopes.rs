@@ -299,3 +299,73 @@ fn request_served_late_by_its_reservation_counts_as_served() {
     assert_eq!(waits.times.longest(), us(100));
     drop(served);
 }
+
+/// A request in a scope that is polled late, after its timeout or a deadlock, is served if its reservation has memory for it.
+#[test]
+fn request_polled_late_is_served_by_its_reservation() {
+    for fails_deadlocks in [false, true] {
+        let device = manual();
+        let builder = builder(&device, 16 * MIB);
+        let pool = match fails_deadlocks {
+            true => builder.fail_deadlocks_after(us(100)).build().unwrap(),
+            false => builder.build().unwrap(),
+        };
+        let (_, stream) = stream(&device, &pool);
+        let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+        let _full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let held = reservation.allocate(&stream, 8 * MIB).unwrap();
+        let mut waiting = Woken::new(reservation.scope(async {
+            let request = pool.allocate(&stream, 4 * MIB);
+            match fails_deadlocks {
+                true => request.await,
+                false => request.timeout(us(100)).await,
+            }
+        }));
+        drop(held);
+        assert!(waiting.is_woken());
+        for _ in 0..20 {
+            device.advance(us(1000));
+        }
+        waiting.poll();
+        assert!(matches!(waiting.output, Some(Ok(_))));
+    }
+}
+
+/// Memory that came back during a capture of the request's stream serves it when the capture ends.
+#[test]
+fn request_in_a_scope_is_told_of_the_end_of_a_capture() {
+    let tag = Tag::new("reservations: capture");
+    for (is_behind, is_throttled) in [(false, false), (true, false), (false, true)] {
+        let device = manual();
+        let pool = builder(&device, 16 * MIB).build().unwrap();
+        let [(_, captured), (_, other)] = streams(&device, &pool);
+        if is_throttled {
+            pool.tag(tag).set_limit(Some(8 * MIB));
+        }
+        let reserve = pool.reserve(8 * MIB);
+        let reservation = match is_throttled {
+            true => reserve.tag(tag).try_now().unwrap(),
+            false => reserve.try_now().unwrap(),
+        };
+        let _full = pool.try_allocate(&other, 8 * MIB).unwrap();
+        let held = reservation.allocate(&other, 8 * MIB).unwrap();
+        let _ahead = is_behind.then(|| Woken::new(pool.allocate_owned(&other, 8 * MIB)));
+        let mut waiting = Woken::new(reservation.scope(async {
+            let request = pool.allocate(&captured, 4 * MIB);
+            match is_throttled {
+                true => request.tag(tag).await,
+                false => request.await,
+            }
+        }));
+        let capture = pool.capture(&captured).unwrap();
+        drop(held);
+        waiting.poll_if_woken();
+        assert!(
+            waiting.is_waiting(),
+            "the reservation is not drawn from in a capture"
+        );
+        capture.abort();
+        while waiting.poll_if_woken() {}
+        assert!(!waiting.is_waiting());
+    }
+}
