@@ -29,7 +29,7 @@ pub(crate) struct Candidate {
     pub(crate) home: Home,
 }
 
-/// Whom memory serves once it is evicted.
+/// Which requests memory serves once it is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// Any request. The tag is uncharged.
