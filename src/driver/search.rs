@@ -307,8 +307,8 @@ impl<'a> Search<'a> {
     }
 
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
-    /// scattered. If all that is evictable would not be enough, nothing is evicted. Nor is more, while what was evicted
-    /// for the request is pending: it is enough once it is complete.
+    /// scattered. If all that is evictable would not be enough, nothing is evicted. Nor is more, while memory that was
+    /// evicted for the request is pending: it is enough once it is complete.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {

@@ -564,7 +564,7 @@ fn memory_of_a_reservation_is_evicted_for_others_only_once_it_has_ended() {
         while waiting.poll_if_woken() {}
         assert!(!waiting.is_waiting(), "{is_tagged} {is_nested}");
         assert_eq!(present(&blocks).iter().filter(|is| **is).count(), 2);
-        // What was pinned then is as available as the rest.
+        // The memory that was pinned then is as available as the rest.
         drop(pin);
         let other = request().try_now().unwrap();
         assert_eq!(present(&blocks), [false; 4]);

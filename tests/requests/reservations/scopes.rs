@@ -240,7 +240,7 @@ fn evictable_memory_of_a_reservation_serves_its_scope() {
                 .into_evictable()
         };
 
-        // With what is left; and a reservation of its own.
+        // With the memory that is left; and a reservation of its own.
         let cached = evictable(4 * MIB);
         let block = now(Box::pin(
             reservation.scope(async { allocate(8 * MIB).try_now() }),
