@@ -43,9 +43,9 @@ use sealed::Memory;
 /// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
 /// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
 /// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a
-/// request first waits for the memory that is about to be free. While evicted memory is pending,
-/// because its stream is at work, no more is evicted instead of it; nor for a request in the queue, while all that is
-/// pending would be enough.
+/// request first waits for the memory that is about to be free. While memory that was evicted for
+/// a request is pending, because its stream is at work, a `try_allocate` evicts no more instead of it. A request that
+/// waits may, at each search for it.
 ///
 /// Memory of a living [reservation](crate::Reservation) returns to it, so it is evicted only for requests in the
 /// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries serves no
