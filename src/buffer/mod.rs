@@ -88,14 +88,11 @@ impl<T: AnyBitPattern> Buffer<T> {
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, Tag, device::sim::SimDevice};
-    /// use std::alloc::Layout;
-    ///
     /// # let device = SimDevice::new();
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let stream = pool.create_stream()?;
     /// # device.block_on(async {
-    /// let layout = Layout::array::<f32>(1000)?;
-    /// let block = pool.allocate(&stream, layout).tag(Tag::new("logits")).zeroed().await?;
+    /// let block = pool.allocate(&stream, 4000).tag(Tag::new("logits")).zeroed().await?;
     /// let logits = Buffer::<f32>::from_block(block, 1000)?;
     /// assert_eq!(logits.read(&stream).await?, [0.0; 1000]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -284,7 +281,7 @@ impl<T> Buffer<T> {
 /// The error of [`Buffer::from_block`]: the elements do not fit. Nothing is lost: it holds the block.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the elements need {}, aligned to {}, and the block has {} at {}; request the block with `std::alloc::Layout::array`",
+    "the elements need {}, aligned to {}, and the block has {} at {}; request as many bytes, with `alignment`",
     Bytes(needed.bytes), Bytes(needed.alignment), Bytes(block.size()), block.address()
 )]
 pub struct FromBlockError {
