@@ -241,3 +241,45 @@ fn free_to_a_reservation_against_its_end() {
         pool.check_conserved().unwrap();
     });
 }
+
+/// Memory of a reservation becomes evictable while the reservation ends: it serves any request then.
+#[test]
+fn evictable_block_against_the_end_of_its_reservation() {
+    model("evictable block against the end of its reservation", || {
+        let device = device();
+        let pool = waiting_pool(&device, 2 * MIB);
+        let [(_, a), (_, b)] = streams(&device, &pool);
+        let reservation = pool.reserve(2 * MIB).try_now().unwrap();
+        let block = reservation.allocate(&a, 2 * MIB).unwrap();
+        let ending = thread::spawn(move || drop(reservation));
+        let evictable = block.into_evictable();
+        ending.join().unwrap();
+        drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        assert!(!evictable.is_present());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A reservation and the one that it was taken from end at the same time. The memory of the inner one serves any request
+/// then.
+#[test]
+fn ends_of_nested_reservations_with_an_evictable_block() {
+    model(
+        "ends of nested reservations with an evictable block",
+        || {
+            let device = device();
+            let pool = waiting_pool(&device, 2 * MIB);
+            let [(_, a), (_, b)] = streams(&device, &pool);
+            let outer = pool.reserve(2 * MIB).try_now().unwrap();
+            let nested = outer.scope(async { pool.reserve(2 * MIB).try_now() });
+            let inner = loom::future::block_on(nested).unwrap();
+            let evictable = inner.allocate(&a, 2 * MIB).unwrap().into_evictable();
+            let ending = thread::spawn(move || drop(inner));
+            drop(outer);
+            ending.join().unwrap();
+            drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+            assert!(!evictable.is_present());
+            pool.check_conserved().unwrap();
+        },
+    );
+}

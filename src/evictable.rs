@@ -43,8 +43,9 @@ use sealed::Memory;
 /// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
 /// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
 /// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a
-/// request first waits for the memory that is about to be free. While memory that was evicted for
-/// a request is pending, because its stream is at work, a `try_allocate` evicts no more instead of it. A request that
+/// request first waits for the memory that is about to be free.
+///
+/// Evicted memory is pending while its stream is at work. A `try_allocate` evicts no more instead of it. A request that
 /// waits may, at each search for it.
 ///
 /// Memory of a living [reservation](crate::Reservation) returns to it, so it is evicted only for requests in the
@@ -230,15 +231,11 @@ impl<T: Memory> Shared<T> {
             tag,
             home,
         });
-        // The reservation may have ended in between.
-        let later = block.home();
-        if let (Home::Reservation(reservation), true) = (home, home != later) {
-            evictables.change_home(reservation, later);
-        }
+        let home = evictables.follow(home, || block.home());
         Some(Listed {
             service: service.clone(),
             tag,
-            home: later,
+            home,
         })
     }
 }

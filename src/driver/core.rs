@@ -215,17 +215,21 @@ impl Core {
 
     /// Returns the sticky error that ended the pool, if one did.
     pub(crate) fn fault(&self) -> Option<DeviceError> {
-        if self.gate.load(Ordering::Acquire) & gate::BROKEN == 0 {
+        if !self.is_broken() {
             return None;
         }
         self.fault.lock().clone()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.gate.load(Ordering::Acquire) & gate::BROKEN != 0
     }
 
     /// # Errors
     /// Returns the sticky error that ended the pool, if one did.
     #[inline]
     pub(super) fn expect_sound(&self) -> Result<(), DeviceError> {
-        if self.gate.load(Ordering::Acquire) & gate::BROKEN == 0 {
+        if !self.is_broken() {
             return Ok(());
         }
         self.fault().map_or(Ok(()), Err)

@@ -149,17 +149,30 @@ impl Evictables {
         self.list.lock().remove(place).is_some()
     }
 
-    /// Notes that the memory of a reservation goes somewhere else from now on. Returns whether any is on the list.
-    pub(crate) fn change_home(&self, reservation: ReservationId, home: Home) -> bool {
+    /// Moves memory that is listed with the home `listed` to the home that it has now, which is read again after each
+    /// move: a reservation may end while memory is listed as its own. Returns the last home.
+    pub(crate) fn follow(&self, mut listed: Home, home: impl Fn() -> Home) -> Home {
+        loop {
+            let now = home();
+            if now == listed {
+                return now;
+            }
+            if let Home::Reservation(reservation) = listed {
+                self.change_home(reservation, now);
+            }
+            listed = now;
+        }
+    }
+
+    fn change_home(&self, reservation: ReservationId, home: Home) {
         let mut list = self.list.lock();
         let group = list.groups.get(&Group::Reservation(reservation));
         let places = group.map(|(places, _)| places.clone()).unwrap_or_default();
-        for place in &places {
-            if let Some(candidate) = list.remove(*place) {
-                list.insert_at(*place, Candidate { home, ..candidate });
+        for place in places {
+            if let Some(candidate) = list.remove(place) {
+                list.insert_at(place, Candidate { home, ..candidate });
             }
         }
-        !places.is_empty()
     }
 
     /// Returns the bytes on the list, without those that are not the pool's.

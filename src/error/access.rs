@@ -18,7 +18,7 @@ pub enum AccessError {
     },
     /// Streams of the device are registered with the pool, or have work left that was noted with blocks of the pool.
     #[error(
-        "the device is in use: {streams} of its streams are registered with the pool, or have work left; drop their handles \
+        "the device is in use: streams that are registered with the pool, or have work left: {streams}; drop their handles \
          and blocks, and await their work"
     )]
     InUse {

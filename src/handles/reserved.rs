@@ -418,17 +418,14 @@ impl Reserved {
 
     /// Lets other requests have the evictable memory of the reservation, which has ended.
     fn change_home(&self) {
-        let (service, home) = (self.service(), self.home());
-        if !service
-            .driver
-            .evictables
-            .change_home(self.reservation, home)
-        {
+        let (service, own) = (self.service(), Home::Reservation(self.reservation));
+        let evictables = &service.driver.evictables;
+        if evictables.bytes_of(Group::Reservation(self.reservation)) == 0 {
             return;
         }
-        match home {
+        match evictables.follow(own, || self.home()) {
             Home::Reservation(parent) => service.publish(Change::Reservation(parent)),
-            _ => {
+            Home::Pool | Home::Outside => {
                 service.publish(Change::Memory);
                 if let Some(tag) = self.tag {
                     service.relieve(tag);

@@ -126,7 +126,8 @@ impl fmt::Display for StreamStatistics {
 pub struct TagStatistics {
     /// The tag.
     pub tag: Tag,
-    /// In live blocks and reservations, each reservation with its whole size. The high-water mark may include a request that failed at that moment on another thread.
+    /// In live blocks and reservations, each reservation with its whole size. The high-water mark may include a request
+    /// that failed at that moment on another thread.
     pub used: Level,
     /// The most that the tag may use at once, if it has a [limit](crate::TagAccount::set_limit).
     pub limit: Option<u64>,

@@ -499,3 +499,22 @@ fn drain_does_not_await_what_another_process_holds() {
     pair.exporter.settle();
     pair.importer.settle();
 }
+
+/// Memory of another process serves no request of this pool, so it is neither counted as evictable nor evicted for one.
+#[test]
+fn imported_memory_is_not_evicted_for_requests() {
+    let pair = Pair::new();
+    let block = pair.exporter.exportable(CHUNK);
+    let sent = block_on(pair.out.send(&block, "cached")).unwrap();
+    let imported = pair.importer.receive(&pair.into).unwrap();
+    let cached = imported.into_block().into_evictable();
+    let Side { pool, stream, .. } = &pair.importer;
+    assert_eq!(pool.statistics().evictable, 0);
+    let held = pool.try_allocate(stream, pool.capacity()).unwrap();
+    assert!(pool.try_allocate(stream, CHUNK).is_err());
+    assert!(cached.is_present());
+    drop((cached, held, block));
+    block_on(sent).unwrap();
+    pair.importer.settle();
+    pair.exporter.settle();
+}

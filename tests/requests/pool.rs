@@ -422,7 +422,7 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
     // SAFETY: as above.
     unsafe impl bytemuck::AnyBitPattern for Page {}
 
-    let device = SimDevice::builder().backing(Backing::AddressesOnly).build();
+    let device = SimDevice::new();
     let pool = crate::common::pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
     let reservation = pool.reserve(MIB).try_now().unwrap();
@@ -449,6 +449,21 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
         assert_eq!(error.needed.alignment, 8);
         assert!(error.needed.bytes >= 8 * 513);
     }
+
+    // A fill ends with the elements, of which there may be none.
+    let mut block = pool.try_allocate(&stream, 4096).unwrap();
+    block.fill(&stream, 7).unwrap();
+    let mut filled = Buffer::<u8>::from_block(block, 10).unwrap();
+    filled.zero(&stream).unwrap();
+    let mut filled = Buffer::<u8>::from_block(filled.into_block(), 4).unwrap();
+    filled.fill(&stream, 1).unwrap();
+    let mut filled = Buffer::<u8>::from_block(filled.into_block(), 0).unwrap();
+    filled.zero(&stream).unwrap();
+    let block = filled.into_block();
+    let bytes = block.download(&stream, 0..12).unwrap();
+    let bytes = device.block_on(bytes).unwrap();
+    assert_eq!(bytes, [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 7, 7]);
+    drop(block);
 
     // Behind a small block, blocks that follow each other are not aligned to their size.
     let shifted = pool.try_allocate(&stream, 4096).unwrap();

@@ -351,3 +351,20 @@ fn request_from_before_the_capture_gets_complete_memory() {
     drop((block, graph, waiting));
     site.assert_sound();
 }
+
+/// Memory of a graph stays with the graph, so it is not evicted for other requests while the graph can be launched.
+#[test]
+fn evictable_block_of_a_capture_is_kept_for_the_graph() {
+    let site = Site::new(16 * MIB);
+    let capture = site.pool.capture(&site.stream).unwrap();
+    let cached = site.take(8 * MIB).into_evictable();
+    let graph = capture.end().unwrap();
+    let held = site.pool.try_allocate(&site.stream, 8 * MIB).unwrap();
+    assert!(site.pool.try_allocate(&site.stream, 8 * MIB).is_err());
+    assert!(cached.is_present());
+    drop(graph);
+    let other = site.pool.try_allocate(&site.stream, 8 * MIB);
+    assert!(other.is_ok() && !cached.is_present());
+    drop((held, other));
+    site.assert_sound();
+}
