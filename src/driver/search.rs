@@ -307,8 +307,8 @@ impl<'a> Search<'a> {
     }
 
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
-    /// scattered. If all that is evictable would not be enough, nothing is evicted. Nor is more, while memory that was
-    /// evicted by this search is pending: it is enough once it is complete.
+    /// scattered. If all that is evictable would not be enough, nothing is evicted. Nor is more, for a request that does
+    /// not wait, while memory that was evicted by this search is pending: it is enough once it is complete.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
@@ -323,7 +323,9 @@ impl<'a> Search<'a> {
         };
         let is_enough = at_hand.saturating_add(pending).saturating_add(evictable) >= bytes;
         let evicted_before = pending.min(self.evicted);
-        let is_coming = evicted_before > 0 && at_hand.saturating_add(evicted_before) >= bytes;
+        let is_coming = self.mode.effort == Effort::Immediate
+            && evicted_before > 0
+            && at_hand.saturating_add(evicted_before) >= bytes;
         let lacking = bytes.saturating_sub(at_hand).max(bytes / 4);
         if !is_enough || is_coming {
             return Ok(false);
