@@ -8,12 +8,13 @@
 //! RUSTC_WORKSPACE_WRAPPER=.ci/with/shuttle cargo test --release -p weirpool-models --test shuttle
 //! ```
 //!
-//! `WEIRPOOL_SCHEDULES=100000` runs more schedules. A failure prints the schedule; shuttle's `replay` runs it again.
+//! `WEIRPOOL_SCHEDULES=100000` runs more schedules. A failure prints the schedule, and `WEIRPOOL_REPLAY=FILE` runs the
+//! schedule in that file again: it is the text between the quotes.
 #![cfg(weirpool_shuttle)]
 
 use shuttle::future::block_on;
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::{Config, Runner, thread};
 use std::pin::Pin;
@@ -77,6 +78,8 @@ fn schedules() -> usize {
 struct Setting {
     virtual_memory: bool,
     has_reclaimer: bool,
+    /// The threads also trim, coalesce, poll, synchronize, and register streams.
+    has_upkeep: bool,
     lane_bytes: u64,
     /// The most bytes of half of the requests.
     limit: Option<u64>,
@@ -89,6 +92,9 @@ struct Task {
     work: SimStream,
     stream: Stream,
     other: Stream,
+    /// Registered for one block at a time.
+    brief: SimStream,
+    has_upkeep: bool,
 }
 
 impl Task {
@@ -123,7 +129,9 @@ impl Task {
 
     /// A task never waits for memory while it holds some that cannot be evicted, so every wait ends.
     fn step(&self, evictables: &mut Vec<Evictable>) {
-        match thread_rng().gen_range(0..10) {
+        // Without upkeep, the steps in which waiting requests depend on each other most are more frequent.
+        let kinds = if self.has_upkeep { 16 } else { 10 };
+        match thread_rng().gen_range(0..kinds) {
             0..3 => {
                 let block = block_on(self.allocate()).unwrap();
                 self.use_block(&block);
@@ -158,7 +166,21 @@ impl Task {
                 thread::yield_now();
                 drop(block);
             }
-            _ => self.stream.seal().unwrap(),
+            8 => self.stream.seal().unwrap(),
+            10 => block_on(self.stream.synchronize()).unwrap(),
+            11 => drop(self.stream.event().unwrap().is_complete().unwrap()),
+            12 => drop(self.pool.reap().unwrap()),
+            13 => drop(self.pool.trim_to(0).unwrap()),
+            14 => drop(self.pool.coalesce().unwrap()),
+            _ => {
+                let brief = self.pool.register(&self.brief).unwrap();
+                if let Ok(block) = self.pool.try_allocate(&brief, self.bytes()) {
+                    let time = Duration::from_micros(1);
+                    let operation = Operation::new(time).writes(block.address(), block.size());
+                    self.brief.submit(operation);
+                    self.proceeding.note_work();
+                }
+            }
         }
     }
 }
@@ -187,9 +209,10 @@ fn execute(setting: Setting) {
         let reclaimer = pool.reclaimer();
         thread::spawn(move || block_on(reclaimer))
     });
+    let briefs: Vec<_> = (0..THREADS).map(|_| device.create_stream()).collect();
     let proceeding = Arc::new(Proceeding {
         device: device.clone(),
-        works: works.clone(),
+        works: works.iter().chain(&briefs).cloned().collect(),
         is_over: Mutex::new(false),
         changed: Condvar::new(),
     });
@@ -205,6 +228,8 @@ fn execute(setting: Setting) {
                 work,
                 stream: streams[number].clone(),
                 other: streams[(number + 1) % THREADS].clone(),
+                brief: briefs[number].clone(),
+                has_upkeep: setting.has_upkeep,
             };
             thread::spawn(move || {
                 let mut evictables = Vec::new();
@@ -239,6 +264,10 @@ fn run(scheduler: impl Scheduler + 'static, setting: Setting) {
 }
 
 fn run_both(setting: Setting) {
+    if let Ok(path) = std::env::var("WEIRPOOL_REPLAY") {
+        let schedule = std::fs::read_to_string(path).expect("a file with a schedule");
+        return run(ReplayScheduler::new_from_encoded(schedule.trim()), setting);
+    }
     run(RandomScheduler::new(schedules()), setting);
     run(PctScheduler::new(3, schedules()), setting);
 }
@@ -248,6 +277,7 @@ fn waiters_are_served_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: false,
+        has_upkeep: false,
         lane_bytes: MIB,
         limit: None,
     });
@@ -258,6 +288,7 @@ fn waiters_are_served_beside_a_reclaimer_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: true,
+        has_upkeep: false,
         lane_bytes: MIB,
         limit: None,
     });
@@ -268,6 +299,7 @@ fn waiters_for_plain_memory_are_served_under_random_schedules() {
     run_both(Setting {
         virtual_memory: false,
         has_reclaimer: true,
+        has_upkeep: false,
         lane_bytes: 0,
         limit: None,
     });
@@ -278,7 +310,19 @@ fn throttled_requests_are_served_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: false,
+        has_upkeep: false,
         lane_bytes: MIB,
         limit: Some(3 * MIB),
+    });
+}
+
+#[test]
+fn waiters_are_served_beside_upkeep_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: true,
+        has_reclaimer: false,
+        has_upkeep: true,
+        lane_bytes: MIB,
+        limit: None,
     });
 }

@@ -5,6 +5,7 @@
 
 use super::*;
 use loom::thread;
+use weirpool::Overtaking;
 use weirpool::device::DeviceErrorKind::Unsupported;
 use weirpool::device::sim::Call;
 
@@ -95,6 +96,104 @@ fn seal_wakes_a_request_that_joins() {
             a.seal().unwrap();
         }
         let mut tasks = [waiting];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some());
+    });
+}
+
+/// While a user's event closes the ticket that the memory waits for, a search finds neither an unsealed free nor an
+/// event.
+#[test]
+fn users_event_wakes_a_request_that_joins() {
+    model("user's event wakes a request that joins", || {
+        let (_, pool, [(_, a), (_, b)]) = start();
+        drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        let recording = thread::spawn(move || (a.event().unwrap(), a));
+        let waiting = Task::new(pool.allocate(&b, 2 * MIB));
+        let _kept = recording.join().unwrap();
+        let mut tasks = [waiting];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some());
+    });
+}
+
+/// The record of the user's event fails, or that of the search.
+#[test]
+fn failed_record_wakes_a_request_that_joins() {
+    model("failed record wakes a request that joins", || {
+        let (device, pool, [(_, a), (_, b)]) = start();
+        device.fail_next(Call::Record, Unsupported);
+        drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        let recording = thread::spawn(move || (a.event().is_err(), a));
+        let waiting = Task::new(pool.allocate(&b, 2 * MIB));
+        let (has_failed, _a) = recording.join().unwrap();
+        let mut tasks = [waiting];
+        expect_no_lost_wake(&pool, &mut tasks);
+        if !has_failed {
+            // The search's own record may have failed: it is tried again some time later.
+            device.advance(Duration::from_secs(1));
+            expect_no_lost_wake(&pool, &mut tasks);
+        }
+        assert!(tasks[0].output.is_some());
+    });
+}
+
+/// Lets a stream proceed past a free, and then has another thread notice it in passing, against a request that joins.
+fn progress_noticed_by<T: Send + 'static>(name: &'static str, notice: fn(&Pool, SimStream) -> T) {
+    model(name, move || {
+        let (device, pool, [(work, a), (_, b)]) = start();
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        run(&work, 100);
+        drop((block, a));
+        let noticing = thread::spawn({
+            let (device, pool) = (device.clone(), pool.clone());
+            move || {
+                device.advance(Duration::from_micros(100));
+                notice(&pool, work)
+            }
+        });
+        let waiting = Task::new(pool.allocate(&b, 2 * MIB));
+        let _kept = noticing.join().unwrap();
+        let mut tasks = [waiting];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some());
+    });
+}
+
+#[test]
+fn progress_that_a_registration_notices_wakes_a_request_that_joins() {
+    let name = "progress that a registration notices wakes a request that joins";
+    progress_noticed_by(name, |pool, work| pool.register(&work).unwrap());
+}
+
+#[test]
+fn progress_that_a_trim_notices_wakes_a_request_that_joins() {
+    let name = "progress that a trim notices wakes a request that joins";
+    progress_noticed_by(name, |pool, _| pool.trim_to(2 * MIB).unwrap());
+}
+
+/// The search for a request that may overtake the head finds memory complete that only the head can use.
+#[test]
+fn progress_found_for_another_request_serves_the_head() {
+    let name = "progress found for another request serves the head";
+    model(name, || {
+        let device = device();
+        let overtaking = Overtaking {
+            times: 1,
+            bytes: 2 * MIB,
+        };
+        let pool = builder(&device).overtaking(overtaking).build().unwrap();
+        let [(work, a), (_, b)] = streams(&device, &pool);
+        let _held = pool.try_allocate(&b, MIB).unwrap();
+        let block = pool.try_allocate(&a, MIB).unwrap();
+        run(&work, 100);
+        let head = Task::new(pool.allocate(&b, MIB));
+        let behind = Task::new(pool.allocate(&b, MIB).alignment(2 * MIB));
+        let mut tasks = [head, behind];
+        let advancing = thread::spawn(move || device.advance(Duration::from_micros(100)));
+        drop(block);
+        tasks.iter_mut().for_each(Task::poll);
+        advancing.join().unwrap();
         expect_no_lost_wake(&pool, &mut tasks);
         assert!(tasks[0].output.is_some());
     });

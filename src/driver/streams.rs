@@ -192,12 +192,7 @@ impl Streams {
             return;
         }
         // First, so that nothing is pending for a stream that no search finds any more.
-        {
-            let mut heap = self.heap.lock();
-            for lane in &done {
-                heap.complete(lane.id, lane.timeline.completed());
-            }
-        }
+        done.iter().for_each(|lane| self.catch_up(lane));
         let done = {
             let mut registry = self.lanes.lock();
             let done = registry.remove_done(&done);
@@ -227,10 +222,15 @@ impl Streams {
     /// Returns a sticky error. Another error of one stream's event proves nothing (invariant `errors-are-errors`): the
     /// memory it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
     pub(crate) fn reap(&self) -> Result<bool, DeviceError> {
-        self.reap_by(|lane| lane.timeline.reap(&*self.device))
+        let has_news = self.reap_by(|lane| lane.timeline.reap(&*self.device))?;
+        if has_news && !injected("progress-noticed-and-not-told") {
+            self.publish(Change::Memory);
+        }
+        Ok(has_news)
     }
 
-    /// Asks every stream in a way of the caller's, which may leave streams out.
+    /// Asks every stream in a way of the caller's, which may leave streams out. For a search, which takes what it finds:
+    /// nothing is published.
     ///
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
@@ -280,7 +280,7 @@ impl Streams {
     /// Returns the errors of [`reap`](Self::reap).
     pub(super) fn reap_due(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
         let answer = self.noted(lane.timeline.reap_due(ticket, &*self.device));
-        self.catch_up(lane);
+        self.complete_in_heap(lane);
         match answer {
             Err(error) if error.is_sticky() => Err(error),
             answer => Ok(answer.unwrap_or(false)),
@@ -301,15 +301,21 @@ impl Streams {
             self.noted(lane.timeline.reap_up_to(ticket, &*self.device))?;
         }
         // Whichever thread reaped it: a caller that is told that memory is free finds it free.
-        if self.catch_up(lane) {
-            self.publish(Change::Memory);
-        }
+        self.catch_up(lane);
         Ok(is_known())
     }
 
-    /// Brings the heap up to the known progress of a stream. Between the timeline's news and this call, memory is
-    /// complete and still counted as pending: callers that need it catch up first.
-    pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
+    /// Brings the heap up to the known progress of a stream, and publishes what that frees: a request may have searched
+    /// before, and found nothing to watch since. Between the timeline's news and this call, memory is complete and still
+    /// counted as pending: callers that need it catch up first.
+    pub(crate) fn catch_up(&self, lane: &Lane) {
+        if self.complete_in_heap(lane) && !injected("progress-noticed-and-not-told") {
+            self.publish(Change::Memory);
+        }
+    }
+
+    /// Brings the heap up to the known progress of a stream. Says whether there was any news, which is not published.
+    fn complete_in_heap(&self, lane: &Lane) -> bool {
         let completed = lane.timeline.completed();
         let has_news = self.heap.lock().complete(lane.id, completed);
         if has_news {
@@ -406,11 +412,15 @@ impl Streams {
         (is_quiet && !is_cached()).then_some(totals.returns)
     }
 
-    /// Has `waker` called when any stream gets further than it is known to be, if that can free memory.
-    pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) {
+    /// Has `waker` called when any stream gets further than it is known to be, if that can free memory. Returns whether
+    /// memory is pending that no event covers, although it was sealed: a record has failed, and is to be tried again.
+    pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) -> bool {
         let mut kept = Watches::new();
+        let mut has_unrecorded = false;
         for lane in self.lanes_to_watch() {
-            for marker in lane.timeline.to_watch() {
+            let to_watch = lane.to_watch(waker);
+            has_unrecorded |= to_watch.is_empty() && lane.owes_record();
+            for marker in to_watch {
                 let point = (lane.id, marker.ticket);
                 let watch = watches.remove(&point);
                 let watch = watch.unwrap_or_else(|| Watch::new(marker, waker));
@@ -418,6 +428,7 @@ impl Streams {
             }
         }
         *watches = kept;
+        has_unrecorded
     }
 
     /// Returns the lanes that memory is pending for. Where waiting comes first, all active lanes: the mere progress of

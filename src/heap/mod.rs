@@ -255,6 +255,7 @@ impl Heap {
             return false;
         }
         self.completed.set(stream, ticket);
+        self.map.totals_mut().progress += 1;
         while let Some((due, id)) = self.map.index_mut().pending.next_due(stream, ticket) {
             let fence = Fence {
                 stream,

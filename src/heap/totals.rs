@@ -29,6 +29,8 @@ pub(crate) struct Totals {
     pub(crate) returns: u64,
     /// Number of blocks flushed so far from lanes.
     pub(crate) taken_back: u64,
+    /// How often a stream was found further than it was known to be.
+    pub(crate) progress: u64,
     /// The lowest number of free bytes since the last [`mark_free`](Self::mark_free).
     pub(crate) free_low: u64,
     /// Number of chunks wholly inside free blocks: those that can be remapped or released. Where memory is plain, the

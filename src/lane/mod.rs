@@ -73,7 +73,9 @@ use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, plain};
 use active::Activity;
 use marker::Recorded;
+use smallvec::SmallVec;
 use std::any::Any;
+use std::task::Waker;
 use std::time::Duration;
 
 /// A registered stream; see the [module](self). It has its own cache lines, because the hot path reads it.
@@ -222,6 +224,18 @@ impl Lane {
         self.timeline.should_query(self.cache.spacing.is_close())
     }
 
+    /// Returns the [markers to watch](Timeline::to_watch) for the stream's progress. If there is none, `waker` is called
+    /// when one is published that another thread records now.
+    pub(crate) fn to_watch(&self, waker: &Waker) -> SmallVec<[Arc<Marker>; 3]> {
+        let closed = self.cache.open_ticket().previous();
+        self.timeline.to_watch(closed, waker)
+    }
+
+    /// Returns whether an event is to be recorded that no free and no user's call records: one has failed.
+    pub(crate) fn owes_record(&self) -> bool {
+        !self.is_external && self.cache.is_dirty() && !self.cache.is_captured()
+    }
+
     /// Records an event for the blocks freed so far, unless an event covers them already.
     ///
     /// # Errors
@@ -335,6 +349,7 @@ impl Lane {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
                 self.cache.note_unrecorded();
+                self.timeline.note_unrecorded(closed.ticket);
                 Err(error)
             }
         }

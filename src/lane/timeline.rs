@@ -15,6 +15,7 @@ use crate::sync::plain::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::task::Waker;
 use std::time::Duration;
 
 /// See the [module](self).
@@ -40,6 +41,8 @@ struct Markers {
     pace: Pace,
     /// A query in vain keeps the stream from being queried again before this time.
     quiet_until: Duration,
+    /// Called when a marker is published, or that of this ticket or an earlier one cannot be recorded.
+    on_next: Option<(Ticket, Waker)>,
 }
 
 /// Markers that follow each other. Mostly one: it is on the stack.
@@ -135,14 +138,27 @@ impl Timeline {
     /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so
     /// its event covers the earlier one.
     pub(crate) fn publish(&self, mut marker: Marker) -> Arc<Marker> {
-        let mut markers = self.markers.lock();
-        marker.expected_at = markers.pace.expect(marker.sealed_at);
-        let marker = Arc::new(marker);
-        let incomplete = &mut markers.incomplete;
-        let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
-        incomplete.insert(at, marker.clone());
-        self.note_incomplete(incomplete.len());
+        let (marker, on_next) = {
+            let mut markers = self.markers.lock();
+            marker.expected_at = markers.pace.expect(marker.sealed_at);
+            let marker = Arc::new(marker);
+            let incomplete = &mut markers.incomplete;
+            let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
+            incomplete.insert(at, marker.clone());
+            self.note_incomplete(incomplete.len());
+            (marker, markers.on_next.take())
+        };
+        on_next.into_iter().for_each(|(_, waker)| waker.wake());
         marker
+    }
+
+    /// Notes that the marker of a closed ticket could not be recorded.
+    pub(super) fn note_unrecorded(&self, ticket: Ticket) {
+        let on_next = {
+            let on_next = &mut self.markers.lock().on_next;
+            on_next.take_if(|(closed, _)| ticket <= *closed)
+        };
+        on_next.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// Notes that work submitted from now on starts after a point that is expected at `until`.
@@ -172,13 +188,21 @@ impl Timeline {
 
     /// Returns the markers to watch for the stream's progress: the one that completes next, and the last, in case the
     /// device reports the former late. Behind an oldest marker that reports an error, the next one that does not.
-    pub(crate) fn to_watch(&self) -> impl Iterator<Item = Arc<Marker>> + use<> {
-        let markers = &self.markers.lock().incomplete;
-        let sound = || markers.iter().filter(|marker| !marker.has_erred());
-        let to_watch = [markers.front(), sound().next(), sound().next_back()];
+    ///
+    /// If there is none although `closed` is not complete, another thread closed that ticket and is about to publish its
+    /// marker. `waker` is called when it has, or could not record it.
+    pub(super) fn to_watch(&self, closed: Ticket, waker: &Waker) -> SmallVec<[Arc<Marker>; 3]> {
+        let mut markers = self.markers.lock();
+        let incomplete = &markers.incomplete;
+        let sound = || incomplete.iter().filter(|marker| !marker.has_erred());
+        let to_watch = [incomplete.front(), sound().next(), sound().next_back()];
         let mut to_watch: SmallVec<[_; 3]> = to_watch.into_iter().flatten().cloned().collect();
         to_watch.dedup_by_key(|marker| marker.ticket);
-        to_watch.into_iter()
+        let is_coming = to_watch.is_empty() && self.completed() < closed;
+        if is_coming && !injected("marker-to-come-overlooked") {
+            markers.on_next = Some((closed, waker.clone()));
+        }
+        to_watch
     }
 
     /// Returns the sealing times of the incomplete markers, from the earliest on.

@@ -208,9 +208,7 @@ impl Pool {
     /// Returns the device's error, if it cannot tell.
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().driver.reap()?;
-        if has_news {
-            Service::serve_change(self.service());
-        }
+        Service::serve(self.service());
         Ok(has_news)
     }
 

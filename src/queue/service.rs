@@ -135,8 +135,10 @@ impl Service {
         let mut next = Some(generation);
         while let Some(generation) = next {
             let look_again_at = Pass::new(this, effort, generation).run();
-            this.set_next_look(look_again_at);
-            this.watch();
+            let has_unrecorded = this.watch();
+            // The record is tried again in the next pass.
+            let retry_at = has_unrecorded.then(|| this.now() + this.driver.maintenance.interval());
+            this.set_next_look(look_again_at.into_iter().chain(retry_at).min());
             next = this.funnel.end();
         }
         // Another thread may serve by now: there is nothing to give up, even if this thread unwinds.
@@ -157,8 +159,9 @@ impl Service {
     }
 
     /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
-    /// spawned for the requests ends with them.
-    fn watch(&self) {
+    /// spawned for the requests ends with them. Returns whether a [record](crate::driver::Driver::watch_streams) is to
+    /// be tried again.
+    fn watch(&self) -> bool {
         let is_awaited = !self.queue.is_empty();
         if !is_awaited {
             self.dismiss_reclaimer();
@@ -170,11 +173,13 @@ impl Service {
         }
         let is_idle = !is_awaited && self.queue.scopes.is_empty();
         if is_idle && !self.driver.is_draining() && !self.driver.is_recalled() {
-            return drop(watches);
+            drop(watches);
+            return false;
         }
         let waker = Waker::from(self.funnel.clone());
-        self.driver.watch_streams(&mut watches, &waker);
+        let has_unrecorded = self.driver.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
+        has_unrecorded && is_awaited
     }
 
     fn dismiss_reclaimer(&self) {

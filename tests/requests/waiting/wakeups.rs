@@ -99,6 +99,33 @@ fn seal_wakes_a_request_on_another_stream() {
     }
 }
 
+/// Nothing happens on the device but the pool's own calls, and the first of these fail.
+#[test]
+fn record_that_fails_again_and_again_is_tried_again() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let [(work, a), (_, b)] = streams(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
+        use_block(&work, &block, us(10));
+        for nth in 1..=5 {
+            device.script(
+                Call::Record,
+                nth,
+                Fault::Fails(DeviceErrorKind::Unsupported),
+            );
+        }
+        drop(block);
+        for _ in 0..100 {
+            settle(&mut tasks);
+            device.advance(Duration::from_millis(50));
+        }
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting(), "the memory stayed pending");
+        assert!(tasks[0].polls < 50, "{} polls", tasks[0].polls);
+    }
+}
+
 #[test]
 fn users_ordering_wakes_a_request_on_that_stream() {
     for device in devices() {
