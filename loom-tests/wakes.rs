@@ -190,7 +190,14 @@ fn progress_found_for_another_request_serves_the_head() {
         let head = Task::new(pool.allocate(&b, MIB));
         let behind = Task::new(pool.allocate(&b, MIB).alignment(2 * MIB));
         let mut tasks = [head, behind];
-        let advancing = thread::spawn(move || device.advance(Duration::from_micros(100)));
+        let advancing = thread::spawn({
+            let pool = pool.clone();
+            move || {
+                // A step of the model before that of the device.
+                let _ = pool.statistics();
+                device.advance(Duration::from_micros(100));
+            }
+        });
         drop(block);
         tasks.iter_mut().for_each(Task::poll);
         advancing.join().unwrap();

@@ -224,7 +224,8 @@ impl Queue {
         let is_candidate = match over {
             Some(tag) => {
                 standing.quotas.of(tag).join(waiter.clone(), now);
-                false
+                // It may be first, and small enough for the limit.
+                self.admit_from(&mut standing, tag, now, gate).has_candidate
             }
             None => self.enqueue(&mut standing, waiter.clone(), now, gate),
         };

@@ -60,6 +60,30 @@ fn limit_refuses_requests_that_do_not_wait() {
     );
 }
 
+/// A request that comes before those at the limit of its tag, and is small enough for what is left, does not wait for
+/// them.
+#[test]
+fn small_request_of_higher_priority_does_not_wait_at_the_limit() {
+    let device = manual();
+    let [guest, _] = tags("first in line");
+    let (pool, stream) = limited(&device, 64 * MIB, (guest, 8 * MIB));
+    let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+    let held = allocate(6 * MIB).try_now().unwrap();
+    let mut large = not_ready(allocate(4 * MIB));
+    let mut behind = not_ready(allocate(MIB));
+    let small = now(allocate(MIB).priority(1)).expect("2 MiB are left");
+    assert_eq!(used(&pool, guest), 7 * MIB);
+    assert!(poll(&mut large).is_pending() && poll(&mut behind).is_pending());
+    drop((held, small));
+    let [Poll::Ready(Ok(large)), Poll::Ready(Ok(behind))] = [poll(&mut large), poll(&mut behind)]
+    else {
+        panic!("both are within the limit");
+    };
+    assert_eq!(used(&pool, guest), 5 * MIB);
+    drop((large, behind));
+    pool.check_conserved().unwrap();
+}
+
 /// A request that waits for the limit of its tag delays no other, and enters the queue when its tag frees memory.
 #[test]
 fn throttled_request_delays_no_other() {
