@@ -5,9 +5,9 @@
 
 use super::*;
 use loom::thread;
-use weirpool::Overtaking;
 use weirpool::device::DeviceErrorKind::Unsupported;
 use weirpool::device::sim::Call;
+use weirpool::{Overtaking, Tag};
 
 type Answer = Result<Block, weirpool::AllocError>;
 
@@ -204,6 +204,28 @@ fn progress_found_for_another_request_serves_the_head() {
         expect_no_lost_wake(&pool, &mut tasks);
         assert!(tasks[0].output.is_some());
     });
+}
+
+/// A request that joins at the limit of its tag sees first that a free allows the one before it.
+#[test]
+fn free_at_a_limit_wakes_the_first_while_another_joins() {
+    model(
+        "free at a limit wakes the first while another joins",
+        || {
+            let (_, pool, [(_, a)]) = start();
+            let tag = Tag::new("limited");
+            pool.tag(tag).set_limit(Some(MIB));
+            let allocate = || pool.allocate(&a, MIB).tag(tag);
+            let held = allocate().try_now().unwrap();
+            let first = Task::new(allocate());
+            let freeing = thread::spawn(move || drop(held));
+            let second = Task::new(allocate());
+            freeing.join().unwrap();
+            let mut tasks = [first, second];
+            expect_no_lost_wake(&pool, &mut tasks);
+            assert!(tasks[0].output.is_some());
+        },
+    );
 }
 
 #[test]

@@ -123,19 +123,13 @@ impl Waiting {
             charge,
         };
         let joined = service.queue.join(newcomer, &service.rules, &driver.gate);
-        let Joined {
-            waiter,
-            is_candidate,
-        } = joined.map_err(|Refused { error, charged }| {
+        let Joined { waiter, moved } = joined.map_err(|Refused { error, charged }| {
             if let Some((tag, bytes)) = charged {
                 service.uncharge(tag, bytes);
             }
             error
         })?;
-        if is_candidate {
-            // The poll that comes next searches for it.
-            service.funnel.note_candidate();
-        }
+        service.note_joined(&waiter, moved);
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
             (at, Alarm::new(&driver.device, at, waker))

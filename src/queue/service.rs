@@ -242,6 +242,15 @@ impl Service {
         }
     }
 
+    /// Notes that a request joined. The poll that comes next searches for it, unless it waits for the limit of its tag.
+    pub(super) fn note_joined(&self, waiter: &Waiter, mut moved: Moved) {
+        if moved.has_candidate && !waiter.is_throttled() {
+            self.funnel.note_candidate();
+            moved.has_candidate = false;
+        }
+        self.note_moved(moved);
+    }
+
     /// Notifies and offers the hook after requests moved into the fair queue, or up in a quota queue.
     fn note_moved(&self, moved: Moved) {
         if moved.has_candidate {

@@ -57,8 +57,8 @@ pub(super) struct Newcomer<'a> {
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) waiter: Arc<Waiter>,
-    /// Memory must be searched for it now.
-    pub(super) is_candidate: bool,
+    /// A request that is throttled may be the first to see that the limit allows others.
+    pub(super) moved: Moved,
 }
 
 /// A request that may not join.
@@ -69,7 +69,7 @@ pub(super) struct Refused {
     pub(super) charged: Option<(Tag, u64)>,
 }
 
-/// How the queue changed when a request left it, or a limit was raised.
+/// How the queue changed when a request joined or left it, or a limit was raised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "memory must be searched for a candidate"]
 pub(super) struct Moved {
@@ -221,18 +221,18 @@ impl Queue {
         let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
         self.scopes.enter(&waiter, gate);
-        let is_candidate = match over {
+        let moved = match over {
             Some(tag) => {
                 standing.quotas.of(tag).join(waiter.clone(), now);
                 // It may be first, and small enough for the limit.
-                self.admit_from(&mut standing, tag, now, gate).has_candidate
+                self.admit_from(&mut standing, tag, now, gate)
             }
-            None => self.enqueue(&mut standing, waiter.clone(), now, gate),
+            None => Moved {
+                has_candidate: self.enqueue(&mut standing, waiter.clone(), now, gate),
+                has_new_first: false,
+            },
         };
-        Ok(Joined {
-            waiter,
-            is_candidate,
-        })
+        Ok(Joined { waiter, moved })
     }
 
     /// Adds a request to the fair queue. The gate is closed under the queue's lock, as it is opened, so that it is
