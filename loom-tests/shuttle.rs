@@ -22,7 +22,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{Allocate, Block, Evictable, Pool, Stream, Tag};
+use weirpool::{Allocate, Block, Evictable, Overtaking, Pool, Stream, Tag};
 
 const MIB: u64 = 1 << 20;
 const THREADS: usize = 4;
@@ -74,12 +74,25 @@ fn schedules() -> usize {
     })
 }
 
+/// The kinds of steps that threads take: the fewer, the more often are those in which waiting requests depend on each
+/// other.
+#[derive(Clone, Copy)]
+enum Steps {
+    /// Threads allocate, free, order streams, and make memory evictable.
+    Requests = 10,
+    /// They also trim, coalesce, poll, synchronize, and register streams.
+    Upkeep = 16,
+    /// They also allocate several blocks, draw from reservations, resize, drain, and change limits; requests have
+    /// priorities.
+    All = 22,
+}
+
 #[derive(Clone, Copy)]
 struct Setting {
     virtual_memory: bool,
     has_reclaimer: bool,
-    /// The threads also trim, coalesce, poll, synchronize, and register streams.
-    has_upkeep: bool,
+    steps: Steps,
+    overtaking: Overtaking,
     lane_bytes: u64,
     /// The most bytes of half of the requests.
     limit: Option<u64>,
@@ -94,7 +107,7 @@ struct Task {
     other: Stream,
     /// Registered for one block at a time.
     brief: SimStream,
-    has_upkeep: bool,
+    steps: Steps,
 }
 
 impl Task {
@@ -112,6 +125,10 @@ impl Task {
     /// A request, with the tag or without.
     fn allocate(&self) -> Allocate<'_> {
         let request = self.pool.allocate(&self.stream, self.bytes());
+        let request = match self.steps {
+            Steps::All => request.priority(thread_rng().gen_range(0..3)),
+            _ => request,
+        };
         match thread_rng().gen_bool(0.5) {
             true => request.tag(self.tag),
             false => request,
@@ -129,9 +146,7 @@ impl Task {
 
     /// A task never waits for memory while it holds some that cannot be evicted, so every wait ends.
     fn step(&self, evictables: &mut Vec<Evictable>) {
-        // Without upkeep, the steps in which waiting requests depend on each other most are more frequent.
-        let kinds = if self.has_upkeep { 16 } else { 10 };
-        match thread_rng().gen_range(0..kinds) {
+        match thread_rng().gen_range(0..self.steps as u32) {
             0..3 => {
                 let block = block_on(self.allocate()).unwrap();
                 self.use_block(&block);
@@ -172,7 +187,7 @@ impl Task {
             12 => drop(self.pool.reap().unwrap()),
             13 => drop(self.pool.trim_to(0).unwrap()),
             14 => drop(self.pool.coalesce().unwrap()),
-            _ => {
+            15 => {
                 let brief = self.pool.register(&self.brief).unwrap();
                 if let Ok(block) = self.pool.try_allocate(&brief, self.bytes()) {
                     let time = Duration::from_micros(1);
@@ -180,6 +195,34 @@ impl Task {
                     self.brief.submit(operation);
                     self.proceeding.note_work();
                 }
+            }
+            16 => {
+                let request = self
+                    .pool
+                    .allocate_many(&self.stream, [MIB, 4096, self.bytes().min(2 * MIB)]);
+                let blocks = block_on(request).unwrap();
+                blocks.iter().for_each(|block| self.use_block(block));
+            }
+            17 => {
+                let reservation = block_on(self.pool.reserve(2 * MIB)).unwrap();
+                for bytes in [MIB, 2 * MIB, 4096] {
+                    let scoped = reservation.scope(self.pool.allocate(&self.stream, bytes));
+                    let block = block_on(scoped).unwrap();
+                    self.use_block(&block);
+                }
+            }
+            18 => drop(
+                self.pool
+                    .resize(thread_rng().gen_range(4..6) * MIB)
+                    .unwrap(),
+            ),
+            19 => block_on(self.pool.drain()).unwrap(),
+            20 => drop(self.pool.evict(self.bytes())),
+            _ => {
+                let limit = [None, Some(3 * MIB), Some(4 * MIB)];
+                self.pool
+                    .tag(self.tag)
+                    .set_limit(limit[thread_rng().gen_range(0..3)]);
             }
         }
     }
@@ -196,6 +239,7 @@ fn execute(setting: Setting) {
         .capacity(4 * MIB)
         .chunk_bytes(2 * MIB)
         .lane_bytes(setting.lane_bytes)
+        .overtaking(setting.overtaking)
         .build()
         .unwrap();
     let tag = Tag::new("limited");
@@ -229,7 +273,7 @@ fn execute(setting: Setting) {
                 stream: streams[number].clone(),
                 other: streams[(number + 1) % THREADS].clone(),
                 brief: briefs[number].clone(),
-                has_upkeep: setting.has_upkeep,
+                steps: setting.steps,
             };
             thread::spawn(move || {
                 let mut evictables = Vec::new();
@@ -277,7 +321,8 @@ fn waiters_are_served_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: false,
-        has_upkeep: false,
+        steps: Steps::Requests,
+        overtaking: Overtaking::NONE,
         lane_bytes: MIB,
         limit: None,
     });
@@ -288,7 +333,8 @@ fn waiters_are_served_beside_a_reclaimer_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: true,
-        has_upkeep: false,
+        steps: Steps::Requests,
+        overtaking: Overtaking::NONE,
         lane_bytes: MIB,
         limit: None,
     });
@@ -299,7 +345,8 @@ fn waiters_for_plain_memory_are_served_under_random_schedules() {
     run_both(Setting {
         virtual_memory: false,
         has_reclaimer: true,
-        has_upkeep: false,
+        steps: Steps::Requests,
+        overtaking: Overtaking::NONE,
         lane_bytes: 0,
         limit: None,
     });
@@ -310,7 +357,8 @@ fn throttled_requests_are_served_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: false,
-        has_upkeep: false,
+        steps: Steps::Requests,
+        overtaking: Overtaking::NONE,
         lane_bytes: MIB,
         limit: Some(3 * MIB),
     });
@@ -321,8 +369,36 @@ fn waiters_are_served_beside_upkeep_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: false,
-        has_upkeep: true,
+        steps: Steps::Upkeep,
+        overtaking: Overtaking::NONE,
         lane_bytes: MIB,
+        limit: None,
+    });
+}
+
+#[test]
+fn waiters_are_served_beside_everything_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: true,
+        has_reclaimer: false,
+        steps: Steps::All,
+        overtaking: Overtaking::NONE,
+        lane_bytes: MIB,
+        limit: Some(3 * MIB),
+    });
+}
+
+#[test]
+fn overtaken_requests_are_served_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: false,
+        has_reclaimer: false,
+        steps: Steps::All,
+        overtaking: Overtaking {
+            times: 3,
+            bytes: 8 * MIB,
+        },
+        lane_bytes: 0,
         limit: None,
     });
 }

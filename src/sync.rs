@@ -24,7 +24,22 @@ use crossbeam_utils::Backoff;
 pub(crate) use primitive::Arc;
 use primitive::atomic;
 pub(crate) use primitive::atomic::Ordering;
+#[cfg(not(weirpool_loom))]
+pub(crate) use std::thread_local;
 pub(crate) use weirpool_device::{assert_unlocked, plain};
+
+/// Declares variables of the model's threads, as std's macro does of threads.
+#[cfg(weirpool_loom)]
+macro_rules! of_each_thread {
+    ($($(#[$attribute:meta])* static $name:ident: $type:ty = const { $value:expr };)+) => {
+        #[cfg(weirpool_shuttle)]
+        shuttle::thread_local! { $($(#[$attribute])* static $name: $type = $value;)+ }
+        #[cfg(not(weirpool_shuttle))]
+        loom::thread_local! { $($(#[$attribute])* static $name: $type = $value;)+ }
+    };
+}
+#[cfg(weirpool_loom)]
+pub(crate) use of_each_thread as thread_local;
 
 /// The object that a lock guards: the name under which the census counts the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

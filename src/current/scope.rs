@@ -5,6 +5,7 @@ use super::table::Seat;
 use crate::device::{AsDevice, DeviceId, Pooling};
 use crate::pool::Pool;
 use crate::sync::plain::Arc;
+use crate::sync::thread_local;
 use pin_project_lite::pin_project;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -87,8 +88,7 @@ impl Scope {
     /// Do not hold the guard across an `.await`: while the task waits, other futures that the thread polls would be in
     /// the scope as well. (If tasks can move between threads, this does not compile.) Use [`run`](Self::run) instead.
     pub fn enter(&self) -> Entered {
-        let number = NEXT.get();
-        NEXT.set(number + 1);
+        let number = NEXT.with(|next| next.replace(next.get() + 1));
         // A thread that is ending may drop futures that were in a scope. They are in no scope then.
         let _ = ENTERED.try_with(|entered| entered.borrow_mut().push((number, self.clone())));
         Entered {

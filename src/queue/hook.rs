@@ -11,7 +11,7 @@ use super::waiter::Waiter;
 use super::waiters::Queue;
 use crate::error::Shortfall;
 use crate::measure::Tag;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain, thread_local};
 use crate::trace;
 use async_trait::async_trait;
 use std::cell::RefCell;
