@@ -81,7 +81,7 @@ enum Steps {
     /// Threads allocate, free, order streams, and make memory evictable.
     Requests = 10,
     /// They also trim, coalesce, poll, synchronize, and register streams.
-    Upkeep = 16,
+    Maintenance = 16,
     /// They also allocate several blocks, draw from reservations, resize, drain, and change limits; requests have
     /// priorities.
     All = 22,
@@ -365,11 +365,11 @@ fn throttled_requests_are_served_under_random_schedules() {
 }
 
 #[test]
-fn waiters_are_served_beside_upkeep_under_random_schedules() {
+fn waiters_are_served_beside_maintenance_under_random_schedules() {
     run_both(Setting {
         virtual_memory: true,
         has_reclaimer: false,
-        steps: Steps::Upkeep,
+        steps: Steps::Maintenance,
         overtaking: Overtaking::NONE,
         lane_bytes: MIB,
         limit: None,

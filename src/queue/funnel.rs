@@ -2,7 +2,7 @@
 //!
 //! | change | published by | can profit |
 //! |---|---|---|
-//! | [`Memory`](Change::Memory) | a free; a completed event; a seal; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
+//! | [`Memory`](Change::Memory) | a free; a completed event; progress of a stream that any thread notices; a seal; a marker that was being recorded; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
 //! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream; requests in scopes of reservations |
 //! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
 //! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |
@@ -48,6 +48,8 @@
 //! 1 or 0.
 //! - A search publishes none of its own steps (see [`publish`](crate::driver::Publish)), and does not raise the
 //!   measure. Either a request takes the memory that it finds, and leaves the queue, or the memory stays where it was.
+//!   If it finds that a stream has got further, which is a change from outside, the requests before it are searched for
+//!   again.
 //! - Serving either removes a request from the queue, or ends with NEWS cleared. Each lowers the measure.
 //! - A waiter is woken when it was granted or failed, which lowered the measure, or when NEWS went from 0 to 1.
 //! - A search may evict a block. That publishes a free, and lowers the measure: only users make blocks evictable.

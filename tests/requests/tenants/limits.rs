@@ -60,7 +60,7 @@ fn limit_refuses_requests_that_do_not_wait() {
     );
 }
 
-/// A request that comes before those at the limit of its tag, and is small enough for what is left, does not wait for
+/// A request that comes before those at the limit of its tag, and is small enough for the rest of it, does not wait for
 /// them.
 #[test]
 fn small_request_of_higher_priority_does_not_wait_at_the_limit() {
