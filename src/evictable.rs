@@ -2,7 +2,7 @@
 
 use crate::block::Block;
 use crate::buffer::Buffer;
-use crate::driver::{Candidate, Change, Evict, Home, Place};
+use crate::driver::{Candidate, Change, Evict, Home, ListPosition};
 use crate::measure::Tag;
 use crate::queue::Service;
 use crate::sync::{Arc, Guards, Mutex, plain};
@@ -40,17 +40,17 @@ use sealed::Memory;
 ///
 /// The pool evicts when a request finds no memory in any other place: after growing, flushing caches and
 /// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or asks a
-/// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined, and
-/// nothing if all of it would not be enough. A request at the limit of its [tag](crate::Tag) evicts memory of that
-/// tag, and a [drain](crate::Pool::drain) evicts all of it. Where [waiting comes first](crate::Order::WaitFirst), a
-/// request first waits for the memory that is about to be free.
+/// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined. It
+/// evicts nothing if all evictable memory would not be enough. A request at the limit of its [tag](crate::Tag)
+/// evicts memory of that tag, and a [drain](crate::Pool::drain) evicts all of it. Where
+/// [waiting comes first](crate::Order::WaitFirst), a request first waits for the memory that is about to be free.
 ///
-/// Evicted memory is pending while its stream is at work. A `try_allocate` evicts no more instead of it. A request that
-/// waits may, at each search for it.
+/// Evicted memory is pending while its stream is at work. A `try_allocate` does not evict more memory in its place. A
+/// waiting request may evict more memory each time the pool searches for it.
 ///
 /// Memory of a living [reservation](crate::Reservation) returns to it, so it is evicted only for requests in the
-/// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries serves no
-/// request, and is evicted for none.
+/// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries
+/// cannot serve a request, so it is never evicted for one.
 ///
 /// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
 /// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
@@ -102,7 +102,7 @@ struct Slot<T> {
     memory: Option<plain::Arc<T>>,
     pins: usize,
     /// Its place on the pool's list while nothing pins it.
-    place: Place,
+    place: ListPosition,
 }
 
 impl Block {
@@ -127,7 +127,7 @@ impl<T: Memory> Evictable<T> {
                 Slot {
                     memory: Some(plain::Arc::new(memory)),
                     pins: 0,
-                    place: Place::default(),
+                    place: ListPosition::default(),
                 },
             ),
         });
@@ -252,7 +252,7 @@ impl<T: Memory> Evict for Shared<T> {
 }
 
 /// Takes the memory of a block off the pool's list. Returns false if it is being evicted.
-fn unlist(block: &Block, place: Place) -> bool {
+fn unlist(block: &Block, place: ListPosition) -> bool {
     block.registration().service.driver.evictables.remove(place)
 }
 

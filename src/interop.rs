@@ -1,4 +1,4 @@
-//! Blocks as cudarc's slices: for its copies, for cuBLAS and its other libraries, and for whatever else takes one.
+//! Blocks as cudarc's slices: for its copies, for cuBLAS and its other libraries, and for any function that takes one.
 //!
 //! Such a call names the stream that it uses the memory on. The use is noted there, ordered as [`Block::read_on`] and
 //! [`Block::write_on`] order, and counted among the block's fences. A call that only borrows a stream cannot keep it
@@ -17,7 +17,7 @@ use crate::shared::{SharedBlock, SharedBuffer};
 use crate::stream::Event;
 use crate::sync::{Arc, plain};
 
-/// What a stream of cudarc's is to a pool.
+/// A stream of cudarc's, as a pool knows it.
 enum Guest {
     Registered(Arc<Registration>),
     Stranger(RawStream),
@@ -86,7 +86,7 @@ impl Event {
 /// Returns the pointer of a use on `stream`, and the action to take once it is submitted.
 ///
 /// # Panics
-/// Where the block cannot be used on the stream; cudarc's call has not been made then.
+/// Panics if the block cannot be used on the stream; cudarc's call has not been made then.
 fn pointer<'a>(
     block: &Block,
     start: u64,
@@ -109,6 +109,8 @@ fn pointer<'a>(
     ((block.address() + start).to_bits(), done)
 }
 
+/// Returns cudarc's stream of a block.
+///
 /// # Panics
 /// Panics if the block is of another device, or of an external stream.
 fn stream_of(block: &Block) -> &plain::Arc<CudaStream> {
@@ -117,7 +119,7 @@ fn stream_of(block: &Block) -> &plain::Arc<CudaStream> {
     stream.expect("the block is of a stream that is none of cudarc's")
 }
 
-/// As [`Buffer`], of bytes: those that were requested.
+/// Gives cudarc the requested bytes of a block as a slice. The implementation for [`Buffer`] has an example.
 impl DeviceSlice<u8> for Block {
     fn len(&self) -> usize {
         self.requested() as usize
@@ -128,21 +130,21 @@ impl DeviceSlice<u8> for Block {
     }
 }
 
-/// As [`Buffer`], of bytes.
+/// Gives cudarc the bytes of a block to read. [`Block::read_on`] describes how the use is ordered.
 impl DevicePtr<u8> for Block {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self, 0, Access::Read, stream)
     }
 }
 
-/// As [`Buffer`], of bytes.
+/// Gives cudarc the bytes of a block to write. [`Block::write_on`] describes how the use is ordered.
 impl DevicePtrMut<u8> for Block {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self, 0, Access::Write, stream)
     }
 }
 
-/// A buffer is given to cudarc's copies and libraries as cudarc's own slices are:
+/// Gives a buffer to cudarc's copies and libraries, which take it like cudarc's own slices:
 ///
 /// ```no_run
 /// # use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys::cublasOperation_t::CUBLAS_OP_N};
@@ -166,7 +168,7 @@ impl DevicePtrMut<u8> for Block {
 /// # Ok(()) }
 /// ```
 ///
-/// What such a use comes after, and counts as, is on the page on [GPUs](crate::guide::gpus).
+/// The page on [GPUs](crate::guide::gpus) describes how such a use is ordered and counted.
 impl<T> DeviceSlice<T> for Buffer<T> {
     fn len(&self) -> usize {
         self.len()
@@ -180,10 +182,11 @@ impl<T> DeviceSlice<T> for Buffer<T> {
 }
 
 impl<T> DevicePtr<T> for Buffer<T> {
-    /// The stream comes after all that may have written the buffer, as with [`Block::read_on`].
+    /// Returns the address to read. The stream is ordered after every use that may have written the buffer, as
+    /// [`Block::read_on`] orders it.
     ///
     /// # Panics
-    /// Panics if the stream is of another context, or no event can be had behind the earlier uses: see
+    /// Panics if the stream is of another context, or no event can be recorded behind the earlier uses: see
     /// [`Block::read_on`].
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), 0, Access::Read, stream)
@@ -191,7 +194,8 @@ impl<T> DevicePtr<T> for Buffer<T> {
 }
 
 impl<T> DevicePtrMut<T> for Buffer<T> {
-    /// The stream comes after all earlier uses of the buffer, as with [`Block::write_on`].
+    /// Returns the address to write. The stream is ordered after all earlier uses of the buffer, as
+    /// [`Block::write_on`] orders it.
     ///
     /// # Panics
     /// Panics as [`device_ptr`](Self::device_ptr) does.
@@ -200,7 +204,7 @@ impl<T> DevicePtrMut<T> for Buffer<T> {
     }
 }
 
-/// As [`Buffer`], of the part's bytes, as far as they were requested.
+/// Gives cudarc the part's bytes as a slice, as far as they were requested.
 impl DeviceSlice<u8> for SharedBlock {
     fn len(&self) -> usize {
         let requested = self.block().requested().saturating_sub(self.start());
@@ -212,14 +216,14 @@ impl DeviceSlice<u8> for SharedBlock {
     }
 }
 
-/// As [`Buffer`], of the part's bytes.
+/// Gives cudarc the part's bytes to read. [`SharedBlock::read_on`] describes how the use is ordered.
 impl DevicePtr<u8> for SharedBlock {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), self.start(), Access::Read, stream)
     }
 }
 
-/// As [`Buffer`].
+/// Gives cudarc the elements of a shared buffer as a slice.
 impl<T> DeviceSlice<T> for SharedBuffer<T> {
     fn len(&self) -> usize {
         self.len()
@@ -230,7 +234,7 @@ impl<T> DeviceSlice<T> for SharedBuffer<T> {
     }
 }
 
-/// As [`Buffer`].
+/// Gives cudarc the elements of a shared buffer to read. [`SharedBuffer::read_on`] describes how the use is ordered.
 impl<T> DevicePtr<T> for SharedBuffer<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let part = self.shared_block();
@@ -238,7 +242,7 @@ impl<T> DevicePtr<T> for SharedBuffer<T> {
     }
 }
 
-/// As [`Buffer`], of the part's elements.
+/// Gives cudarc the part's elements as a slice.
 impl<T> DeviceSlice<T> for SliceMut<'_, T> {
     fn len(&self) -> usize {
         self.len()
@@ -249,14 +253,14 @@ impl<T> DeviceSlice<T> for SliceMut<'_, T> {
     }
 }
 
-/// As [`Buffer`], of the part's elements.
+/// Gives cudarc the part's elements to read. [`SliceMut::read_on`] describes how the use is ordered.
 impl<T> DevicePtr<T> for SliceMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), self.start(), Access::Read, stream)
     }
 }
 
-/// As [`Buffer`], of the part's elements: see [`SliceMut::write_on`].
+/// Gives cudarc the part's elements to write. [`SliceMut::write_on`] describes how the use is ordered.
 impl<T> DevicePtrMut<T> for SliceMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), self.start(), Access::Part, stream)

@@ -14,7 +14,7 @@ pub use http::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, Reserved
 pub use refusals::{RefusalFuture, RefusalLayer, RefusalService};
 
 use crate::error::AllocError;
-use crate::measure::Tag;
+use crate::measure::{Tag, debug_in_units};
 use crate::pool::{Drawing, Pool, Reservation};
 use crate::queue::Terms;
 use pin_project_lite::pin_project;
@@ -28,12 +28,14 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 /// The memory that a request needs, and the terms on which it waits for the memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[must_use = "a need has no effect until a `ReserveLayer` uses it"]
 pub struct Need {
     bytes: u64,
     terms: Terms,
 }
+
+debug_in_units!(struct Need { bytes as bytes, terms });
 
 impl Need {
     /// Creates a need of this many bytes.

@@ -9,6 +9,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("knots", "deadlocks"),
     ("knotted", "deadlocked"),
     ("bell", "notifier"),
+    ("door", "limit, queue"),
     ("hoard", "reservation"),
     ("hoards", "reservations"),
     ("crowd", "shard"),

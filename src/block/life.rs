@@ -234,8 +234,8 @@ fn begin(
     filled
 }
 
-/// As [`begin`], for memory that the demand's tag was charged for. The error is the caller's whole: if the caller took
-/// it apart, the block would not stay in registers.
+/// Calls [`begin`] for memory that the demand's tag was charged for, and uncharges the tag after an error. Returns the
+/// error in the caller's type: if the caller converted it, the block would not stay in registers.
 #[cold]
 #[inline(never)]
 fn begin_charged(
@@ -251,7 +251,7 @@ fn begin_charged(
     Ok(begun?)
 }
 
-/// As [`begin`], for memory that was drawn from a reservation: it is back there after an error.
+/// Calls [`begin`] for memory that was drawn from a reservation. After an error, the memory is back in the reservation.
 #[inline]
 fn begin_reserved(
     registration: &Registration,
@@ -654,7 +654,7 @@ impl Future for Deallocation {
 
 /// The error of a free that was refused. Nothing is lost: it holds the block.
 #[derive(Debug, thiserror::Error)]
-#[error("the block was not freed: {reason}")]
+#[error("the block was not freed, and this error holds it: {reason}")]
 pub struct DeallocateError {
     /// The block, still allocated.
     pub block: Block,

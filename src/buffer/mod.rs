@@ -83,7 +83,7 @@ impl<T: AnyBitPattern> Buffer<T> {
         Ok(Self::over(block, len))
     }
 
-    /// Makes a buffer of `len` elements of a block that was requested with [terms](crate::Request), drawn from a
+    /// Creates a buffer of `len` elements in a block that was requested with [terms](crate::Request), drawn from a
     /// [reservation](crate::Reservation), or received. The elements are whatever the block holds.
     ///
     /// ```
@@ -163,7 +163,7 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Made outside of any future, because the location is the caller's.
+    /// Creates the request outside of any future, so that its location is the caller's.
     #[track_caller]
     fn request<'a>(
         pool: &'a Pool,
@@ -198,7 +198,7 @@ impl<T> Buffer<T> {
         self.len
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -213,7 +213,8 @@ impl<T> Buffer<T> {
         (self.len * size_of::<T>()) as u64
     }
 
-    /// As [`Block::used_on`].
+    /// Notes that work on another stream will use the buffer. Call this before that work is submitted. See
+    /// [`Block::used_on`] for the order that this sets up.
     ///
     /// # Errors
     /// Returns the errors of [`Block::used_on`].
@@ -221,7 +222,8 @@ impl<T> Buffer<T> {
         self.block.used_on(stream)
     }
 
-    /// As [`Block::on`].
+    /// Returns the buffer as an argument of work on `stream`, such as a CUDA kernel, and notes the use. See
+    /// [`Block::on`] for the order of the work.
     ///
     /// # Errors
     /// Returns the errors of [`Block::on`].
@@ -229,7 +231,8 @@ impl<T> Buffer<T> {
         self.block.on(stream)
     }
 
-    /// As [`Block::read_on`].
+    /// Returns the buffer as an argument of work on `stream` that reads it, ordered after every use that may have
+    /// written the buffer. See [`Block::read_on`] for these uses.
     ///
     /// # Errors
     /// Returns the errors of [`Block::read_on`].
@@ -237,7 +240,8 @@ impl<T> Buffer<T> {
         self.block.read_on(stream)
     }
 
-    /// As [`Block::write_on`].
+    /// Returns the buffer as an argument of work on `stream` that writes it, ordered after every earlier use on every
+    /// stream. See [`Block::write_on`] for the uses that count as earlier.
     ///
     /// # Errors
     /// Returns the errors of [`Block::write_on`].
@@ -245,7 +249,8 @@ impl<T> Buffer<T> {
         self.block.write_on(stream)
     }
 
-    /// As [`Block::move_to`].
+    /// Moves the buffer to `stream`, which is ordered after every earlier use. From now on the buffer is freed in the
+    /// order of `stream` alone. See [`Block::move_to`] for the rules that then hold.
     ///
     /// # Errors
     /// Returns the errors of [`Block::move_to`].
@@ -253,13 +258,15 @@ impl<T> Buffer<T> {
         self.block.move_to(stream)
     }
 
-    /// As [`Block::deallocate`].
+    /// Frees the buffer in the order of the streams that it was used on, as dropping it does. Returns a future that is
+    /// ready when no device work can touch the memory any more. See [`Block::deallocate`].
     #[track_caller]
     pub fn deallocate(self) -> Deallocation {
         self.block.deallocate()
     }
 
-    /// As [`Block::deallocate_on`].
+    /// Frees the buffer in the order of `stream`, and of all streams that it was used on, its own included. See
+    /// [`Block::deallocate_on`].
     ///
     /// # Errors
     /// Returns the errors of [`Block::deallocate_on`].

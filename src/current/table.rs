@@ -44,7 +44,8 @@ struct Seats {
     unpooled: Option<Arc<Seat>>,
 }
 
-type Place = fn(&mut Seats) -> &mut Option<Arc<Seat>>;
+/// Selects one of a device's pools.
+type SeatAccessor = fn(&mut Seats) -> &mut Option<Arc<Seat>>;
 
 /// Returns the pool of a device, with or without pooling.
 pub(super) fn seat(device: &impl AsDevice, pooling: Pooling) -> Result<Arc<Seat>, BuildError> {
@@ -88,27 +89,27 @@ fn replace(device: DeviceId, seat: Option<Arc<Seat>>) {
     drop(old);
 }
 
-fn present(device: DeviceId, place: Place) -> Option<Arc<Seat>> {
+fn present(device: DeviceId, accessor: SeatAccessor) -> Option<Arc<Seat>> {
     let mut table = TABLE.lock();
-    place(table.get_mut(&device)?).clone()
+    accessor(table.get_mut(&device)?).clone()
 }
 
-/// Returns the seat at `place`, and builds it if there is none. It is built outside the lock, because this calls the
-/// device. If two threads build it at once, one of them drops its own.
+/// Returns the seat that `accessor` selects, and builds it if there is none. It is built outside the lock, because this
+/// calls the device. If two threads build it at once, one of them drops its own.
 fn made<D: AsDevice>(
     device: &D,
-    place: Place,
+    accessor: SeatAccessor,
     make: impl FnOnce(&D) -> Result<Pool, BuildError>,
 ) -> Result<Arc<Seat>, BuildError> {
     let id = device.device_id();
-    if let Some(seat) = present(id, place) {
+    if let Some(seat) = present(id, accessor) {
         return Ok(seat);
     }
     let made = Arc::new(Seat::new(make(device)?));
     let kept = {
         let mut table = TABLE.lock();
         let seats = table.entry(id).or_default();
-        place(seats).get_or_insert_with(|| made.clone()).clone()
+        accessor(seats).get_or_insert_with(|| made.clone()).clone()
     };
     drop(made);
     Ok(kept)

@@ -79,7 +79,7 @@ impl DlpackError {
 
 /// The error of an import. Nothing is lost: it holds the tensor.
 #[derive(thiserror::Error)]
-#[error("the tensor was not imported: {reason}")]
+#[error("the tensor was not imported, and this error holds it: {reason}")]
 pub struct ImportError<M: ManagedTensorBase> {
     /// The tensor.
     pub tensor: Managed<M>,

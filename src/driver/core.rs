@@ -21,8 +21,8 @@ use crossbeam_utils::CachePadded;
 pub(crate) mod gate {
     /// A request waits: caches are bypassed, and `try_allocate` fails.
     pub(crate) const WAITING: u8 = 1;
-    /// The pool is closed: it grants nothing.
-    pub(crate) const CLOSED: u8 = 2;
+    /// The pool has ended: it grants nothing.
+    pub(crate) const ENDED: u8 = 2;
     /// The device has a sticky error.
     pub(crate) const BROKEN: u8 = 4;
     /// A drain waits until all memory is back: caches are bypassed, and requests are still granted.
@@ -141,13 +141,21 @@ impl Core {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
+        self.gate.load(Ordering::Relaxed) & gate::ENDED != 0
     }
 
     /// Returns the most bytes that may be held from the device.
     #[inline]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Rounds a size up to a multiple of the pool's step, which is a power of two, and to one step at least. The capacity is
+    /// a multiple of the step: sizes up to the capacity do not overflow.
+    #[inline(always)]
+    pub(crate) fn round_up(&self, bytes: u64) -> u64 {
+        let step = self.settings.alignment;
+        (bytes.max(1) + (step - 1)) & !(step - 1)
     }
 
     /// Sets the capacity. Returns the bytes that are held, growth under way included.

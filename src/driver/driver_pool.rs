@@ -7,7 +7,7 @@ use crate::device::{
     MemoryKind, Peer, PoolAttribute, RawPool, RawStream,
 };
 use crate::error::BuildError;
-use crate::measure::Level;
+use crate::measure::{Bytes, Level};
 use crate::policy::{ReleaseThreshold, Reuse};
 use crate::sync::{assert_unlocked, plain};
 use std::fmt;
@@ -70,12 +70,30 @@ pub enum DriverPoolUse {
 }
 
 /// Builds a custom [`DriverPool`].
-#[derive(Debug)]
 #[must_use = "a builder does nothing until it builds"]
 pub struct DriverPoolBuilder {
     device: plain::Arc<dyn Device>,
     properties: DriverPoolProperties,
     max_fraction: Option<f64>,
+}
+
+/// Prints sizes in binary units. Written by hand, because the type of `properties` belongs to another crate.
+impl fmt::Debug for DriverPoolBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            device,
+            properties,
+            max_fraction,
+        } = self;
+        let max_size = properties.max_size;
+        f.debug_struct("DriverPoolBuilder")
+            .field("device", device)
+            .field("kind", &properties.kind)
+            .field("handle_types", &properties.handle_types)
+            .field("max_size", &(max_size > 0).then_some(Bytes(max_size)))
+            .field("max_fraction", max_fraction)
+            .finish()
+    }
 }
 
 impl DriverPoolBuilder {

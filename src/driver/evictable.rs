@@ -62,17 +62,17 @@ pub(crate) enum Group {
     Reservation(ReservationId),
 }
 
-/// A place on the list: a later one was used later.
+/// A position on the list: memory at a later one was used later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(u64);
+pub(crate) struct ListPosition(u64);
 
 #[derive(Debug, Default)]
 struct List {
-    candidates: BTreeMap<Place, Candidate>,
+    candidates: BTreeMap<ListPosition, Candidate>,
     bytes: u64,
     /// The entries of each group, and their bytes. Only groups with entries are here.
-    groups: BTreeMap<Group, (BTreeSet<Place>, u64)>,
-    last: Place,
+    groups: BTreeMap<Group, (BTreeSet<ListPosition>, u64)>,
+    last: ListPosition,
     /// Entries taken off the list whose memory is not free yet.
     under_way: usize,
     evictions: u64,
@@ -80,35 +80,35 @@ struct List {
 }
 
 impl List {
-    fn insert(&mut self, candidate: Candidate) -> Place {
+    fn insert(&mut self, candidate: Candidate) -> ListPosition {
         self.last.0 += 1;
         self.insert_at(self.last, candidate);
         self.last
     }
 
-    fn insert_at(&mut self, place: Place, candidate: Candidate) {
+    fn insert_at(&mut self, position: ListPosition, candidate: Candidate) {
         if candidate.home != Home::Outside {
             self.bytes += candidate.bytes;
         }
         for group in candidate.groups() {
-            let (places, bytes) = self.groups.entry(group).or_default();
-            places.insert(place);
+            let (positions, bytes) = self.groups.entry(group).or_default();
+            positions.insert(position);
             *bytes += candidate.bytes;
         }
-        self.candidates.insert(place, candidate);
+        self.candidates.insert(position, candidate);
     }
 
-    fn remove(&mut self, place: Place) -> Option<Candidate> {
-        let candidate = self.candidates.remove(&place)?;
+    fn remove(&mut self, position: ListPosition) -> Option<Candidate> {
+        let candidate = self.candidates.remove(&position)?;
         if candidate.home != Home::Outside {
             self.bytes -= candidate.bytes;
         }
         for group in candidate.groups() {
             if let Entry::Occupied(mut group) = self.groups.entry(group) {
-                let (places, bytes) = group.get_mut();
-                places.remove(&place);
+                let (positions, bytes) = group.get_mut();
+                positions.remove(&position);
                 *bytes -= candidate.bytes;
-                if places.is_empty() {
+                if positions.is_empty() {
                     group.remove();
                 }
             }
@@ -117,7 +117,7 @@ impl List {
     }
 
     /// Returns the least recently used entry, of one group or of all.
-    fn first(&self, of: Option<Group>) -> Option<Place> {
+    fn first(&self, of: Option<Group>) -> Option<ListPosition> {
         match of {
             Some(group) => self.groups.get(&group)?.0.first().copied(),
             None => Some(*self.candidates.first_key_value()?.0),
@@ -139,14 +139,14 @@ impl Evictables {
     }
 
     /// Lists memory as the most recently used.
-    pub(crate) fn list(&self, candidate: Candidate) -> Place {
+    pub(crate) fn list(&self, candidate: Candidate) -> ListPosition {
         self.list.lock().insert(candidate)
     }
 
     /// Takes memory off the list. Returns false if it is being evicted.
     #[must_use = "memory that is being evicted must not be used"]
-    pub(crate) fn remove(&self, place: Place) -> bool {
-        self.list.lock().remove(place).is_some()
+    pub(crate) fn remove(&self, position: ListPosition) -> bool {
+        self.list.lock().remove(position).is_some()
     }
 
     /// Moves memory that is listed with the home `listed` to the home that it has now, which is read again after each
@@ -167,10 +167,12 @@ impl Evictables {
     fn change_home(&self, reservation: ReservationId, home: Home) {
         let mut list = self.list.lock();
         let group = list.groups.get(&Group::Reservation(reservation));
-        let places = group.map(|(places, _)| places.clone()).unwrap_or_default();
-        for place in places {
-            if let Some(candidate) = list.remove(place) {
-                list.insert_at(place, Candidate { home, ..candidate });
+        let positions = group
+            .map(|(positions, _)| positions.clone())
+            .unwrap_or_default();
+        for position in positions {
+            if let Some(candidate) = list.remove(position) {
+                list.insert_at(position, Candidate { home, ..candidate });
             }
         }
     }
@@ -239,8 +241,8 @@ impl Evictables {
 
     fn pop(&self, of: Option<Group>) -> Option<Candidate> {
         let mut list = self.list.lock();
-        let place = list.first(of)?;
+        let position = list.first(of)?;
         list.under_way += 1;
-        list.remove(place)
+        list.remove(position)
     }
 }

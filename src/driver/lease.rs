@@ -13,6 +13,7 @@
 
 use super::core::gate;
 use super::{Core, Supply};
+use crate::measure::debug_in_units;
 use crate::sync::Ordering;
 use crate::sync::plain::{Arc, AtomicU64};
 use std::fmt;
@@ -44,29 +45,31 @@ pub(crate) trait Lender: fmt::Debug + Send + Sync {
 }
 
 /// The lease of a pool whose capacity a [broker](crate::guide::services#several-processes) leases; sizes are in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BrokerLease {
-    /// What the pool may hold, including what the broker has asked for and the pool has not given back.
+    /// The bytes that the pool may hold, including those that the broker has asked for and the pool has not given back.
     pub leased: u64,
     /// The bytes that are never taken back.
     pub guaranteed: u64,
-    /// The most that the pool may hold.
+    /// The maximum number of bytes that the pool may hold.
     pub limit: u64,
-    /// What the broker has asked for and the pool has not given back.
+    /// The bytes that the broker has asked for and the pool has not given back.
     pub recalled: u64,
-    /// The broker was asked for more, and has not granted it.
+    /// Whether the pool has asked the broker for more bytes, and waits for the grant.
     pub is_waiting: bool,
-    /// The broker is there. Without it the pool goes on within its lease, and requests beyond it wait.
+    /// Whether the broker is connected. Without it the pool goes on within its lease, and requests beyond it wait.
     pub is_connected: bool,
     /// Why a restarted broker does not take the pool back, if it said so.
     pub refused: Option<String>,
-    /// How long giving memory back took so far, unmapping included.
+    /// The total time that the pool has spent giving memory back, unmapping included.
     pub returning: Duration,
-    /// How long it took so far to serve the queue with granted bytes, mapping included.
+    /// The total time that the pool has spent serving the queue with granted bytes, mapping included.
     pub granting: Duration,
 }
+
+debug_in_units!(struct BrokerLease { leased as bytes, guaranteed as bytes, limit as bytes, recalled as bytes, is_waiting, is_connected, refused, returning, granting });
 
 /// See the [module](self).
 #[derive(Debug)]

@@ -388,10 +388,10 @@ impl Maintenance {
         })
     }
 
-    /// Releases free memory, cached blocks included: at least this many bytes, if there are as many.
+    /// Releases at least `bytes` bytes of free memory, cached blocks included, or all of it if there is less.
     #[cfg(all(feature = "ipc", target_os = "linux"))]
     pub(crate) fn make_room_outside(&self, bytes: u64) {
-        // What fails is noted, and the room is missed by the caller.
+        // A failed call is noted, and the caller finds too little room.
         if self.reclaim().is_ok() {
             let _ = self.release_and_publish(Target::Bytes(bytes));
         }
@@ -418,7 +418,7 @@ impl Maintenance {
     }
 }
 
-/// For a pool that leases its memory.
+/// Methods for a pool that leases its memory.
 #[cfg_attr(
     not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
     allow(dead_code, reason = "no lender exists without the feature")

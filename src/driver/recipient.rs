@@ -180,8 +180,8 @@ impl<'a> Recipient<'a> {
             None => self.order_after(&grant),
         };
         match ordered {
-            Ok(true) => Ok(Some(self.lend(grant, Source::DeviceWait))),
-            Ok(false) => Ok(Some(self.lend(grant, source))),
+            Ok(true) => Ok(Some(self.found_with(grant, Source::DeviceWait))),
+            Ok(false) => Ok(Some(self.found_with(grant, source))),
             Err(error) => {
                 self.driver.heap.lock().give_back(grant.id, grant.fences);
                 match error.kind() {
@@ -213,7 +213,7 @@ impl<'a> Recipient<'a> {
 
     /// Makes an allocation of a grant whose fences the stream comes after.
     #[inline]
-    pub(super) fn lend(&self, grant: Grant, source: Source) -> Found {
+    pub(super) fn found_with(&self, grant: Grant, source: Source) -> Found {
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let (after, source) = match grant.fences.single() {
             _ if grant.fences.is_empty() => (Ticket::ZERO, source),

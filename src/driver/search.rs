@@ -158,7 +158,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Makes more memory reachable. Says whether it did.
+    /// Makes more memory reachable. Returns whether it did.
     fn prepare(&mut self, prepare: Prepare) -> Result<bool, Refusal> {
         let driver = self.to.driver;
         Ok(match prepare {
@@ -170,7 +170,7 @@ impl<'a> Search<'a> {
                 has_any
             }
             Prepare::PollLikely => self.poll_likely()?,
-            // A block that was left may do after all.
+            // A loose fit that was passed over may be taken after all.
             Prepare::Poll => self.poll()? || self.state.facts.is_loose_fit,
             Prepare::FlushAged => {
                 let now = driver.device.now();
@@ -206,7 +206,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Asks the broker for bytes that the lease lacks. Says whether they may be held now.
+    /// Asks the broker for bytes that the lease lacks. Returns whether they may be held now.
     fn borrow(&self, lacking: u64) -> bool {
         let lease = &self.to.driver.lease;
         if self.mode.is_queued {
@@ -258,7 +258,7 @@ impl<'a> Search<'a> {
     fn take(&self) -> Option<Found> {
         let view = self.to.view();
         let grant = self.to.driver.heap.lock().take(self.request, &view)?;
-        Some(self.to.lend(grant, Source::Free))
+        Some(self.to.found_with(grant, Source::Free))
     }
 
     /// Takes a block that fits well. A block that fits better than a loose one may be complete unnoticed.
@@ -280,13 +280,13 @@ impl<'a> Search<'a> {
             fit
         };
         match fit {
-            Fit::Good(grant) => Some(self.to.lend(grant, Source::Free)),
+            Fit::Good(grant) => Some(self.to.found_with(grant, Source::Free)),
             Fit::Loose | Fit::None => None,
         }
     }
 
-    /// Asks every stream that this search has not asked since its newest event. Points that the others have passed since
-    /// then count for the next search.
+    /// Asks every stream that this search has not asked since its newest event. Points that the others have passed
+    /// since then count for the next search.
     fn poll(&mut self) -> Result<bool, DeviceError> {
         let driver = self.to.driver;
         // Where a last look at late events comes later, the oldest event is enough for now.
@@ -307,8 +307,8 @@ impl<'a> Search<'a> {
     }
 
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
-    /// scattered. If all that is evictable would not be enough, nothing is evicted. Nor is more, for a request that does
-    /// not wait, while memory that was evicted by this search is pending: it is enough once it is complete.
+    /// scattered. Evicts nothing if all evictable memory would not be enough. For a request that does not wait, evicts
+    /// no more while memory that this search evicted is pending and is enough once it is complete.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
@@ -435,8 +435,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Carries a plan out. If the device refuses its new chunks, takes fewer of them and moves more free ones, as far as
-    /// this search may.
+    /// Carries a plan out. If the device refuses its new chunks, takes fewer of them and moves more free ones, as far
+    /// as this search may.
     fn put_together(
         &mut self,
         plan: Option<Plan>,

@@ -40,7 +40,9 @@ pub enum IpcError {
         bytes: usize,
     },
     /// The peer could not import the block.
-    #[error("the peer refused the block: {reason}")]
+    #[error(
+        "the peer refused the block: {reason}; remove the cause there, and send the block again"
+    )]
     Refused {
         /// The peer's reason.
         reason: String,

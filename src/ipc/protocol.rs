@@ -115,7 +115,7 @@ pub enum Violation {
     #[error("the peer did not greet; it is not a process of this library")]
     NotGreeted,
     /// A second greeting.
-    #[error("the peer greeted twice")]
+    #[error("the peer greeted twice; check that only one process writes to its socket")]
     GreetedTwice,
     /// Another protocol, or another version of it.
     #[error(
@@ -128,7 +128,10 @@ pub enum Violation {
         version: u32,
     },
     /// A message with the wrong number of descriptors.
-    #[error("the peer sent {sent} descriptors with a message that has {expected}")]
+    #[error(
+        "the peer sent {sent} descriptors with a message that has {expected}; use the same version of the library on \
+         both sides"
+    )]
     Descriptors {
         /// The descriptors that came.
         sent: usize,
@@ -136,19 +139,24 @@ pub enum Violation {
         expected: usize,
     },
     /// An end of a block that the peer does not hold.
-    #[error("the peer ended block {id}, which it does not hold")]
+    #[error(
+        "the peer ended block {id}, which it does not hold; check that only one process writes to its socket"
+    )]
     NotHeld {
         /// The id.
         id: u64,
     },
     /// An offer with an id that was used before.
-    #[error("the peer offered block {id} twice")]
+    #[error("the peer offered block {id} twice; check that only one process writes to its socket")]
     OfferedTwice {
         /// The id.
         id: u64,
     },
     /// An offer of an impossible size.
-    #[error("the peer offered a block of {length} in {bytes} bytes, which the device cannot have")]
+    #[error(
+        "the peer offered a block of {length} bytes in a chunk of {bytes} bytes, which this device cannot have; \
+         use one device in both processes"
+    )]
     Size {
         /// The size of the chunk in bytes.
         bytes: u64,
@@ -156,13 +164,16 @@ pub enum Violation {
         length: u64,
     },
     /// A label that is too long.
-    #[error("the peer's label has {bytes} bytes, more than {MOST_LABEL}")]
+    #[error("the peer's label has {bytes} bytes, more than {MOST_LABEL}; shorten it there")]
     Label {
         /// Its length in bytes.
         bytes: usize,
     },
     /// More offers than were released.
-    #[error("the peer offered more than {MOST_OUTSTANDING} blocks at a time")]
+    #[error(
+        "the peer offered more than {MOST_OUTSTANDING} blocks at a time; offer the others after some are released, or \
+         on another connection"
+    )]
     TooMany,
 }
 

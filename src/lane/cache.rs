@@ -36,7 +36,7 @@ impl Bounds {
     };
 }
 
-/// Which cached blocks are taken back.
+/// Selects the cached blocks that are taken back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Flush {
     All,
@@ -53,8 +53,8 @@ pub(crate) enum Flush {
 
 const NONE: u32 = u32::MAX;
 
-/// A near fit is larger than requested by at most one part in so many. jemalloc's four size classes for each doubling
-/// waste up to twice that.
+/// A near fit exceeds the request by at most 1/`NEAR` of its size. jemalloc's four size classes for each doubling waste
+/// up to twice that.
 const NEAR: usize = 8;
 
 /// Stacks that are searched together.

@@ -2,8 +2,8 @@
 //!
 //! A stream that one thread submits to needs one lock. Several threads would queue behind that lock and pass its cache
 //! line around. So once threads have contended often enough, each of them frees to a *shard* with a lock of its own,
-//! and allocates from it again. What a shard has no room for, or does not have, goes through the stream's state as
-//! before.
+//! and allocates from it again. Blocks that a shard has no room for, or does not have, go through the
+//! stream's state as before.
 //!
 //! A free to a shard joins the lane's open ticket, which it reads without the lock of the state. It may read a ticket
 //! that is closed at the same moment, and that is right (order): the block's last use was submitted before the free,
@@ -18,13 +18,13 @@ use crate::id::Ticket;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
 
-/// How often threads contend before they have shards.
+/// Number of contentions after which the threads of a stream have shards.
 const CONTENTIONS: u64 = 64;
 
-/// Further threads share shards.
+/// Maximum number of shards of a stream. Further threads share them.
 const SHARDS: usize = if cfg!(weirpool_loom) { 2 } else { 16 };
 
-/// A shard keeps one part in so many of what the stream's own cache keeps.
+/// A shard keeps at most 1/`SHARE` of the bytes that the stream's own cache keeps.
 const SHARE: u64 = 4;
 
 /// See the [module](self).
@@ -132,8 +132,8 @@ impl Shards {
         })
     }
 
-    /// Keeps a block in a shard, if there is room and the cache is not bypassed, which is asked under the shard's lock: a
-    /// thread that has caches bypassed flushes the shard afterwards.
+    /// Keeps a block in a shard, if there is room and the cache is not bypassed, which is asked under the shard's lock:
+    /// a thread that has caches bypassed flushes the shard afterwards.
     pub(super) fn keep(
         &self,
         shard: &Mutex<Shard>,
@@ -156,7 +156,7 @@ impl Shards {
         }
         shard.unsealed += block.bytes;
         let unsealed = shard.unsealed;
-        if injected("side-dirty-late") {
+        if injected("shard-dirty-late") {
             drop(shard);
             self.mark_dirty();
             return Some(ShardedBlock { ticket, unsealed });

@@ -220,7 +220,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let gone = std::mem::replace(&mut *self.0.lock(), StreamState::vacant());
         drop(gone);
-        // A slot of one execution of a model is none of the next.
+        // A slot of one execution of a model must not be used in the next.
         if !cfg!(weirpool_loom) {
             VACANT.lock().push(self.0.clone());
         }
@@ -244,7 +244,7 @@ const ROOM: usize = 8;
 /// the lane's lock, or a downcast in each grant, which takes 8 ns more than a whole pair's 25.
 pub(crate) struct RefCache {
     left: [Option<Arc<Registration>>; ROOM],
-    /// The first so many entries of `left` are occupied.
+    /// The number of occupied entries, which are the first ones of `left`.
     count: usize,
     /// 0 while the cache is closed.
     room: usize,

@@ -187,10 +187,11 @@ impl Timeline {
     }
 
     /// Returns the markers to watch for the stream's progress: the one that completes next, and the last, in case the
-    /// device reports the former late. Behind an oldest marker that reports an error, the next one that does not.
+    /// device reports the former late. If the oldest marker reports an error, the next one that reports none
+    /// is included.
     ///
-    /// If there is none although `closed` is not complete, another thread closed that ticket and is about to publish its
-    /// marker. `waker` is called when it has, or could not record it.
+    /// If there is none although `closed` is not complete, another thread closed that ticket and is about to publish
+    /// its marker. `waker` is called when it has, or could not record it.
     pub(super) fn to_watch(&self, closed: Ticket, waker: &Waker) -> SmallVec<[Arc<Marker>; 3]> {
         let mut markers = self.markers.lock();
         let incomplete = &markers.incomplete;

@@ -38,8 +38,8 @@ struct Group {
 /// The origin of a block: its location, its tag, and its time.
 type Origin<'a> = (&'a Site, Option<Tag>, Duration);
 
-/// A site and a tag.
-type Place<'a> = (Option<&'a Site>, Option<&'static str>);
+/// The key of a group: a location and a tag, if these are known.
+type GroupKey<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
     pub(crate) fn of(driver: &Driver) -> Self {
@@ -91,7 +91,7 @@ impl LeakReport {
         }
     }
 
-    fn groups_of_blocks(&self) -> Vec<(Place<'_>, Group)> {
+    fn groups_of_blocks(&self) -> Vec<(GroupKey<'_>, Group)> {
         self.groups(self.blocks.iter().map(|block| {
             let origin = block.origin.as_ref();
             let origin = origin.map(|origin| (&origin.site, origin.tag, origin.time));
@@ -99,7 +99,7 @@ impl LeakReport {
         }))
     }
 
-    fn groups_of_reservations(&self) -> Vec<(Place<'_>, Group)> {
+    fn groups_of_reservations(&self) -> Vec<(GroupKey<'_>, Group)> {
         self.groups(self.reservations.iter().map(|reservation| {
             let origin = reservation.origin.as_ref();
             let origin = origin.map(|origin| (&origin.site, origin.tag, origin.time));
@@ -111,12 +111,12 @@ impl LeakReport {
     fn groups<'a>(
         &self,
         all: impl Iterator<Item = (Option<Origin<'a>>, u64)>,
-    ) -> Vec<(Place<'a>, Group)> {
+    ) -> Vec<(GroupKey<'a>, Group)> {
         let mut groups = BTreeMap::<_, Group>::new();
         for (origin, bytes) in all {
             let tag = origin.and_then(|(_, tag, _)| tag);
-            let place = (origin.map(|(site, ..)| site), tag.map(Tag::name));
-            let group = groups.entry(place).or_default();
+            let key = (origin.map(|(site, ..)| site), tag.map(Tag::name));
+            let group = groups.entry(key).or_default();
             group.count += 1;
             group.bytes += bytes;
             let age = origin.map(|(.., time)| self.time.saturating_sub(time));
@@ -145,16 +145,11 @@ impl fmt::Display for LeakReport {
             return f
                 .write_str("; build the pool with PoolBuilder::history to record their locations");
         }
-        for (place, group) in self.groups_of_blocks() {
-            write_line(f, Blocks(group.count, group.bytes), place, group.oldest)?;
+        for (key, group) in self.groups_of_blocks() {
+            write_line(f, Blocks(group.count, group.bytes), key, group.oldest)?;
         }
-        for (place, group) in self.groups_of_reservations() {
-            write_line(
-                f,
-                Reservations(group.count, group.bytes),
-                place,
-                group.oldest,
-            )?;
+        for (key, group) in self.groups_of_reservations() {
+            write_line(f, Reservations(group.count, group.bytes), key, group.oldest)?;
         }
         Ok(())
     }
@@ -163,7 +158,7 @@ impl fmt::Display for LeakReport {
 fn write_line(
     f: &mut fmt::Formatter<'_>,
     amount: impl fmt::Display,
-    (site, tag): Place<'_>,
+    (site, tag): GroupKey<'_>,
     oldest: Duration,
 ) -> fmt::Result {
     write!(f, "\n  {amount}, the oldest for {}", Milliseconds(oldest))?;

@@ -1,6 +1,6 @@
-//! Requests for blocks: one, one with room to grow into, or several together. Their layouts, and how sizes are rounded
-//! to the pool's step.
+//! Requests for blocks: one, one with room to grow into, or several together.
 
+use super::layout::{Layout, expect_capacity_for};
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use super::{Pool, captured, scope};
 use crate::block::Block;
@@ -10,7 +10,7 @@ use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Fit, Miss, StreamCache};
-use crate::measure::{Tag, debug_in_units};
+use crate::measure::Tag;
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -339,7 +339,7 @@ fn plain_size(
     if !is_plain {
         return Err(Miss::NotSearched);
     }
-    Ok(round_up(bytes, step))
+    Ok(driver.round_up(bytes))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
@@ -437,101 +437,4 @@ pub(super) fn ask_for_all(
         demand,
         wants: Wants::Parts(parts),
     })
-}
-
-/// The size and the alignment of a block to allocate, in bytes.
-///
-/// ```
-/// use weirpool::Layout;
-///
-/// assert_eq!(Layout::from(4096), Layout::new(4096).alignment(1));
-/// assert_eq!(Layout::from(std::alloc::Layout::new::<[u64; 8]>()), Layout::new(64).alignment(8));
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Layout {
-    /// The size.
-    pub bytes: u64,
-    /// A power of two, up to the device's step. Every block is aligned to 512 bytes anyway.
-    pub alignment: u64,
-}
-
-debug_in_units!(struct Layout { bytes as bytes, alignment as bytes });
-
-impl Layout {
-    /// Describes a block of `bytes` bytes without an alignment of its own.
-    pub const fn new(bytes: u64) -> Self {
-        Self {
-            bytes,
-            alignment: 1,
-        }
-    }
-
-    /// Aligns the block to `alignment` bytes.
-    pub const fn alignment(self, alignment: u64) -> Self {
-        Self { alignment, ..self }
-    }
-
-    /// # Errors
-    /// Returns an error if the alignment is not a power of two, or exceeds the device's step.
-    #[inline]
-    fn expect_valid_alignment(self, driver: &Driver) -> Result<(), AllocError> {
-        let (alignment, largest) = (self.alignment, driver.capabilities.granularity);
-        if !alignment.is_power_of_two() || alignment > largest {
-            return Err(AllocError::InvalidAlignment { alignment, largest });
-        }
-        Ok(())
-    }
-
-    /// Checks the layout against the pool's limits, and rounds it to the pool's step.
-    #[inline]
-    pub(super) fn demand(self, driver: &Driver, tag: Option<Tag>) -> Result<Demand, AllocError> {
-        let Self { bytes, alignment } = self;
-        expect_capacity_for(bytes, driver)?;
-        self.expect_valid_alignment(driver)?;
-        let step = driver.settings.alignment;
-        let request = heap::Request {
-            bytes: round_up(bytes, step),
-            alignment: alignment.max(step),
-        };
-        debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
-        Ok(Demand {
-            // Less than a step, or a whole one for a request of zero bytes.
-            rounding: (request.bytes - bytes) as u32,
-            request,
-            tag,
-        })
-    }
-}
-
-impl From<u64> for Layout {
-    fn from(bytes: u64) -> Self {
-        Self::new(bytes)
-    }
-}
-
-impl From<std::alloc::Layout> for Layout {
-    fn from(layout: std::alloc::Layout) -> Self {
-        Self::new(layout.size() as u64).alignment(layout.align() as u64)
-    }
-}
-
-/// Rounds up to a multiple of the step, and to one step at least. The step is a power of two, and the capacity a
-/// multiple of it: sizes up to the capacity do not overflow.
-#[inline(always)]
-fn round_up(bytes: u64, step: u64) -> u64 {
-    (bytes.max(1) + (step - 1)) & !(step - 1)
-}
-
-/// # Errors
-/// Returns an error if the pool's capacity is less than `requested` bytes.
-fn expect_capacity_for(requested: u64, driver: &Driver) -> Result<(), AllocError> {
-    let capacity = driver.capacity();
-    if requested > capacity {
-        return Err(AllocError::TooLarge {
-            requested,
-            capacity,
-        });
-    }
-    Ok(())
 }

@@ -3,8 +3,10 @@
 use crate::device::MemoryKind;
 use crate::driver::{BrokerLease, Lender, Settings};
 use crate::error::{BrokerFailure, BuildError};
+use crate::measure::Bytes;
 use crate::queue::{Service, Tenant};
 use crate::sync::{Arc, plain};
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 use weirpool_broker::{Client, ClientConfig, ClientError, Held, Reader, Share};
@@ -30,7 +32,7 @@ const HEADROOM: u64 = 64 << 20;
 /// let pool = Pool::builder(SimDevice::new()).broker(options).build()?;
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "options do nothing until they are given to a builder"]
 pub struct BrokerOptions {
     socket: PathBuf,
@@ -38,6 +40,33 @@ pub struct BrokerOptions {
     share: Share,
     headroom: u64,
     is_optional: bool,
+}
+
+/// Prints sizes in binary units. Written by hand, because the type of `share` belongs to another crate.
+impl fmt::Debug for BrokerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            socket,
+            name,
+            share:
+                Share {
+                    guaranteed,
+                    limit,
+                    weight,
+                },
+            headroom,
+            is_optional,
+        } = self;
+        f.debug_struct("BrokerOptions")
+            .field("socket", socket)
+            .field("name", name)
+            .field("guaranteed", &Bytes(*guaranteed))
+            .field("limit", &(*limit < u64::MAX).then_some(Bytes(*limit)))
+            .field("weight", weight)
+            .field("headroom", &Bytes(*headroom))
+            .field("is_optional", is_optional)
+            .finish()
+    }
 }
 
 impl BrokerOptions {

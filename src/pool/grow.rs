@@ -82,7 +82,7 @@ impl Kind for ForGrowth<'_> {
 }
 
 impl ForGrowth<'_> {
-    /// On the account of the block.
+    /// Builds the request for the added bytes, charged to the block's tag.
     fn ask(&self) -> Result<Ask, AllocError> {
         let block = &*self.block;
         let registration = block.registration();
@@ -104,7 +104,7 @@ impl ForGrowth<'_> {
 /// Rounds a request up to whole steps.
 ///
 /// # Errors
-/// Returns an error if the pool's capacity is less than that.
+/// Returns an error if the rounded size exceeds the pool's capacity.
 pub(super) fn rounded(
     registration: &Registration,
     bytes: u64,

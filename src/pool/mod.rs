@@ -10,6 +10,7 @@
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
 //! | `request` | how a request waits, whatever it asks for |
 //! | `allocate` | requests for blocks |
+//! | `layout` | the size and alignment of a block, and rounding |
 //! | `captured` | requests for blocks on a stream that is being captured |
 //! | `grow` | the request of a block to grow |
 //! | `reservation` | reservations, and the requests for them |
@@ -33,6 +34,7 @@ mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod info;
+mod layout;
 #[cfg(weirpool_loom)]
 mod lease_model;
 mod manage;
@@ -44,13 +46,14 @@ mod settings;
 mod streams;
 mod tags;
 
-pub use allocate::{Allocate, AllocateMany, AllocateOwned, Layout};
+pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 #[cfg(all(feature = "broker", target_os = "linux"))]
 pub use broker::BrokerOptions;
 pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
+pub use layout::Layout;
 #[cfg(weirpool_loom)]
 pub use lease_model::{LeaseModel, Leased};
 pub use peers::AccessGuard;

@@ -87,12 +87,12 @@ impl<'a> TagAccount<'a> {
         self.pool.service().queue.tag_queue_limit(self.tag)
     }
 
-    /// Sets how many requests of the tag may wait for its limit at once; with `None`, as many as may
-    /// [wait for memory](Pool::set_queue_limit), which is the default. A request beyond that fails at once, with
+    /// Sets how many requests of the tag may wait for its limit at once. With `None`, the default, the tag has the same
+    /// queue limit as [the pool](Pool::set_queue_limit). A request beyond that fails at once, with
     /// [`QueueFull`](crate::AllocError::QueueFull).
     ///
     /// Requests that wait for the limit of their tag do not count for the pool's queue limit: a flood of one tenant
-    /// does not refuse the requests of others.
+    /// does not get the requests of others refused.
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, Tag, device::sim::SimDevice};

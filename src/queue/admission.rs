@@ -5,31 +5,31 @@ use crate::error::{AllocError, FullQueue};
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 
-/// How many requests may wait for memory at once. A request that would have to wait beyond that fails at once, with
-/// [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
+/// The number of requests that may wait for memory at once, and their bytes. A request that would have to wait beyond
+/// that fails at once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
 ///
 /// Requests that need not wait are granted as usual, and waiting requests stay. Requests that wait for the
-/// [limit](crate::TagAccount::set_limit) of their tag count apart, for each tag: see
+/// [limit](crate::TagAccount::set_limit) of their tag are counted separately for each tag: see
 /// [`TagAccount::set_queue_limit`](crate::TagAccount::set_queue_limit).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueLimit {
-    /// Requests that may wait.
+    /// The number of requests that may wait.
     pub requests: usize,
-    /// Bytes that they may wait for together. A request for more than that never waits.
+    /// The bytes that they may wait for together. A request for more than that never waits.
     pub bytes: u64,
 }
 
 debug_in_units!(struct QueueLimit { requests, bytes as bytes });
 
 impl QueueLimit {
-    /// Any number of requests may wait: the default.
+    /// Allows any number of requests to wait: the default.
     pub const NONE: Self = Self {
         requests: usize::MAX,
         bytes: u64::MAX,
     };
 
-    /// Up to `requests` requests may wait, for any number of bytes.
+    /// Creates a limit that allows up to `requests` requests to wait, for any number of bytes.
     pub const fn requests(requests: usize) -> Self {
         Self {
             requests,
@@ -37,7 +37,7 @@ impl QueueLimit {
         }
     }
 
-    /// Any number of requests may wait, for up to `bytes` bytes together.
+    /// Creates a limit that allows any number of requests to wait, for up to `bytes` bytes together.
     pub const fn bytes(bytes: u64) -> Self {
         Self {
             bytes,
@@ -52,7 +52,7 @@ impl Default for QueueLimit {
     }
 }
 
-/// Up to this many requests.
+/// Creates the limit as [`QueueLimit::requests`] does.
 impl From<usize> for QueueLimit {
     fn from(requests: usize) -> Self {
         Self::requests(requests)
@@ -93,7 +93,7 @@ impl Admission {
     /// Checks whether another request may join this queue: the pool's, or a tag's.
     ///
     /// # Errors
-    /// Returns an error if as many wait as may.
+    /// Returns [`AllocError::QueueFull`] if the queue is at its limit.
     pub(super) fn check(
         &self,
         tag: Option<Tag>,

@@ -397,8 +397,8 @@ impl Service {
 
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
     pub(crate) fn close(this: &Arc<Self>) -> bool {
-        let before = this.driver.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-        let is_first = before & gate::CLOSED == 0;
+        let before = this.driver.gate.fetch_or(gate::ENDED, Ordering::SeqCst);
+        let is_first = before & gate::ENDED == 0;
         if is_first {
             trace::closed();
         }

@@ -1,10 +1,10 @@
-//! Serving: one pass over the queue, in which each request that can be served is.
+//! Serving: one pass over the queue, which serves each request that can be served.
 //!
 //! The head is granted the memory that the driver finds for it, then the next head, and so on. While the head cannot be
-//! served no request is, except those that may [overtake](super::terms::Overtaking) it, and in a
+//! served, no other request is served, except for requests that may [overtake](super::terms::Overtaking) it, and in a
 //! [deadlock](super::deadlock).
 //!
-//! A request that was searched for in vain is not searched for again before something is
+//! After a search for a request has failed, the pass does not search for it again before a change is
 //! [published](super::funnel): the outcome would be the same.
 
 use super::Service;
@@ -23,9 +23,9 @@ use std::time::Duration;
 pub(super) enum Served {
     /// It left the queue with its memory.
     Granted,
-    /// It left the queue without: it failed, or was gone.
+    /// It left the queue without memory: it failed, or waited no longer.
     Gone,
-    /// There is not enough for it now.
+    /// There is not enough memory for it now.
     Short,
     /// Memory calls are needed that may not be made here.
     NeedsThread,
@@ -36,7 +36,7 @@ pub(super) struct Pass<'a> {
     pub(super) service: &'a Arc<Service>,
     pub(super) effort: Effort,
     pub(super) generation: u64,
-    /// When a search may end differently though nothing is published until then.
+    /// When a search may end differently although no change is published until then.
     next_look: Cell<Option<Duration>>,
 }
 
@@ -176,11 +176,11 @@ impl<'a> Pass<'a> {
         Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
     }
 
-    /// Notes when time alone may let a search succeed that did not.
+    /// Notes the times at which a failed search may succeed although no change is published.
     fn note_times(&self, waiter: &Waiter) {
         let now = self.service.now();
         if waiter.was_refused() {
-            // Others have the memory, and cannot tell when they release it.
+            // Other clients of the device hold the memory, and do not announce when they release it.
             let interval = self.service.driver.maintenance.interval();
             self.look_again_at(now.saturating_add(interval));
         }

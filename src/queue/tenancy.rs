@@ -154,7 +154,7 @@ impl Service {
                 let member = member.unwrap_or_else(|| self.funnel.name_drain());
                 *self.tenancy.member.lock() = Some(member);
                 self.driver.bound_use(Some(bound));
-                // Before the memory is looked at: what comes back in between wakes the lender.
+                // The lender enlists before it looks at the memory, so that memory freed in between wakes it.
                 self.funnel.enlist(member, waker);
             }
             (false, Some(member)) => {

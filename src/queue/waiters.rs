@@ -432,7 +432,7 @@ impl Queue {
         drop(scan);
     }
 
-    /// Returns when the oldest request that waits came, on the device's clock.
+    /// Returns when the oldest waiting request arrived, on the device's clock.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         let standing = self.standing.lock();
         let queued = standing.queued.oldest();
@@ -441,8 +441,8 @@ impl Queue {
         since.min()
     }
 
-    /// Returns when the oldest request arrived that waits for memory and not for the limit of its tag, on the device's
-    /// clock.
+    /// Returns when the oldest request in the fair queue arrived, on the device's clock. Requests that wait for the
+    /// limit of their tag do not count.
     pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
         self.standing.lock().queued.oldest()
     }
@@ -457,7 +457,7 @@ impl Queue {
         self.standing.lock().queued.admission.limit
     }
 
-    /// Sets how many requests of a tag may wait for its limit; with `None`, as many as for memory.
+    /// Sets how many requests of a tag may wait for its limit. With `None`, the pool's queue limit applies to the tag.
     pub(crate) fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
         self.standing.lock().quotas.set_limit(tag, limit);
     }
@@ -467,8 +467,8 @@ impl Queue {
         self.standing.lock().quotas.limit(tag)
     }
 
-    /// Estimates how long a request would wait that comes now and is due at `due`. With a tag, the request is over that
-    /// tag's limit.
+    /// Estimates the wait of a request that arrives now and is due at `due`. With a tag, the request is over that tag's
+    /// limit.
     pub(super) fn expected_wait(
         &self,
         over: Option<Tag>,
@@ -489,7 +489,7 @@ impl Queue {
         }
     }
 
-    /// Where a waiter's wait is counted.
+    /// Returns the counters in which a waiter's wait is counted.
     fn counted_for<'a>(&'a self, waiter: &'a Waiter) -> impl Iterator<Item = &'a Waits> {
         self.waits_of(&waiter.lane, &waiter.demand)
     }
@@ -528,8 +528,8 @@ impl Queue {
         self.standing.lock().queued.head().cloned()
     }
 
-    /// Returns the head and the requests that may overtake it, in the order in which they are served if no request
-    /// comes.
+    /// Returns the head and the requests that may overtake it, in the order in which they are served if no further
+    /// request arrives.
     pub(super) fn looked_at(&self) -> SmallVec<[Arc<Waiter>; 1]> {
         let standing = self.standing.lock();
         let in_order = self.first_of(&standing, self.looked_at);

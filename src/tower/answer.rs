@@ -8,12 +8,12 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_A
 use http::{HeaderMap, Response, StatusCode};
 use std::time::Duration;
 
-/// What `Retry-After` says if no time can be estimated.
+/// The value of `Retry-After` if no time can be estimated.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 /// The longest deadline that a header may name.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The status of an error that a client is answered with, and an answer: feature `http`.
+/// Converts an error into an HTTP status and a whole response for the client: feature `http`.
 ///
 /// | error | status |
 /// |---|---|

@@ -93,6 +93,9 @@ fn every_way_of_asking_grows_the_lease() {
         (lease(&pool), pool.statistics().leased),
         (24 * MIB, 24 * MIB)
     );
+    let printed = format!("{:?}", pool.lease().unwrap());
+    let start = "BrokerLease { leased: 24.0 MiB, guaranteed: 0 B, limit: 64.0 MiB, recalled: 0 B, ";
+    assert!(printed.starts_with(start), "{printed}");
     drop((first, second, third, fourth));
     pool.check_conserved().unwrap();
 }

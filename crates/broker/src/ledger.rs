@@ -128,7 +128,7 @@ pub enum Refused {
     /// The message is not one of this protocol, or of another version.
     #[error("the message is not valid: {0}")]
     Protocol(String),
-    /// As many clients are connected as may be.
+    /// The number of connected clients has reached its limit.
     #[error("{clients} clients are connected, which is the limit")]
     Full {
         /// The number of clients.
@@ -921,8 +921,8 @@ impl Ledger {
         }
     }
 
-    /// Asks the clients that hold what another one waits for how many blocks they granted, where it is time to. A
-    /// client answers new terms with a statement.
+    /// Asks clients how many blocks they have granted, if they hold memory that another client waits for and a look is
+    /// due. A client answers new terms with a statement.
     fn look_at_holds(&mut self, now: Duration) {
         for client in self.clients.values_mut() {
             let Some(hold) = &mut client.hold else {
@@ -942,7 +942,7 @@ impl Ledger {
     /// Checks the invariants.
     ///
     /// # Errors
-    /// The one that does not hold.
+    /// Returns a description of the first invariant that does not hold.
     pub fn check(&self) -> Result<(), String> {
         for (id, client) in &self.clients {
             let (lease, owes) = (client.lease(), client.owes());

@@ -9,8 +9,8 @@
 //! # Ok::<(), weirpool_device::DeviceError>(())
 //! ```
 //!
-//! If the device supports it, memory is *virtual*: a large range of addresses is reserved, and physical handles are
-//! mapped into it. Free handles are mapped elsewhere before more are taken, and unmapping does not wait. Otherwise it
+//! If the device supports it, memory is *virtual*: a large range of addresses is reserved, and physical chunks are
+//! mapped into it. Free chunks are mapped elsewhere before more are taken, and unmapping does not wait. Otherwise it
 //! is plain device memory, whose `cuMemFree` waits for the whole device; the pool calls it on a separate thread. The
 //! same holds for [page-locked](weirpool_device::MemoryKind::Pinned) memory of the host, which is available if host and
 //! device share one address space, and for [managed](weirpool_device::MemoryKind::Managed) memory, which is available

@@ -9,14 +9,14 @@ use weirpool_device::{Access, Chunk, DeviceError};
 
 /// A location of memory, in the driver's terms.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum MemoryLocation {
     /// On the device with that number.
     Device(c_int),
     /// On the host, in the NUMA node with that number.
     Host(c_int),
 }
 
-impl Place {
+impl MemoryLocation {
     pub(super) fn of(context: &CudaContext) -> Self {
         Self::Device(context.cu_device())
     }
@@ -42,7 +42,7 @@ impl Place {
     }
 
     /// Returns the driver's structure.
-    pub(super) fn location(self) -> MaybeUninit<sys::CUmemLocation> {
+    pub(super) fn to_raw(self) -> MaybeUninit<sys::CUmemLocation> {
         let mut location = MaybeUninit::zeroed();
         // SAFETY: `location` is valid for writes.
         unsafe { self.write(location.as_mut_ptr()) };
@@ -53,22 +53,24 @@ impl Place {
 const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<c_int>());
 
 /// Describes memory at a location, in a form that no other process can open.
-pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
+pub(super) fn properties(location: MemoryLocation) -> MaybeUninit<sys::CUmemAllocationProp> {
     let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
     let fields = properties.as_mut_ptr();
     let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     // SAFETY: both pointers are fields of `properties`; the other fields may be zero.
     unsafe {
         (&raw mut (*fields).type_).write(pinned);
-        place.write(&raw mut (*fields).location);
+        location.write(&raw mut (*fields).location);
     }
     properties
 }
 
 /// Describes memory at a location that other processes can open by a file descriptor.
 #[cfg(target_os = "linux")]
-pub(super) fn shareable_properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
-    let mut properties = properties(place);
+pub(super) fn shareable_properties(
+    location: MemoryLocation,
+) -> MaybeUninit<sys::CUmemAllocationProp> {
+    let mut properties = properties(location);
     let fields = properties.as_mut_ptr();
     let descriptor = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     // SAFETY: the pointer is a field of `properties`.
@@ -77,12 +79,15 @@ pub(super) fn shareable_properties(place: Place) -> MaybeUninit<sys::CUmemAlloca
 }
 
 /// Describes the right to read and write, from a location.
-fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
-    access_with(place, Access::ReadWrite)
+fn access(location: MemoryLocation) -> MaybeUninit<sys::CUmemAccessDesc> {
+    access_with(location, Access::ReadWrite)
 }
 
 /// Describes rights, from a location.
-pub(super) fn access_with(place: Place, rights: Access) -> MaybeUninit<sys::CUmemAccessDesc> {
+pub(super) fn access_with(
+    location: MemoryLocation,
+    rights: Access,
+) -> MaybeUninit<sys::CUmemAccessDesc> {
     let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
     let fields = access.as_mut_ptr();
     let number: u32 = match rights {
@@ -93,7 +98,7 @@ pub(super) fn access_with(place: Place, rights: Access) -> MaybeUninit<sys::CUme
     // SAFETY: both pointers are fields of `access`, and the number is one of the driver's.
     unsafe {
         (&raw mut (*fields).flags).cast::<u32>().write(number);
-        place.write(&raw mut (*fields).location);
+        location.write(&raw mut (*fields).location);
     }
     access
 }
@@ -104,7 +109,7 @@ pub(super) struct Mapping<'a> {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) chunk: Chunk,
-    pub(super) accessors: &'a [Place],
+    pub(super) accessors: &'a [MemoryLocation],
 }
 
 /// The calls that map memory: those of the driver, or in a test those of a mapper that fails.
@@ -236,7 +241,7 @@ mod tests {
             address: 2 << 20,
             bytes: 2 << 20,
             chunk: Chunk(1),
-            accessors: &[Place::Device(0)],
+            accessors: &[MemoryLocation::Device(0)],
         };
         // SAFETY: it maps nothing.
         let made = unsafe { mapping.make(driver) };
@@ -282,9 +287,9 @@ mod tests {
                 address,
                 bytes,
                 chunk,
-                accessors: &[Place::Device(i32::MAX)],
+                accessors: &[MemoryLocation::Device(i32::MAX)],
             };
-            // SAFETY: the range was just reserved, or unmapped, and so was the handle.
+            // SAFETY: the range was just reserved, or unmapped, and the chunk is not mapped.
             let refused = unsafe { inaccessible.make(&Driver("map")) };
             assert!(!refused.unwrap_err().is_sticky());
             drop(visit);

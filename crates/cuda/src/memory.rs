@@ -2,7 +2,7 @@
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
-use super::mapping::{Driver, Mapping, Place, properties};
+use super::mapping::{Driver, Mapping, MemoryLocation, properties};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
 #[cfg(doc)]
@@ -11,7 +11,7 @@ use weirpool_device::{Chunk, DeviceError, DeviceErrorKind};
 
 /// Asks the driver for the granularity of virtual memory, in bytes.
 pub(super) fn granularity(context: &CudaContext) -> Result<u64, DeviceError> {
-    let properties = properties(Place::of(context));
+    let properties = properties(MemoryLocation::of(context));
     let mut step = 0;
     let smallest = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: the call writes to `step`.
@@ -60,7 +60,7 @@ impl CudaDevice {
 
     pub(super) fn create_memory(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let _visit = self.virtual_call("create")?;
-        let properties = properties(Place::of(&self.inner.context));
+        let properties = properties(MemoryLocation::of(&self.inner.context));
         let mut handle = 0;
         // SAFETY: the call writes to `handle`.
         let result =
@@ -92,7 +92,7 @@ impl CudaDevice {
             address,
             bytes,
             chunk,
-            accessors: &[Place::of(&self.inner.context)],
+            accessors: &[MemoryLocation::of(&self.inner.context)],
         };
         // SAFETY: the range is reserved, and neither it nor the chunk is mapped, as the caller guarantees.
         unsafe { mapping.make(&Driver("map")) }

@@ -9,7 +9,7 @@ use super::CudaDevice;
 use super::contract::unsupported;
 use super::driver::{Visit, check};
 use super::host::copy_in_order;
-use super::mapping::{Place, access_with};
+use super::mapping::{MemoryLocation, access_with};
 use super::stream::{context_of, device_id, handle};
 use cudarc::driver::sys::{self, CUresult};
 use std::collections::BTreeMap;
@@ -114,7 +114,7 @@ unsafe impl PeerAccess for CudaDevice {
         access: Access,
     ) -> Result<(), DeviceError> {
         let _visit = self.memory_call(SET)?;
-        let rights = access_with(Place::Device(peer.ordinal as i32), access);
+        let rights = access_with(MemoryLocation::Device(peer.ordinal as i32), access);
         // SAFETY: the driver checks that the range is mapped; the call reads one description.
         check(SET, unsafe {
             sys::cuMemSetAccess(address, bytes as usize, rights.as_ptr(), 1)

@@ -2,7 +2,7 @@
 
 use super::CudaDevice;
 use super::driver::check;
-use super::mapping::{Place, access_with};
+use super::mapping::{MemoryLocation, access_with};
 #[cfg(target_os = "linux")]
 use super::sharing::{DESCRIPTOR, as_driver_takes_it, owned};
 use super::stream::handle;
@@ -94,9 +94,9 @@ impl Properties {
     fn of(properties: &DriverPoolProperties, device: c_int) -> Self {
         const PINNED: u32 = 1;
         const MANAGED: u32 = 2;
-        let place = match properties.kind {
-            MemoryKind::Pinned => Place::Host(0),
-            _ => Place::Device(device),
+        let location = match properties.kind {
+            MemoryKind::Pinned => MemoryLocation::Host(0),
+            _ => MemoryLocation::Device(device),
         };
         let is_chosen = |(kind, _): &&(HandleType, u32)| properties.handle_types.contains(*kind);
         let bits = HANDLE_TYPES.iter().filter(is_chosen).map(|(_, bit)| bit);
@@ -106,7 +106,7 @@ impl Properties {
                 _ => PINNED,
             },
             handle_types: bits.sum(),
-            location: place.numbers(),
+            location: location.numbers(),
             security_attributes: std::ptr::null_mut(),
             max_size: properties.max_size as usize,
             reserved: [0; 56],
@@ -404,7 +404,7 @@ unsafe impl DriverPools for CudaDevice {
 
     unsafe fn pool_access(&self, pool: RawPool, device: u32) -> Result<Access, DeviceError> {
         let _visit = self.visit("pool_access")?;
-        let mut location = Place::Device(device as c_int).location();
+        let mut location = MemoryLocation::Device(device as c_int).to_raw();
         let mut flags = 0_u32;
         // SAFETY: the caller's guarantee; the call reads the location, and writes a number of 32 bits.
         check("pool_access", unsafe {
@@ -428,7 +428,7 @@ unsafe impl DriverPools for CudaDevice {
         rights: Access,
     ) -> Result<(), DeviceError> {
         let _visit = self.memory_call("set_pool_access")?;
-        let description = access_with(Place::Device(device as c_int), rights);
+        let description = access_with(MemoryLocation::Device(device as c_int), rights);
         // SAFETY: the caller's guarantee; the call reads one description.
         check("set_pool_access", unsafe {
             sys::cuMemPoolSetAccess(pool_handle(pool), description.as_ptr(), 1)

@@ -2,7 +2,7 @@
 
 use super::CudaDevice;
 use super::driver::check;
-use super::mapping::{Place, shareable_properties};
+use super::mapping::{MemoryLocation, shareable_properties};
 use cudarc::driver::sys::{self, CUmemAllocationHandleType};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -36,7 +36,7 @@ pub(super) fn as_driver_takes_it(descriptor: &OwnedFd) -> *mut c_void {
 unsafe impl Sharing for CudaDevice {
     fn create_shareable(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let _visit = self.virtual_call("create")?;
-        let properties = shareable_properties(Place::of(&self.inner.context));
+        let properties = shareable_properties(MemoryLocation::of(&self.inner.context));
         let mut handle = 0;
         // SAFETY: the call writes to `handle`.
         let result =

@@ -5,7 +5,7 @@
 //! behind a kernel of 300 ms), so it is done on a separate thread.
 
 use super::driver::{Visit, check};
-use super::mapping::{Driver, Mapping, Place, properties};
+use super::mapping::{Driver, Mapping, MemoryLocation, properties};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::device::get_attribute;
 use cudarc::driver::sys::{self, CUdevice_attribute};
@@ -64,7 +64,7 @@ impl Stage {
     }
 
     fn mapped(context: &CudaContext, bytes: u64) -> Result<Self, DeviceError> {
-        let host = Place::Host(nearest_node(context));
+        let host = MemoryLocation::Host(nearest_node(context));
         let properties = properties(host);
         let mut step = 0;
         let smallest = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -89,7 +89,7 @@ impl Stage {
             address,
             bytes: size as u64,
             chunk: Chunk(handle),
-            accessors: &[Place::of(context), host],
+            accessors: &[MemoryLocation::of(context), host],
         };
         let mapped = check("copy", reserved).and_then(|()| {
             // SAFETY: the range was just reserved and has nothing mapped, and the chunk is not mapped.

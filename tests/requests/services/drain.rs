@@ -74,10 +74,10 @@ fn drain_ends_when_the_last_request_gives_up() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
-    let tag = Tag::new("drain: at the door");
+    let tag = Tag::new("drain: at the limit");
     pool.tag(tag).set_limit(Some(MIB));
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    let at_the_door = not_ready(pool.allocate(&stream, MIB).tag(tag));
+    let at_the_limit = not_ready(pool.allocate(&stream, MIB).tag(tag));
     let (woken, waker) = Count::new();
     let mut drain = pool.drain();
     drop(held);
@@ -87,7 +87,7 @@ fn drain_ends_when_the_last_request_gives_up() {
         assert!(poll_with(&mut drain, &waker).is_pending());
     }
     let before = woken.get();
-    drop(at_the_door);
+    drop(at_the_limit);
     assert!(woken.get() > before);
     assert_eq!(poll(&mut drain), DONE);
 }

@@ -144,7 +144,7 @@ fn drop_after_every_poll(make: impl Fn(&World) -> Subject<'_>) {
 }
 
 #[test]
-fn allocate() {
+fn allocation_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let block = world.pool.allocate(&world.stream, 3 * MIB).await.unwrap();
@@ -154,7 +154,7 @@ fn allocate() {
 }
 
 #[test]
-fn allocate_with_a_deadline() {
+fn allocation_with_a_deadline_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let block = world.pool.allocate(&world.other, 7 * MIB);
@@ -164,7 +164,7 @@ fn allocate_with_a_deadline() {
 }
 
 #[test]
-fn allocate_for_a_tag_at_its_limit() {
+fn allocations_at_the_limit_of_a_tag_dropped_after_any_poll_lose_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let tag = Tag::new("dropped: a tenant");
@@ -178,7 +178,7 @@ fn allocate_for_a_tag_at_its_limit() {
 }
 
 #[test]
-fn allocate_many() {
+fn allocation_of_many_blocks_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let many = world
@@ -190,7 +190,7 @@ fn allocate_many() {
 }
 
 #[test]
-fn reserve_and_grow() {
+fn reservation_that_grows_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let mut reservation = world.pool.reserve(3 * MIB).await.unwrap();
@@ -203,7 +203,7 @@ fn reserve_and_grow() {
 }
 
 #[test]
-fn draw_in_a_scope() {
+fn scope_of_a_reservation_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let reservation = world.pool.reserve(3 * MIB).await.unwrap();
@@ -218,7 +218,7 @@ fn draw_in_a_scope() {
 }
 
 #[test]
-fn deallocate() {
+fn deallocation_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let block = world.pool.allocate(&world.stream, MIB).await.unwrap();
@@ -230,13 +230,13 @@ fn deallocate() {
 }
 
 #[test]
-fn drain() {
+fn drain_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| Box::pin(async { world.pool.drain().await.unwrap() }));
 }
 
 /// Two drains, one of them with a limit, beside a waiting request.
 #[test]
-fn drain_with_a_timeout() {
+fn drains_beside_a_request_dropped_after_any_poll_lose_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let limited = world.pool.drain().timeout(us(50));

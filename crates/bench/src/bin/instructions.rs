@@ -52,7 +52,7 @@ struct Options {
 }
 
 /// A pool on a simulated device whose time stands still, so that each run takes the same way.
-struct Place {
+struct Fixture {
     device: SimDevice,
     pool: Pool,
     stream: Stream,
@@ -111,52 +111,58 @@ impl Mix {
     }
 }
 
-type Operation = fn(&Place);
+type Operation = fn(&Fixture);
 
 const CASES: &[(&str, Operation)] = &[
-    ("pair", |place| {
-        let block = place.pool.try_allocate(&place.stream, BYTES);
+    ("pair", |fixture| {
+        let block = fixture.pool.try_allocate(&fixture.stream, BYTES);
         drop(black_box(block.expect("memory")));
     }),
-    ("pair, awaited", |place| {
-        let request = place.pool.allocate(&place.stream, BYTES).into_future();
+    ("pair, awaited", |fixture| {
+        let request = fixture.pool.allocate(&fixture.stream, BYTES).into_future();
         drop(black_box(now(request)));
     }),
-    ("pair of a tag", |place| {
-        let request = place.pool.allocate(&place.stream, BYTES).tag(place.tag);
+    ("pair of a tag", |fixture| {
+        let request = fixture
+            .pool
+            .allocate(&fixture.stream, BYTES)
+            .tag(fixture.tag);
         drop(black_box(request.try_now().expect("memory")));
     }),
-    ("pair from a reservation", |place| {
-        let block = place.reservation.allocate(&place.stream, BYTES);
+    ("pair from a reservation", |fixture| {
+        let block = fixture.reservation.allocate(&fixture.stream, BYTES);
         drop(black_box(block.expect("reserved")));
     }),
-    ("reservation and its pair", |place| {
-        let reservation = place.pool.reserve(MIB).try_now().expect("memory");
-        let block = reservation.allocate(&place.stream, MIB);
+    ("reservation and its pair", |fixture| {
+        let reservation = fixture.pool.reserve(MIB).try_now().expect("memory");
+        let block = reservation.allocate(&fixture.stream, MIB);
         drop(black_box(block.expect("reserved")));
     }),
-    ("pair by address", |place| {
+    ("pair by address", |fixture| {
         let wait = Duration::from_secs(1);
-        let address = place.raw.allocate(&place.work, BYTES, wait);
-        let freed = place.raw.free(address.expect("memory"), &place.work);
+        let address = fixture.raw.allocate(&fixture.work, BYTES, wait);
+        let freed = fixture.raw.free(address.expect("memory"), &fixture.work);
         freed.expect("an address that is allocated");
     }),
-    ("pair beyond the cache of the stream", |place| {
-        let block = place.pool.try_allocate(&place.stream, 48 * MIB);
+    ("pair beyond the cache of the stream", |fixture| {
+        let block = fixture.pool.try_allocate(&fixture.stream, 48 * MIB);
         drop(black_box(block.expect("memory")));
     }),
-    ("pair, freed on another stream", |place| {
-        let block = place.pool.try_allocate(&place.stream, BYTES);
-        let freed = block.expect("memory").deallocate_on(&place.other);
+    ("pair, freed on another stream", |fixture| {
+        let block = fixture.pool.try_allocate(&fixture.stream, BYTES);
+        let freed = block.expect("memory").deallocate_on(&fixture.other);
         drop(black_box(freed.expect("a stream of the pool")));
-        place.device.advance_to_end();
+        fixture.device.advance_to_end();
     }),
-    ("half a pair of a mix", |place| {
-        place.mix.borrow_mut().step()
+    ("half a pair of a mix", |fixture| {
+        fixture.mix.borrow_mut().step()
     }),
-    ("wait and grant", |place| {
-        let all = place.pool.try_allocate(&place.stream, 48 * MIB);
-        let mut request = place.pool.allocate(&place.stream, 32 * MIB).into_future();
+    ("wait and grant", |fixture| {
+        let all = fixture.pool.try_allocate(&fixture.stream, 48 * MIB);
+        let mut request = fixture
+            .pool
+            .allocate(&fixture.stream, 32 * MIB)
+            .into_future();
         assert!((&mut request).now_or_never().is_none(), "it waits");
         drop(all.expect("memory"));
         drop(black_box(now(request)));
@@ -168,7 +174,7 @@ fn now(request: impl Future<Output = Result<Block, weirpool::AllocError>>) -> Bl
     block.expect("memory")
 }
 
-impl Place {
+impl Fixture {
     fn new() -> anyhow::Result<Self> {
         let device = SimDevice::builder()
             .memory(1 << 30)
@@ -195,10 +201,10 @@ impl Place {
 fn run(name: &str, operations: u64, sweeps: bool) -> anyhow::Result<()> {
     let case = CASES.iter().find(|(known, _)| *known == name);
     let (_, operation) = case.with_context(|| format!("there is no case {name:?}"))?;
-    let place = Place::new()?;
+    let fixture = Fixture::new()?;
     let mut swept = vec![0_u8; SWEPT];
     for _ in 0..operations {
-        operation(&place);
+        operation(&fixture);
         if sweeps {
             black_box(&mut swept[..])
                 .iter_mut()

@@ -83,7 +83,7 @@ pub(crate) enum Fault {
     TooLate,
     #[error("no operation follows, expected at least one")]
     Empty,
-    #[error("more than {} {what}, expected at most that many", units::count(*most))]
+    #[error("more than {} {what}, expected a trace within that limit", units::count(*most))]
     TooMany { what: &'static str, most: u64 },
     #[error(
         "the line is longer than {} bytes, expected a shorter one",
@@ -102,7 +102,7 @@ pub(crate) enum Fault {
     Pickle { reason: String },
     #[error(
         "the pickle is no snapshot of PyTorch ({reason}), \
-         expected what `torch.cuda.memory._dump_snapshot` writes"
+         expected a file that `torch.cuda.memory._dump_snapshot` wrote"
     )]
     Snapshot { reason: String },
     #[error("{key} is {found}, expected {expected}")]

@@ -51,7 +51,7 @@ pub(super) struct Schedule {
     pub(super) flags: Flags,
     agenda: VecDeque<RawStream>,
     timeline: Timeline,
-    /// Those of each device.
+    /// The places of each device.
     places: Vec<Places>,
     watches: HashMap<WatchId, Watched>,
     /// The wakers to be called outside the lock.
@@ -68,7 +68,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates the schedule of so many devices, of which the first has that id.
+    /// Creates the schedule of `devices` devices, the first of which has the id `first`.
     pub(super) fn new((first, devices): (DeviceId, u32), places: usize, seed: u64) -> Self {
         let place = |number| Places::new(places, seed.wrapping_add(u64::from(number)));
         Self {
