@@ -53,7 +53,7 @@ impl QuotaQueues {
     /// Checks whether another request of the tag may join.
     ///
     /// # Errors
-    /// Returns an error if as many wait as may.
+    /// Returns an error if the queue is full.
     pub(super) fn check(&self, tag: Tag, bytes: u64, now: Duration) -> Result<(), AllocError> {
         match self.get(tag) {
             Some(queue) => queue.admission.check(Some(tag), bytes, now),

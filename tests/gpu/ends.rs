@@ -22,14 +22,14 @@ pub(crate) const FAULT_MAPPED: &str = "fault before all, virtual memory";
 pub(crate) const FAULT_PLAIN: &str = "fault before all, plain memory";
 pub(crate) const EXIT: &str = "exit";
 
-pub(crate) struct Place {
+pub(crate) struct Setup {
     pub(crate) gpu: Gpu,
     pub(crate) pool: Pool,
     pub(crate) works: [Arc<CudaStream>; 2],
     pub(crate) streams: [Stream; 2],
 }
 
-pub(crate) fn place() -> Place {
+pub(crate) fn setup() -> Setup {
     let gpu = Gpu::open().unwrap();
     let context = gpu.context().clone();
     let device = CudaDevice::builder().context(context).build().unwrap();
@@ -37,7 +37,7 @@ pub(crate) fn place() -> Place {
     let device: Arc<dyn Device> = Arc::new(device);
     let pool = builder::<Cuda<Mapped>>(device, 8 * MIB).build().unwrap();
     let streams = works.each_ref().map(|work| pool.register(work).unwrap());
-    Place {
+    Setup {
         gpu,
         pool,
         works,
@@ -52,12 +52,12 @@ pub(crate) fn faulting_kernel_fails_the_awaiting_task() {
 }
 
 pub(crate) fn fault() {
-    let Place {
+    let Setup {
         gpu,
         pool,
         works,
         streams: [first, second],
-    } = place();
+    } = setup();
     let block = pool.try_allocate(&first, 8 * MIB).unwrap();
     // All of them wait before the fault happens.
     let latch = gpu.hold(&works[0]);
@@ -160,12 +160,12 @@ pub(crate) fn exit() {
         static OF_THE_THREAD: std::cell::RefCell<Option<(Pool, Stream, Block)>> =
             const { std::cell::RefCell::new(None) };
     }
-    let Place {
+    let Setup {
         gpu,
         pool,
         works,
         streams: [first, second],
-    } = place();
+    } = setup();
     let [kept, own, used] = [(); 3].map(|()| pool.try_allocate(&first, 2 * MIB).unwrap());
     let with = |block| (pool.clone(), first.clone(), block);
     KEPT.lock().unwrap().push(with(kept));

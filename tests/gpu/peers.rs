@@ -16,7 +16,7 @@ use weirpool::{
 const BYTES: u64 = 24 * MIB;
 
 /// A GPU, a pool over it, and a stream.
-struct Place {
+struct Setup {
     device: CudaDevice,
     gpu: Gpu,
     pool: Pool,
@@ -39,7 +39,7 @@ const ALL: [Memory; 4] = [
     Memory::Pinned,
 ];
 
-impl Place {
+impl Setup {
     fn new(ordinal: usize, memory: Memory) -> Self {
         let device = CudaDevice::new(ordinal).unwrap();
         let gpu = Gpu::load(device.context()).unwrap();
@@ -92,7 +92,7 @@ fn has(block: &Block, stream: &Stream, word: u32) -> bool {
 /// A kernel of the second device writes memory of the first, which was mapped before, later, or anew.
 pub(crate) fn kernel_writes_memory_of_the_other_device() {
     for memory in ALL {
-        let [here, there] = Place::two(memory);
+        let [here, there] = Setup::two(memory);
         if !there.can_reach(&here) {
             eprintln!("not linked: {memory:?} has no access");
             continue;
@@ -131,7 +131,7 @@ pub(crate) fn kernel_writes_memory_of_the_other_device() {
 }
 
 pub(crate) fn access_stays_while_work_of_the_other_device_runs() {
-    let [here, there] = Place::two(Memory::Virtual);
+    let [here, there] = Setup::two(Memory::Virtual);
     if !there.can_reach(&here) {
         return eprintln!("not linked");
     }
@@ -154,8 +154,8 @@ pub(crate) fn copies_keep_bytes_and_order() {
     for memory in ALL {
         for has_access in [false, true] {
             for by in [0, 1] {
-                let places = Place::two(memory);
-                let [here, there] = &places;
+                let setups = Setup::two(memory);
+                let [here, there] = &setups;
                 if has_access {
                     if !(here.can_reach(there) && there.can_reach(here)) {
                         continue;
@@ -168,7 +168,7 @@ pub(crate) fn copies_keep_bytes_and_order() {
                 there.gpu.fill(&there.work, to.address(), BYTES, 2);
                 here.gpu.spend(&here.work, Duration::from_millis(20));
                 here.gpu.add(&here.work, from.address(), BYTES, 10);
-                let on = &places[by].stream;
+                let on = &setups[by].stream;
                 let copied = from.copy_to(0..BYTES, &mut to, 0, on).unwrap();
                 // The source is written, and the destination read, right behind it.
                 let _ordered = from.write_on(&here.stream).unwrap();
@@ -177,9 +177,9 @@ pub(crate) fn copies_keep_bytes_and_order() {
                 assert!(has(&to, &there.stream, 11), "{memory:?} {has_access} {by}");
                 block_on(copied).unwrap();
                 drop(to);
-                for place in &places {
-                    place.settle();
-                    place.pool.check_conserved().unwrap();
+                for setup in &setups {
+                    setup.settle();
+                    setup.pool.check_conserved().unwrap();
                 }
             }
         }
@@ -187,7 +187,7 @@ pub(crate) fn copies_keep_bytes_and_order() {
 }
 
 pub(crate) fn event_orders_streams_of_two_devices() {
-    let [here, there] = Place::two(Memory::Pinned); // both see it
+    let [here, there] = Setup::two(Memory::Pinned); // both see it
     let block = here.take(MIB);
     let gate = here.gpu.hold(&here.work);
     here.gpu.fill(&here.work, block.address(), MIB, 5);
@@ -202,7 +202,7 @@ pub(crate) fn event_orders_streams_of_two_devices() {
 }
 
 pub(crate) fn captured_copy_needs_access() {
-    let [here, there] = Place::two(Memory::Virtual);
+    let [here, there] = Setup::two(Memory::Virtual);
     let (from, mut to) = (here.take(MIB), there.take(MIB));
     let capture = here.pool.capture(&here.stream).unwrap();
     let refused = from.copy_to(0..MIB, &mut to, 0, &here.stream).unwrap_err();

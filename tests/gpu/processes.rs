@@ -28,14 +28,14 @@ const WITHOUT_IT: u64 = 8 * GIB;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A pool over the whole device, with few large chunks.
-struct Place<S: Setting> {
+struct Setup<S: Setting> {
     bench: Cuda<S>,
     pool: Pool,
     work: Arc<CudaStream>,
     stream: Stream,
 }
 
-impl<S: Setting> Place<S> {
+impl<S: Setting> Setup<S> {
     fn new(bench: &Cuda<S>) -> Self {
         let pool = PoolBuilder::new(bench.device()).chunk_bytes(STEP);
         let pool = pool.build().expect("a pool over the whole device");
@@ -78,7 +78,7 @@ impl<S: Setting> Place<S> {
 pub(crate) fn memory_of_another_process_is_waited_for<S: Setting>() {
     for lets_go in ["free", "end"] {
         let bench = Cuda::<S>::new();
-        let [one, other] = [(); 2].map(|()| Place::new(&bench));
+        let [one, other] = [(); 2].map(|()| Setup::new(&bench));
         one.keep(GIB);
         other.keep(2 * GIB);
         let mut neighbour = Neighbour::start(RESERVATION);
@@ -100,7 +100,7 @@ pub(crate) fn memory_of_another_process_is_waited_for<S: Setting>() {
     }
 }
 
-fn cached_memory_is_spilled_first<S: Setting>(one: &Place<S>, other: &Place<S>) {
+fn cached_memory_is_spilled_first<S: Setting>(one: &Setup<S>, other: &Setup<S>) {
     let block = one.pool.try_allocate(&one.stream, WITH_IT).unwrap();
     assert_eq!(
         one.reserved(),
@@ -113,7 +113,7 @@ fn cached_memory_is_spilled_first<S: Setting>(one: &Place<S>, other: &Place<S>) 
     block_on(one.stream.synchronize()).unwrap();
 }
 
-fn timed_out_request_reports_the_device<S: Setting>(one: &Place<S>) {
+fn timed_out_request_reports_the_device<S: Setting>(one: &Setup<S>) {
     let waiting = one.pool.allocate(&one.stream, WITHOUT_IT);
     let answer = block_on(waiting.timeout(Duration::from_millis(200)));
     let Err(AllocError::TimedOut { shortfall, .. }) = answer else {

@@ -4,7 +4,7 @@
 use crate::children::{DONE, assert_child, assert_child_without_threads};
 use crate::common::MIB;
 use crate::cuda::{Cuda, Mapped, Plain, Setting};
-use crate::ends::{Place, place};
+use crate::ends::{Setup, setup};
 use crate::gpu::{Gpu, settle};
 use crate::site::{builder, eventually};
 use cudarc::driver::CudaStream;
@@ -102,12 +102,12 @@ pub(crate) fn thread_ends_the_process_while_others_wait() {
 }
 
 pub(crate) fn exit_elsewhere() {
-    let Place {
+    let Setup {
         gpu,
         pool,
         works,
         streams: [first, second],
-    } = place();
+    } = setup();
     let used = pool.try_allocate(&first, 4 * MIB).unwrap();
     let freed = pool.try_allocate(&first, 4 * MIB).unwrap();
     let (address, bytes) = (used.address(), used.size());
@@ -142,12 +142,12 @@ pub(crate) fn pool_serves_where_no_thread_can_be_started() {
 
 pub(crate) fn without_threads() {
     assert!(thread::Builder::new().spawn(|| {}).is_err());
-    let Place {
+    let Setup {
         gpu,
         pool,
         works,
         streams: [first, second],
-    } = place();
+    } = setup();
     let used = pool.try_allocate(&first, pool.capacity()).unwrap();
     gpu.spend(&works[0], Duration::from_millis(50));
     gpu.fill(&works[0], used.address(), used.size(), 1);

@@ -39,7 +39,7 @@ fn figures(pool: &Pool) -> (u64, u64) {
 }
 
 #[test]
-fn free_memory_is_moved_or_more_is_taken() {
+fn policy_decides_how_many_chunks_are_moved() {
     for (remapping, expected) in POLICIES.into_iter().zip([(8, 16), (8, 16), (0, 24)]) {
         let device = manual();
         let pool = pool_with(&device, 512 * MIB, remapping);

@@ -8,7 +8,7 @@ use weirpool::*;
 
 /// Source `Ordered`: memory freed before an event that the stream waited for.
 #[test]
-fn awaited_event_makes_memory_reusable_at_once() {
+fn policy_decides_whether_an_awaited_event_makes_memory_reusable() {
     for follow in [true, false] {
         let device = manual();
         let reuse = Reuse {

@@ -4,94 +4,59 @@ use super::*;
 use std::sync::{Arc, Mutex};
 use weirpool::device::sim::Checker;
 
-/// This holds for every source: the lane, the heap, growth.
+/// From every source: the lane, the heap, growth, and a grant to a request that waited.
 #[test]
-fn memory_is_zero_when_it_is_allocated() {
-    let place = Place::new(zero_on_allocate);
+fn each_grant_makes_one_fill() {
+    let setup = Setup::new(zero_on_allocate);
     for bytes in [512, 100_000, MIB, 5 * MIB] {
         for round in 0..3 {
-            let block = place.take(bytes);
+            let block = setup.take(bytes);
             let zeros = vec![0; block.size() as usize];
-            assert!(contents(&place, &place.stream, &block) == zeros, "{round}");
-            write_after(&place.work, &block, 5, 7);
+            assert!(contents(&setup, &setup.stream, &block) == zeros, "{round}");
+            write_after(&setup.work, &block, 5, 7);
         }
     }
     // Awaited blocks are filled as well, granted at once or after a wait.
-    let all = place.take(64 * MIB);
-    write_after(&place.work, &all, 5, 7);
-    let waiting = not_ready(place.pool.allocate(&place.stream, 64 * MIB));
+    let all = setup.take(64 * MIB);
+    write_after(&setup.work, &all, 5, 7);
+    let waiting = not_ready(setup.pool.allocate(&setup.stream, 64 * MIB));
     drop(all);
-    let block = place.finish(waiting).unwrap();
-    assert_eq!(place.byte_at(block.address(), block.size()), 0);
+    let block = setup.finish(waiting).unwrap();
+    assert_eq!(setup.byte_at(block.address(), block.size()), 0);
     drop(block);
-    let block = place
-        .finish(place.pool.allocate(&place.stream, 512))
+    let block = setup
+        .finish(setup.pool.allocate(&setup.stream, 512))
         .unwrap();
-    assert!(contents(&place, &place.stream, &block) == [0; 512]);
+    assert!(contents(&setup, &setup.stream, &block) == [0; 512]);
     drop(block);
-    assert_eq!(place.fills(), 4 * 3 + 3);
-    place.assert_sound();
-}
-
-#[test]
-fn memory_is_poison_when_it_is_freed() {
-    let place = Place::new(poison_on_free);
-    for bytes in [512, 100_000, 5 * MIB] {
-        let block = place.take(bytes);
-        let (address, bytes) = (block.address(), block.size());
-        write_after(&place.work, &block, 50, 7);
-        drop(block);
-        assert_eq!(place.byte_at(address, bytes), POISON);
-        let block = place.take(bytes);
-        assert_eq!(block.address(), address);
-        assert!(contents(&place, &place.stream, &block) == vec![POISON; bytes as usize]);
-        place.finish(block.deallocate()).unwrap();
-    }
-    place.assert_sound();
+    assert_eq!(setup.fills(), 4 * 3 + 3);
+    setup.assert_sound();
 }
 
 #[test]
 fn allocation_and_free_have_separate_fills() {
-    let place = Place::new(|builder| {
+    let setup = Setup::new(|builder| {
         builder
             .fill_on_allocate(Fill::Byte(0xa5))
             .fill_on_free(Fill::Byte(0x5a))
     });
-    let block = place.take(4096);
+    let block = setup.take(4096);
     let (address, bytes) = (block.address(), block.size());
-    assert_eq!(place.byte_at(address, bytes), 0xa5);
+    assert_eq!(setup.byte_at(address, bytes), 0xa5);
     drop(block);
-    assert_eq!(place.byte_at(address, bytes), 0x5a);
-    assert_eq!(place.fills(), 2);
-    place.assert_sound();
-}
-
-#[test]
-fn pool_without_fills_makes_no_fill_calls() {
-    let place = Place::new(|builder| builder);
-    let (other, further) = stream(&place.device, &place.pool);
-    for bytes in [512, MIB, 9 * MIB] {
-        let block = place.take(bytes);
-        write_after(&place.work, &block, 5, 7);
-        further.wait(&place.stream.event().unwrap()).unwrap();
-        block.used_on(&further).unwrap();
-        use_block(&other, &block, us(5));
-        drop(block);
-        let block = place.take(bytes);
-        place.finish(block.deallocate()).unwrap();
-    }
-    assert_eq!(place.fills(), 0);
-    place.assert_sound();
+    assert_eq!(setup.byte_at(address, bytes), 0x5a);
+    assert_eq!(setup.fills(), 2);
+    setup.assert_sound();
 }
 
 /// The write of the further stream is late. The poison overwrites it, and the checker reports nothing.
 #[test]
 fn poison_comes_after_all_streams_that_the_block_was_used_on() {
     for slow in 0..3 {
-        let place = Place::new(poison_on_free);
-        let others: [_; 2] = std::array::from_fn(|_| stream(&place.device, &place.pool));
-        let works = [&place.work, &others[0].0, &others[1].0];
-        let block = place.take(MIB);
+        let setup = Setup::new(poison_on_free);
+        let others: [_; 2] = std::array::from_fn(|_| stream(&setup.device, &setup.pool));
+        let works = [&setup.work, &others[0].0, &others[1].0];
+        let block = setup.take(MIB);
         let (address, bytes) = (block.address(), block.size());
         for (n, work) in works.into_iter().enumerate() {
             if let Some((_, stream)) = n.checked_sub(1).map(|at| &others[at]) {
@@ -104,9 +69,9 @@ fn poison_comes_after_all_streams_that_the_block_was_used_on() {
             work.submit(write.run(move |memory| memory.fill(part, 1024, 7)));
         }
         drop(block);
-        assert_eq!(place.byte_at(address, bytes), POISON);
-        assert!(place.device.now() >= us(900));
-        place.assert_sound();
+        assert_eq!(setup.byte_at(address, bytes), POISON);
+        assert!(setup.device.now() >= us(900));
+        setup.assert_sound();
     }
 }
 
@@ -114,33 +79,33 @@ fn poison_comes_after_all_streams_that_the_block_was_used_on() {
 /// the others, and the next use comes after theirs.
 #[test]
 fn block_filled_behind_all_its_streams_is_reusable_on_its_own_stream() {
-    let place = Place::new(poison_on_free);
-    let (other, further) = stream(&place.device, &place.pool);
-    let block = place.take(MIB);
+    let setup = Setup::new(poison_on_free);
+    let (other, further) = stream(&setup.device, &setup.pool);
+    let block = setup.take(MIB);
     let address = block.address();
     block.used_on(&further).unwrap();
     write_after(&other, &block, 900, 7);
     drop(block);
-    let block = place.take(MIB);
+    let block = setup.take(MIB);
     assert_eq!((block.address(), block.source()), (address, Source::Lane));
-    write_after(&place.work, &block, 5, 8);
-    assert_eq!(place.byte_at(address, MIB), 8);
+    write_after(&setup.work, &block, 5, 8);
+    assert_eq!(setup.byte_at(address, MIB), 8);
     drop(block);
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// `used_on` orders a further stream after the grant: with fills, after the fill.
 #[test]
 fn further_stream_comes_after_the_fill_of_an_allocation() {
-    let place = Place::new(zero_on_allocate);
-    let (other, further) = stream(&place.device, &place.pool);
+    let setup = Setup::new(zero_on_allocate);
+    let (other, further) = stream(&setup.device, &setup.pool);
     for _ in 0..2 {
-        let block = place.take(32 * MIB);
+        let block = setup.take(32 * MIB);
         block.used_on(&further).unwrap();
         write_after(&other, &block, 0, 7); // the fill takes some 13 us
-        assert_eq!(place.byte_at(block.address(), block.size()), 7);
+        assert_eq!(setup.byte_at(block.address(), block.size()), 7);
     }
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// No checker is active, as on a GPU. The content shows the mistake.
@@ -151,20 +116,20 @@ fn use_after_free_reads_poison() {
         .checker(Checker::Off)
         .build();
     let read = |set: fn(PoolBuilder) -> PoolBuilder| {
-        let place = Place::on(device.clone(), set);
-        let mut weights = place.take(4096);
+        let setup = Setup::on(device.clone(), set);
+        let mut weights = setup.take(4096);
         let address = weights.address();
-        let upload = weights.upload(&place.stream, 0, &2.5_f32.to_ne_bytes());
+        let upload = weights.upload(&setup.stream, 0, &2.5_f32.to_ne_bytes());
         drop(upload.unwrap());
         drop(weights);
         let seen = Arc::new(Mutex::new([0; 4]));
         let target = seen.clone();
         let stale = Operation::new(us(5)).reads(address, 4);
         let stale = stale.run(move |memory| memory.read(address, &mut *target.lock().unwrap()));
-        place.work.submit(stale);
-        place.device.advance_to_end();
+        setup.work.submit(stale);
+        setup.device.advance_to_end();
         let bytes = *seen.lock().unwrap();
-        place.assert_sound();
+        setup.assert_sound();
         f32::from_ne_bytes(bytes)
     };
     assert_eq!(read(|builder| builder), 2.5, "no error is reported");
@@ -174,29 +139,29 @@ fn use_after_free_reads_poison() {
 /// After a wait on the device, after some time, and at the pool's end, no bytes of a tenant remain.
 #[test]
 fn memory_of_a_tenant_is_overwritten_before_another_stream_gets_it() {
-    let place = Place::on(manual(), |builder| {
+    let setup = Setup::on(manual(), |builder| {
         builder.capacity(8 * MIB).fill_on_free(Fill::Zero)
     });
-    let (_, next) = stream(&place.device, &place.pool);
+    let (_, next) = stream(&setup.device, &setup.pool);
     for settled in [false, true] {
-        let secret = place.take(8 * MIB);
-        write_after(&place.work, &secret, 300, 7);
+        let secret = setup.take(8 * MIB);
+        write_after(&setup.work, &secret, 300, 7);
         drop(secret);
         if settled {
-            place.finish(place.stream.synchronize()).unwrap();
+            setup.finish(setup.stream.synchronize()).unwrap();
         }
-        let block = place.pool.try_allocate(&next, 8 * MIB).unwrap();
+        let block = setup.pool.try_allocate(&next, 8 * MIB).unwrap();
         let expected = if settled {
             Source::Free
         } else {
             Source::DeviceWait
         };
         assert_eq!(block.source(), expected);
-        let bytes = contents(&place, &next, &block);
+        let bytes = contents(&setup, &next, &block);
         assert!(bytes.iter().all(|byte| *byte == 0));
-        place.finish(block.deallocate()).unwrap();
+        setup.finish(block.deallocate()).unwrap();
     }
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// Memory is filled before it is released, and nothing is written to unmapped memory.
@@ -204,163 +169,163 @@ fn memory_of_a_tenant_is_overwritten_before_another_stream_gets_it() {
 fn memory_is_filled_before_it_is_released_to_the_device() {
     for is_pooled in [true, false] {
         let device = manual();
-        let place = Place::on(device.clone(), |builder| match is_pooled {
+        let setup = Setup::on(device.clone(), |builder| match is_pooled {
             true => builder.fill_on_free(Fill::Zero),
             false => Pool::builder(device).unpooled().fill_on_free(Fill::Zero),
         });
-        let block = place.take(4 * MIB);
-        write_after(&place.work, &block, 100, 7);
-        let before = place.fills();
+        let block = setup.take(4 * MIB);
+        write_after(&setup.work, &block, 100, 7);
+        let before = setup.fills();
         let freed = block.deallocate();
-        assert_eq!(place.fills(), before + 1);
-        place.finish(freed).unwrap();
-        let _ = place.pool.trim_to(0).unwrap();
-        assert_eq!(place.pool.statistics().reserved.current, 0);
-        place.device.advance_to_end();
-        drop(place.take(MIB)); // the device works still
-        place.assert_sound();
+        assert_eq!(setup.fills(), before + 1);
+        setup.finish(freed).unwrap();
+        let _ = setup.pool.trim_to(0).unwrap();
+        assert_eq!(setup.pool.statistics().reserved.current, 0);
+        setup.device.advance_to_end();
+        drop(setup.take(MIB)); // the device works still
+        setup.assert_sound();
     }
 }
 
 #[test]
 fn shared_block_is_filled_once_with_its_last_handle() {
-    let place = Place::new(poison_on_free);
-    let (other, further) = stream(&place.device, &place.pool);
-    let shared = Buffer::<f32>::try_allocate(&place.pool, &place.stream, 1000)
+    let setup = Setup::new(poison_on_free);
+    let (other, further) = stream(&setup.device, &setup.pool);
+    let shared = Buffer::<f32>::try_allocate(&setup.pool, &setup.stream, 1000)
         .unwrap()
         .share();
     let (address, view) = (shared.address(), shared.view(10..20).unwrap());
     view.used_on(&further).unwrap();
     other.submit(Operation::new(us(400)).writes(view.address(), 40));
     drop(shared);
-    assert_eq!(place.fills(), 0);
+    assert_eq!(setup.fills(), 0);
     drop(view);
-    assert_eq!(place.fills(), 1);
-    assert_eq!(place.byte_at(address, 4000), POISON);
-    place.assert_sound();
+    assert_eq!(setup.fills(), 1);
+    assert_eq!(setup.byte_at(address, 4000), POISON);
+    setup.assert_sound();
 }
 
 /// A block is freed on a stream other than its own: the fill comes after the work of both.
 #[test]
 fn free_on_another_stream_fills_behind_both() {
-    let place = Place::new(poison_on_free);
-    let (other, further) = stream(&place.device, &place.pool);
-    let block = place.take(MIB);
+    let setup = Setup::new(poison_on_free);
+    let (other, further) = stream(&setup.device, &setup.pool);
+    let block = setup.take(MIB);
     let address = block.address();
-    further.wait(&place.stream.event().unwrap()).unwrap();
+    further.wait(&setup.stream.event().unwrap()).unwrap();
     block.used_on(&further).unwrap();
     write_after(&other, &block, 500, 7);
     let freed = block.deallocate_on(&further).unwrap();
-    place.finish(freed).unwrap();
-    assert!(place.device.now() >= us(500));
-    assert_eq!(place.byte_at(address, MIB), POISON);
-    place.assert_sound();
+    setup.finish(freed).unwrap();
+    assert!(setup.device.now() >= us(500));
+    assert_eq!(setup.byte_at(address, MIB), POISON);
+    setup.assert_sound();
 }
 
 /// Its user never had the memory, so its content is not the user's.
 #[test]
 fn abandoned_grant_is_not_filled() {
-    let place = Place::new(|builder| {
+    let setup = Setup::new(|builder| {
         builder
             .fill_on_allocate(Fill::Zero)
             .fill_on_free(Fill::Poison)
     });
-    let all = place.take(64 * MIB);
-    let waiting = not_ready(place.pool.allocate(&place.stream, MIB));
-    let before = place.fills();
+    let all = setup.take(64 * MIB);
+    let waiting = not_ready(setup.pool.allocate(&setup.stream, MIB));
+    let before = setup.fills();
     drop(all);
     // Served by another request's poll, and then dropped.
-    let mut driver = place.pool.allocate(&place.stream, MIB);
+    let mut driver = setup.pool.allocate(&setup.stream, MIB);
     let served = poll(&mut driver);
     assert!(served.is_ready(), "and so was the one before it");
     drop(waiting);
     // The fill of the free of the whole memory, and the fill of the allocation that was taken.
-    assert_eq!(place.fills(), before + 2);
+    assert_eq!(setup.fills(), before + 2);
     drop(served);
     drop(driver);
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// The host writes at once and does not wait. Another stream fills a block that the host shared.
 #[test]
 fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
-    let place = Place::new(|builder| {
+    let setup = Setup::new(|builder| {
         builder
             .upstream(Upstream::Managed)
             .fill_on_allocate(Fill::Zero)
             .fill_on_free(Fill::Poison)
     });
-    let host = place.pool.host_stream().unwrap();
-    let block = place.pool.try_allocate(&host, 4096).unwrap();
+    let host = setup.pool.host_stream().unwrap();
+    let block = setup.pool.try_allocate(&host, 4096).unwrap();
     let (address, mut seen) = (block.address(), [1; 4096]);
-    place.device.host_read(address, &mut seen).unwrap();
+    setup.device.host_read(address, &mut seen).unwrap();
     assert_eq!(seen, [0; 4096]);
     drop(block);
-    place.device.read(address, &mut seen).unwrap();
+    setup.device.read(address, &mut seen).unwrap();
     assert_eq!(seen, [POISON; 4096], "with no work of the device's");
 
-    let block = place.pool.try_allocate(&host, 4096).unwrap();
-    block.used_on(&place.stream).unwrap();
-    write_after(&place.work, &block, 200, 7);
+    let block = setup.pool.try_allocate(&host, 4096).unwrap();
+    block.used_on(&setup.stream).unwrap();
+    write_after(&setup.work, &block, 200, 7);
     drop(block);
-    place.device.read(address, &mut seen).unwrap();
+    setup.device.read(address, &mut seen).unwrap();
     assert_eq!(seen, [0; 4096], "the work is not over");
-    assert_eq!(place.byte_at(address, 4096), POISON);
+    assert_eq!(setup.byte_at(address, 4096), POISON);
 
     // A fill by the device is awaited like its other work.
-    let block = place.take(4096);
+    let block = setup.take(4096);
     block.used_on(&host).unwrap_err();
-    place.finish(place.stream.synchronize()).unwrap();
+    setup.finish(setup.stream.synchronize()).unwrap();
     block.used_on(&host).unwrap();
-    place.device.host_read(block.address(), &mut seen).unwrap();
+    setup.device.host_read(block.address(), &mut seen).unwrap();
     assert_eq!(seen, [0; 4096]);
     drop(block);
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// Fills are counted, and their cost is charged.
 #[test]
 fn fill_takes_device_time() {
-    let place = Place::new(poison_on_free);
-    let block = place.take(30 * MIB);
+    let setup = Setup::new(poison_on_free);
+    let block = setup.take(30 * MIB);
     drop(block);
-    place.device.advance_to_end();
-    let took = place.device.now();
+    setup.device.advance_to_end();
+    let took = setup.device.now();
     assert!(took > us(2) + us(10) && took < us(2) + us(11), "{took:?}");
 }
 
 /// Blocks that a reservation keeps for a stream are filled like others: when they are freed, and when they are drawn.
 #[test]
 fn kept_blocks_of_a_reservation_are_filled() {
-    let place = Place::new(|builder| poison_on_free(zero_on_allocate(builder)));
-    let reservation = place.pool.reserve(4 * MIB).try_now().unwrap();
+    let setup = Setup::new(|builder| poison_on_free(zero_on_allocate(builder)));
+    let reservation = setup.pool.reserve(4 * MIB).try_now().unwrap();
     for round in 1..=6 {
-        let block = reservation.allocate(&place.stream, MIB).unwrap();
-        assert_eq!(place.byte_at(block.address(), MIB), 0);
-        write_after(&place.work, &block, 5, 7);
+        let block = reservation.allocate(&setup.stream, MIB).unwrap();
+        assert_eq!(setup.byte_at(block.address(), MIB), 0);
+        write_after(&setup.work, &block, 5, 7);
         let address = block.address();
         drop(block);
-        assert_eq!(place.byte_at(address, MIB), POISON);
-        assert_eq!(place.fills(), 2 * round);
+        assert_eq!(setup.byte_at(address, MIB), POISON);
+        assert_eq!(setup.fills(), 2 * round);
     }
     drop(reservation);
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// A request in the scope of a reservation fills a block that is kept for its stream, as any other.
 #[test]
 fn request_fills_a_kept_block() {
-    let place = Place::new(|builder| builder);
-    let reservation = place.pool.reserve(4 * MIB).try_now().unwrap();
+    let setup = Setup::new(|builder| builder);
+    let reservation = setup.pool.reserve(4 * MIB).try_now().unwrap();
     let task = reservation.scope(async {
         for value in [3, 4, 5, 6] {
-            let request = place.pool.allocate(&place.stream, MIB).filled(value);
+            let request = setup.pool.allocate(&setup.stream, MIB).filled(value);
             let block = request.await.unwrap();
-            assert_eq!(place.byte_at(block.address(), MIB), value);
+            assert_eq!(setup.byte_at(block.address(), MIB), value);
         }
     });
     now(task);
-    assert_eq!(place.fills(), 4);
+    assert_eq!(setup.fills(), 4);
     drop(reservation);
-    place.assert_sound();
+    setup.assert_sound();
 }

@@ -22,14 +22,14 @@ use weirpool::*;
 const POISON: u8 = 0xff;
 
 /// A device with a pool that fills, and a stream of it.
-struct Place {
+struct Setup {
     device: SimDevice,
     pool: Pool,
     work: SimStream,
     stream: Stream,
 }
 
-impl Place {
+impl Setup {
     fn new(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
         Self::on(manual(), set)
     }
@@ -103,7 +103,7 @@ fn write_after(work: &SimStream, block: &Block, time: u64, value: u8) {
 }
 
 /// What the block holds, in the order of the stream.
-fn contents(place: &Place, stream: &Stream, block: &Block) -> Vec<u8> {
+fn contents(setup: &Setup, stream: &Stream, block: &Block) -> Vec<u8> {
     let download = block.download(stream, 0..block.size()).unwrap();
-    place.finish(download).unwrap()
+    setup.finish(download).unwrap()
 }

@@ -9,28 +9,28 @@ use weirpool::testing::Invariants;
 #[test]
 fn failed_fill_of_an_allocation_loses_no_memory() {
     for bytes in [512, MIB, 9 * MIB] {
-        let place = Place::new(zero_on_allocate);
-        drop(place.take(bytes)); // later blocks come from the lane, too
+        let setup = Setup::new(zero_on_allocate);
+        drop(setup.take(bytes)); // later blocks come from the lane, too
         for awaited in [false, true] {
-            place.device.fail_next(Call::Fill, Other);
+            setup.device.fail_next(Call::Fill, Other);
             let refused = match awaited {
-                false => place.pool.try_allocate(&place.stream, bytes).map(drop),
-                true => now(place.pool.allocate(&place.stream, bytes)).map(drop),
+                false => setup.pool.try_allocate(&setup.stream, bytes).map(drop),
+                true => now(setup.pool.allocate(&setup.stream, bytes)).map(drop),
             };
             let Err(AllocError::Device(error)) = refused else {
                 panic!("{refused:?}");
             };
             assert_eq!((error.kind(), error.call()), (Other, "fill"));
-            place.pool.check().unwrap();
-            let statistics = place.pool.statistics();
+            setup.pool.check().unwrap();
+            let statistics = setup.pool.statistics();
             assert_eq!(statistics.used.current, 0);
             assert_eq!(statistics.allocations, statistics.frees);
         }
-        drop(place.take(bytes));
-        let all = place.take(64 * MIB);
-        assert_eq!(place.byte_at(all.address(), all.size()), 0);
+        drop(setup.take(bytes));
+        let all = setup.take(64 * MIB);
+        assert_eq!(setup.byte_at(all.address(), all.size()), 0);
         drop(all);
-        place.assert_sound();
+        setup.assert_sound();
     }
 }
 
@@ -38,61 +38,61 @@ fn failed_fill_of_an_allocation_loses_no_memory() {
 #[test]
 fn failed_fill_uncharges_the_tag() {
     let tag = Tag::new("fills");
-    let place = Place::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
-    let allocate = || place.pool.allocate(&place.stream, MIB).tag(tag);
-    place.device.fail_next(Call::Fill, Other);
+    let setup = Setup::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
+    let allocate = || setup.pool.allocate(&setup.stream, MIB).tag(tag);
+    setup.device.fail_next(Call::Fill, Other);
     let refused = allocate().try_now().unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     let block = allocate().try_now().unwrap();
     let held = not_ready(allocate());
     drop(block);
-    place.device.fail_next(Call::Fill, Other);
+    setup.device.fail_next(Call::Fill, Other);
     let refused = now(held).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     drop(now(allocate()).unwrap());
-    let statistics = place.pool.tag(tag).statistics();
+    let statistics = setup.pool.tag(tag).statistics();
     assert_eq!(statistics.used.current, 0);
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// The waiter gets the error, and the next request in the queue gets the memory.
 #[test]
 fn failed_fill_of_a_waiter_admits_the_next_one() {
-    let place = Place::new(zero_on_allocate);
-    let all = place.take(64 * MIB);
-    let mut first = place.pool.allocate(&place.stream, 64 * MIB);
-    let mut second = place.pool.allocate(&place.stream, 64 * MIB);
+    let setup = Setup::new(zero_on_allocate);
+    let all = setup.take(64 * MIB);
+    let mut first = setup.pool.allocate(&setup.stream, 64 * MIB);
+    let mut second = setup.pool.allocate(&setup.stream, 64 * MIB);
     assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
     drop(all);
-    place.device.fail_next(Call::Fill, Other);
-    let refused = place.finish(first).unwrap_err();
+    setup.device.fail_next(Call::Fill, Other);
+    let refused = setup.finish(first).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
-    let block = place.finish(second).unwrap();
-    assert_eq!(place.byte_at(block.address(), block.size()), 0);
+    let block = setup.finish(second).unwrap();
+    assert_eq!(setup.byte_at(block.address(), block.size()), 0);
     drop(block);
-    place.assert_sound();
+    setup.assert_sound();
 }
 
 /// A stream takes no fill while it is captured. The memory is granted as it is.
 #[test]
 fn fill_is_skipped_on_a_stream_that_takes_none() {
-    let place = Place::new(|builder| {
+    let setup = Setup::new(|builder| {
         builder
             .fill_on_allocate(Fill::Zero)
             .fill_on_free(Fill::Poison)
     });
-    let block = place.take(MIB);
+    let block = setup.take(MIB);
     let address = block.address();
-    write_after(&place.work, &block, 5, 7);
-    place.device.fail_next(Call::Fill, Unsupported);
+    write_after(&setup.work, &block, 5, 7);
+    setup.device.fail_next(Call::Fill, Unsupported);
     drop(block);
-    place.device.fail_next(Call::Fill, Unsupported);
-    let block = place.take(MIB);
+    setup.device.fail_next(Call::Fill, Unsupported);
+    let block = setup.take(MIB);
     assert_eq!(block.address(), address);
-    assert_eq!(place.byte_at(address, MIB), 7);
+    assert_eq!(setup.byte_at(address, MIB), 7);
     drop(block);
-    assert_eq!(place.byte_at(address, MIB), POISON);
-    place.assert_sound();
+    assert_eq!(setup.byte_at(address, MIB), POISON);
+    setup.assert_sound();
 }
 
 /// A free has no caller to report to. The memory is freed unfilled, in the order of all its streams.
@@ -100,21 +100,21 @@ fn fill_is_skipped_on_a_stream_that_takes_none() {
 fn free_takes_place_when_its_fill_fails() {
     for call in [Call::Fill, Call::Record, Call::Wait] {
         for kind in [Other, Unsupported] {
-            let place = Place::new(|builder| poison_on_free(builder).capacity(8 * MIB));
-            let (other, further) = stream(&place.device, &place.pool);
-            let block = place.take(8 * MIB);
+            let setup = Setup::new(|builder| poison_on_free(builder).capacity(8 * MIB));
+            let (other, further) = stream(&setup.device, &setup.pool);
+            let block = setup.take(8 * MIB);
             let address = block.address();
             block.used_on(&further).unwrap();
             write_after(&other, &block, 300, 7);
-            place.device.fail_next(call, kind);
+            setup.device.fail_next(call, kind);
             drop(block);
-            let (_, third) = stream(&place.device, &place.pool);
-            let block = place.pool.try_allocate(&third, 8 * MIB).unwrap();
+            let (_, third) = stream(&setup.device, &setup.pool);
+            let block = setup.pool.try_allocate(&third, 8 * MIB).unwrap();
             assert_eq!(block.address(), address);
-            assert!(contents(&place, &third, &block) == vec![7; 8 << 20]);
+            assert!(contents(&setup, &third, &block) == vec![7; 8 << 20]);
             drop(block);
-            assert_eq!(place.byte_at(address, 8 * MIB), POISON);
-            place.assert_sound();
+            assert_eq!(setup.byte_at(address, 8 * MIB), POISON);
+            setup.assert_sound();
         }
     }
 }
@@ -122,26 +122,26 @@ fn free_takes_place_when_its_fill_fails() {
 #[test]
 fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
     for on_free in [false, true] {
-        let place = Place::new(|builder| {
+        let setup = Setup::new(|builder| {
             builder
                 .fill_on_allocate(Fill::Zero)
                 .fill_on_free(Fill::Zero)
         });
-        let block = place.take(MIB);
-        let mut waiting = not_ready(place.pool.allocate(&place.stream, 64 * MIB));
-        place.device.script(Call::Fill, 1, Fault::Fails(Sticky));
+        let block = setup.take(MIB);
+        let mut waiting = not_ready(setup.pool.allocate(&setup.stream, 64 * MIB));
+        setup.device.script(Call::Fill, 1, Fault::Fails(Sticky));
         if on_free {
             drop(block);
         } else {
             drop(waiting);
-            let refused = place.pool.try_allocate(&place.stream, MIB).unwrap_err();
+            let refused = setup.pool.try_allocate(&setup.stream, MIB).unwrap_err();
             assert!(matches!(&refused, AllocError::Device(error) if error.is_sticky()));
-            waiting = place.pool.allocate(&place.stream, 64 * MIB);
+            waiting = setup.pool.allocate(&setup.stream, 64 * MIB);
             drop(block);
         }
         let told = now(waiting).unwrap_err();
         assert!(matches!(&told, AllocError::Device(error) if error.is_sticky()));
-        place.pool.check().unwrap();
+        setup.pool.check().unwrap();
     }
 }
 
@@ -152,42 +152,42 @@ fn memory_used_on_unordered_streams_is_not_filled() {
         .clock(Clock::Manual)
         .device_side_waits(false)
         .build();
-    let place = Place::on(device, poison_on_free);
-    let (other, further) = stream(&place.device, &place.pool);
-    let block = place.take(MIB);
+    let setup = Setup::on(device, poison_on_free);
+    let (other, further) = stream(&setup.device, &setup.pool);
+    let block = setup.take(MIB);
     let address = block.address();
     block.used_on(&further).unwrap();
     write_after(&other, &block, 300, 7);
     drop(block);
-    assert_eq!(place.byte_at(address, MIB), 7);
-    assert_eq!(place.fills(), 0);
+    assert_eq!(setup.byte_at(address, MIB), 7);
+    assert_eq!(setup.fills(), 0);
     // A block that was used only on its own stream is filled.
-    let block = place.take(2 * MIB);
+    let block = setup.take(2 * MIB);
     let address = block.address();
     drop(block);
-    assert_eq!(place.byte_at(address, 2 * MIB), POISON);
-    place.assert_sound();
+    assert_eq!(setup.byte_at(address, 2 * MIB), POISON);
+    setup.assert_sound();
 }
 
 /// The memory is the reservation's again, whether it came from the heap or was kept for the stream.
 #[test]
 fn failed_fill_of_a_reserved_block_loses_no_memory() {
     for frees in 0..4 {
-        let place = Place::new(zero_on_allocate);
-        let reservation = place.pool.reserve(4 * MIB).try_now().unwrap();
-        let take = || reservation.allocate(&place.stream, MIB);
+        let setup = Setup::new(zero_on_allocate);
+        let reservation = setup.pool.reserve(4 * MIB).try_now().unwrap();
+        let take = || reservation.allocate(&setup.stream, MIB);
         (0..frees).for_each(|_| drop(take().unwrap()));
-        place.device.fail_next(Call::Fill, Other);
+        setup.device.fail_next(Call::Fill, Other);
         let Err(AllocError::Device(error)) = take().map(drop) else {
             panic!("the fill fails");
         };
         assert_eq!((error.kind(), error.call()), (Other, "fill"));
         assert_eq!(reservation.left(), 4 * MIB);
         let block = take().unwrap();
-        assert_eq!(place.byte_at(block.address(), block.size()), 0);
+        assert_eq!(setup.byte_at(block.address(), block.size()), 0);
         drop((block, reservation));
-        let statistics = place.pool.statistics();
+        let statistics = setup.pool.statistics();
         assert_eq!(statistics.allocations, statistics.frees);
-        place.assert_sound();
+        setup.assert_sound();
     }
 }

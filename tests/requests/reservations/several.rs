@@ -7,7 +7,7 @@ use weirpool::testing::Invariants;
 
 /// All blocks are granted together or none is, in the order of the layouts, from one queue position.
 #[test]
-fn several_blocks_are_granted_together() {
+fn request_for_several_blocks_holds_nothing_while_it_waits() {
     let device = manual();
     let pool = small(&device);
     let (_, stream) = stream(&device, &pool);

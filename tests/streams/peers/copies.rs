@@ -5,14 +5,14 @@ use super::*;
 const BYTES: u64 = 3 * MIB;
 
 /// Two pools, a stream of each, and a block of each.
-struct Place {
+struct Setup {
     devices: [SimDevice; 2],
     pools: [Pool; 2],
     streams: [Stream; 2],
     blocks: [Block; 2],
 }
 
-fn place(devices: [SimDevice; 2], has_access: bool) -> Place {
+fn setup(devices: [SimDevice; 2], has_access: bool) -> Setup {
     let pools = devices.each_ref().map(|device| pool(device, 4 * MIB));
     if has_access {
         pools[0].enable_access(&devices[1]).unwrap();
@@ -20,7 +20,7 @@ fn place(devices: [SimDevice; 2], has_access: bool) -> Place {
     }
     let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
     let blocks = [0, 1].map(|at| pools[at].try_allocate(&streams[at], BYTES).unwrap());
-    Place {
+    Setup {
         devices,
         pools,
         streams,
@@ -45,12 +45,12 @@ fn time(rate: u64) -> std::time::Duration {
 #[test]
 fn copy_moves_bytes_directly_with_access_and_staged_without() {
     for (has_access, by) in WAYS {
-        let Place {
+        let Setup {
             devices,
             pools,
             streams,
             blocks: [mut here, mut there],
-        } = place(two(), has_access);
+        } = setup(two(), has_access);
         let bytes = pattern(by as u64);
         drop(here.upload(&streams[0], 0, &bytes).unwrap());
         devices[0].advance_to_end();
@@ -80,12 +80,12 @@ fn copy_moves_bytes_directly_with_access_and_staged_without() {
 #[test]
 fn copy_comes_after_earlier_uses_and_before_later_ones() {
     for (has_access, by) in WAYS {
-        let Place {
+        let Setup {
             devices,
             pools,
             streams,
             blocks: [mut here, mut there],
-        } = place(two(), has_access);
+        } = setup(two(), has_access);
         let others = pools.each_ref().map(|pool| pool.create_stream().unwrap());
         let write = |stream: &Stream, block: &mut Block, value: u8| {
             let submit = |work: &SimStream, block: device::Argument<'_>| {
@@ -154,12 +154,12 @@ fn copy_within_a_device_joins_two_pools_or_blocks_of_one() {
 
 #[test]
 fn copy_is_refused_by_the_reason_and_changes_nothing() {
-    let Place {
+    let Setup {
         devices,
         pools,
         streams,
         blocks: [here, mut there],
-    } = place(two(), false);
+    } = setup(two(), false);
     let third = pool(&devices[0], 8 * MIB);
     let stranger = third.create_stream().unwrap();
     let refused = here.copy_to(0..64, &mut there, 0, &stranger).unwrap_err();
@@ -200,12 +200,12 @@ fn copy_is_refused_by_the_reason_and_changes_nothing() {
 /// the access.
 #[test]
 fn copy_keeps_memory_and_access_until_it_is_complete() {
-    let Place {
+    let Setup {
         devices,
         pools,
         streams,
         blocks: [here, mut there],
-    } = place(two(), true);
+    } = setup(two(), true);
     drop(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
     drop((here, there));
     let in_use = Err(AccessError::InUse { streams: 1 });
@@ -219,12 +219,12 @@ fn copy_keeps_memory_and_access_until_it_is_complete() {
 
 #[test]
 fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
-    let Place {
+    let Setup {
         devices,
         pools,
         streams,
         blocks: [mut here, mut there],
-    } = place(two(), false);
+    } = setup(two(), false);
     let capture = pools[0].capture(&streams[0]).unwrap();
     let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
     assert_eq!(refused, CopyError::NoAccessInCapture);
@@ -253,12 +253,12 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
 
 #[test]
 fn dropped_copy_takes_place_and_a_broken_device_fails_it() {
-    let Place {
+    let Setup {
         devices,
         streams,
         blocks: [here, mut there],
         ..
-    } = place(two(), false);
+    } = setup(two(), false);
     let copied = not_ready(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
     devices[1].break_device("a test");
     assert!(now(copied).unwrap_err().is_sticky());
