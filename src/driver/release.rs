@@ -122,7 +122,8 @@ impl Driver {
         };
         self.thin_out(lane);
         if lane.timeline.is_full() && !lane.is_external {
-            return lane.cache.expect_seal(closed.ticket.next());
+            lane.cache.expect_seal(closed.ticket.next());
+            return lane.timeline.note_unrecorded(closed.ticket);
         }
         let recorded = self.noted(lane.record(closed, &*self.device, &self.events));
         // Unless a request waits for the memory, or it goes back to the device, the next event may come a little later.

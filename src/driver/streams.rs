@@ -418,8 +418,8 @@ impl Streams {
         let mut kept = Watches::new();
         let mut has_unrecorded = false;
         for lane in self.lanes_to_watch() {
-            let to_watch = lane.to_watch(waker);
-            has_unrecorded |= to_watch.is_empty() && lane.owes_record();
+            let (to_watch, owes_record) = lane.to_watch(waker);
+            has_unrecorded |= owes_record;
             for marker in to_watch {
                 let point = (lane.id, marker.ticket);
                 let watch = watches.remove(&point);

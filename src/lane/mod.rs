@@ -224,16 +224,16 @@ impl Lane {
         self.timeline.should_query(self.cache.spacing.is_close())
     }
 
-    /// Returns the [markers to watch](Timeline::to_watch) for the stream's progress. If there is none, `waker` is called
-    /// when one is published that another thread records now.
-    pub(crate) fn to_watch(&self, waker: &Waker) -> SmallVec<[Arc<Marker>; 3]> {
-        let closed = self.cache.open_ticket().previous();
-        self.timeline.to_watch(closed, waker)
-    }
-
-    /// Returns whether an event is to be recorded that no free and no user's call records: one has failed.
-    pub(crate) fn owes_record(&self) -> bool {
-        !self.is_external && self.cache.is_dirty() && !self.cache.is_captured()
+    /// Returns the [markers to watch](Timeline::to_watch) for the stream's progress, and whether an event is to be
+    /// recorded that no free and no user's call records: one has failed, and nothing else proves the memory. If there is
+    /// no marker, `waker` is called when one is published that another thread records now.
+    pub(crate) fn to_watch(&self, waker: &Waker) -> (SmallVec<[Arc<Marker>; 3]>, bool) {
+        // At one moment: a ticket that is closed later covers nothing that no event covered then.
+        let (closed, is_dirty) = self.cache.last_closed();
+        let to_watch = self.timeline.to_watch(closed, waker);
+        let is_unproven = is_dirty && to_watch.iter().all(|marker| marker.has_erred());
+        let owes_record = is_unproven && !self.is_external && !self.cache.is_captured();
+        (to_watch, owes_record)
     }
 
     /// Records an event for the blocks freed so far, unless an event covers them already.

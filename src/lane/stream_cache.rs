@@ -493,6 +493,12 @@ impl StreamCache {
         self.state.lock().open
     }
 
+    /// Returns the last closed ticket, and whether a freed block is not covered by any event.
+    pub(super) fn last_closed(&self) -> (Ticket, bool) {
+        let state = self.state.lock();
+        (state.open.previous(), state.is_dirty_with(&self.shards))
+    }
+
     /// Closes the open ticket; `None` while the stream is captured. The host's tickets are not closed.
     pub(super) fn close(&self) -> Option<Closed> {
         let mut state = self.state.lock();

@@ -153,7 +153,7 @@ impl Timeline {
     }
 
     /// Notes that the marker of a closed ticket could not be recorded.
-    pub(super) fn note_unrecorded(&self, ticket: Ticket) {
+    pub(crate) fn note_unrecorded(&self, ticket: Ticket) {
         let on_next = {
             let on_next = &mut self.markers.lock().on_next;
             on_next.take_if(|(closed, _)| ticket <= *closed)

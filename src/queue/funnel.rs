@@ -293,6 +293,16 @@ impl Funnel {
         self.wake_members(Member::Drain(0), Member::Drain(u64::MAX));
     }
 
+    /// Tells drains, and requests in scopes of reservations, that a search found a stream further. Requests in the fair
+    /// queue are searched for again by the same server.
+    pub(super) fn tell_of_progress(&self) {
+        if self.state.load(Ordering::Acquire) & DRAINING != 0 {
+            self.wake_drains();
+        }
+        let in_scopes = self.queue.scopes.wakers_for_pieces();
+        in_scopes.into_iter().for_each(wake);
+    }
+
     /// Wakes the reclaimers: the last handle of the pool is gone.
     pub(super) fn wake_reclaimers(&self) {
         self.wake_members(Member::Reclaimer(0), Member::Reclaimer(u64::MAX));

@@ -134,7 +134,12 @@ impl Service {
         let give_up = GiveUpOnPanic(&this.funnel);
         let mut next = Some(generation);
         while let Some(generation) = next {
+            let progress = || this.driver.totals().progress;
+            let before = progress();
             let look_again_at = Pass::new(this, effort, generation).run();
+            if progress() != before {
+                this.funnel.tell_of_progress();
+            }
             let has_unrecorded = this.watch();
             // The record is tried again in the next pass.
             let retry_at = has_unrecorded.then(|| this.now() + this.driver.maintenance.interval());
@@ -179,7 +184,7 @@ impl Service {
         let waker = Waker::from(self.funnel.clone());
         let has_unrecorded = self.driver.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
-        has_unrecorded && is_awaited
+        has_unrecorded
     }
 
     fn dismiss_reclaimer(&self) {

@@ -61,6 +61,8 @@ impl<'a> Pass<'a> {
             };
             match served {
                 Served::Granted | Served::Gone => continue,
+                // The search for another request found memory complete that may suit the head.
+                Served::Short if !self.was_searched(&head) => continue,
                 Served::Short => service.hooked.offer_to(&head),
                 Served::NeedsThread if service.grower.start_for(head, service) => {}
                 Served::NeedsThread => {
@@ -90,21 +92,10 @@ impl<'a> Pass<'a> {
     }
 
     fn serve_overtakers(&self) -> Served {
-        if self.service.rules.overtaking.times == 0 {
+        let overtaking = self.service.rules.overtaking;
+        if overtaking.times == 0 {
             return Served::Short;
         }
-        let progress = || self.service.driver.totals().progress;
-        let before = progress();
-        let served = self.serve_first_that_may_pass();
-        if progress() != before && !injected("progress-found-for-another-request") {
-            // One of the searches may have found memory complete that the head was not searched for.
-            self.service.funnel.note_change();
-        }
-        served
-    }
-
-    fn serve_first_that_may_pass(&self) -> Served {
-        let overtaking = self.service.rules.overtaking;
         let waiters = self.service.queue.looked_at();
         for (ahead, waiter) in waiters.iter().enumerate().skip(1) {
             let bytes = waiter.demand.request.bytes;
@@ -140,14 +131,14 @@ impl<'a> Pass<'a> {
             service.fail(waiter, refusal);
             return Served::Gone;
         }
-        if waiter.was_searched_at(self.generation) {
+        if self.was_searched(waiter) {
             self.note_times(waiter);
             return Served::Short;
         }
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
             Err(Refusal::Short(_)) => {
-                waiter.note_searched(self.generation, service.driver.is_refused());
+                waiter.note_searched(self.moment(), service.driver.is_refused());
                 self.note_times(waiter);
                 return Served::Short;
             }
@@ -160,6 +151,17 @@ impl<'a> Pass<'a> {
             Err(Refusal::NoRoom(room)) => service.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
+    }
+
+    /// Returns the generation, and how often streams were found further until now.
+    fn moment(&self) -> (u64, u64) {
+        (self.generation, self.service.driver.totals().progress)
+    }
+
+    /// Returns whether memory was searched for the request in vain, and nothing has changed since: nothing was
+    /// published, and no search found a stream further.
+    fn was_searched(&self, waiter: &Waiter) -> bool {
+        waiter.was_searched_at(self.moment())
     }
 
     fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {

@@ -17,6 +17,7 @@ use super::fair_queue::{Flow, SortKey};
 use super::{Demand, Service, Wants};
 use crate::driver::{Allocations, Expected};
 use crate::error::AllocError;
+use crate::fault::injected;
 use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::WaitOutcome;
@@ -48,8 +49,9 @@ pub(crate) struct Waiter {
     is_throttled: SharedFlag,
     /// How many requests overtook this one, and with how many bytes. Written by the server only.
     passed: (AtomicU64, AtomicU64),
-    /// The generation at which memory was last searched for in vain. Written by the server only.
-    searched: AtomicU64,
+    /// The generation at which memory was last searched for in vain, and how often streams had been found further then.
+    /// Written by the server only.
+    searched: (AtomicU64, AtomicU64),
     /// The device had refused memory at the end of that search. Written by the server only.
     was_refused: AtomicBool,
     /// Its bytes were given back to its tag, although it was not served.
@@ -113,7 +115,7 @@ impl Waiter {
             expects_pieces: AtomicBool::new(false),
             is_throttled: SharedFlag::new(origin.is_throttled),
             passed: (AtomicU64::new(0), AtomicU64::new(0)),
-            searched: AtomicU64::new(NEVER),
+            searched: (AtomicU64::new(NEVER), AtomicU64::new(0)),
             was_refused: AtomicBool::new(false),
             is_uncharged: AtomicBool::new(false),
             hook: Turn::new(),
@@ -246,9 +248,12 @@ impl Waiter {
         self.passed.1.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Returns whether a search at this generation was in vain: nothing was published since.
-    pub(super) fn was_searched_at(&self, generation: u64) -> bool {
-        self.searched.load(Ordering::Relaxed) == generation
+    /// Returns whether a search at this generation and progress was in vain.
+    pub(super) fn was_searched_at(&self, (generation, progress): (u64, u64)) -> bool {
+        let (searched, searched_at) = &self.searched;
+        let is_same_progress = searched_at.load(Ordering::Relaxed) == progress
+            || injected("progress-found-for-another-request");
+        searched.load(Ordering::Relaxed) == generation && is_same_progress
     }
 
     /// Returns whether the device had refused memory when it was last searched for in vain.
@@ -262,9 +267,11 @@ impl Waiter {
         !self.is_uncharged.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn note_searched(&self, generation: u64, is_refused: bool) {
+    pub(super) fn note_searched(&self, (generation, progress): (u64, u64), is_refused: bool) {
         self.was_refused.store(is_refused, Ordering::Relaxed);
-        self.searched.store(generation, Ordering::Relaxed);
+        let (searched, searched_at) = &self.searched;
+        searched.store(generation, Ordering::Relaxed);
+        searched_at.store(progress, Ordering::Relaxed);
     }
 
     /// Returns whether the request was granted. It may be gone since.
