@@ -5,7 +5,7 @@
 //! [deadlock](super::deadlock).
 //!
 //! After a search for a request has failed, the pass does not search for it again before a change is
-//! [published](super::funnel): the outcome would be the same.
+//! [published](super::funnel), or another search finds a stream further: the outcome would be the same.
 
 use super::Service;
 use super::demand::Wants;
