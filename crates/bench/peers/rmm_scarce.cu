@@ -6,30 +6,12 @@
 //   nvcc -O2 -std=c++20 -arch=sm_90 --expt-relaxed-constexpr --extended-lambda rmm_scarce.cu -o rmm_scarce \
 //     -Iun/librmm/include -Iun/librmm/include/rapids -Iun/rapids_logger/include \
 //     -Lun/librmm/lib64 -lrmm -Lun/rapids_logger/lib64 -lrapids_logger
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cuda_runtime.h>
 #include <new>
 #include <rmm/cuda_stream_view.hpp>
 #include <rmm/mr/cuda_memory_resource.hpp>
 #include <rmm/mr/pool_memory_resource.hpp>
-#include <vector>
 
-static void check(cudaError_t error) {
-  if (error != cudaSuccess) {
-    std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
-    std::exit(1);
-  }
-}
-
-__global__ void spin(long long ns) {
-  long long start, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-  do {
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - start < ns);
-}
+#include "workloads.hpp"
 
 constexpr int STREAMS = 8, ITERATIONS = 1200;
 constexpr size_t BYTES = 8 << 20, BLOCKS = 4;

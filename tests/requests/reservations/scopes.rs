@@ -2,6 +2,8 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::{Call, Fault};
 use weirpool::testing::Invariants;
 
 /// In its scope the pool's allocations draw from it: of that task, and of that pool.
@@ -153,30 +155,44 @@ fn waiting_nested_reservation_takes_what_returns_to_the_outer_one() {
     }
 }
 
-/// A reservation has enough bytes in pieces for a request that waits for the limit of its tag. It is woken by memory of the
-/// pool that the pieces can be exchanged for.
+/// A reservation has enough bytes in pieces for a request that waits for the limit of its tag. It is woken by memory of
+/// another stream that the pieces can be exchanged for, also if the first events cannot be recorded.
 #[test]
 fn throttled_request_hears_of_memory_to_exchange() {
-    for device in devices() {
-        let tag = Tag::new("reservations: throttled in a scope");
-        let pool = builder(&device, 16 * MIB)
-            .lane_bytes(0)
-            .tag_limit(tag, 8 * MIB);
-        let pool = pool.build().unwrap();
-        let (work, stream) = stream(&device, &pool);
-        let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
-        let drawn = [(); 8].map(|()| reservation.allocate(&stream, MIB).unwrap());
-        let other = pool.try_allocate(&stream, 8 * MIB).unwrap();
-        let mut drawn = drawn.map(Some);
-        drawn.iter_mut().step_by(2).for_each(|block| *block = None);
-        let request = async { pool.allocate(&stream, 4 * MIB).tag(tag).await };
-        let mut tasks = [Woken::new(reservation.scope(request))];
-        run(&work, us(100));
-        drop(other);
-        settle(&mut tasks);
-        device.advance(us(200));
-        settle(&mut tasks);
-        assert!(!tasks[0].is_waiting());
+    for failing in [0, 20] {
+        for device in devices() {
+            let tag = Tag::new("reservations: throttled in a scope");
+            let pool = builder(&device, 16 * MIB)
+                .lane_bytes(0)
+                .reuse(only_host_waits())
+                .tag_limit(tag, 8 * MIB);
+            let pool = pool.build().unwrap();
+            let [(_, stream), (work, further)] = streams(&device, &pool);
+            let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
+            let drawn = [(); 8].map(|()| reservation.allocate(&stream, MIB).unwrap());
+            let other = pool.try_allocate(&further, 8 * MIB).unwrap();
+            let mut drawn = drawn.map(Some);
+            drawn.iter_mut().step_by(2).for_each(|block| *block = None);
+            let request = async { pool.allocate(&stream, 4 * MIB).tag(tag).await };
+            let mut tasks = [Woken::new(reservation.scope(request))];
+            run(&work, us(100));
+            for nth in 1..=failing {
+                device.script(
+                    Call::Record,
+                    nth,
+                    Fault::Fails(DeviceErrorKind::Unsupported),
+                );
+            }
+            drop(other);
+            for _ in 0..=failing {
+                settle(&mut tasks);
+                device.advance(us(100));
+                settle(&mut tasks);
+                device.advance(if failing > 0 { us(50_000) } else { us(100) });
+            }
+            settle(&mut tasks);
+            assert!(!tasks[0].is_waiting(), "{failing} records fail");
+        }
     }
 }
 

@@ -77,25 +77,42 @@ fn users_ordering_wakes_no_request_on_another_stream() {
     }
 }
 
+/// Frees a block behind work of 10 us, for a request of another stream. These records of the device fail, counted from
+/// the free on.
+fn free_with_failing_records(
+    device: &SimDevice,
+    failing: &[u64],
+    then: impl FnOnce(&Stream, &mut [Woken<'_, Result<Block, AllocError>>]),
+) {
+    let pool = host_waits(device, 8 * MIB);
+    let [(work, a), (_, b)] = streams(device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
+    use_block(&work, &block, us(10));
+    for nth in failing {
+        device.script(
+            Call::Record,
+            *nth,
+            Fault::Fails(DeviceErrorKind::Unsupported),
+        );
+    }
+    drop(block);
+    settle(&mut tasks);
+    then(&a, &mut tasks);
+}
+
 /// A record that fails at a free, as during a capture, leaves the memory pending until the stream is sealed.
 #[test]
 fn seal_wakes_a_request_on_another_stream() {
     for device in devices() {
-        let pool = host_waits(&device, 8 * MIB);
-        let [(work, a), (_, b)] = streams(&device, &pool);
-        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-        let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
-        use_block(&work, &block, us(10));
-        device.fail_next(Call::Record, DeviceErrorKind::Unsupported);
-        device.script(Call::Record, 2, Fault::Fails(DeviceErrorKind::Unsupported));
-        drop(block);
-        settle(&mut tasks);
-        a.seal().unwrap();
-        settle(&mut tasks);
-        assert!(tasks[0].is_waiting(), "the work is still running");
-        device.advance(us(10));
-        settle(&mut tasks);
-        assert!(!tasks[0].is_waiting(), "the event was not watched");
+        free_with_failing_records(&device, &[1, 2], |a, tasks| {
+            a.seal().unwrap();
+            settle(tasks);
+            assert!(tasks[0].is_waiting(), "the work is still running");
+            device.advance(us(10));
+            settle(tasks);
+            assert!(!tasks[0].is_waiting(), "the event was not watched");
+        });
     }
 }
 
@@ -103,26 +120,14 @@ fn seal_wakes_a_request_on_another_stream() {
 #[test]
 fn record_that_fails_again_and_again_is_tried_again() {
     for device in devices() {
-        let pool = host_waits(&device, 8 * MIB);
-        let [(work, a), (_, b)] = streams(&device, &pool);
-        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-        let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
-        use_block(&work, &block, us(10));
-        for nth in 1..=5 {
-            device.script(
-                Call::Record,
-                nth,
-                Fault::Fails(DeviceErrorKind::Unsupported),
-            );
-        }
-        drop(block);
-        for _ in 0..100 {
-            settle(&mut tasks);
-            device.advance(Duration::from_millis(50));
-        }
-        settle(&mut tasks);
-        assert!(!tasks[0].is_waiting(), "the memory stayed pending");
-        assert!(tasks[0].polls < 50, "{} polls", tasks[0].polls);
+        free_with_failing_records(&device, &[1, 2, 3, 4, 5], |_, tasks| {
+            for _ in 0..100 {
+                device.advance(us(50_000));
+                settle(tasks);
+            }
+            assert!(!tasks[0].is_waiting(), "the memory stayed pending");
+            assert!(tasks[0].polls < 50, "{} polls", tasks[0].polls);
+        });
     }
 }
 
