@@ -133,6 +133,11 @@ impl Blocks {
         }
     }
 
+    /// Returns the number of live blocks.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len() - self.vacant.len()
+    }
+
     pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
         self.nodes.get(id.slot())?.as_ref()
     }

@@ -70,6 +70,11 @@ impl BlockMap {
         &mut self.index
     }
 
+    /// Brings the stretches up to date for a search.
+    pub(super) fn update_stretches(&mut self) {
+        self.index.update_stretches(&self.blocks);
+    }
+
     pub(super) fn totals(&self) -> &Totals {
         &self.totals
     }
@@ -103,6 +108,7 @@ impl BlockMap {
         {
             self.segments.remove(&address);
         }
+        self.index.stretches.give_up();
         self.blocks.remove(id);
     }
 
@@ -133,6 +139,7 @@ impl BlockMap {
             let above = self.blocks.split(id, request.bytes);
             self.insert_into_index(above);
         }
+        self.index.stretches.note(id);
         let block = &mut self.blocks[id];
         let was = std::mem::replace(&mut block.state, State::Used(None));
         let (address, bytes) = (block.address, block.bytes);
@@ -353,6 +360,7 @@ impl BlockMap {
     // In line, so that each caller has a branch of its own; see `Index`.
     #[inline(always)]
     fn insert_into_index(&mut self, id: BlockId) {
+        self.index.stretches.note(id);
         let block = &self.blocks[id];
         match &block.state {
             State::Free => self.insert_free(id),

@@ -162,7 +162,7 @@ fn indexes(heap: &Heap) -> Result<(), String> {
         let is_in = |state: &State| matches!(state, State::Reserved(id, _) if id == reservation);
         compare("reserved", reserved, &is_in)?;
     }
-    Ok(())
+    index.stretches.check(blocks, index.unused())
 }
 
 /// Checks that no fence of a pending block is known to be complete (*order*), that reservations of reserved blocks

@@ -53,7 +53,7 @@
 //! | `fence` | fence sets and vector clocks |
 //! | `block` | the blocks and their states |
 //! | `chunk` | the units in which memory is taken, moved and released |
-//! | `index` | finding a block by size, by donor, by ticket |
+//! | `index` | finding a block by size, by donor, by ticket; neighbours by the length of their stretch |
 //! | `totals` | bytes by state, current and high |
 //! | `block_map` | blocks, indexes and totals, changed together |
 //! | `completed` | which work is complete |
@@ -175,7 +175,8 @@ impl Heap {
 
     /// Returns how many bytes the lease lacks for the request to be served by growth; 0 if a larger lease would not
     /// help.
-    pub(crate) fn lacking(&self, request: Request, view: &View<'_>) -> u64 {
+    pub(crate) fn lacking(&mut self, request: Request, view: &View<'_>) -> u64 {
+        self.map.update_stretches();
         let whole = self.capacity.without_lease();
         let (map, totals) = (&self.map, self.map.totals());
         let new = if map.units().virtual_memory {
@@ -329,7 +330,8 @@ impl Heap {
 
     /// Finds the cheapest windows for a request, in one scan of the blocks. `growth` is the one to plan with, or any
     /// that [spares](Growth::is_sparing) nothing.
-    pub(crate) fn offers(&self, request: Request, view: &View<'_>, growth: Growth) -> Offers {
+    pub(crate) fn offers(&mut self, request: Request, view: &View<'_>, growth: Growth) -> Offers {
+        self.map.update_stretches();
         Offers::find(&self.map, &self.capacity, request, view, growth)
     }
 

@@ -95,7 +95,7 @@ impl Plan {
         }
         let chunk = map.units().chunk_bytes;
         let count = bytes.div_ceil(chunk).min(left / chunk);
-        let hole = first_hole(map, count * chunk)?;
+        let hole = best_hole(map, count * chunk)?;
         let count = count.min(map.blocks()[hole].bytes / chunk);
         (count > 0).then(|| Self::Map(Mapping::of_new(map, hole, count * chunk)))
     }
@@ -106,12 +106,11 @@ impl Plan {
     }
 }
 
-/// Returns the lowest hole that is large enough, or the largest one.
-fn first_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
+/// Returns the smallest hole that is large enough, or the largest one.
+fn best_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
     let holes = &map.index().holes;
-    let enough = holes.at_least(bytes).map(|(_, id)| id);
-    let lowest = enough.min_by_key(|id| map.blocks()[*id].address);
-    lowest.or(holes.last().map(|(_, id)| id))
+    let best = holes.at_least(bytes).next().or(holes.last());
+    best.map(|(_, id)| id)
 }
 
 impl NewSegment {

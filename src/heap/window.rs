@@ -7,19 +7,25 @@
 //!
 //! A request may be served in several ways: by joining neighbours, by moving free chunks, or by taking new ones. One
 //! [scan](Offers::find) finds the cheapest window for each way. It looks at the unused blocks alone, through their
-//! indexes. The [`Offers`] that it returns answer every question of a policy, as long as the caller holds the heap's
-//! lock: what a plan would cost, whether the device could help, and which window to claim.
+//! indexes. In a large heap it compares [some](MOST) of the stretches that are long enough, the shortest first. The
+//! [`Offers`] that it returns answer every question of a policy, as long as the caller holds the heap's lock: what a
+//! plan would cost, whether the device could help, and which window to claim.
 //!
 //! *Room* is a range of addresses without memory that belongs to the used block below it. Only that block may have
 //! memory mapped there. The room becomes a hole when the block is freed.
 
 use super::block::{Block, BlockId, State};
 use super::block_map::BlockMap;
+use super::fit::Search;
 use super::forecast::Forecast;
 use super::growth::Capacity;
+use super::index::{Lists, Stretch, is_unused};
 use super::request::{Placement, Request, View};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
+
+/// The number of stretches of each kind that are compared where they are [listed](super::index::Lists).
+const MOST: usize = 64;
 
 /// The actions that a plan may take besides joining neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -309,18 +315,67 @@ impl Scan<'_> {
     }
 
     fn anywhere(&mut self) {
-        let map = self.map;
-        for first in self.stretches() {
-            for (id, block) in map.blocks().from(first) {
-                if !self.push(id, block) {
-                    self.end_run();
-                    if !is_unused(block) {
-                        break;
-                    }
+        match self.map.index().stretches.lists() {
+            Some(lists) => self.listed(lists),
+            None => {
+                for first in self.stretches() {
+                    self.stretch(first, u64::MAX);
                 }
             }
-            self.end_run();
         }
+    }
+
+    /// Considers the stretches that are listed, the shortest first, and the best of the blocks that suffice alone.
+    /// Considers more than [`MOST`] of them only as long as none would do.
+    fn listed(&mut self, lists: &Lists) {
+        let (map, request, view) = (self.map, self.request, self.view);
+        let bytes = request.bytes;
+        let alone = Search { map, request, view };
+        if let Some(id) = alone.block() {
+            self.alone(id);
+        }
+        for (number, Stretch { first, end }) in lists.backed.at_least(bytes).enumerate() {
+            if number >= MOST && self.offers.joined.is_some() {
+                break;
+            }
+            self.stretch(first, end);
+        }
+        // The others have holes.
+        if self.offers.left + map.totals().whole_free_chunks == 0 {
+            return;
+        }
+        let fits = |id| map.offset_of(id, request);
+        let holes = &map.index().holes;
+        if let Some((_, id, _)) = holes.best(bytes, usize::MAX, fits) {
+            self.alone(id);
+        }
+        for (number, Stretch { first, end }) in lists.unused.at_least(bytes).enumerate() {
+            if number >= MOST && self.offers.window(Growth::Allowed).is_some() {
+                break;
+            }
+            self.stretch(first, end);
+        }
+    }
+
+    fn alone(&mut self, id: BlockId) {
+        self.stretch(id, self.map.blocks()[id].end());
+    }
+
+    /// Considers the windows in a stretch of unused blocks, up to this address.
+    fn stretch(&mut self, first: BlockId, end: u64) {
+        let map = self.map;
+        for (id, block) in map.blocks().from(first) {
+            if block.address >= end {
+                break;
+            }
+            if !self.push(id, block) {
+                self.end_run();
+                if !is_unused(block) {
+                    break;
+                }
+            }
+        }
+        self.end_run();
     }
 
     /// Returns the first block of each stretch of unused blocks that is large enough for the request, lowest first.
@@ -499,10 +554,6 @@ impl Placement {
             Self::WithRoom(_) => map.index().holes.largest(),
         }
     }
-}
-
-fn is_unused(block: &Block) -> bool {
-    matches!(block.state, State::Free | State::Pending(_) | State::Hole)
 }
 
 /// Returns by how many bytes a used block can be extended at most, once pending blocks above it are complete.

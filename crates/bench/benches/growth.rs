@@ -1,8 +1,8 @@
 //! Cost as work grows: `cargo bench --bench growth`.
 //!
-//! Each row has one kind of item in growing numbers: streams, waiting requests, live blocks, chunks, tags, pools. A cell
-//! is the time of one operation while that many items exist, or the time of an operation on all of them divided by their
-//! number. A cost that does not grow with the number stays the same along its row. A second table has the host memory of
+//! Each row has one kind of item in growing numbers: streams, waiting requests, live and free blocks, stretches of
+//! unused addresses, chunks, tags, pools. A cell is the time of one operation while that many items exist, or the time
+//! of an operation on all of them divided by their number. A cost that does not grow with the number stays the same along its row. A second table has the host memory of
 //! an item, with what the simulated device records of it. Times are of this machine, on the simulated device; only their
 //! ratio along a row means anything.
 //!
@@ -75,7 +75,7 @@ const fn row(
     }
 }
 
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 16] = [
     row(
         "streams",
         "allocate and free on one",
@@ -114,6 +114,18 @@ const ROWS: [Row; 14] = [
         "grow for one more, 16 MiB",
         1_000_000,
         grow_among_blocks,
+    ),
+    row(
+        "free blocks",
+        "grow for one more, 16 MiB",
+        1_000_000,
+        grow_among_free_blocks,
+    ),
+    row(
+        "stretches",
+        "map memory into one, 6 MiB",
+        100_000,
+        map_into_a_stretch,
     ),
     row("chunks", "release all, each", 100_000, trim_all),
     row(
@@ -414,6 +426,57 @@ fn grow_among_blocks(count: usize) -> Cost {
     Cost { time, bytes }
 }
 
+/// Every second block is free, and none is large enough.
+fn grow_among_free_blocks(count: usize) -> Cost {
+    let device = device();
+    let pool = Pool::builder(device.clone())
+        .capacity(1 << 40)
+        .lane_bytes(0)
+        .build()
+        .expect("a pool");
+    let stream = pool.create_stream().expect("a stream");
+    let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
+    let mut live = Vec::with_capacity(count);
+    let ((), bytes) = grown(count, || {
+        let blocks = (0..2 * count).map(|_| block(16 << 10)).collect::<Vec<_>>();
+        live.extend(blocks.into_iter().step_by(2));
+        complete(&pool, &stream);
+    });
+    let time = median(|| live.push(block(16 * MIB)));
+    Cost { time, bytes }
+}
+
+/// Each stretch is a gap between live blocks: free memory at its ends, and addresses in between whose memory was
+/// released.
+fn map_into_a_stretch(count: usize) -> Cost {
+    let device = device();
+    let pool = Pool::builder(device.clone())
+        .capacity(1 << 42)
+        .chunk_bytes(2 * MIB)
+        .lane_bytes(0)
+        .build()
+        .expect("a pool");
+    let stream = pool.create_stream().expect("a stream");
+    let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
+    let mut live = Vec::with_capacity(count);
+    let ((), bytes) = grown(count, || {
+        let blocks = (0..count).map(|_| (block(MIB), block(7 * MIB)));
+        let (pins, gaps): (Vec<_>, Vec<_>) = blocks.unzip();
+        drop(gaps);
+        live.extend(pins);
+        complete(&pool, &stream);
+        let trimmed = pool.trim_to(0).expect("a working device");
+        assert_ne!(trimmed.reserved, 0, "live blocks keep theirs");
+    });
+    let time = median(|| live.push(block(6 * MIB)));
+    Cost { time, bytes }
+}
+
+fn complete(pool: &Pool, stream: &Stream) {
+    stream.seal().expect("an event");
+    pool.reap().expect("a working device");
+}
+
 fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
     let device = device();
     let bytes = count as u64 * 2 * MIB;
@@ -432,8 +495,7 @@ fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
 
 fn trim_all(count: usize) -> Cost {
     let (pool, stream, bytes) = with_chunks(count, 0);
-    stream.seal().expect("an event");
-    pool.reap().expect("a working device");
+    complete(&pool, &stream);
     let start = Instant::now();
     let trimmed = black_box(pool.trim_to(0).expect("a working device"));
     assert_eq!(trimmed.reserved, 0, "all of it is free");

@@ -1,18 +1,20 @@
 //! How blocks are found: free ones and holes by size; pending ones by the streams that they wait for, by size and by
-//! ticket; reserved ones by their reservation and by size.
+//! ticket; reserved ones by their reservation and by size; neighbours by the length of their stretch.
 
 mod by_donor;
 mod by_size;
+mod stretches;
 
 pub(crate) use by_donor::ByDonor;
 pub(crate) use by_size::BySize;
+pub(crate) use stretches::{Lists, Stretch, Stretches, is_unused};
 
 use super::block::{Block, BlockId, Blocks};
 use super::fence::Fences;
 use crate::id::ReservationId;
 use std::collections::BTreeMap;
 
-/// All indexes of a heap. A block is in the index of its state, and in no other.
+/// All indexes of a heap. A block is in the index of its state, and in no other; neighbours are in a stretch, too.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pub(super) free: BySize,
@@ -20,6 +22,7 @@ pub(super) struct Index {
     pub(super) pending: ByDonor,
     /// Every reservation that exists, with its reserved blocks.
     pub(super) reserved: BTreeMap<ReservationId, BySize>,
+    pub(super) stretches: Stretches,
 }
 
 /// The properties of a block that an index uses.
@@ -45,10 +48,13 @@ impl Indexed {
 impl Index {
     /// Returns all free and pending blocks and all holes, in no order.
     pub(super) fn unused(&self) -> impl Iterator<Item = BlockId> + '_ {
-        let alone = self.pending.donors().map(|(_, donated)| &donated.by_size);
-        let by_size = [&self.free, &self.holes].into_iter().chain(alone);
-        let blocks = by_size.flat_map(|by_size| by_size.at_least(0));
-        blocks.map(|(_, id)| id).chain(self.pending.several())
+        unused(&self.free, &self.holes, &self.pending)
+    }
+
+    /// Brings the stretches up to date for a search.
+    pub(super) fn update_stretches(&mut self, blocks: &Blocks) {
+        let unused = unused(&self.free, &self.holes, &self.pending);
+        self.stretches.update(blocks, unused);
     }
 
     #[inline(never)]
@@ -85,4 +91,15 @@ impl Index {
         let by_size = by_size.expect("a reserved block's reservation exists");
         by_size.remove(block.bytes, block.address, id);
     }
+}
+
+fn unused<'a>(
+    free: &'a BySize,
+    holes: &'a BySize,
+    pending: &'a ByDonor,
+) -> impl Iterator<Item = BlockId> + 'a {
+    let alone = pending.donors().map(|(_, donated)| &donated.by_size);
+    let by_size = [free, holes].into_iter().chain(alone);
+    let blocks = by_size.flat_map(|by_size| by_size.at_least(0));
+    blocks.map(|(_, id)| id).chain(pending.several())
 }

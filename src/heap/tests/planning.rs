@@ -232,18 +232,18 @@ fn memory_is_spared_up_to_twice_the_most_in_use() {
     }
     // One chunk in use and three requested: eight may be held, and four are.
     let clock = Clock::default();
-    let new = |heap: &Heap, growth| {
+    let new = |heap: &mut Heap, growth| {
         let offers = heap.offers(request(3 * CHUNK), &view(B, &clock), growth);
         offers.new_chunks(growth)
     };
     assert_eq!(
-        new(&heap, Growth::Sparing(0)),
+        new(&mut heap, Growth::Sparing(0)),
         Some(0),
         "the free chunks are neighbours"
     );
     let in_between = take(&mut heap, A, CHUNK).unwrap();
     free(&mut heap, &blocks[0]);
-    assert_eq!(new(&heap, Growth::Sparing(0)), Some(1));
+    assert_eq!(new(&mut heap, Growth::Sparing(0)), Some(1));
     free(&mut heap, &in_between);
 }
 
