@@ -18,9 +18,21 @@ pub enum DeviceErrorKind {
     Other,
 }
 
+impl DeviceErrorKind {
+    fn advice(self) -> &'static str {
+        match self {
+            Self::OutOfMemory => "free memory of the device, or lower the pool's capacity",
+            Self::Unsupported => "choose a feature that the device has, or retry after a capture",
+            Self::InvalidArgument => "check that all handles and addresses are of this device",
+            Self::Sticky => "restart the process",
+            Self::Other => "retry",
+        }
+    }
+}
+
 /// A failed device call: its name, the kind of failure, and the backend's reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed on the device: {reason} ({kind:?})")]
+#[error("{call} failed on the device: {reason} ({kind:?}); {}", .kind.advice())]
 pub struct DeviceError {
     call: &'static str,
     kind: DeviceErrorKind,
@@ -55,5 +67,18 @@ impl DeviceError {
     /// Returns whether the device stays broken.
     pub fn is_sticky(&self) -> bool {
         self.kind == DeviceErrorKind::Sticky
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_names_the_call_the_reason_and_a_remedy() {
+        let error = DeviceError::new("create", DeviceErrorKind::OutOfMemory, "no memory");
+        let message = "create failed on the device: no memory (OutOfMemory); \
+                       free memory of the device, or lower the pool's capacity";
+        assert_eq!(error.to_string(), message);
     }
 }

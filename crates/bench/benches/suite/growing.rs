@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use weirpool::device::{Chunk, Device};
 use weirpool::{AllocError, Block, Pool, Stream};
 
-/// The size of a block, which is that of a chunk by default: each allocation takes one chunk from the device.
-const BLOCK: u64 = 8 << 20;
+/// The size of a chunk by default. A block has as many chunks as a row names, and each allocation takes them from the
+/// device.
+const CHUNK: u64 = 8 << 20;
 
 const TIME: Unit = Unit::cost("us");
 
@@ -35,33 +36,40 @@ impl Times {
     }
 }
 
-type Allocate<G> = fn(&G, &Pool, &Stream) -> Result<Block, AllocError>;
+type Allocate<G> = fn(&G, &Pool, &Stream, u64) -> Result<Block, AllocError>;
 
 pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
-    let ways: [(&str, Allocate<G>); 3] = [
-        ("`try_allocate`", |_, pool, stream| {
-            pool.try_allocate(stream, BLOCK)
+    let in_poll: Allocate<G> =
+        |backend, pool, stream, bytes| backend.run(pool.allocate(stream, bytes).into_future());
+    // A poll maps no more than two chunks.
+    let ways: [(&str, u64, Allocate<G>); 4] = [
+        ("`try_allocate`", 1, |_, pool, stream, bytes| {
+            pool.try_allocate(stream, bytes)
         }),
-        ("`allocate().await`", |backend, pool, stream| {
-            backend.run(pool.allocate(stream, BLOCK).into_future())
-        }),
-        ("`allocate().blocking()`", |_, pool, stream| {
-            pool.allocate(stream, BLOCK).blocking()
+        ("`allocate().await`", 1, in_poll),
+        ("`allocate().await`", 3, in_poll),
+        ("`allocate().blocking()`", 1, |_, pool, stream, bytes| {
+            pool.allocate(stream, bytes).blocking()
         }),
     ];
-    let blocks = effort.of(256);
     let mut rows = Vec::new();
     for (beside, is_busy) in [("", false), (", another thread submits work", true)] {
-        for (name, allocate) in ways {
+        for (name, chunks, allocate) in ways {
+            let (blocks, bytes) = (effort.of(256 / chunks as usize), chunks * CHUNK);
             let mut race = Race::new();
             race.enter(Allocator::Weirpool, || {
-                beside_work(backend, is_busy, || pool_grows(backend, blocks, allocate))
+                beside_work(backend, is_busy, || {
+                    pool_grows(backend, blocks, bytes, allocate)
+                })
             });
             race.enter(Allocator::Floor, || {
-                beside_work(backend, is_busy, || chunks_are_mapped(backend, blocks))
+                beside_work(backend, is_busy, || {
+                    chunks_are_mapped(backend, blocks, chunks)
+                })
             });
             let results = race.run(effort.rounds);
-            let label = |figure: &str| format!("growth by 8 MiB{beside}: {name}, {figure}");
+            let mib = bytes >> 20;
+            let label = |figure: &str| format!("growth by {mib} MiB{beside}: {name}, {figure}");
             let medians = results.figures(|times: &Times| times.median);
             rows.push(Row::new(label("median"), TIME, medians));
             rows.push(Row::new(
@@ -74,31 +82,33 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     rows
 }
 
-fn pool_grows<G: Backend>(backend: &G, blocks: usize, allocate: Allocate<G>) -> Times {
+fn pool_grows<G: Backend>(backend: &G, blocks: usize, bytes: u64, allocate: Allocate<G>) -> Times {
     let pool = Pooled::new(backend).pool;
     let Line { stream, .. } = &backend.line(&pool);
     let mut held = Vec::with_capacity(blocks);
     let times = (0..blocks).map(|_| {
         let start = Instant::now();
-        held.push(allocate(backend, &pool, stream).expect("memory"));
+        held.push(allocate(backend, &pool, stream, bytes).expect("memory"));
         start.elapsed()
     });
     Times::of(times.collect())
 }
 
-/// The floor: creates and maps a chunk for each block, and does nothing else.
-fn chunks_are_mapped(backend: &impl Backend, blocks: usize) -> Times {
+/// The floor: creates and maps the chunks of each block, and does nothing else.
+fn chunks_are_mapped(backend: &impl Backend, blocks: usize, of_each: u64) -> Times {
     let device = backend.device();
-    let bytes = BLOCK * blocks as u64;
+    let bytes = CHUNK * of_each * blocks as u64;
     let base = device.reserve(bytes).expect("addresses");
     let mut chunks = Vec::with_capacity(blocks);
-    let times = (0..blocks as u64).map(|at| {
+    let times = (0..blocks as u64).map(|block| {
         let start = Instant::now();
-        let chunk = device.create(BLOCK).expect("a chunk");
-        let address = base + at * BLOCK;
-        // SAFETY: the chunk is mapped once, in a range that was reserved for it.
-        unsafe { device.map(address, chunk, BLOCK) }.expect("a chunk to be mapped");
-        chunks.push((address, chunk));
+        for at in block * of_each..(block + 1) * of_each {
+            let chunk = device.create(CHUNK).expect("a chunk");
+            let address = base + at * CHUNK;
+            // SAFETY: the chunk is mapped once, in a range that was reserved for it.
+            unsafe { device.map(address, chunk, CHUNK) }.expect("a chunk to be mapped");
+            chunks.push((address, chunk));
+        }
         start.elapsed()
     });
     let times = Times::of(times.collect());
@@ -110,7 +120,7 @@ fn give_back(device: &Arc<dyn Device>, chunks: Vec<(u64, Chunk)>, (base, bytes):
     for (address, chunk) in chunks {
         // SAFETY: no work ever used the chunk, which is not named again.
         let done = unsafe {
-            let unmapped = device.unmap(address, BLOCK);
+            let unmapped = device.unmap(address, CHUNK);
             unmapped.and_then(|()| device.destroy(chunk))
         };
         done.expect("a chunk that was mapped");
