@@ -166,6 +166,18 @@ impl Search<'_> {
         best.map(|best| best.id)
     }
 
+    /// Returns a pending block that the requester may take, also behind the first [`PROBES`]. Only blocks that wait for
+    /// one stream are looked at: the best fit looks at all others.
+    pub(super) fn any_pending(&self) -> Option<BlockId> {
+        let donors = self.map.index().pending.donors();
+        let mut considered = donors.filter(|(donor, _)| self.view.considers(*donor));
+        considered.find_map(|(_, donated)| {
+            let fits = |id| self.forecast_of_fit(id);
+            let found = donated.by_size.best(self.request.bytes, usize::MAX, fits);
+            found.map(|(_, id, _)| id)
+        })
+    }
+
     /// Returns the pending block of exactly the requested size that is expected to be complete first.
     pub(super) fn exact_fit(&self) -> Option<BlockId> {
         let size = self.request.bytes;

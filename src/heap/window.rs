@@ -49,6 +49,11 @@ impl Growth {
         matches!(self, Self::Sparing(_) | Self::New)
     }
 
+    /// Returns whether the fewest new chunks are wanted, however many are moved.
+    fn wants_fewest(self) -> bool {
+        matches!(self, Self::Remap | Self::Allowed)
+    }
+
     /// Returns how many chunks may be moved.
     fn moves(self) -> u64 {
         match self {
@@ -265,6 +270,8 @@ struct Scan<'a> {
     view: &'a View<'a>,
     /// Chunks that may be moved for [`Offers::spared`].
     moves: u64,
+    /// No window with fewer new chunks is looked for among [listed](Self::listed) stretches.
+    enough: u64,
     run: Vec<Piece>,
     offers: Offers,
 }
@@ -326,7 +333,7 @@ impl Scan<'_> {
     }
 
     /// Considers the stretches that are listed, the shortest first, and the best of the blocks that suffice alone.
-    /// Considers more than [`MOST`] of them only as long as none would do.
+    /// Considers more than [`MOST`] of them only as long as none would do, or if the fewest new chunks are wanted.
     fn listed(&mut self, lists: &Lists) {
         let (map, request, view) = (self.map, self.request, self.view);
         let bytes = request.bytes;
@@ -340,6 +347,11 @@ impl Scan<'_> {
             }
             self.stretch(first, end);
         }
+        if self.offers.joined.is_none() {
+            // The best fit looks only at some.
+            let pending = alone.any_pending();
+            pending.into_iter().for_each(|id| self.alone(id));
+        }
         // The others have holes.
         if self.offers.left + map.totals().whole_free_chunks == 0 {
             return;
@@ -350,7 +362,8 @@ impl Scan<'_> {
             self.alone(id);
         }
         for (number, Stretch { first, end }) in lists.unused.at_least(bytes).enumerate() {
-            if number >= MOST && self.offers.window(Growth::Allowed).is_some() {
+            let is_enough = |window: Window| window.new <= self.enough;
+            if number >= MOST && self.offers.moved.is_some_and(is_enough) {
                 break;
             }
             self.stretch(first, end);
@@ -520,6 +533,7 @@ impl Offers {
         growth: Growth,
     ) -> Self {
         let (totals, units) = (map.totals(), map.units());
+        let left = capacity.left(totals) / units.chunk_bytes;
         let is_plain = !units.virtual_memory && view.placement == Placement::Anywhere;
         let could_release = totals.free.current;
         let mut scan = Scan {
@@ -527,9 +541,10 @@ impl Offers {
             request,
             view,
             moves: growth.moves(),
+            enough: if growth.wants_fewest() { 0 } else { left },
             run: Vec::new(),
             offers: Self {
-                left: capacity.left(totals) / units.chunk_bytes,
+                left,
                 to_spare: capacity.to_spare(totals, request.bytes) / units.chunk_bytes,
                 has_room_for_segment: is_plain
                     && request.bytes <= capacity.left_after(totals, could_release),

@@ -2,7 +2,7 @@
 //!
 //! Only a search that joins blocks or grows asks for them, and in a small heap it is faster to look at all unused
 //! blocks. So a heap notes which blocks changed, and the lists are brought up to date when a search asks. They are made
-//! if few blocks changed since the last search. If many changed, looking at all blocks costs little for each of them.
+//! if few blocks change between searches. If many changed, looking at all blocks costs little for each of them.
 
 use super::super::block::{Block, BlockId, Blocks, State};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,10 @@ const MANY: usize = if cfg!(test) { 8 } else { 256 };
 /// More than one changed block in so many live ones are too many between two searches.
 const SHARE: usize = if cfg!(test) { 1 } else { 64 };
 
+/// Making lists takes about as long as so many looks at all unused blocks. So they are made after as many searches with
+/// few changes in between.
+const SEARCHES: u32 = if cfg!(test) { 1 } else { 16 };
+
 /// The stretches of a heap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stretches {
@@ -21,6 +25,8 @@ pub(crate) struct Stretches {
     changed: Vec<BlockId>,
     /// How many more of them are noted. If none, many blocks changed.
     left: usize,
+    /// The number of searches in a row that few blocks changed before, while there are no lists.
+    searches: u32,
 }
 
 /// All stretches of two blocks or more. A block alone is in the index of its state.
@@ -58,22 +64,25 @@ impl Stretches {
         self.changed.push(id);
     }
 
-    /// Gives the lists up, as for a removed segment. The next search makes them again.
+    /// Gives the lists up, as for a removed segment.
     pub(crate) fn give_up(&mut self) {
-        self.lists = None;
+        (self.lists, self.searches) = (None, 0);
     }
 
     /// Brings the lists up to date for a search. `unused` are all unused blocks.
     pub(super) fn update(&mut self, blocks: &Blocks, unused: impl Iterator<Item = BlockId>) {
         let is_many = blocks.len() >= MANY;
         if !is_many || self.left == 0 {
-            self.lists = None;
+            self.give_up();
         } else if let Some(lists) = &mut self.lists {
             for list in lists.all() {
                 list.update(blocks, &self.changed);
             }
         } else {
-            self.lists = Some(Lists::of(blocks, unused));
+            self.searches += 1;
+            if self.searches >= SEARCHES {
+                self.lists = Some(Lists::of(blocks, unused));
+            }
         }
         self.changed.clear();
         self.left = if is_many { blocks.len() / SHARE } else { 0 };
@@ -257,8 +266,11 @@ impl List {
             joined.1.end = stretch.map_or(upper.end(), |stretch| stretch.end);
         }
         if below.is_some() || above.is_some() {
-            for start in [joined.0, block.address, block.end()] {
-                self.remove(start);
+            self.remove(joined.0);
+            self.remove(block.address);
+            // Another segment may begin right above.
+            if above.is_some() {
+                self.remove(block.end());
             }
             self.insert(joined.0, joined.1);
         }

@@ -284,3 +284,86 @@ fn stretch_that_serves_is_found_after_many_that_do_not() {
         assert_eq!(lists.is_some(), has_lists);
     }
 }
+
+/// Where the device refuses memory, a plan with less of it is looked for in all stretches.
+#[test]
+fn fewest_new_chunks_are_found_among_many_stretches() {
+    let mut heap = Heap::new(Geometry {
+        capacity: 1 << 30,
+        chunk_bytes: CHUNK,
+        granularity: CHUNK,
+        virtual_memory: true,
+        growth: GrowBy::default(),
+    });
+    heap.add_range(BASE, 4 << 30);
+    heap.register(A, Ticket::ZERO);
+    // A gap of one MiB and three chunks above each; the last one ends with two chunks of memory.
+    let blocks = (0..80).map(|_| grow_each(&mut heap, [MIB, 3 * CHUNK + MIB]));
+    let blocks: Vec<_> = blocks.collect();
+    let [last] = grow_each(&mut heap, [2 * CHUNK]);
+    let [above] = grow_each(&mut heap, [CHUNK]);
+    for [_, gap] in &blocks {
+        free(&mut heap, gap);
+    }
+    release(&mut heap, Target::Keep(0));
+    free_behind(&mut heap, &last, A, 1);
+    let clock = Clock::default();
+    let (request, view) = (request(3 * CHUNK), view(A, &clock));
+    heap.map.index_mut().stretches = Stretches::default();
+    let mut new = |growth| heap.offers(request, &view, growth).new_chunks(growth);
+    assert_eq!(new(Growth::New), Some(1), "all are looked at");
+    assert_eq!(new(Growth::New), Some(3), "64 of the listed ones");
+    assert_eq!(new(Growth::Allowed), Some(1));
+    assert_eq!(new(Growth::Remap), None);
+    free(&mut heap, &above);
+    let offers = heap.offers(request, &view, Growth::Remap);
+    assert_eq!(offers.new_chunks(Growth::Remap), Some(0));
+}
+
+/// Blocks that the stream may not take come before one that it may take, and none of them has an unused neighbour.
+#[test]
+fn pending_block_is_found_behind_many_others() {
+    let mut heap = heap(true);
+    let pieces: Vec<_> = (0..512)
+        .map(|_| get(&mut heap, A, 64 << 10).unwrap())
+        .collect();
+    for piece in pieces[..200].iter().step_by(2) {
+        free_behind(&mut heap, piece, B, 2);
+    }
+    let pair = &pieces[300..302];
+    heap.join_used(pair[0].id, pair[1].id);
+    free_behind(&mut heap, &pair[0], B, 1);
+    heap.map.index_mut().stretches = Stretches::default();
+    let after = Clock::one(B, Ticket(1));
+    for _ in 0..2 {
+        let offers = heap.offers(request(64 << 10), &view(A, &after), Growth::None);
+        assert_eq!(offers.window(Growth::None).unwrap().start, pair[0].address);
+    }
+}
+
+/// Segments of plain memory may touch, and stay apart.
+#[test]
+fn stretch_above_another_segment_stays_listed() {
+    let mut heap = heap(false);
+    for address in [BASE, BASE + CHUNK] {
+        let Some(Plan::Memory(segment)) = heap.plan_new(CHUNK) else {
+            panic!("a segment of plain memory");
+        };
+        let grant = segment.commit(&mut heap, Some(address), Fences::default());
+        free(&mut heap, &grant.unwrap());
+    }
+    let blocks = [(); 8].map(|()| take(&mut heap, A, CHUNK / 4).unwrap());
+    let clock = Clock::default();
+    for (ticket, block) in (1..).zip(&blocks[4..]) {
+        free_behind(&mut heap, block, A, ticket);
+    }
+    for (ticket, block) in (5..).zip(&blocks[2..4]) {
+        free_behind(&mut heap, block, A, ticket);
+        for _ in 0..2 {
+            let offers = heap.offers(request(CHUNK), &view(A, &clock), Growth::None);
+            let window = offers.window(Growth::None).unwrap();
+            assert_eq!(window.start, BASE + CHUNK);
+        }
+        check(&heap);
+    }
+}
