@@ -19,7 +19,7 @@ use super::block_map::BlockMap;
 use super::fit::Search;
 use super::forecast::Forecast;
 use super::growth::Capacity;
-use super::index::{Lists, Stretch, is_unused};
+use super::index::{BySize, Lists, Stretch, is_unused};
 use super::request::{Placement, Request, View};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
@@ -337,8 +337,11 @@ impl Scan<'_> {
     fn listed(&mut self, lists: &Lists) {
         let (map, request, view) = (self.map, self.request, self.view);
         let bytes = request.bytes;
-        let alone = Search { map, request, view };
-        if let Some(id) = alone.block() {
+        let search = Search { map, request, view };
+        let fits = |id| map.offset_of(id, request);
+        let best = |blocks: &BySize| blocks.best(bytes, usize::MAX, fits).map(|(_, id, _)| id);
+        let free = best(&map.index().free);
+        for id in free.into_iter().chain(search.block()) {
             self.alone(id);
         }
         for (number, Stretch { first, end }) in lists.backed.at_least(bytes).enumerate() {
@@ -349,16 +352,16 @@ impl Scan<'_> {
         }
         if self.offers.joined.is_none() {
             // The best fit looks only at some.
-            let pending = alone.any_pending();
-            pending.into_iter().for_each(|id| self.alone(id));
+            search
+                .any_pending()
+                .into_iter()
+                .for_each(|id| self.alone(id));
         }
         // The others have holes.
         if self.offers.left + map.totals().whole_free_chunks == 0 {
             return;
         }
-        let fits = |id| map.offset_of(id, request);
-        let holes = &map.index().holes;
-        if let Some((_, id, _)) = holes.best(bytes, usize::MAX, fits) {
+        if let Some(id) = best(&map.index().holes) {
             self.alone(id);
         }
         for (number, Stretch { first, end }) in lists.unused.at_least(bytes).enumerate() {
@@ -370,6 +373,7 @@ impl Scan<'_> {
         }
     }
 
+    /// Considers the windows in one block.
     fn alone(&mut self, id: BlockId) {
         self.stretch(id, self.map.blocks()[id].end());
     }

@@ -2,9 +2,9 @@
 //!
 //! Each row has one kind of item in growing numbers: streams, waiting requests, live and free blocks, stretches of
 //! unused addresses, chunks, tags, pools. A cell is the time of one operation while that many items exist, or the time
-//! of an operation on all of them divided by their number. A cost that does not grow with the number stays the same along its row. A second table has the host memory of
-//! an item, with what the simulated device records of it. Times are of this machine, on the simulated device; only their
-//! ratio along a row means anything.
+//! of an operation on all of them divided by their number. A cost that does not grow with the number stays the same
+//! along its row. A second table has the host memory of an item, with the records of the simulated device. Times are of
+//! this machine, on the simulated device; only their ratio along a row means anything.
 //!
 //! The last column is the exponent of the last two decades of a row: 0 is a constant cost, 1 a linear one. A logarithm
 //! has about 0.1 there, and items that no longer fit into the caches of the processor up to 0.4.
@@ -428,13 +428,7 @@ fn grow_among_blocks(count: usize) -> Cost {
 
 /// Every second block is free, and none is large enough.
 fn grow_among_free_blocks(count: usize) -> Cost {
-    let device = device();
-    let pool = Pool::builder(device.clone())
-        .capacity(1 << 40)
-        .lane_bytes(0)
-        .build()
-        .expect("a pool");
-    let stream = pool.create_stream().expect("a stream");
+    let (pool, stream) = with_small_chunks(1 << 40, 0);
     let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
     let mut live = Vec::with_capacity(count);
     let ((), bytes) = grown(count, || {
@@ -449,14 +443,7 @@ fn grow_among_free_blocks(count: usize) -> Cost {
 /// Each stretch is a gap between live blocks: free memory at its ends, and addresses in between whose memory was
 /// released.
 fn map_into_a_stretch(count: usize) -> Cost {
-    let device = device();
-    let pool = Pool::builder(device.clone())
-        .capacity(1 << 42)
-        .chunk_bytes(2 * MIB)
-        .lane_bytes(0)
-        .build()
-        .expect("a pool");
-    let stream = pool.create_stream().expect("a stream");
+    let (pool, stream) = with_small_chunks(1 << 42, 0);
     let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
     let mut live = Vec::with_capacity(count);
     let ((), bytes) = grown(count, || {
@@ -477,16 +464,17 @@ fn complete(pool: &Pool, stream: &Stream) {
     pool.reap().expect("a working device");
 }
 
-fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
-    let device = device();
-    let bytes = count as u64 * 2 * MIB;
-    let pool = Pool::builder(device)
-        .capacity(bytes + 64 * MIB)
-        .chunk_bytes(2 * MIB)
-        .lane_bytes(lane_bytes)
-        .build()
-        .expect("a pool");
+fn with_small_chunks(capacity: u64, lane_bytes: u64) -> (Pool, Stream) {
+    let builder = Pool::builder(device()).capacity(capacity);
+    let builder = builder.chunk_bytes(2 * MIB).lane_bytes(lane_bytes);
+    let pool = builder.build().expect("a pool");
     let stream = pool.create_stream().expect("a stream");
+    (pool, stream)
+}
+
+fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
+    let bytes = count as u64 * 2 * MIB;
+    let (pool, stream) = with_small_chunks(bytes + 64 * MIB, lane_bytes);
     let ((), each) = grown(count, || {
         drop(pool.try_allocate(&stream, bytes).expect("memory"));
     });
