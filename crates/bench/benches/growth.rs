@@ -428,7 +428,7 @@ fn grow_among_blocks(count: usize) -> Cost {
 
 /// Every second block is free, and none is large enough.
 fn grow_among_free_blocks(count: usize) -> Cost {
-    let (pool, stream) = with_small_chunks(1 << 40, 0);
+    let (pool, stream) = with_one_stream(1 << 40, 8 * MIB, 0);
     let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
     let mut live = Vec::with_capacity(count);
     let ((), bytes) = grown(count, || {
@@ -443,7 +443,7 @@ fn grow_among_free_blocks(count: usize) -> Cost {
 /// Each stretch is a gap between live blocks: free memory at its ends, and addresses in between whose memory was
 /// released.
 fn map_into_a_stretch(count: usize) -> Cost {
-    let (pool, stream) = with_small_chunks(1 << 42, 0);
+    let (pool, stream) = with_one_stream(1 << 42, 2 * MIB, 0);
     let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
     let mut live = Vec::with_capacity(count);
     let ((), bytes) = grown(count, || {
@@ -464,9 +464,9 @@ fn complete(pool: &Pool, stream: &Stream) {
     pool.reap().expect("a working device");
 }
 
-fn with_small_chunks(capacity: u64, lane_bytes: u64) -> (Pool, Stream) {
+fn with_one_stream(capacity: u64, chunk_bytes: u64, lane_bytes: u64) -> (Pool, Stream) {
     let builder = Pool::builder(device()).capacity(capacity);
-    let builder = builder.chunk_bytes(2 * MIB).lane_bytes(lane_bytes);
+    let builder = builder.chunk_bytes(chunk_bytes).lane_bytes(lane_bytes);
     let pool = builder.build().expect("a pool");
     let stream = pool.create_stream().expect("a stream");
     (pool, stream)
@@ -474,7 +474,7 @@ fn with_small_chunks(capacity: u64, lane_bytes: u64) -> (Pool, Stream) {
 
 fn with_chunks(count: usize, lane_bytes: u64) -> (Pool, Stream, f64) {
     let bytes = count as u64 * 2 * MIB;
-    let (pool, stream) = with_small_chunks(bytes + 64 * MIB, lane_bytes);
+    let (pool, stream) = with_one_stream(bytes + 64 * MIB, 2 * MIB, lane_bytes);
     let ((), each) = grown(count, || {
         drop(pool.try_allocate(&stream, bytes).expect("memory"));
     });

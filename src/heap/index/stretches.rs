@@ -13,9 +13,9 @@ const MANY: usize = if cfg!(test) { 8 } else { 256 };
 /// More than one changed block in so many live ones are too many between two searches.
 const SHARE: usize = if cfg!(test) { 1 } else { 64 };
 
-/// Making lists takes about as long as so many looks at all unused blocks. So they are made after as many searches with
-/// few changes in between.
-const SEARCHES: u32 = if cfg!(test) { 1 } else { 16 };
+/// Making lists takes up to twice as long as a look at all unused blocks. So they are made at the second search in a row
+/// that few blocks changed before.
+const SEARCHES: u32 = if cfg!(test) { 1 } else { 2 };
 
 /// The stretches of a heap.
 #[derive(Clone, Debug, Default)]
