@@ -19,6 +19,7 @@ use crate::heap::{
 };
 use crate::id::StreamId;
 use crate::lane::Lane;
+use crate::measure::Bytes;
 use crate::policy::{Budget, Order};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
 use crate::trace;
@@ -304,7 +305,11 @@ impl Supply {
             return None;
         }
         let left = self.device.memory_info(self.settings.kind).ok()?.free;
-        let reason = format!("the device has {left} bytes left of {bytes}, and refused before");
+        let reason = format!(
+            "the device has {} left of {}, and refused before",
+            Bytes(left),
+            Bytes(bytes)
+        );
         let error = DeviceError::new("create", DeviceErrorKind::OutOfMemory, reason);
         (left < bytes).then_some(error)
     }

@@ -19,20 +19,19 @@ pub enum DeviceErrorKind {
 }
 
 impl DeviceErrorKind {
-    fn advice(self) -> &'static str {
+    /// Returns the remedy that suits every failure of this kind. That of another kind is in the reason.
+    fn remedy(self) -> &'static str {
         match self {
-            Self::OutOfMemory => "free memory of the device, or lower the pool's capacity",
-            Self::Unsupported => "choose a feature that the device has, or retry after a capture",
-            Self::InvalidArgument => "check that all handles and addresses are of this device",
-            Self::Sticky => "restart the process",
-            Self::Other => "retry",
+            Self::OutOfMemory => "; free memory of the device, or lower the pool's capacity",
+            Self::Sticky => "; restart the process",
+            Self::Unsupported | Self::InvalidArgument | Self::Other => "",
         }
     }
 }
 
 /// A failed device call: its name, the kind of failure, and the backend's reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed on the device: {reason} ({kind:?}); {}", .kind.advice())]
+#[error("{call} failed on the device: {reason} ({kind:?}){}", .kind.remedy())]
 pub struct DeviceError {
     call: &'static str,
     kind: DeviceErrorKind,
@@ -76,9 +75,11 @@ mod tests {
 
     #[test]
     fn message_names_the_call_the_reason_and_a_remedy() {
-        let error = DeviceError::new("create", DeviceErrorKind::OutOfMemory, "no memory");
-        let message = "create failed on the device: no memory (OutOfMemory); \
-                       free memory of the device, or lower the pool's capacity";
-        assert_eq!(error.to_string(), message);
+        let message = |kind| DeviceError::new("create", kind, "no memory").to_string();
+        let expected = "create failed on the device: no memory (OutOfMemory); \
+                        free memory of the device, or lower the pool's capacity";
+        assert_eq!(message(DeviceErrorKind::OutOfMemory), expected);
+        let expected = "create failed on the device: no memory (Other)";
+        assert_eq!(message(DeviceErrorKind::Other), expected);
     }
 }
