@@ -21,12 +21,13 @@ use std::time::Duration;
 
 /// Leases capacity to a pool. No call waits for the broker, but for [`ask_and_wait`](Self::ask_and_wait).
 pub(crate) trait Lender: fmt::Debug + Send + Sync {
-    /// Asks for that many bytes more than may be held now. Replaces the need of another turn; of several calls in one
-    /// turn, the largest counts.
-    fn ask(&self, turn: u64, bytes: u64);
+    /// States that `wanted` bytes must have been [granted](Bounds::granted). Replaces the need of another turn; of
+    /// several calls in one turn, the largest counts.
+    fn ask(&self, turn: u64, wanted: u64);
 
-    /// Asks for that many bytes more, and waits briefly. Returns whether they may be held now.
-    fn ask_and_wait(&self, bytes: u64) -> bool;
+    /// States that `wanted` bytes must have been [granted](Bounds::granted), and waits briefly. Returns whether the pool
+    /// has been told of them.
+    fn ask_and_wait(&self, wanted: u64) -> bool;
 
     /// Withdraws the need.
     fn withdraw(&self);
@@ -71,12 +72,28 @@ pub struct BrokerLease {
 
 debug_in_units!(struct BrokerLease { leased as bytes, guaranteed as bytes, limit as bytes, recalled as bytes, is_waiting, is_connected, refused, returning, granting });
 
+/// What a lender lets the pool hold, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Granted so far, whether returned since or not.
+    pub(crate) granted: u64,
+    /// May be held first, for the requests that wait.
+    pub(crate) first: u64,
+    /// May be held then.
+    pub(crate) bound: u64,
+    /// The broker waits for memory that is in use.
+    pub(crate) is_binding: bool,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) lender: Option<Arc<dyn Lender>>,
     /// The pass over the queue that asks.
     turn: AtomicU64,
+    /// The grants that the bound of the heap includes; both change under the heap's lock. A need is counted from here,
+    /// since the next grant may be applied before the lender hears of the need.
+    granted: AtomicU64,
     /// The most bytes in use that a search may lead to; `u64::MAX` for any number.
     most_in_use: AtomicU64,
 }
@@ -86,6 +103,7 @@ impl Lease {
         Self {
             lender,
             turn: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
             most_in_use: AtomicU64::new(u64::MAX),
         }
     }
@@ -97,17 +115,22 @@ impl Lease {
         }
     }
 
+    /// Returns the bytes that must have been granted where the bound lacks that many; `None` if it lacks none.
+    pub(super) fn wanted(&self, lacking: u64) -> Option<u64> {
+        (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
+    }
+
     /// Asks for a request that waits in the queue.
-    pub(super) fn ask(&self, bytes: u64) {
-        if let Some(lender) = self.lender.as_ref().filter(|_| bytes > 0) {
-            lender.ask(self.turn.load(Ordering::Relaxed), bytes);
+    pub(super) fn ask(&self, wanted: u64) {
+        if let Some(lender) = &self.lender {
+            lender.ask(self.turn.load(Ordering::Relaxed), wanted);
         }
     }
 
     /// Asks for a caller that wants an answer now.
-    pub(super) fn ask_and_wait(&self, bytes: u64) -> bool {
-        let lender = self.lender.as_ref().filter(|_| bytes > 0);
-        lender.is_some_and(|lender| lender.ask_and_wait(bytes))
+    pub(super) fn ask_and_wait(&self, wanted: u64) -> bool {
+        let lender = self.lender.as_ref();
+        lender.is_some_and(|lender| lender.ask_and_wait(wanted))
     }
 
     /// Notes that no request waits.
@@ -126,11 +149,11 @@ impl Lease {
 }
 
 impl Core {
-    /// Sets the bytes that may be held. Returns those that are.
-    pub(crate) fn set_lease(&self, bytes: u64) -> u64 {
+    /// Sets the bytes that may be held after so many were granted.
+    pub(crate) fn set_lease(&self, bytes: u64, granted: u64) {
         let mut heap = self.heap.lock();
         heap.set_lease(bytes);
-        heap.totals().held()
+        self.lease.granted.store(granted, Ordering::Relaxed);
     }
 
     /// Bounds the memory in use, or ends the bound.

@@ -199,28 +199,33 @@ impl<'a> Search<'a> {
                 self.is_last
             }
             Prepare::Borrow => {
-                let lacking = driver.heap.lock().lacking(self.request, &self.to.view());
-                self.borrow(lacking)
+                let view = self.to.view();
+                let mut heap = driver.heap.lock();
+                let wanted = driver.lease.wanted(heap.lacking(self.request, &view));
+                drop(heap);
+                wanted.is_some_and(|wanted| self.borrow(wanted))
             }
             Prepare::Evict => self.evict()?,
         })
     }
 
     /// Asks the broker for bytes that the lease lacks. Returns whether they may be held now.
-    fn borrow(&self, lacking: u64) -> bool {
+    fn borrow(&self, wanted: u64) -> bool {
         let lease = &self.to.driver.lease;
         if self.mode.is_queued {
-            lease.ask(lacking);
+            lease.ask(wanted);
             return false;
         }
-        lease.ask_and_wait(lacking)
+        lease.ask_and_wait(wanted)
     }
 
     /// Returns whether the request has to wait because the broker takes back memory that is in use: the request would
     /// exceed the bound on memory in use by `beyond` bytes.
     fn is_held_back(&self, beyond: u64) -> bool {
         let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
-        !(may_ask && self.borrow(beyond) && self.to.driver.beyond_use(self.request.bytes) == 0)
+        let wanted = self.to.driver.lease.wanted(beyond);
+        let is_granted = may_ask && wanted.is_some_and(|wanted| self.borrow(wanted));
+        !(is_granted && self.to.driver.beyond_use(self.request.bytes) == 0)
     }
 
     /// Takes memory from a source.

@@ -1,7 +1,7 @@
 //! A pool whose capacity a broker leases: the builder's options, and the two interfaces between pool and client.
 
 use crate::device::MemoryKind;
-use crate::driver::{BrokerLease, Lender, Settings};
+use crate::driver::{self, BrokerLease, Lender, Settings};
 use crate::error::{BrokerFailure, BuildError};
 use crate::measure::Bytes;
 use crate::queue::{Service, Tenant};
@@ -9,7 +9,7 @@ use crate::sync::{Arc, plain};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
-use weirpool_broker::{Client, ClientConfig, ClientError, Held, Reader, Share};
+use weirpool_broker::{Bounds, Client, ClientConfig, ClientError, Held, Reader, Share};
 
 /// How long a request that does not wait in the queue waits for memory that the broker takes back from others. Long
 /// against the exchange of two messages, and against the time in which another process releases some chunks.
@@ -230,8 +230,13 @@ impl Joined {
 struct PoolTenant(Tenant);
 
 impl weirpool_broker::Tenant for PoolTenant {
-    fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held> {
-        let holding = self.0.apply(first, bound, is_binding)?;
+    fn apply(&self, bounds: Bounds) -> Option<Held> {
+        let holding = self.0.apply(driver::Bounds {
+            granted: bounds.granted,
+            first: bounds.first,
+            bound: bounds.bound,
+            is_binding: bounds.is_binding,
+        })?;
         let (used, blocks) = self.0.use_so_far();
         Some(Held {
             held: holding.held,
@@ -247,12 +252,12 @@ impl weirpool_broker::Tenant for PoolTenant {
 struct Leased(Client);
 
 impl Lender for Leased {
-    fn ask(&self, turn: u64, bytes: u64) {
-        self.0.ask(turn, bytes);
+    fn ask(&self, turn: u64, wanted: u64) {
+        self.0.ask(turn, wanted);
     }
 
-    fn ask_and_wait(&self, bytes: u64) -> bool {
-        self.0.ask_and_wait(bytes, PATIENCE)
+    fn ask_and_wait(&self, wanted: u64) -> bool {
+        self.0.ask_and_wait(wanted, PATIENCE)
     }
 
     fn withdraw(&self) {

@@ -2,7 +2,7 @@
 #![allow(missing_docs, reason = "for models of this crate only")]
 
 use super::{Pool, PoolBuilder};
-use crate::driver::{BrokerLease, Lender};
+use crate::driver::{Bounds, BrokerLease, Lender};
 use crate::queue::Tenant;
 use crate::sync::Ordering;
 use crate::sync::plain::{Arc, AtomicU64};
@@ -17,11 +17,11 @@ struct Stub {
 }
 
 impl Lender for Stub {
-    fn ask(&self, _turn: u64, bytes: u64) {
-        self.asked.store(bytes, Ordering::SeqCst);
+    fn ask(&self, _turn: u64, wanted: u64) {
+        self.asked.store(wanted, Ordering::SeqCst);
     }
 
-    fn ask_and_wait(&self, _bytes: u64) -> bool {
+    fn ask_and_wait(&self, _wanted: u64) -> bool {
         false
     }
 
@@ -76,7 +76,12 @@ impl LeaseModel {
 impl Leased {
     /// Returns the bytes that are held afterwards.
     pub fn apply(&self, first: u64, bound: u64, is_binding: bool) -> u64 {
-        let held = self.tenant.apply(first, bound, is_binding);
+        let held = self.tenant.apply(Bounds {
+            granted: 0,
+            first,
+            bound,
+            is_binding,
+        });
         self.stub.leased.store(bound, Ordering::SeqCst);
         held.expect("the pool lives").held
     }

@@ -14,7 +14,7 @@
 use super::Service;
 use super::funnel::Member;
 use super::link::Link;
-use crate::driver::Lender;
+use crate::driver::{Bounds, Lender};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
@@ -73,23 +73,24 @@ impl Tenant {
     /// the pool is gone.
     ///
     /// One thread calls at a time.
-    pub(crate) fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Holding> {
+    pub(crate) fn apply(&self, bounds: Bounds) -> Option<Holding> {
         let service = self.link.service()?;
+        let Bounds {
+            granted,
+            first,
+            bound,
+            ..
+        } = bounds;
         if first > bound {
             service.bind(first, false, &self.waker);
-            service.driver.set_lease(first);
+            service.driver.set_lease(first, granted);
             service.funnel.note_change();
             // Another thread that serves may have looked before.
             while !service.queue.is_empty() && !Service::try_serve_fully(&service) {
                 plain::thread::yield_now();
             }
         }
-        Some(Service::apply_lease(
-            &service,
-            bound,
-            is_binding,
-            &self.waker,
-        ))
+        Some(Service::apply_lease(&service, bounds, &self.waker))
     }
 
     /// Returns the bytes in use, and how many blocks were granted so far; zeros once the pool is gone.
@@ -118,9 +119,15 @@ impl Wake for LookAgain {
 }
 
 impl Service {
-    fn apply_lease(this: &Arc<Self>, bound: u64, is_binding: bool, waker: &Waker) -> Holding {
+    fn apply_lease(this: &Arc<Self>, bounds: Bounds, waker: &Waker) -> Holding {
+        let Bounds {
+            granted,
+            bound,
+            is_binding,
+            ..
+        } = bounds;
         let driver = &this.driver;
-        driver.set_lease(bound);
+        driver.set_lease(bound, granted);
         this.bind(bound, is_binding, waker);
         // A failure is noted. What stays is told to the lender.
         if driver.held() > bound {

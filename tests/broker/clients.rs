@@ -12,14 +12,14 @@ use std::thread;
 use std::time::Duration;
 use weirpool_broker::ledger::{Joining, Refused};
 use weirpool_broker::message::{Reply, Request};
-use weirpool_broker::{Client, ClientConfig, ClientError, Held, Share, Statement, Tenant};
+use weirpool_broker::{Bounds, Client, ClientConfig, ClientError, Held, Share, Statement, Tenant};
 use weirpool_wire::Connection;
 
 /// Holds nothing, and may hold anything.
 struct Idle;
 
 impl Tenant for Idle {
-    fn apply(&self, _: u64, _: u64, _: bool) -> Option<Held> {
+    fn apply(&self, _: Bounds) -> Option<Held> {
         Some(Held::default())
     }
 }
@@ -29,8 +29,9 @@ impl Tenant for Idle {
 struct Keeper(AtomicU64);
 
 impl Tenant for Keeper {
-    fn apply(&self, first: u64, _: u64, _: bool) -> Option<Held> {
-        let held = self.0.fetch_max(first, Ordering::Relaxed).max(first);
+    fn apply(&self, bounds: Bounds) -> Option<Held> {
+        let before = self.0.fetch_max(bounds.first, Ordering::Relaxed);
+        let held = before.max(bounds.first);
         Some(Held {
             held,
             used: held,

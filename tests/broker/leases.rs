@@ -76,6 +76,23 @@ fn settings_that_no_lease_covers_are_refused() {
     );
 }
 
+/// The terms that granted the guarantee may be applied between the search that is short of memory and its question: the
+/// guarantee must count for the need either way.
+#[test]
+fn need_that_meets_a_grant_is_not_asked_for_beyond_it() {
+    let folder = Folder::new("counted-once");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    for round in 0..200 {
+        let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
+        let block = match round % 2 {
+            0 => pool.try_allocate(&stream, 16 * MIB),
+            _ => block_on(pool.allocate(&stream, 16 * MIB)),
+        };
+        assert_eq!(lease(&pool), 16 * MIB, "round {round}");
+        drop(block.unwrap());
+    }
+}
+
 #[test]
 fn every_way_of_asking_grows_the_lease() {
     let folder = Folder::new("ways");

@@ -44,10 +44,23 @@ pub struct Held {
     pub blocks: u64,
 }
 
+/// What a tenant may hold, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Granted so far, whether returned since or not. A need that is found under these bounds is counted from here.
+    pub granted: u64,
+    /// May be held first, for the requests that wait.
+    pub first: u64,
+    /// May be held then.
+    pub bound: u64,
+    /// The broker waits for memory that is in use.
+    pub is_binding: bool,
+}
+
 /// An allocator within a lease.
 pub trait Tenant: Send + Sync {
-    /// First lets up to `first` bytes be held, and serves the requests that wait, if that is more than `bound`: it was
-    /// granted for them, and then recalled for others.
+    /// First lets up to [`first`](Bounds::first) bytes be held, and serves the requests that wait, if that is more than
+    /// `bound`: it was granted for them, and then recalled for others.
     ///
     /// Then bounds the held memory to `bound` bytes, and releases free memory above it to the device. With
     /// `is_binding`, no use is begun that would keep the tenant above it. Returns the figures afterwards; `None` once
@@ -55,7 +68,7 @@ pub trait Tenant: Send + Sync {
     /// larger of the two.
     ///
     /// Called by one thread at a time.
-    fn apply(&self, first: u64, bound: u64, is_binding: bool) -> Option<Held>;
+    fn apply(&self, bounds: Bounds) -> Option<Held>;
 }
 
 /// How a client takes part.
@@ -107,7 +120,7 @@ struct State {
     unheard: u64,
     /// The turn in which the need was stated.
     turn: u64,
-    /// The part of the grants that the tenant is being told of: its needs are counted from there.
+    /// The part of the grants that the tenant is being told of.
     known: u64,
     /// The part of the grants that the tenant has been told of.
     applied: u64,
@@ -295,33 +308,31 @@ impl Client {
         state.needs() > state.granted
     }
 
-    /// Asks for `bytes` more than the client may hold after the present recall. Does not wait. Replaces the need of
-    /// another turn; of several calls in one turn, the largest counts.
-    pub fn ask(&self, turn: u64, bytes: u64) {
+    /// States a need of the queue: `wanted` bytes must have been [granted](Bounds::granted). Does not wait. Replaces the
+    /// need of another turn; of several calls in one turn, the largest counts.
+    pub fn ask(&self, turn: u64, wanted: u64) {
         let mut state = self.shared.lock();
         let before = state.needs();
         let is_same_turn = std::mem::replace(&mut state.turn, turn) == turn;
-        let queued = state.known.saturating_add(bytes);
         state.queued = if is_same_turn {
-            queued.max(state.queued)
+            wanted.max(state.queued)
         } else {
-            queued
+            wanted
         };
         if state.needs() != before {
             self.shared.state_or_wake(&mut state);
         }
     }
 
-    /// Asks for `bytes` more, and waits for the answer. If others have to return memory first, waits for that up to
-    /// `patience`, and then takes the need back. Returns whether the tenant has the bytes. A broker that does not
-    /// answer within 100 ms is not waited for, until it answers.
-    pub fn ask_and_wait(&self, bytes: u64, patience: Duration) -> bool {
+    /// States a need: `wanted` bytes must have been [granted](Bounds::granted); waits for the answer. If others have to
+    /// return memory first, waits for that up to `patience`, and then takes the need back. Returns whether the tenant
+    /// has been told of the bytes. A broker that does not answer within 100 ms is not waited for, until it answers.
+    pub fn ask_and_wait(&self, wanted: u64, patience: Duration) -> bool {
         let shared = &*self.shared;
         let mut state = shared.lock();
         if state.heard < state.unheard {
             return false;
         }
-        let wanted = state.known.saturating_add(bytes);
         state.callers.push(wanted);
         state.asks += 1;
         let asked = state.asks;
@@ -364,7 +375,8 @@ impl Client {
         }
     }
 
-    /// Makes the worker apply the terms again, if the broker has asked for more than was returned: memory came back to the tenant.
+    /// Makes the worker apply the terms again, if the broker has asked for more than was returned: memory came back to
+    /// the tenant.
     pub fn look_again(&self) {
         let mut state = self.shared.lock();
         if state.owes() > 0 {
@@ -477,7 +489,12 @@ impl Shared {
             let is_binding = state.is_binding && state.owes() > 0;
             drop(state);
             let begun = Instant::now();
-            let held = tenant.apply(first, bound, is_binding);
+            let held = tenant.apply(Bounds {
+                granted,
+                first,
+                bound,
+                is_binding,
+            });
             let took = begun.elapsed();
             state = self.lock();
             let Some(held) = held else {

@@ -13,7 +13,7 @@ mod server;
 mod share;
 
 #[cfg(target_os = "linux")]
-pub use client::{Client, ClientConfig, ClientError, Held, Reader, Tenant, Watch};
+pub use client::{Bounds, Client, ClientConfig, ClientError, Held, Reader, Tenant, Watch};
 #[cfg(target_os = "linux")]
 pub use server::{Broker, BrokerConfig, BrokerError, Running, Stop};
 pub use share::{Share, Statement, Terms};
