@@ -54,6 +54,37 @@ fn free_against_the_beginning_of_a_capture() {
     free_against_a_capture("free against the beginning of a capture", plain_pool);
 }
 
+/// The shard has an entry for the block, so that its lock is all that the free takes.
+#[test]
+fn further_free_to_a_shard_against_the_beginning_of_a_capture() {
+    let name = "further free to a shard against the beginning of a capture";
+    model(name, || {
+        let device = device();
+        let pool = sharded_pool(&device);
+        let (work, a) = stream(&device, &pool);
+        let take = || pool.try_allocate(&a, SMALL).unwrap();
+        drop(take());
+        let block = take();
+        let address = block.address();
+        run(&work, 10);
+        let capturing = {
+            let (pool, a) = (pool.clone(), a.clone());
+            thread::spawn(move || {
+                let capture = pool.capture(&a).unwrap();
+                let captured = pool.try_allocate(&a, SMALL).unwrap();
+                assert_ne!(captured.address(), address, "the stream's work still runs");
+                drop(captured);
+                drop(capture.end().unwrap());
+            })
+        };
+        drop(block);
+        capturing.join().unwrap();
+        device.advance(Duration::from_micros(10));
+        pool.reap().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
 #[test]
 fn free_to_a_shard_against_the_beginning_of_a_capture() {
     let name = "free to a shard against the beginning of a capture";

@@ -13,8 +13,16 @@ type Alive = Weak<dyn Any + Send + Sync>;
 /// Models a pool and a stream with one used block and one freed block. The pool keeps nothing of the stream after
 /// `play`.
 fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
+    model_of_an_end_with(|builder| builder, name, play);
+}
+
+fn model_of_an_end_with(
+    set: fn(PoolBuilder) -> PoolBuilder,
+    name: &'static str,
+    play: fn(&Pool, Stream, Block),
+) {
     model(name, move || {
-        let (pool, stream, alive) = pool_and_stream();
+        let (pool, stream, alive) = pool_and_stream(set);
         let take = || pool.try_allocate(&stream, SMALL).unwrap();
         // The first blocks of a size leave no reference: the cache has no entries for them yet.
         drop((take(), take()));
@@ -27,9 +35,10 @@ fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
     });
 }
 
-fn pool_and_stream() -> (Pool, Stream, Alive) {
+fn pool_and_stream(set: fn(PoolBuilder) -> PoolBuilder) -> (Pool, Stream, Alive) {
     let device = unwatched();
-    let pool = builder(&device).lane_bytes(2 * SMALL).build().unwrap();
+    let pool = builder(&device).lane_bytes(2 * SMALL);
+    let pool = set(pool).build().unwrap();
     let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
     (pool, stream, std::sync::Arc::downgrade(&work.keep_alive()))
@@ -60,6 +69,39 @@ fn a_grant_against_a_free_and_the_last_handle() {
             freeing.join().unwrap();
         },
     );
+}
+
+/// A block is freed to a shard, whose references are closed with those of the stream. This thread frees, since its shard
+/// has an entry for the block.
+#[test]
+fn the_last_handle_against_a_free_to_a_shard() {
+    let name = "the last handle against a free to a shard";
+    model_of_an_end_with(sharded, name, |_, stream, block| {
+        let leaving = thread::spawn(move || drop(stream));
+        drop(block);
+        leaving.join().unwrap();
+    });
+}
+
+/// The grant is from the stream's own cache or from the heap: the shard of that thread has no block.
+#[test]
+fn a_grant_and_the_last_handle_against_a_free_to_a_shard() {
+    let name = "a grant and the last handle against a free to a shard";
+    model_of_an_end_with(sharded, name, |pool, stream, block| {
+        let pool = pool.clone();
+        let leaving = thread::spawn(move || {
+            let granted = pool.try_allocate(&stream, SMALL).unwrap();
+            drop(stream);
+            drop(granted);
+        });
+        drop(block);
+        leaving.join().unwrap();
+    });
+}
+
+fn sharded(builder: PoolBuilder) -> PoolBuilder {
+    // A shard keeps a quarter of it.
+    builder.lane_bytes(8 * SMALL).per_thread_caches()
 }
 
 /// Two handles are dropped at once, one of them after a free.

@@ -39,6 +39,58 @@ fn free_to_a_shard_against_a_waiter() {
     });
 }
 
+/// The shard has an entry for the block, so that its lock is all that the free takes.
+#[test]
+fn further_free_to_a_shard_against_a_waiter() {
+    model("further free to a shard against a waiter", || {
+        let device = device();
+        let pool = sharded_pool(&device);
+        let [(_, a), (_, b)] = streams(&device, &pool);
+        let take = || pool.try_allocate(&a, SMALL).unwrap();
+        drop(take());
+        let block = take();
+        let waiting = {
+            let pool = pool.clone();
+            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap()))
+        };
+        drop(block);
+        waiting.join().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// The event is recorded by another thread while the block is freed to a shard that has an entry for it. Whoever gets the
+/// memory comes after its use.
+#[test]
+fn sealing_against_a_further_free_to_a_shard() {
+    model("sealing against a further free to a shard", || {
+        let device = device();
+        let pool = sharded_pool(&device);
+        let [(work_a, a), (work_b, b)] = streams(&device, &pool);
+        let take = || pool.try_allocate(&a, SMALL).unwrap();
+        drop(take());
+        let block = take();
+        let taking = {
+            let (pool, device, a) = (pool.clone(), device.clone(), a.clone());
+            thread::spawn(move || {
+                let event = a.event().unwrap();
+                b.wait(&event).unwrap();
+                if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
+                    run(&work_b, 1);
+                    device.advance(Duration::from_micros(9));
+                    assert!(work_b.backlog() > 0, "b came before a's last use");
+                    drop(block);
+                }
+            })
+        };
+        run(&work_a, 10);
+        drop(block);
+        taking.join().unwrap();
+        device.advance(Duration::from_micros(20));
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// Two threads free to their shards while a request waits for all memory. It gets it. The waiter's own thread is one of
 /// them, since loom does not end with three; `free_to_a_shard_against_a_waiter` has the race with the beginning of the
 /// wait.

@@ -264,18 +264,28 @@ mod tests {
         assert_eq!(Arc::strong_count(registration), owners + 1);
     }
 
-    /// Other tests use slots as well, at most one for each stream that they have at a time.
+    /// Other tests use slots as well, at most one for each stream that they have at a time, and some for its threads.
     #[test]
     fn new_streams_reuse_the_locks_of_retired_ones() {
         const ROUNDS: usize = 2000;
         let device = SimDevice::new();
-        let pool = Pool::builder(device.clone()).build().unwrap();
-        let mut slots = HashSet::new();
-        for _ in 0..ROUNDS {
-            let stream = pool.register(&device.create_stream()).unwrap();
-            drop(pool.try_allocate(&stream, 4096).unwrap());
-            slots.insert(stream.registration().lane.cache.address_of_lock());
+        for is_sharded in [false, true] {
+            let builder = Pool::builder(device.clone());
+            let builder = match is_sharded {
+                true => builder.per_thread_caches(),
+                false => builder,
+            };
+            let pool = builder.build().unwrap();
+            let (mut used, mut slots) = (0, HashSet::new());
+            for _ in 0..ROUNDS {
+                let stream = pool.register(&device.create_stream()).unwrap();
+                drop(pool.try_allocate(&stream, 4096).unwrap());
+                let locks = stream.registration().lane.cache.addresses_of_locks();
+                used += locks.len();
+                slots.extend(locks);
+            }
+            assert!(used > ROUNDS || !is_sharded);
+            assert!(slots.len() < used / 2, "{} slots", slots.len());
         }
-        assert!(slots.len() < ROUNDS / 2, "{} slots", slots.len());
     }
 }

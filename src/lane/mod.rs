@@ -18,7 +18,9 @@
 //! | file | contents |
 //! |---|---|
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
-//! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
+//! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream |
+//! | `slot` | the lock, which outlives its lane |
+//! | `references` | the references to the stream that freed blocks leave for later ones |
 //! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `capture` | a stream that is captured into a graph |
@@ -45,7 +47,9 @@ mod large_cache;
 mod marker;
 mod neighbour;
 mod pace;
+mod references;
 mod shards;
+mod slot;
 mod spacing;
 mod state;
 mod stream_cache;
@@ -60,7 +64,7 @@ pub(crate) use count::{Event, LaneFigures};
 pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use neighbour::Neighbour;
-pub(crate) use state::RefCache;
+pub(crate) use references::RefCache;
 pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 

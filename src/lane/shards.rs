@@ -2,8 +2,9 @@
 //!
 //! A stream that one thread submits to needs one lock. Several threads would queue behind that lock and pass its cache
 //! line around. So once threads have contended often enough, each of them frees to a *shard* with a lock of its own,
-//! and allocates from it again. Blocks that a shard has no room for, or does not have, go through the
-//! stream's state as before.
+//! and allocates from it again. The block's [reference](super::references) to the stream stays in the shard with it, so that
+//! such a pair writes no cache line of another thread. Blocks that a shard has no room for, or does not have, go through
+//! the stream's state as before.
 //!
 //! A free to a shard joins the lane's open ticket, which it reads without the lock of the state. It may read a ticket
 //! that is closed at the same moment, and that is right (order): the block's last use was submitted before the free,
@@ -13,10 +14,11 @@
 use super::block::{CachedBlock, Use};
 use super::cache::{Bounds, Cache, Flush};
 use super::count::{Counts, Event, Source};
+use super::references::RefCache;
+use super::slot::{Contents, Lease, Slot};
 use crate::fault::injected;
 use crate::id::Ticket;
-use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, plain};
-use crossbeam_utils::CachePadded;
+use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};
 
 /// Number of contentions after which the threads of a stream have shards.
 const CONTENTIONS: u64 = 64;
@@ -30,7 +32,7 @@ const SHARE: u64 = 4;
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shards {
-    shards: plain::OnceLock<Box<[CachePadded<Mutex<Shard>>]>>,
+    shards: plain::OnceLock<Box<[Lease<Shard>]>>,
     contentions: SharedNumber,
     /// The open ticket of the stream's state; kept up to date once there are shards.
     open: SharedNumber,
@@ -42,6 +44,7 @@ pub(super) struct Shards {
 #[derive(Debug)]
 pub(super) struct Shard {
     cache: Cache,
+    pub(super) references: RefCache,
     pub(super) counts: Counts,
     /// The ticket of the last free to this shard, and the bytes freed under it and not granted again.
     epoch: Ticket,
@@ -71,28 +74,19 @@ impl Shards {
         self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS
     }
 
-    /// Makes the shards, under the lock of the state, whose open ticket is `open`.
-    pub(super) fn make(&self, bounds: Bounds, open: Ticket) {
-        let shard = || {
-            CachePadded::new(Mutex::new(
-                Guards::Lane,
-                Shard {
-                    cache: Cache::new(bounds.largest),
-                    counts: Counts::default(),
-                    epoch: Ticket::ZERO,
-                    unsealed: 0,
-                },
-            ))
-        };
+    /// Makes the shards, under the lock of the state, whose open ticket is `open`, and to whose references those of the
+    /// shards are added.
+    pub(super) fn make(&self, bounds: Bounds, open: Ticket, references: &RefCache) {
+        let shard = || Lease::new(Shard::new(bounds.largest, references.beside()));
         self.open.store(open.0, Ordering::Release);
         // A second call finds them made.
         let _ = self.shards.set((0..SHARDS).map(|_| shard()).collect());
     }
 
     /// Returns this thread's shard, if there are shards.
-    pub(super) fn own(&self) -> Option<&Mutex<Shard>> {
+    pub(super) fn own(&self) -> Option<Lasting<Slot<Shard>>> {
         let shards = self.shards.get()?;
-        Some(&shards[crate::sync::thread_number() % SHARDS])
+        Some(shards[crate::sync::thread_number() % SHARDS].slot())
     }
 
     #[inline]
@@ -100,7 +94,7 @@ impl Shards {
         self.shards.get().is_some()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Mutex<Shard>> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Slot<Shard>> {
         let shards = self.shards.get();
         shards.into_iter().flatten().map(|shard| &**shard)
     }
@@ -132,11 +126,33 @@ impl Shards {
         })
     }
 
+    /// Keeps a block in a shard, if that makes no seal due, and there is room for it and an unused entry. Returns whether
+    /// anything was done. To be called while the cache is not bypassed.
+    pub(super) fn keep_at_once(
+        &self,
+        shard: &mut Shard,
+        block: &Use,
+        bounds: Bounds,
+        seals_above: u64,
+    ) -> bool {
+        let ticket = self.open();
+        let unsealed = shard.unsealed_under(ticket) + block.bytes;
+        let cached = CachedBlock::freed(block, ticket);
+        if unsealed > seals_above || !shard.cache.push_at_once(cached, bounds.bytes / SHARE) {
+            return false;
+        }
+        (shard.epoch, shard.unsealed) = (ticket, unsealed);
+        shard.counts.note(Event::Free, block.bytes, block.rounding);
+        // Before the lock is released: a thread that flushes the block seals only if the flag is set.
+        self.mark_dirty();
+        true
+    }
+
     /// Keeps a block in a shard, if there is room and the cache is not bypassed, which is asked under the shard's lock:
     /// a thread that has caches bypassed flushes the shard afterwards.
     pub(super) fn keep(
         &self,
-        shard: &Mutex<Shard>,
+        shard: &Slot<Shard>,
         block: &Use,
         bounds: Bounds,
         is_bypassed: impl FnOnce() -> bool,
@@ -151,17 +167,14 @@ impl Shards {
         if !shard.cache.push(cached, bounds.bytes / SHARE) {
             return None;
         }
-        if shard.epoch != ticket {
-            (shard.epoch, shard.unsealed) = (ticket, 0);
-        }
-        shard.unsealed += block.bytes;
-        let unsealed = shard.unsealed;
+        let unsealed = shard.unsealed_under(ticket) + block.bytes;
+        (shard.epoch, shard.unsealed) = (ticket, unsealed);
         if injected("shard-dirty-late") {
             drop(shard);
             self.mark_dirty();
             return Some(ShardedBlock { ticket, unsealed });
         }
-        // Before the lock is released: a thread that flushes the block seals only if the flag is set.
+        // As in `keep_at_once`.
         self.mark_dirty();
         Some(ShardedBlock { ticket, unsealed })
     }
@@ -175,6 +188,25 @@ impl Shards {
 }
 
 impl Shard {
+    fn new(largest: u64, references: RefCache) -> Self {
+        Self {
+            cache: Cache::new(largest),
+            references,
+            counts: Counts::default(),
+            epoch: Ticket::ZERO,
+            unsealed: 0,
+        }
+    }
+
+    /// Returns the bytes freed to this shard under the ticket and not granted again.
+    fn unsealed_under(&self, ticket: Ticket) -> u64 {
+        if self.epoch == ticket {
+            self.unsealed
+        } else {
+            0
+        }
+    }
+
     /// Grants a block that was freed to this shard.
     pub(super) fn take(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
         let cached = self.cache.pop(bytes)?;
@@ -192,5 +224,17 @@ impl Shard {
 
     pub(super) fn flush(&mut self, which: Flush) -> Vec<CachedBlock> {
         self.cache.flush(which)
+    }
+}
+
+impl Contents for Shard {
+    /// Creates a shard without a cache.
+    fn vacant() -> Self {
+        Self::new(0, RefCache::default())
+    }
+
+    fn vacancies() -> &'static plain::Mutex<Vec<Lasting<Slot<Self>>>> {
+        static VACANCIES: plain::Mutex<Vec<Lasting<Slot<Shard>>>> = plain::Mutex::new(Vec::new());
+        &VACANCIES
     }
 }

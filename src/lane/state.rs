@@ -8,21 +8,15 @@
 //! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
 //! | `begin_capture`, `end_capture` (in `StreamCache`) | the stream runs its work, or is captured | it is captured: nothing is cached, and no ticket is closed; or it runs its work |
 //! | `retire` (in `StreamCache`) | the stream has a handle | it has none: nothing is cached any more |
-//!
-//! The lock is in a [`Slot`]. Slots are recycled, and never given back to the allocator: a freed block leaves [its
-//! count](RefCache) of the stream's owners under this lock, which it reached through that count. So the lock must not
-//! depend on it. (Type-stable memory: Greenwald and Cheriton, 1996.) There are as many slots as there ever were lanes
-//! at a time; the state in a vacant slot has no cache.
 
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
 use super::count::{Counters, Event, Source};
+use super::references::RefCache;
 use super::shards::Shards;
-pub(super) use crate::handles::Registration;
+use super::slot::{Contents, Slot};
 use crate::id::{StreamId, Ticket};
-use crate::sync::{Arc, Guard, Guards, Lasting, Mutex, plain};
-use std::fmt;
-use std::ops::Deref;
+use crate::sync::{Lasting, plain};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -47,11 +41,6 @@ pub(super) struct StreamState {
 }
 
 impl StreamState {
-    /// Creates the state in a slot that no lane uses.
-    pub(super) fn vacant() -> Self {
-        Self::new(0, false)
-    }
-
     pub(super) fn new(largest: u64, is_host: bool) -> Self {
         Self {
             cache: Cache::new(largest),
@@ -167,147 +156,15 @@ impl StreamState {
     }
 }
 
-/// A stream's state behind its lock, on cache lines of its own.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(super) struct Slot(Mutex<StreamState>);
-
-impl Slot {
-    #[inline]
-    pub(super) fn lock(&self) -> Guard<'_, StreamState> {
-        self.0.lock()
+impl Contents for StreamState {
+    /// Creates a state without a cache.
+    fn vacant() -> Self {
+        Self::new(0, false)
     }
 
-    #[inline]
-    pub(super) fn try_lock(&self) -> Option<Guard<'_, StreamState>> {
-        self.0.try_lock()
-    }
-}
-
-static VACANT: plain::Mutex<Vec<Lasting<Slot>>> = plain::Mutex::new(Vec::new());
-
-/// A lane's slot, vacant again once this is dropped.
-#[derive(Debug)]
-pub(super) struct Lease(Lasting<Slot>);
-
-impl Lease {
-    pub(super) fn new(state: StreamState) -> Self {
-        let vacant = VACANT.lock().pop();
-        if let Some(slot) = vacant {
-            *slot.lock() = state;
-            return Self(slot);
-        }
-        Self(Lasting::new(Slot(Mutex::new(Guards::Lane, state))))
-    }
-
-    /// Returns the slot itself: a guard of it needs neither the lease nor the lane.
-    #[inline(always)]
-    pub(super) fn slot(&self) -> Lasting<Slot> {
-        self.0.clone()
-    }
-}
-
-impl Deref for Lease {
-    type Target = Slot;
-
-    #[inline]
-    fn deref(&self) -> &Slot {
-        &self.0
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let gone = std::mem::replace(&mut *self.0.lock(), StreamState::vacant());
-        drop(gone);
-        // A slot of one execution of a model must not be used in the next.
-        if !cfg!(weirpool_loom) {
-            VACANT.lock().push(self.0.clone());
-        }
-    }
-}
-
-/// Maximum number of references. Usually a few blocks are freed before the next is granted.
-const ROOM: usize = 8;
-
-/// The reference cache: references to the stream that freed blocks leave for the next ones.
-///
-/// Each block holds a counted reference to its stream's registration. Counting up at each grant and down at each free
-/// would cost two of the six atomic operations of a pair, and a cache line that all threads of the stream write. So a
-/// free leaves its reference under the lock that it holds anyway, and the next grant takes it from there.
-///
-/// A reference that is left here keeps the registration alive, and the registration keeps the lane, in which the
-/// reference lies. So references are left only while the stream has a handle: dropping the last handle closes the cache
-/// and drops its references (safe-teardown).
-///
-/// For this type alone the lane imports from a higher layer. The alternatives are a type parameter of every type around
-/// the lane's lock, or a downcast in each grant, which takes 8 ns more than a whole pair's 25.
-pub(crate) struct RefCache {
-    left: [Option<Arc<Registration>>; ROOM],
-    /// The number of occupied entries, which are the first ones of `left`.
-    count: usize,
-    /// 0 while the cache is closed.
-    room: usize,
-}
-
-impl Default for RefCache {
-    /// Creates a closed cache.
-    fn default() -> Self {
-        Self {
-            left: [const { None }; ROOM],
-            count: 0,
-            room: 0,
-        }
-    }
-}
-
-impl RefCache {
-    /// Takes the reference over, if there is room.
-    #[inline(always)]
-    pub(super) fn leave(&mut self, owner: &mut Option<Arc<Registration>>) {
-        if self.count >= self.room {
-            return;
-        }
-        if let Some(entry) = self.left.get_mut(self.count) {
-            // The entry is vacant: nothing need be dropped.
-            std::mem::swap(entry, owner);
-            self.count += 1;
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Arc<Registration>> {
-        let last = self.count.checked_sub(1)?;
-        self.count = last;
-        self.left.get_mut(last)?.take()
-    }
-
-    /// Lets freed blocks leave references from now on.
-    pub(crate) fn open(&mut self) {
-        self.room = ROOM;
-    }
-
-    /// Closes the cache and returns its references.
-    #[must_use = "references are dropped after the lock is released"]
-    pub(crate) fn close(&mut self) -> [Option<Arc<Registration>>; ROOM] {
-        self.room = 0;
-        self.empty()
-    }
-
-    /// Takes all references.
-    #[must_use = "references are dropped after the lock is released"]
-    pub(crate) fn empty(&mut self) -> [Option<Arc<Registration>>; ROOM] {
-        self.count = 0;
-        std::mem::replace(&mut self.left, [const { None }; ROOM])
-    }
-}
-
-/// Does not print the owners: each of them contains this cache.
-impl fmt::Debug for RefCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RefCache")
-            .field("count", &self.count)
-            .field("room", &self.room)
-            .finish_non_exhaustive()
+    fn vacancies() -> &'static plain::Mutex<Vec<Lasting<Slot<Self>>>> {
+        static VACANCIES: plain::Mutex<Vec<Lasting<Slot<StreamState>>>> =
+            plain::Mutex::new(Vec::new());
+        &VACANCIES
     }
 }

@@ -22,15 +22,17 @@ use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 use super::cache::{Bounds, Cache, Flush};
 use super::count::{Counts, Event, LaneFigures, Source, UNKNOWN};
+use super::references::{RefCache, Registration};
 use super::shards::{Shard, Shards};
+use super::slot::{Lease, Slot};
 use super::spacing::Spacing;
-use super::state::{Lease, RefCache, Registration, Slot, StreamState};
+use super::state::StreamState;
 use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
 use crate::sync::plain::AtomicBool;
-use crate::sync::{Arc, Guard, Mutex, Ordering, SharedNumber, SharedState, plain};
+use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
@@ -45,7 +47,7 @@ pub(crate) struct StreamCache {
     activity: Activity,
     is_external: bool,
     pub(crate) spacing: Spacing,
-    pub(super) state: Lease,
+    pub(super) state: Lease<StreamState>,
     shards: Shards,
     /// Blocks were freed above the bound and no seal followed, so that [`owes_seal`](Self::owes_seal) may be true. Set
     /// under the lock of the state.
@@ -101,8 +103,9 @@ impl StreamCache {
             return Err(Miss::NotSearched);
         }
         if this.shards.are_made() {
-            let cached = this.take_from_shard(bytes, rounding).ok_or(Miss::Empty)?;
-            return Ok((cached, owner.clone()));
+            let taken = this.take_from_shard(bytes, rounding, |shard| shard.references.take());
+            let (cached, left) = taken.ok_or(Miss::Empty)?;
+            return Ok((cached, left.unwrap_or_else(|| owner.clone())));
         }
         let mut state = this.enter(&this.state);
         if this.is_bypassed() {
@@ -138,8 +141,11 @@ impl StreamCache {
             return false;
         };
         let this = &registration.lane.cache;
-        if bytes > this.bounds.largest || this.shards.are_made() {
+        if bytes > this.bounds.largest {
             return false;
+        }
+        if this.shards.are_made() {
+            return Self::free_to_shard_at_once(owner, block, is_over);
         }
         let gate = this.gate_check();
         // Once the reference is left, the owner may go on another thread, and `this` with it.
@@ -155,9 +161,37 @@ impl StreamCache {
         kept.is_some()
     }
 
+    /// Frees a block to this thread's shard as [`free_at_once`](Self::free_at_once) does.
+    #[inline(never)]
+    fn free_to_shard_at_once(
+        owner: &mut Option<Arc<Registration>>,
+        block: impl FnOnce() -> Use,
+        is_over: impl FnOnce(&Registration) -> bool,
+    ) -> bool {
+        let Some(registration) = owner else {
+            return false;
+        };
+        let this = &registration.lane.cache;
+        let Some(slot) = this.shards.own() else {
+            return false;
+        };
+        let mut shard = slot.lock();
+        // Before the gate is read: see `active`.
+        this.activity.begin();
+        if this.is_bypassed() || this.is_captured() {
+            return false;
+        }
+        let bound = this.spacing.bound();
+        let is_kept = (this.shards).keep_at_once(&mut shard, &block(), this.bounds, bound);
+        if is_kept && is_over(registration) {
+            shard.references.leave(owner);
+        }
+        is_kept
+    }
+
     /// Locks the state, for a thread that may contend for it with others.
     #[inline(always)]
-    fn enter<'a>(&self, slot: &'a Slot) -> Guard<'a, StreamState> {
+    fn enter<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         if cfg!(weirpool_loom) {
             // Models have shards from the start, or none.
             return slot.lock();
@@ -170,10 +204,10 @@ impl StreamCache {
 
     #[cold]
     #[inline(never)]
-    fn enter_contended<'a>(&self, slot: &'a Slot) -> Guard<'a, StreamState> {
+    fn enter_contended<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         let state = slot.lock();
         if self.shards.note_contention() && self.has_shards(state.is_host) {
-            self.shards.make(self.bounds, state.open);
+            self.shards.make(self.bounds, state.open, &state.references);
         }
         state
     }
@@ -223,7 +257,8 @@ impl StreamCache {
             submissions: SharedNumber::new(0),
         };
         if bounds.is_sharded && this.has_shards(is_host) {
-            this.shards.make(bounds, Ticket::FIRST);
+            this.shards
+                .make(bounds, Ticket::FIRST, &RefCache::default());
         }
         this
     }
@@ -241,7 +276,8 @@ impl StreamCache {
             return None;
         }
         if self.shards.are_made() {
-            return self.take_from_shard(bytes, rounding);
+            let taken = self.take_from_shard(bytes, rounding, |_| ());
+            return taken.map(|(cached, ())| cached);
         }
         let mut state = self.enter(&self.state);
         if self.is_bypassed() {
@@ -263,18 +299,22 @@ impl StreamCache {
         self.take(bytes, rounding, Fit::Exact).ok_or(Miss::Empty)
     }
 
-    #[cold]
+    /// Grants a block from this thread's shard, where it takes `more` as well, or from the stream's own cache.
     #[inline(never)]
-    fn take_from_shard(&self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
+    fn take_from_shard<R: Default>(
+        &self,
+        bytes: u64,
+        rounding: u32,
+        more: impl FnOnce(&mut Shard) -> R,
+    ) -> Option<(CachedBlock, R)> {
         let shard = self.shards.own()?;
         {
             let mut shard = shard.lock();
             if self.is_bypassed() {
                 return None;
             }
-            let cached = shard.take(bytes, rounding);
-            if cached.is_some() {
-                return cached;
+            if let Some(cached) = shard.take(bytes, rounding) {
+                return Some((cached, more(&mut shard)));
             }
         }
         let cached = {
@@ -288,7 +328,7 @@ impl StreamCache {
             .lock()
             .counts
             .note(Event::Granted(Source::Lane), bytes, rounding);
-        Some(cached)
+        Some((cached, R::default()))
     }
 
     /// Frees a block that was used on this stream alone, in any case.
@@ -325,7 +365,7 @@ impl StreamCache {
             self.activity.begin();
             self.is_bypassed() || self.is_captured()
         };
-        let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, gate));
+        let kept = shard.and_then(|shard| self.shards.keep(&shard, block, self.bounds, gate));
         let Some(kept) = kept else {
             let gate = self.gate_check();
             let state = self.state.lock();
@@ -479,10 +519,16 @@ impl StreamCache {
         self.state.lock().visitors -= 1;
     }
 
-    /// Changes the references that freed blocks leave with the stream. The result is dropped after the lock is
+    /// Changes the reference caches of the stream and of its shards. The results are dropped after the locks are
     /// released.
-    pub(crate) fn with_references<R>(&self, change: impl FnOnce(&mut RefCache) -> R) -> R {
-        change(&mut self.state.lock().references)
+    pub(crate) fn with_references<R>(&self, mut change: impl FnMut(&mut RefCache) -> R) -> Vec<R> {
+        self.with_all(|state, shards| {
+            let in_shards = shards.iter_mut().map(|shard| &mut shard.references);
+            std::iter::once(&mut state.references)
+                .chain(in_shards)
+                .map(&mut change)
+                .collect()
+        })
     }
 }
 
@@ -590,7 +636,9 @@ impl StreamCache {
 impl StreamCache {
     /// Returns whether blocks are cached, or may be at any time without the driver's hearing of it.
     pub(crate) fn may_keep_unnoticed(&self) -> bool {
-        self.state.lock().cache.has_entries() || self.is_keeping()
+        let mut shards = self.shards.all();
+        let may_shard = |shard: &Slot<Shard>| !shard.lock().cache().is_empty();
+        !self.state.lock().cache.is_empty() || shards.any(may_shard)
     }
 
     /// Returns whether any block is cached.
@@ -690,16 +738,19 @@ impl StreamCache {
 
     /// Reads the state and all shards at one moment: a block freed in one shard was granted in another, and no free is
     /// seen without its grant. The state's lock is taken before the shards'; nothing takes them the other way around.
-    fn with_all<R>(&self, read: impl FnOnce(&mut StreamState, &[Guard<'_, Shard>]) -> R) -> R {
+    fn with_all<R>(&self, read: impl FnOnce(&mut StreamState, &mut [Guard<'_, Shard>]) -> R) -> R {
         let mut state = self.state.lock();
-        let shards: Vec<_> = self.shards.all().map(Mutex::lock).collect();
-        read(&mut state, &shards)
+        let mut shards: Vec<_> = self.shards.all().map(Slot::lock).collect();
+        read(&mut state, &mut shards)
     }
 
-    /// Returns the address of the lock.
+    /// Returns the addresses of the locks.
     #[cfg(test)]
-    pub(crate) fn address_of_lock(&self) -> usize {
-        std::ptr::from_ref::<Slot>(&self.state) as usize
+    pub(crate) fn addresses_of_locks(&self) -> Vec<usize> {
+        let shards = self.shards.all();
+        let shards = shards.map(|shard| std::ptr::from_ref(shard).addr());
+        let state = std::ptr::from_ref::<Slot<StreamState>>(&self.state).addr();
+        std::iter::once(state).chain(shards).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of the hot path by counting: each call takes one lock, the lane's, and writes no shared cache line.
 
-use super::Pool;
+use super::{Pool, PoolBuilder};
 use crate::device::sim::{Checker, Clock, SimDevice};
 use crate::sync::{Arc, Guards, census};
 use crate::{Stream, Tag};
@@ -11,11 +11,18 @@ use std::task::{Context, Poll, Waker};
 const PAIRS: u64 = 10_000;
 
 fn start(checker: Checker) -> (SimDevice, Pool, Stream) {
+    start_with(checker, |builder| builder)
+}
+
+fn start_with(
+    checker: Checker,
+    set: impl FnOnce(PoolBuilder) -> PoolBuilder,
+) -> (SimDevice, Pool, Stream) {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .checker(checker)
         .build();
-    let pool = Pool::builder(device.clone()).build().unwrap();
+    let pool = set(Pool::builder(device.clone())).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();
     (device, pool, stream)
 }
@@ -23,7 +30,14 @@ fn start(checker: Checker) -> (SimDevice, Pool, Stream) {
 /// Runs pairs of an allocation and a free, and counts their shared writes. Checks that they take no lock but the
 /// lane's, and make no device call.
 fn shared_writes(pair: impl Fn(&Pool, &Stream)) -> u64 {
-    let (device, pool, stream) = start(Checker::Off);
+    shared_writes_with(|builder| builder, pair)
+}
+
+fn shared_writes_with(
+    set: impl FnOnce(PoolBuilder) -> PoolBuilder,
+    pair: impl Fn(&Pool, &Stream),
+) -> u64 {
+    let (device, pool, stream) = start_with(Checker::Off, set);
     pair(&pool, &stream);
     // The first block of a size has no place in the lane yet.
     (0..2).for_each(|_| drop(pool.try_allocate(&stream, 4096).unwrap()));
@@ -58,6 +72,15 @@ fn ten_thousand_hot_pairs_write_nothing_shared() {
         let writes = shared_writes(|pool, stream| drop(pool.try_allocate(stream, bytes).unwrap()));
         assert_eq!(writes, 0);
     }
+}
+
+/// The lane is that of the thread alone: its cache, and the reference to the stream.
+#[test]
+fn hot_pairs_in_a_cache_for_each_thread_write_nothing_shared() {
+    let writes = shared_writes_with(PoolBuilder::per_thread_caches, |pool, stream| {
+        drop(pool.try_allocate(stream, 4096).unwrap());
+    });
+    assert_eq!(writes, 0);
 }
 
 #[test]
@@ -101,7 +124,13 @@ fn reserved_hot_pairs_leave_the_heap_alone() {
 /// Nothing of the stream is in use because of what its blocks left, and it takes up no more than a few counts.
 #[test]
 fn references_left_with_a_stream_do_not_count_as_its_use() {
-    let (_, pool, stream) = start(Checker::Off);
+    let settings: [fn(PoolBuilder) -> PoolBuilder; 2] =
+        [|builder| builder, PoolBuilder::per_thread_caches];
+    settings.into_iter().for_each(leave_references);
+}
+
+fn leave_references(set: fn(PoolBuilder) -> PoolBuilder) {
+    let (_, pool, stream) = start_with(Checker::Off, set);
     let take = |_| pool.try_allocate(&stream, 4096).unwrap();
     drop((0..100).map(take).collect::<Vec<_>>());
     assert!(Arc::strong_count(stream.registration()) < 20);
