@@ -59,7 +59,7 @@ fn free_against_the_beginning_of_a_capture() {
 fn further_free_to_a_shard_against_the_beginning_of_a_capture() {
     let name = "further free to a shard against the beginning of a capture";
     model(name, || {
-        let device = device();
+        let device = unwatched();
         let pool = sharded_pool(&device);
         let (work, a) = stream(&device, &pool);
         let take = || pool.try_allocate(&a, SMALL).unwrap();

@@ -43,11 +43,13 @@ fn free_to_a_shard_against_a_waiter() {
 #[test]
 fn further_free_to_a_shard_against_a_waiter() {
     model("further free to a shard against a waiter", || {
-        let device = device();
+        let device = unwatched();
         let pool = sharded_pool(&device);
         let [(_, a), (_, b)] = streams(&device, &pool);
         let take = || pool.try_allocate(&a, SMALL).unwrap();
         drop(take());
+        // So that this free is what an event has to cover.
+        a.seal().unwrap();
         let block = take();
         let waiting = {
             let pool = pool.clone();
@@ -64,7 +66,7 @@ fn further_free_to_a_shard_against_a_waiter() {
 #[test]
 fn sealing_against_a_further_free_to_a_shard() {
     model("sealing against a further free to a shard", || {
-        let device = device();
+        let device = unwatched();
         let pool = sharded_pool(&device);
         let [(work_a, a), (work_b, b)] = streams(&device, &pool);
         let take = || pool.try_allocate(&a, SMALL).unwrap();

@@ -161,7 +161,8 @@ impl StreamCache {
         kept.is_some()
     }
 
-    /// Frees a block to this thread's shard as [`free_at_once`](Self::free_at_once) does.
+    /// Frees a block to this thread's shard as [`free_at_once`](Self::free_at_once) does: the shard has an unused entry, so
+    /// that nothing has flushed it, the stream is active, and it is not captured.
     #[inline(never)]
     fn free_to_shard_at_once(
         owner: &mut Option<Arc<Registration>>,
@@ -176,9 +177,7 @@ impl StreamCache {
             return false;
         };
         let mut shard = slot.lock();
-        // Before the gate is read: see `active`.
-        this.activity.begin();
-        if this.is_bypassed() || this.is_captured() {
+        if this.is_bypassed() {
             return false;
         }
         let bound = this.spacing.bound();
