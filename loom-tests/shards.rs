@@ -61,8 +61,8 @@ fn further_free_to_a_shard_against_a_waiter() {
     });
 }
 
-/// The event is recorded by another thread while the block is freed to a shard that has an entry for it. Whoever gets the
-/// memory comes after its use.
+/// The event is recorded by another thread while the block is freed to a shard that has an entry for it. The stream that
+/// gets the memory comes after its use.
 #[test]
 fn sealing_against_a_further_free_to_a_shard() {
     model("sealing against a further free to a shard", || {

@@ -18,13 +18,12 @@
 //! | file | contents |
 //! |---|---|
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
-//! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream |
+//! | `state` | the state that the lane's lock guards: the cache, and the open ticket |
 //! | `slot` | the lock, which outlives its lane |
-//! | `references` | the references to the stream that freed blocks leave for later ones |
 //! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `capture` | a stream that is captured into a graph |
-//! | `cache` | a stack of blocks for each size |
+//! | `cache` | a stack of blocks for each size, and the references to the stream that freed blocks leave for later ones |
 //! | `large_cache` | the few large blocks |
 //! | `shards` | more caches, for threads that share a stream |
 //! | `count` | counters of blocks, by their source, and of bytes |
@@ -47,7 +46,6 @@ mod large_cache;
 mod marker;
 mod neighbour;
 mod pace;
-mod references;
 mod shards;
 mod slot;
 mod spacing;
@@ -57,14 +55,13 @@ mod timeline;
 
 pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
-pub(crate) use cache::{Bounds, Flush};
+pub(crate) use cache::{Bounds, Flush, RefCache};
 pub(crate) use capture::refused;
 pub use count::Source;
 pub(crate) use count::{Event, LaneFigures};
 pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use neighbour::Neighbour;
-pub(crate) use references::RefCache;
 pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 

@@ -2,9 +2,9 @@
 //!
 //! A stream that one thread submits to needs one lock. Several threads would queue behind that lock and pass its cache
 //! line around. So once threads have contended often enough, each of them frees to a *shard* with a lock of its own,
-//! and allocates from it again. The block's [reference](super::references) to the stream stays in the shard with it, so that
-//! such a pair writes no cache line of another thread. Blocks that a shard has no room for, or does not have, go through
-//! the stream's state as before.
+//! and allocates from it again. The block's [reference](super::cache::RefCache) to the stream stays in the shard with
+//! it, so that such a pair writes no cache line of another thread. Blocks that a shard has no room for, or does not
+//! have, go through the stream's state as before.
 //!
 //! A free to a shard joins the lane's open ticket, which it reads without the lock of the state. It may read a ticket
 //! that is closed at the same moment, and that is right (order): the block's last use was submitted before the free,
@@ -12,9 +12,8 @@
 //! own lock would order the closing before the submission, and the free would have read the next ticket.)
 
 use super::block::{CachedBlock, Use};
-use super::cache::{Bounds, Cache, Flush};
+use super::cache::{Bounds, Cache};
 use super::count::{Counts, Event, Source};
-use super::references::RefCache;
 use super::slot::{Contents, Lease, Slot};
 use crate::fault::injected;
 use crate::id::Ticket;
@@ -43,8 +42,7 @@ pub(super) struct Shards {
 /// The cache of one thread.
 #[derive(Debug)]
 pub(super) struct Shard {
-    cache: Cache,
-    pub(super) references: RefCache,
+    pub(super) cache: Cache,
     pub(super) counts: Counts,
     /// The ticket of the last free to this shard, and the bytes freed under it and not granted again.
     epoch: Ticket,
@@ -74,10 +72,9 @@ impl Shards {
         self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS
     }
 
-    /// Makes the shards, under the lock of the state, whose open ticket is `open`, and to whose references those of the
-    /// shards are added.
-    pub(super) fn make(&self, bounds: Bounds, open: Ticket, references: &RefCache) {
-        let shard = || Lease::new(Shard::new(bounds.largest, references.beside()));
+    /// Makes the shards, under the lock of the state, whose open ticket is `open`, beside the stream's own cache.
+    pub(super) fn make(&self, open: Ticket, own: &Cache) {
+        let shard = || Lease::new(Shard::new(own.for_thread()));
         self.open.store(open.0, Ordering::Release);
         // A second call finds them made.
         let _ = self.shards.set((0..SHARDS).map(|_| shard()).collect());
@@ -127,7 +124,7 @@ impl Shards {
     }
 
     /// Keeps a block in a shard, if that makes no seal due, and there is room for it and an unused entry. Returns whether
-    /// anything was done. To be called while the cache is not bypassed.
+    /// it did; if not, nothing was done. To be called while the cache is not bypassed.
     pub(super) fn keep_at_once(
         &self,
         shard: &mut Shard,
@@ -188,10 +185,9 @@ impl Shards {
 }
 
 impl Shard {
-    fn new(largest: u64, references: RefCache) -> Self {
+    fn new(cache: Cache) -> Self {
         Self {
-            cache: Cache::new(largest),
-            references,
+            cache,
             counts: Counts::default(),
             epoch: Ticket::ZERO,
             unsealed: 0,
@@ -217,20 +213,12 @@ impl Shard {
             .note(Event::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
-
-    pub(super) fn cache(&self) -> &Cache {
-        &self.cache
-    }
-
-    pub(super) fn flush(&mut self, which: Flush) -> Vec<CachedBlock> {
-        self.cache.flush(which)
-    }
 }
 
 impl Contents for Shard {
     /// Creates a shard without a cache.
     fn vacant() -> Self {
-        Self::new(0, RefCache::default())
+        Self::new(Cache::new(0))
     }
 
     fn vacancies() -> &'static plain::Mutex<Vec<Lasting<Slot<Self>>>> {

@@ -1,10 +1,10 @@
 //! Locks that outlive their lanes: of a stream's state, and of its shards.
 //!
-//! A freed block leaves [its reference](super::references) to the stream's owners under a lock that it reached through that
-//! reference. Another thread may take the reference and drop it, and the lane with it, before the first one has released
-//! the lock. So the lock must not depend on the lane: it is in a *slot*, which is recycled, and never given back to the
-//! allocator. (Type-stable memory: Greenwald and Cheriton, 1996.) There are as many slots as there ever were lanes and
-//! shards at a time; a vacant one has contents without memory of their own.
+//! A freed block leaves [its reference](super::cache::RefCache) to the stream under a lock that it reached through that
+//! reference. Another thread may take the reference and drop it, and the lane with it, before the first one has
+//! released the lock. So the lock must not depend on the lane: it is in a *slot*, which is recycled, and never given
+//! back to the allocator. (Type-stable memory: Greenwald and Cheriton, 1996.) There are as many slots as there ever
+//! were lanes and shards at a time. A vacant one has contents that own no memory.
 
 use crate::sync::{Guard, Guards, Lasting, Mutex, plain};
 use std::ops::Deref;

@@ -12,7 +12,6 @@
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
 use super::count::{Counters, Event, Source};
-use super::references::RefCache;
 use super::shards::Shards;
 use super::slot::{Contents, Slot};
 use crate::id::{StreamId, Ticket};
@@ -22,7 +21,6 @@ use crate::sync::{Lasting, plain};
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) cache: Cache,
-    pub(super) references: RefCache,
     pub(super) is_host: bool,
     pub(super) open: Ticket,
     /// Bytes freed under the open ticket and not granted again by the cache.
@@ -44,7 +42,6 @@ impl StreamState {
     pub(super) fn new(largest: u64, is_host: bool) -> Self {
         Self {
             cache: Cache::new(largest),
-            references: RefCache::default(),
             is_host,
             open: Ticket::FIRST,
             unsealed: 0,

@@ -6,8 +6,8 @@
 //!
 //! | step | grant | free |
 //! |---|---|---|
-//! | before the lock | the size has a stack, and no thread-local shards exist | the same |
-//! | take the lane's lock | if another thread holds it, note the contention | the same |
+//! | before the lock | the size has a stack | the same |
+//! | take the lane's lock, or that of the thread's [shard](super::shards) if the stream has shards | if another thread holds it, note the contention | the same |
 //! | under the lock | the gate is open, and the stack of that size has a block: pop it | the gate is open, the cache has room, and no seal is due: push the block |
 //! | | count the block | count the block |
 //! | | take a [reference](RefCache) to the stream that an earlier free left | leave the block's reference |
@@ -20,9 +20,8 @@
 
 use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
-use super::cache::{Bounds, Cache, Flush};
+use super::cache::{Bounds, Cache, Flush, RefCache, Registration};
 use super::count::{Counts, Event, LaneFigures, Source, UNKNOWN};
-use super::references::{RefCache, Registration};
 use super::shards::{Shard, Shards};
 use super::slot::{Lease, Slot};
 use super::spacing::Spacing;
@@ -103,7 +102,8 @@ impl StreamCache {
             return Err(Miss::NotSearched);
         }
         if this.shards.are_made() {
-            let taken = this.take_from_shard(bytes, rounding, |shard| shard.references.take());
+            let taken =
+                this.take_from_shard(bytes, rounding, |shard| shard.cache.references.take());
             let (cached, left) = taken.ok_or(Miss::Empty)?;
             return Ok((cached, left.unwrap_or_else(|| owner.clone())));
         }
@@ -118,7 +118,7 @@ impl StreamCache {
             let cached = take_near(state, bytes, rounding).ok_or(Miss::Empty)?;
             return Ok((cached, owner.clone()));
         };
-        let left = state.references.take();
+        let left = state.cache.references.take();
         drop(state);
         Ok((cached, left.unwrap_or_else(|| owner.clone())))
     }
@@ -156,13 +156,13 @@ impl StreamCache {
         }
         let kept = state.keep_at_once(&block(), this.bounds.bytes, this.spacing.bound());
         if kept.is_some() && is_over(registration) {
-            state.references.leave(owner);
+            state.cache.references.leave(owner);
         }
         kept.is_some()
     }
 
-    /// Frees a block to this thread's shard as [`free_at_once`](Self::free_at_once) does: the shard has an unused entry, so
-    /// that nothing has flushed it, the stream is active, and it is not captured.
+    /// Frees a block to this thread's shard as [`free_at_once`](Self::free_at_once) does. In the plain case the shard has
+    /// an unused entry: so it was not flushed since, the stream is active, and it is not captured.
     #[inline(never)]
     fn free_to_shard_at_once(
         owner: &mut Option<Arc<Registration>>,
@@ -183,7 +183,7 @@ impl StreamCache {
         let bound = this.spacing.bound();
         let is_kept = (this.shards).keep_at_once(&mut shard, &block(), this.bounds, bound);
         if is_kept && is_over(registration) {
-            shard.references.leave(owner);
+            shard.cache.references.leave(owner);
         }
         is_kept
     }
@@ -206,7 +206,7 @@ impl StreamCache {
     fn enter_contended<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         let state = slot.lock();
         if self.shards.note_contention() && self.has_shards(state.is_host) {
-            self.shards.make(self.bounds, state.open, &state.references);
+            self.shards.make(state.open, &state.cache);
         }
         state
     }
@@ -256,8 +256,9 @@ impl StreamCache {
             submissions: SharedNumber::new(0),
         };
         if bounds.is_sharded && this.has_shards(is_host) {
-            this.shards
-                .make(bounds, Ticket::FIRST, &RefCache::default());
+            let state = this.state.lock();
+            this.shards.make(state.open, &state.cache);
+            drop(state);
         }
         this
     }
@@ -487,7 +488,7 @@ impl StreamCache {
             .counters
             .note(Event::Free, block.bytes, block.rounding);
         state.visitors += 1;
-        state.references.leave(owner);
+        state.cache.references.leave(owner);
         Some(CachedBlock::freed(block, ticket))
     }
 
@@ -508,7 +509,7 @@ impl StreamCache {
             .counters
             .note(Event::Granted(Source::Lane), block.bytes, rounding);
         state.visitors -= 1;
-        let left = state.references.take();
+        let left = state.cache.references.take();
         drop(state);
         Some(left.unwrap_or_else(|| owner.clone()))
     }
@@ -522,8 +523,8 @@ impl StreamCache {
     /// released.
     pub(crate) fn with_references<R>(&self, mut change: impl FnMut(&mut RefCache) -> R) -> Vec<R> {
         self.with_all(|state, shards| {
-            let in_shards = shards.iter_mut().map(|shard| &mut shard.references);
-            std::iter::once(&mut state.references)
+            let in_shards = shards.iter_mut().map(|shard| &mut shard.cache.references);
+            std::iter::once(&mut state.cache.references)
                 .chain(in_shards)
                 .map(&mut change)
                 .collect()
@@ -600,7 +601,7 @@ impl StreamCache {
     /// heap knows.
     pub(crate) fn rest(&self, completed: Ticket) {
         self.with_all(|state, shards| {
-            let in_shards = shards.iter().map(|shard| shard.cache());
+            let in_shards = shards.iter().map(|shard| &shard.cache);
             let is_empty = std::iter::once(&state.cache)
                 .chain(in_shards)
                 .all(Cache::is_empty);
@@ -619,7 +620,7 @@ impl StreamCache {
             if !is_dirty && completed >= state.open.previous() {
                 return 0;
             }
-            let in_shards = shards.iter().map(|shard| shard.cache().blocks());
+            let in_shards = shards.iter().map(|shard| shard.cache.blocks());
             state.cache.blocks() + in_shards.sum::<usize>()
         })
     }
@@ -636,7 +637,7 @@ impl StreamCache {
     /// Returns whether blocks are cached, or may be at any time without the driver's hearing of it.
     pub(crate) fn may_keep_unnoticed(&self) -> bool {
         let mut shards = self.shards.all();
-        let may_shard = |shard: &Slot<Shard>| !shard.lock().cache().is_empty();
+        let may_shard = |shard: &Slot<Shard>| !shard.lock().cache.is_empty();
         !self.state.lock().cache.is_empty() || shards.any(may_shard)
     }
 
@@ -646,7 +647,7 @@ impl StreamCache {
             || self
                 .shards
                 .all()
-                .any(|shard| shard.lock().cache().bytes() > 0)
+                .any(|shard| shard.lock().cache.bytes() > 0)
     }
 
     /// Takes cached blocks.
@@ -659,7 +660,7 @@ impl StreamCache {
         // Shards keep no large blocks.
         if !matches!(which, Flush::Large) {
             let shards = self.shards.all();
-            shards.for_each(|shard| cached.append(&mut shard.lock().flush(which)));
+            shards.for_each(|shard| cached.append(&mut shard.lock().cache.flush(which)));
         }
         cached
     }
@@ -683,7 +684,7 @@ impl StreamCache {
         let named = |cached: CachedBlock| (cached.id, cached.ticket);
         let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
         for shard in self.shards.all() {
-            all.extend(shard.lock().cache().all().map(named));
+            all.extend(shard.lock().cache.all().map(named));
         }
         all
     }
@@ -704,7 +705,7 @@ impl StreamCache {
         self.with_all(|state, shards| {
             let in_shards = sum(shards);
             let high = state.counters.high_since(mark, &in_shards);
-            let caches = || shards.iter().map(|shard| shard.cache());
+            let caches = || shards.iter().map(|shard| &shard.cache);
             let all = || std::iter::once(&state.cache).chain(caches());
             LaneFigures {
                 counts: state.counters.with(&in_shards),
