@@ -14,8 +14,8 @@
 use super::core::gate;
 use super::{Core, Supply};
 use crate::measure::debug_in_units;
-use crate::sync::Ordering;
-use crate::sync::plain::{Arc, AtomicU64};
+use crate::sync::plain::Arc;
+use crate::sync::{Ordering, SharedNumber};
 use std::fmt;
 use std::time::Duration;
 
@@ -90,21 +90,21 @@ pub(crate) struct Bounds {
 pub(crate) struct Lease {
     pub(crate) lender: Option<Arc<dyn Lender>>,
     /// The pass over the queue that asks.
-    turn: AtomicU64,
-    /// The grants that the bound of the heap includes; both change under the heap's lock. A need is counted from here,
-    /// since the next grant may be applied before the lender hears of the need.
-    granted: AtomicU64,
+    turn: SharedNumber,
+    /// The grants that the bounds include; all of them change under the heap's lock, and are read there. A need is counted
+    /// from here, since the next grant may be applied before the lender hears of the need.
+    granted: SharedNumber,
     /// The most bytes in use that a search may lead to; `u64::MAX` for any number.
-    most_in_use: AtomicU64,
+    most_in_use: SharedNumber,
 }
 
 impl Lease {
     pub(super) fn new(lender: Option<Arc<dyn Lender>>) -> Self {
         Self {
             lender,
-            turn: AtomicU64::new(0),
-            granted: AtomicU64::new(0),
-            most_in_use: AtomicU64::new(u64::MAX),
+            turn: SharedNumber::new(0),
+            granted: SharedNumber::new(0),
+            most_in_use: SharedNumber::new(u64::MAX),
         }
     }
 
@@ -115,7 +115,8 @@ impl Lease {
         }
     }
 
-    /// Returns the bytes that must have been granted where the bound lacks that many; `None` if it lacks none.
+    /// Returns the bytes that must have been granted where a bound lacks that many; `None` if it lacks none. Called under
+    /// the heap's lock.
     pub(super) fn wanted(&self, lacking: u64) -> Option<u64> {
         (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
     }
@@ -149,20 +150,17 @@ impl Lease {
 }
 
 impl Core {
-    /// Sets the bytes that may be held after so many were granted.
-    pub(crate) fn set_lease(&self, bytes: u64, granted: u64) {
+    /// Sets the bytes that may be held after so many were granted; with `is_binding`, also those that may be in use.
+    pub(crate) fn set_lease(&self, granted: u64, bytes: u64, is_binding: bool) {
+        let most_in_use = if is_binding { bytes } else { u64::MAX };
         let mut heap = self.heap.lock();
         heap.set_lease(bytes);
+        // Under the lock, where a search reads them together.
         self.lease.granted.store(granted, Ordering::Relaxed);
-    }
-
-    /// Bounds the memory in use, or ends the bound.
-    pub(crate) fn bound_use(&self, most: Option<u64>) {
-        let bytes = most.unwrap_or(u64::MAX);
-        self.lease.most_in_use.store(bytes, Ordering::Relaxed);
-        match most {
-            Some(_) => self.gate.fetch_or(gate::RECALLED, Ordering::SeqCst),
-            None => self.gate.fetch_and(!gate::RECALLED, Ordering::SeqCst),
+        self.lease.most_in_use.store(most_in_use, Ordering::Relaxed);
+        match is_binding {
+            true => self.gate.fetch_or(gate::RECALLED, Ordering::SeqCst),
+            false => self.gate.fetch_and(!gate::RECALLED, Ordering::SeqCst),
         };
     }
 
@@ -171,13 +169,16 @@ impl Core {
         self.gate.load(Ordering::Relaxed) & gate::RECALLED != 0
     }
 
-    /// Returns by how many bytes a request would exceed the bound on memory in use.
-    pub(super) fn beyond_use(&self, bytes: u64) -> u64 {
+    /// Returns the bytes that must have been granted for a request that would exceed the bound on memory in use; `None`
+    /// if it would not.
+    pub(super) fn wanted_for_use(&self, bytes: u64) -> Option<u64> {
         if !self.is_recalled() {
-            return 0;
+            return None;
         }
-        let in_use = self.totals().in_use.current.saturating_add(bytes);
-        in_use.saturating_sub(self.lease.most_in_use.load(Ordering::Relaxed))
+        let heap = self.heap.lock();
+        let in_use = heap.totals().in_use.current.saturating_add(bytes);
+        let most = self.lease.most_in_use.load(Ordering::Relaxed);
+        self.lease.wanted(in_use.saturating_sub(most))
     }
 
     /// Returns the bytes that may be held now: the capacity, unless a broker leases less.

@@ -122,8 +122,7 @@ impl<'a> Search<'a> {
     pub(super) fn run(&mut self) -> Result<Found, Refusal> {
         self.to.driver.expect_sound()?;
         self.look_for_room()?;
-        let beyond = self.to.driver.beyond_use(self.request.bytes);
-        if beyond > 0 && self.is_held_back(beyond) {
+        if self.is_held_back() {
             return Err(Refusal::Short(Expected::default()));
         }
         let Recipient { driver, lane, .. } = self.to;
@@ -219,13 +218,22 @@ impl<'a> Search<'a> {
         lease.ask_and_wait(wanted)
     }
 
-    /// Returns whether the request has to wait because the broker takes back memory that is in use: the request would
-    /// exceed the bound on memory in use by `beyond` bytes.
-    fn is_held_back(&self, beyond: u64) -> bool {
+    /// Returns whether the request has to wait because the broker takes back memory that is in use, and the request would
+    /// exceed the bound on it.
+    #[inline]
+    fn is_held_back(&self) -> bool {
+        let wanted = self.to.driver.wanted_for_use(self.request.bytes);
+        wanted.is_some_and(|wanted| !self.is_relieved(wanted))
+    }
+
+    /// Asks the broker for bytes without which the request would exceed the bound on memory in use. Returns whether it
+    /// would not exceed the bound any more.
+    #[cold]
+    #[inline(never)]
+    fn is_relieved(&self, wanted: u64) -> bool {
         let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
-        let wanted = self.to.driver.lease.wanted(beyond);
-        let is_granted = may_ask && wanted.is_some_and(|wanted| self.borrow(wanted));
-        !(is_granted && self.to.driver.beyond_use(self.request.bytes) == 0)
+        let wanted_still = || self.to.driver.wanted_for_use(self.request.bytes);
+        may_ask && self.borrow(wanted) && wanted_still().is_none()
     }
 
     /// Takes memory from a source.

@@ -11,6 +11,8 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 struct Stub {
     asked: AtomicU64,
+    /// The largest need that was ever stated.
+    most_asked: AtomicU64,
     /// The bound that was applied last.
     leased: AtomicU64,
     looks: AtomicU64,
@@ -19,6 +21,7 @@ struct Stub {
 impl Lender for Stub {
     fn ask(&self, _turn: u64, wanted: u64) {
         self.asked.store(wanted, Ordering::SeqCst);
+        self.most_asked.fetch_max(wanted, Ordering::SeqCst);
     }
 
     fn ask_and_wait(&self, _wanted: u64) -> bool {
@@ -74,10 +77,15 @@ impl LeaseModel {
 }
 
 impl Leased {
-    /// Returns the bytes that are held afterwards.
+    /// Applies bounds, with needs counted from 0. Returns the bytes that are held afterwards.
     pub fn apply(&self, first: u64, bound: u64, is_binding: bool) -> u64 {
+        self.apply_after(0, first, bound, is_binding)
+    }
+
+    /// Applies bounds after that many bytes were granted. Returns the bytes that are held afterwards.
+    pub fn apply_after(&self, granted: u64, first: u64, bound: u64, is_binding: bool) -> u64 {
         let held = self.tenant.apply(Bounds {
-            granted: 0,
+            granted,
             first,
             bound,
             is_binding,
@@ -89,6 +97,11 @@ impl Leased {
     /// Returns whether memory came back since this was called last.
     pub fn take_look(&self) -> bool {
         self.stub.looks.swap(0, Ordering::SeqCst) > 0
+    }
+
+    /// Returns the largest need that a waiting request ever stated.
+    pub fn most_asked(&self) -> u64 {
+        self.stub.most_asked.load(Ordering::SeqCst)
     }
 
     /// Returns what waiting requests asked for.

@@ -82,8 +82,8 @@ impl Tenant {
             ..
         } = bounds;
         if first > bound {
-            service.bind(first, false, &self.waker);
-            service.driver.set_lease(first, granted);
+            service.driver.set_lease(granted, first, false);
+            service.enlist_lender(false, &self.waker);
             service.funnel.note_change();
             // Another thread that serves may have looked before.
             while !service.queue.is_empty() && !Service::try_serve_fully(&service) {
@@ -127,8 +127,8 @@ impl Service {
             ..
         } = bounds;
         let driver = &this.driver;
-        driver.set_lease(bound, granted);
-        this.bind(bound, is_binding, waker);
+        driver.set_lease(granted, bound, is_binding);
+        this.enlist_lender(is_binding, waker);
         // A failure is noted. What stays is told to the lender.
         if driver.held() > bound {
             let _ = driver.release_above(bound);
@@ -153,20 +153,18 @@ impl Service {
         }
     }
 
-    /// Begins, moves or ends the bound on memory in use.
-    fn bind(&self, bound: u64, is_binding: bool, waker: &Waker) {
+    /// Has the lender woken when memory comes back, while a recall is binding.
+    fn enlist_lender(&self, is_binding: bool, waker: &Waker) {
         let member = *self.tenancy.member.lock();
         match (is_binding, member) {
             (true, member) => {
                 let member = member.unwrap_or_else(|| self.funnel.name_drain());
                 *self.tenancy.member.lock() = Some(member);
-                self.driver.bound_use(Some(bound));
                 // The lender enlists before it looks at the memory, so that memory freed in between wakes it.
                 self.funnel.enlist(member, waker);
             }
             (false, Some(member)) => {
                 *self.tenancy.member.lock() = None;
-                self.driver.bound_use(None);
                 drop(self.funnel.resign(member));
                 self.funnel.notify();
             }

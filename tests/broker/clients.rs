@@ -6,14 +6,16 @@ use crate::processes::until;
 use crate::puppet::Puppet;
 use crate::{Folder, broker};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use weirpool_broker::ledger::{Joining, Refused};
-use weirpool_broker::message::{Reply, Request};
-use weirpool_broker::{Bounds, Client, ClientConfig, ClientError, Held, Share, Statement, Tenant};
-use weirpool_wire::Connection;
+use weirpool_broker::message::{Reply, Request, VERSION};
+use weirpool_broker::{
+    Bounds, Client, ClientConfig, ClientError, Held, Share, Statement, Tenant, Terms,
+};
+use weirpool_wire::{Allowed, Connection, Listener};
 
 /// Holds nothing, and may hold anything.
 struct Idle;
@@ -292,4 +294,40 @@ fn clients_without_connections_are_bounded() {
     assert!(matches!(connection.receive(), Ok((Reply::Left, _))));
     let (_, welcome) = join(&folder, joining(128));
     assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+}
+
+/// The broker does not answer in time, and grants the bytes later, with terms that do not answer the question yet.
+#[test]
+fn need_that_is_met_already_is_not_refused_after_an_unanswered_one() {
+    let folder = Folder::new("unheard");
+    let listener = Listener::bind(folder.socket(), Allowed::own()).unwrap();
+    let (sender, terms) = mpsc::channel();
+    let broker = thread::spawn(move || {
+        let connection = listener.accept().unwrap();
+        let _ = connection.receive::<Request>().unwrap();
+        let welcome = Reply::Welcome {
+            version: VERSION,
+            capacity: 64 * MIB,
+            terms: Terms::default(),
+        };
+        connection.send(&welcome, &[]).unwrap();
+        for terms in terms {
+            connection.send(&Reply::Terms(terms), &[]).unwrap();
+        }
+    });
+    let client = client(&folder, Arc::new(Keeper::default()));
+    let ask = || client.ask_and_wait(8 * MIB, Duration::from_millis(10));
+    assert!(!ask());
+    let granted = Terms {
+        number: 1,
+        granted: 16 * MIB,
+        ..Terms::default()
+    };
+    sender.send(granted).unwrap();
+    eventually(|| !client.times().1.is_zero());
+    assert_eq!(client.lease(), 16 * MIB);
+    assert!(ask(), "the tenant has been told of 16 MiB");
+    client.close();
+    drop(sender);
+    broker.join().unwrap();
 }
