@@ -48,7 +48,7 @@ fn further_free_to_a_shard_against_a_waiter() {
         let [(_, a), (_, b)] = streams(&device, &pool);
         let take = || pool.try_allocate(&a, SMALL).unwrap();
         drop(take());
-        // So that this free is what an event has to cover.
+        // An event covers that free: only the next one is left to be covered.
         a.seal().unwrap();
         let block = take();
         let waiting = {

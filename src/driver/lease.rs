@@ -21,12 +21,12 @@ use std::time::Duration;
 
 /// Leases capacity to a pool. No call waits for the broker, but for [`ask_and_wait`](Self::ask_and_wait).
 pub(crate) trait Lender: fmt::Debug + Send + Sync {
-    /// States that `wanted` bytes must have been [granted](Bounds::granted). Replaces the need of another turn; of
+    /// States that `wanted` bytes must have been [granted](LeaseBounds::granted). Replaces the need of another turn; of
     /// several calls in one turn, the largest counts.
     fn ask(&self, turn: u64, wanted: u64);
 
-    /// States that `wanted` bytes must have been [granted](Bounds::granted), and waits briefly. Returns whether the pool
-    /// has been told of them.
+    /// States that `wanted` bytes must have been [granted](LeaseBounds::granted), and waits briefly. Returns whether the
+    /// pool has been told of them.
     fn ask_and_wait(&self, wanted: u64) -> bool;
 
     /// Withdraws the need.
@@ -74,7 +74,7 @@ debug_in_units!(struct BrokerLease { leased as bytes, guaranteed as bytes, limit
 
 /// What a lender lets the pool hold, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct LeaseBounds {
     /// Granted so far, whether returned since or not.
     pub(crate) granted: u64,
     /// May be held first, for the requests that wait.
@@ -91,8 +91,8 @@ pub(crate) struct Lease {
     pub(crate) lender: Option<Arc<dyn Lender>>,
     /// The pass over the queue that asks.
     turn: SharedNumber,
-    /// The grants that the bounds include; all of them change under the heap's lock, and are read there. A need is counted
-    /// from here, since the next grant may be applied before the lender hears of the need.
+    /// The grants that the bounds include; all of them change under the heap's lock, and are read there. A need is
+    /// counted from here, since the next grant may be applied before the lender hears of the need.
     granted: SharedNumber,
     /// The most bytes in use that a search may lead to; `u64::MAX` for any number.
     most_in_use: SharedNumber,
@@ -115,8 +115,8 @@ impl Lease {
         }
     }
 
-    /// Returns the bytes that must have been granted where a bound lacks that many; `None` if it lacks none. Called under
-    /// the heap's lock.
+    /// Returns the bytes that must have been granted where a bound lacks that many; `None` if it lacks none. Called
+    /// under the heap's lock.
     pub(super) fn wanted(&self, lacking: u64) -> Option<u64> {
         (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
     }

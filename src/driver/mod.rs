@@ -83,7 +83,7 @@ pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub use lease::BrokerLease;
-pub(crate) use lease::{Bounds, Lease, Lender};
+pub(crate) use lease::{Lease, LeaseBounds, Lender};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};

@@ -1,7 +1,7 @@
 //! A pool whose capacity a broker leases: the builder's options, and the two interfaces between pool and client.
 
 use crate::device::MemoryKind;
-use crate::driver::{self, BrokerLease, Lender, Settings};
+use crate::driver::{BrokerLease, LeaseBounds, Lender, Settings};
 use crate::error::{BrokerFailure, BuildError};
 use crate::measure::Bytes;
 use crate::queue::{Service, Tenant};
@@ -231,7 +231,7 @@ struct PoolTenant(Tenant);
 
 impl weirpool_broker::Tenant for PoolTenant {
     fn apply(&self, bounds: Bounds) -> Option<Held> {
-        let holding = self.0.apply(driver::Bounds {
+        let holding = self.0.apply(LeaseBounds {
             granted: bounds.granted,
             first: bounds.first,
             bound: bounds.bound,

@@ -2,7 +2,7 @@
 #![allow(missing_docs, reason = "for models of this crate only")]
 
 use super::{Pool, PoolBuilder};
-use crate::driver::{Bounds, BrokerLease, Lender};
+use crate::driver::{BrokerLease, LeaseBounds, Lender};
 use crate::queue::Tenant;
 use crate::sync::Ordering;
 use crate::sync::plain::{Arc, AtomicU64};
@@ -84,7 +84,7 @@ impl Leased {
 
     /// Applies bounds after that many bytes were granted. Returns the bytes that are held afterwards.
     pub fn apply_after(&self, granted: u64, first: u64, bound: u64, is_binding: bool) -> u64 {
-        let held = self.tenant.apply(Bounds {
+        let held = self.tenant.apply(LeaseBounds {
             granted,
             first,
             bound,

@@ -14,7 +14,7 @@
 use super::Service;
 use super::funnel::Member;
 use super::link::Link;
-use crate::driver::{Bounds, Lender};
+use crate::driver::{LeaseBounds, Lender};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
@@ -73,9 +73,9 @@ impl Tenant {
     /// the pool is gone.
     ///
     /// One thread calls at a time.
-    pub(crate) fn apply(&self, bounds: Bounds) -> Option<Holding> {
+    pub(crate) fn apply(&self, bounds: LeaseBounds) -> Option<Holding> {
         let service = self.link.service()?;
-        let Bounds {
+        let LeaseBounds {
             granted,
             first,
             bound,
@@ -119,8 +119,8 @@ impl Wake for LookAgain {
 }
 
 impl Service {
-    fn apply_lease(this: &Arc<Self>, bounds: Bounds, waker: &Waker) -> Holding {
-        let Bounds {
+    fn apply_lease(this: &Arc<Self>, bounds: LeaseBounds, waker: &Waker) -> Holding {
+        let LeaseBounds {
             granted,
             bound,
             is_binding,

@@ -120,8 +120,6 @@ struct State {
     unheard: u64,
     /// The turn in which the need was stated.
     turn: u64,
-    /// The part of the grants that the tenant is being told of.
-    known: u64,
     /// The part of the grants that the tenant has been told of.
     applied: u64,
     connection: Option<Arc<Connection>>,
@@ -242,7 +240,6 @@ impl Client {
                 heard: 0,
                 unheard: 0,
                 turn: 0,
-                known: 0,
                 applied: 0,
                 connection: Some(connection.clone()),
                 acted: 0,
@@ -486,7 +483,7 @@ impl Shared {
             let (granted, number) = (state.granted, state.number);
             // A new connection has other numbers.
             let connection = state.connection.clone();
-            let is_more = std::mem::replace(&mut state.known, granted) < granted;
+            let is_more = state.applied < granted;
             let bound = state.lease() - state.owes();
             let first = if is_more { state.lease() } else { bound };
             let is_binding = state.is_binding && state.owes() > 0;
