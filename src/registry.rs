@@ -80,13 +80,13 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
-/// Has other pools over the same memory as the driver's release this many bytes of their free memory; nothing, if that
-/// would not be enough. Returns how many bytes they released.
+/// Has other pools over the same memory as the driver's release what the device lacks of `bytes`, and at least `least`
+/// bytes, of their free memory; nothing, if that would not be enough. Returns how many bytes they released.
 ///
 /// A pool in which requests wait for memory itself releases it only for a pool whose oldest request is older. So of all
 /// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back memory
 /// that it gave.
-pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
+pub(crate) fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
     let others = others_to_spill(supply);
     let others: Vec<&Supply> = others
         .iter()
@@ -100,7 +100,7 @@ pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
             continue;
         }
         // At least 1 byte: the device has refused the memory that it reports as left.
-        let lacking = bytes.saturating_sub(left).max(1);
+        let lacking = bytes.saturating_sub(left).max(least).max(1);
         let released = take_offers(&others, &offers, lacking);
         if released > 0 {
             return released;

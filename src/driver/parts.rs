@@ -121,8 +121,12 @@ impl PartsSearch<'_> {
         if driver.noted(released)? == 0 {
             return Ok(false);
         }
-        if self.was_refused_together()? && driver.spill_for(self.together()) {
-            self.was_refused_together()?;
+        let mut spilled = 0;
+        while self.was_refused_together()? {
+            match driver.spill_for(self.together(), spilled) {
+                0 => break,
+                more => spilled += more,
+            }
         }
         Ok(true)
     }

@@ -25,8 +25,9 @@ use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
 use crate::trace;
 use std::ops::Deref;
 
-/// Makes other pools than the one of this layer release that many bytes. Returns how many they released.
-pub(crate) type Spill = fn(&Supply, u64) -> u64;
+/// Makes other pools than the one of this layer release what the device lacks of the first number of bytes, and at
+/// least the second. Returns how many they released.
+pub(crate) type Spill = fn(&Supply, u64, u64) -> u64;
 
 /// The request, or the purpose, for which a plan is carried out.
 #[derive(Debug)]
@@ -376,9 +377,10 @@ impl Supply {
         }
     }
 
-    /// Makes other pools release the memory that a refused request lacks, if they have that much. Says whether any
-    /// did.
-    pub(super) fn spill_for(&self, bytes: u64) -> bool {
+    /// Makes other pools release the memory that a refused request lacks, if they have that much, and at least as much
+    /// as they have released for it before: the device may refuse memory that it reports as free, for example because
+    /// its page tables need some. Returns how many bytes they released.
+    pub(super) fn spill_for(&self, bytes: u64, spilled: u64) -> u64 {
         let geometry = self.settings.geometry;
         let step = geometry.chunk_bytes;
         // Free chunks of this pool are remapped, if they can be.
@@ -388,7 +390,7 @@ impl Supply {
             0
         };
         let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
-        (self.spill)(self, lacking) > 0
+        (self.spill)(self, lacking, spilled)
     }
 
     /// Returns how many bytes the device itself could give.

@@ -51,6 +51,39 @@ fn other_pools_spill() {
     }
 }
 
+/// A device may refuse memory that it reports as free, for example because its page tables need some. While it refuses,
+/// other pools release more, in steps that grow.
+#[test]
+fn other_pools_spill_while_the_device_refuses_what_it_reports() {
+    for (virtual_memory, call) in [(true, Call::Create), (false, Call::Allocate)] {
+        for (first, refusals) in (1..=40).flat_map(|first| [(first, 1), (first, 2), (first, 3)]) {
+            let device = SimDevice::builder()
+                .memory(92 * MIB)
+                .virtual_memory(virtual_memory)
+                .build();
+            let [(one, _, a), (other, _, b)] = two_pools(&device);
+            let freed = [0; 32].map(|_| one.try_allocate(&a, 2 * MIB).unwrap());
+            drop(freed);
+            assert_eq!(reserved(&one), 64 * MIB);
+            for nth in first..first + refusals {
+                device.script(call, nth, Fault::Fails(DeviceErrorKind::OutOfMemory));
+            }
+            let block = other.try_allocate(&b, 32 * MIB);
+            let block =
+                block.unwrap_or_else(|error| panic!("{call:?} {first}+{refusals}: {error}"));
+            let most = (4 * MIB) << refusals;
+            let kept = reserved(&one);
+            assert!(
+                kept >= 64 * MIB - most,
+                "{call:?} {first}+{refusals}: {kept}"
+            );
+            drop(block);
+            one.check_conserved().unwrap();
+            other.check_conserved().unwrap();
+        }
+    }
+}
+
 /// Plain segments are released as a whole, even if one is larger than needed.
 #[test]
 fn segment_is_spilled_as_a_whole() {
