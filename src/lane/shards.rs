@@ -14,7 +14,7 @@
 use super::block::{CachedBlock, Use};
 use super::cache::{Bounds, Cache};
 use super::count::{Counts, Event, Source};
-use super::slot::{Contents, Lease, Slot};
+use super::slot::{Contents, OwnedSlot, Slot};
 use crate::fault::injected;
 use crate::id::Ticket;
 use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};
@@ -31,7 +31,7 @@ const SHARE: u64 = 4;
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shards {
-    shards: plain::OnceLock<Box<[Lease<Shard>]>>,
+    shards: plain::OnceLock<Box<[OwnedSlot<Shard>]>>,
     contentions: SharedNumber,
     /// The open ticket of the stream's state; kept up to date once there are shards.
     open: SharedNumber,
@@ -74,7 +74,7 @@ impl Shards {
 
     /// Makes the shards, under the lock of the state, whose open ticket is `open`, beside the stream's own cache.
     pub(super) fn make(&self, open: Ticket, own: &Cache) {
-        let shard = || Lease::new(Shard::new(own.for_thread()));
+        let shard = || OwnedSlot::new(Shard::new(own.for_thread()));
         self.open.store(open.0, Ordering::Release);
         // A second call finds them made.
         let _ = self.shards.set((0..SHARDS).map(|_| shard()).collect());

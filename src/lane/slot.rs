@@ -37,9 +37,9 @@ impl<T> Slot<T> {
 
 /// A slot in use; vacant again once this is dropped.
 #[derive(Debug)]
-pub(super) struct Lease<T: Contents>(Lasting<Slot<T>>);
+pub(super) struct OwnedSlot<T: Contents>(Lasting<Slot<T>>);
 
-impl<T: Contents> Lease<T> {
+impl<T: Contents> OwnedSlot<T> {
     pub(super) fn new(contents: T) -> Self {
         let vacant = T::vacancies().lock().pop();
         if let Some(slot) = vacant {
@@ -49,14 +49,14 @@ impl<T: Contents> Lease<T> {
         Self(Lasting::new(Slot(Mutex::new(Guards::Lane, contents))))
     }
 
-    /// Returns the slot itself: a guard of it needs neither the lease nor the lane.
+    /// Returns the slot itself: a guard of it needs neither its owner nor the lane.
     #[inline(always)]
     pub(super) fn slot(&self) -> Lasting<Slot<T>> {
         self.0.clone()
     }
 }
 
-impl<T: Contents> Deref for Lease<T> {
+impl<T: Contents> Deref for OwnedSlot<T> {
     type Target = Slot<T>;
 
     #[inline]
@@ -65,7 +65,7 @@ impl<T: Contents> Deref for Lease<T> {
     }
 }
 
-impl<T: Contents> Drop for Lease<T> {
+impl<T: Contents> Drop for OwnedSlot<T> {
     fn drop(&mut self) {
         let gone = std::mem::replace(&mut *self.0.lock(), T::vacant());
         drop(gone);

@@ -23,7 +23,7 @@ use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 use super::cache::{Bounds, Cache, Flush, RefCache, Registration};
 use super::count::{Counts, Event, LaneFigures, Source, UNKNOWN};
 use super::shards::{Shard, Shards};
-use super::slot::{Lease, Slot};
+use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
 use super::state::StreamState;
 use crate::fault::injected;
@@ -46,7 +46,7 @@ pub(crate) struct StreamCache {
     activity: Activity,
     is_external: bool,
     pub(crate) spacing: Spacing,
-    pub(super) state: Lease<StreamState>,
+    pub(super) state: OwnedSlot<StreamState>,
     shards: Shards,
     /// Blocks were freed above the bound and no seal followed, so that [`owes_seal`](Self::owes_seal) may be true. Set
     /// under the lock of the state.
@@ -252,7 +252,7 @@ impl StreamCache {
             shards: Shards::new(),
             may_owe_seal: AtomicBool::new(false),
             alternates: AtomicBool::new(false),
-            state: Lease::new(state),
+            state: OwnedSlot::new(state),
             submissions: SharedNumber::new(0),
         };
         if bounds.is_sharded && this.has_shards(is_host) {
