@@ -99,8 +99,7 @@ pub(crate) fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
         if left + offers.iter().sum::<u64>() < bytes {
             continue;
         }
-        // At least 1 byte: the device has refused the memory that it reports as left.
-        let lacking = bytes.saturating_sub(left).max(least).max(1);
+        let lacking = bytes.saturating_sub(left).max(least);
         let released = take_offers(&others, &offers, lacking);
         if released > 0 {
             return released;

@@ -121,12 +121,9 @@ impl PartsSearch<'_> {
         if driver.noted(released)? == 0 {
             return Ok(false);
         }
-        let mut spilled = 0;
-        while self.was_refused_together()? {
-            match driver.spill_for(self.together(), spilled) {
-                0 => break,
-                more => spilled += more,
-            }
+        let mut spills = 0;
+        while self.was_refused_together()? && driver.spill_for(self.together(), spills) {
+            spills += 1;
         }
         Ok(true)
     }

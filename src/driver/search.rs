@@ -34,8 +34,8 @@ pub(super) struct Search<'a> {
     taken_back: Option<u64>,
     /// The device refuses for no visible reason; it is asked for the last time.
     is_last: bool,
-    /// Bytes that this search had other pools release.
-    spilled: u64,
+    /// How often this search had other pools release memory.
+    spills: u32,
     /// Bytes that this search had evicted.
     evicted: u64,
 }
@@ -117,7 +117,7 @@ impl<'a> Search<'a> {
             asked: Clock::default(),
             taken_back: None,
             is_last: false,
-            spilled: 0,
+            spills: 0,
             evicted: 0,
         }
     }
@@ -196,12 +196,12 @@ impl<'a> Search<'a> {
                 has_released
             }
             Prepare::Spill => {
-                let spilled = driver.spill_for(self.request.bytes, self.spilled);
-                self.spilled += spilled;
-                if spilled > 0 {
+                let has_spilled = driver.spill_for(self.request.bytes, self.spills);
+                if has_spilled {
+                    self.spills += 1;
                     self.note_refused(0);
                 }
-                spilled > 0
+                has_spilled
             }
             Prepare::AskAgain => {
                 self.is_last = driver.refuses_for_no_reason(self.to.refused);

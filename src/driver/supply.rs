@@ -25,6 +25,9 @@ use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
 use crate::trace;
 use std::ops::Deref;
 
+/// The most that a device may report as free and never give. An H200 refuses 2 MiB when it reports 3.1 MiB.
+const WITHHELD: u64 = 32 << 20;
+
 /// Makes other pools than the one of this layer release what the device lacks of the first number of bytes, and at
 /// least the second. Returns how many they released.
 pub(crate) type Spill = fn(&Supply, u64, u64) -> u64;
@@ -377,10 +380,10 @@ impl Supply {
         }
     }
 
-    /// Makes other pools release the memory that a refused request lacks, if they have that much, and at least as much
-    /// as they have released for it before: the device may refuse memory that it reports as free, for example because
-    /// its page tables need some. Returns how many bytes they released.
-    pub(super) fn spill_for(&self, bytes: u64, spilled: u64) -> u64 {
+    /// Makes other pools release the memory that a refused request lacks, if they have that much. The device may refuse
+    /// memory that it reports as free, for example because its page tables need some: so they release at least one step,
+    /// and twice as much each further time. Says whether they released any.
+    pub(super) fn spill_for(&self, bytes: u64, times: u32) -> bool {
         let geometry = self.settings.geometry;
         let step = geometry.chunk_bytes;
         // Free chunks of this pool are remapped, if they can be.
@@ -390,7 +393,8 @@ impl Supply {
             0
         };
         let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
-        (self.spill)(self, lacking, spilled)
+        let least = step.saturating_mul(1 << times.min(63));
+        (self.spill)(self, lacking, least) > 0
     }
 
     /// Returns how many bytes the device itself could give.
@@ -403,14 +407,15 @@ impl Supply {
         self.is_refused() && self.left_on_device() < bytes
     }
 
-    /// Returns whether the device refuses memory that it has, although nothing of the pool is in use or on its way:
-    /// then no other pool or process stands in the way, and only time would pass. A pool of the driver may refuse
+    /// Returns whether the device refuses memory although it has [more](WITHHELD), and nothing of the pool is in use or on
+    /// its way: then no other pool or process stands in the way, and only time would pass. A pool of the driver may refuse
     /// because of work that only the driver knows.
     pub(super) fn refuses_for_no_reason(&self, bytes: u64) -> bool {
         let totals = self.totals();
         let in_use = totals.in_use.current + totals.claimed + totals.planned;
         let is_driver_pool = self.settings.driver_pool.is_some();
-        bytes > 0 && in_use == 0 && !is_driver_pool && self.left_on_device() >= bytes
+        let suffices = bytes.saturating_add(WITHHELD);
+        bytes > 0 && in_use == 0 && !is_driver_pool && self.left_on_device() >= suffices
     }
 
     /// Returns how many bytes could be released at once for another pool; none after the device has failed. If `asks`,

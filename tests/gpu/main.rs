@@ -299,6 +299,7 @@ fn entries() -> Vec<Entry> {
     list.extend(on_device_memory! {
         pressure:
             another_pool_spills,
+            last_chunk_of_a_full_device_is_waited_for,
             refused_waiter_asks_again;
         processes:
             memory_of_another_process_is_waited_for;

@@ -4,6 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use futures::executor::block_on;
+use std::time::Duration;
 use weirpool::PoolBuilder;
 use weirpool::device::MemoryKind;
 use weirpool::testing::Invariants;
@@ -43,6 +44,34 @@ pub(crate) fn another_pool_spills<S: Setting>() {
     drop((kept, block));
     one.check_conserved().unwrap();
     other.check_conserved().unwrap();
+}
+
+/// Two pools fill the device to the last chunk. The device refuses some memory that it reports as free, so the second
+/// pool waits for a chunk that would fit there, and gets the first one's memory.
+pub(crate) fn last_chunk_of_a_full_device_is_waited_for<S: Setting>() {
+    let bench = Cuda::<S>::new();
+    let [one, other] = [(); 2].map(|()| {
+        let builder = PoolBuilder::new(bench.device()).chunk_bytes(2 * MIB);
+        let pool = builder.build().expect("a pool over the whole device");
+        let stream = pool.register(&bench.stream()).expect("a stream of it");
+        (pool, stream)
+    });
+    let mut blocks = Vec::new();
+    for bytes in [STEP, 2 * MIB] {
+        while let Ok(block) = one.0.try_allocate(&one.1, bytes) {
+            blocks.push(block);
+        }
+    }
+    let left = bench.device().memory_info(MemoryKind::Device).unwrap().free;
+    let mut waiting = other.0.allocate(&other.1, 2 * MIB);
+    for _ in 0..3 {
+        assert!(poll(&mut waiting).is_pending(), "{left} bytes are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    blocks.clear();
+    drop(block_on(waiting.timeout(Duration::from_secs(20))).unwrap());
+    one.0.check_conserved().unwrap();
+    other.0.check_conserved().unwrap();
 }
 
 /// A waiter gets the device's memory once another pool releases it, although no notification tells so.

@@ -295,6 +295,45 @@ fn refused_waiter_asks_again() {
     pool.check_conserved().unwrap();
 }
 
+/// A full device reports some memory as free that it does not give. A request that would fit there waits all the same:
+/// others may release memory.
+#[test]
+fn request_waits_although_a_full_device_reports_enough_memory() {
+    for virtual_memory in [true, false] {
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .withheld_memory(3 * MIB)
+            .clock(Clock::Manual)
+            .virtual_memory(virtual_memory)
+            .build();
+        let pool = builder(&device, 64 * MIB)
+            .chunk_bytes(2 * MIB)
+            .maintenance_interval(us(1000))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let others = device.occupy(u64::MAX);
+        let mut waiting = pool.allocate(&stream, 2 * MIB);
+        for _ in 0..10 {
+            assert!(poll(&mut waiting).is_pending());
+            device.advance(us(1000));
+        }
+        let refused = pool.try_allocate(&stream, 2 * MIB).unwrap_err();
+        let AllocError::Exhausted(shortfall) = refused else {
+            panic!("{refused}");
+        };
+        let left = shortfall.device.expect("the device refused");
+        assert_eq!(left.free, 3 * MIB);
+        drop(others);
+        device.advance(us(1000));
+        let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+            panic!("there is memory");
+        };
+        drop(block);
+        pool.check_conserved().unwrap();
+    }
+}
+
 /// A pool that holds nothing is not deadlocked: the others that hold the device may release it.
 #[test]
 fn refused_waiter_does_not_fail_as_deadlocked() {

@@ -80,6 +80,7 @@ pub enum Checker {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub(super) memory: u64,
+    pub(super) withheld: u64,
     pub(super) host_memory: u64,
     pub(super) memory_kinds: MemoryKinds,
     pub(super) backing: Backing,
@@ -101,6 +102,8 @@ impl Default for Settings {
         Self {
             // Small enough that a test can exhaust it, large enough for real traces.
             memory: 8 << 30,
+            // Tests of limits want round numbers.
+            withheld: 0,
             // A host usually has more memory than its device.
             host_memory: 64 << 30,
             memory_kinds: MemoryKinds::ALL,
@@ -147,6 +150,13 @@ impl SimBuilder {
     /// Sets the size of physical memory, in bytes. Default: 8 GiB.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.settings.memory = bytes;
+        self
+    }
+
+    /// Sets how much of the memory the device reports as free and never gives, in bytes, as a GPU does: an H200 refuses 2
+    /// MiB when it reports 3.1 MiB. Default: 0.
+    pub fn withheld_memory(mut self, bytes: u64) -> Self {
+        self.settings.withheld = bytes;
         self
     }
 

@@ -26,7 +26,7 @@ impl SimDevice {
             state.enter(Call::MemoryInfo, 0)?;
             self.check_kind(Call::MemoryInfo, kind)?;
             let budget = state.space.budget(self.number, kind);
-            let (free, total) = (budget.available(), budget.total());
+            let (free, total) = (budget.reported(), budget.total());
             Ok(MemoryInfo { free, total })
         })
     }

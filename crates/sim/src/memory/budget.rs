@@ -4,6 +4,8 @@
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u64,
+    /// Bytes that are reported as free and never given.
+    withheld: u64,
     in_use: u64,
     /// Bytes that another program has taken.
     occupied: u64,
@@ -11,9 +13,10 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn new(total: u64) -> Self {
+    pub(super) fn new(total: u64, withheld: u64) -> Self {
         Self {
             total,
+            withheld: withheld.min(total),
             in_use: 0,
             occupied: 0,
             peak: 0,
@@ -31,6 +34,11 @@ impl Budget {
 
     /// Returns the bytes that can be taken.
     pub(crate) fn available(&self) -> u64 {
+        self.reported() - self.withheld
+    }
+
+    /// Returns the bytes that are reported as free.
+    pub(crate) fn reported(&self) -> u64 {
         self.total - self.in_use - self.occupied
     }
 

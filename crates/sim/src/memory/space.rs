@@ -98,7 +98,7 @@ impl Space {
         let part = |number: u32| {
             let base = ((first + u64::from(number)) % DEVICES + 1) * ADDRESSES;
             Part {
-                budget: Budget::new(settings.memory),
+                budget: Budget::new(settings.memory, settings.withheld),
                 base,
                 cursor: base,
                 plain_users: BTreeMap::new(),
@@ -106,7 +106,7 @@ impl Space {
         };
         Self {
             parts: (0..devices).map(part).collect(),
-            host: Budget::new(settings.host_memory),
+            host: Budget::new(settings.host_memory, 0),
             backing: settings.backing,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
@@ -282,7 +282,7 @@ impl Space {
         let (free, total) = (budget.available(), budget.total());
         if bytes > free {
             return exhausted(format!(
-                "{bytes} bytes of {kind} requested, but {free} of {total} are free"
+                "{bytes} bytes of {kind} requested, but {free} of {total} are available"
             ));
         }
         budget.take(bytes);
