@@ -4,10 +4,12 @@
 //! entry is removed when another pool is built or looked up. Allocations and frees do not use this module.
 
 use crate::device::DeviceId;
-use crate::driver::Supply;
+use crate::driver::{OtherPools, Supply};
 use crate::error::BuildError;
 use crate::handles::Presence;
 use crate::sync::plain::{Arc, Mutex, Weak};
+
+pub(crate) const OTHER_POOLS: OtherPools = OtherPools { offers, spill };
 
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
@@ -80,13 +82,22 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
+/// Returns how many bytes other pools over the same memory as the driver's could release.
+fn offers(supply: &Supply) -> u64 {
+    let others = others_to_spill(supply);
+    let offers = others
+        .iter()
+        .map(|pool| pool.service.driver.could_give(true));
+    offers.sum()
+}
+
 /// Has other pools over the same memory as the driver's release what the device lacks of `bytes`, and at least `least`
 /// bytes, of their free memory; nothing, if that would not be enough. Returns how many bytes they released.
 ///
 /// A pool in which requests wait for memory itself releases it only for a pool whose oldest request is older. So of all
 /// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back memory
 /// that it gave.
-pub(crate) fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
+fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
     let others = others_to_spill(supply);
     let others: Vec<&Supply> = others
         .iter()

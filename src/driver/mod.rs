@@ -92,7 +92,7 @@ pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
 pub use statistics::{Hits, Statistics};
 pub(crate) use streams::{Kept, ReservationState, Watches};
-pub(crate) use supply::{Spill, Supply};
+pub(crate) use supply::{OtherPools, Supply};
 pub use trimmed::Trimmed;
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
@@ -137,12 +137,12 @@ impl Driver {
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
-        spill: Spill,
+        others: OtherPools,
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
     ) -> Result<Self, BuildError> {
         let streams = Streams::new(Core::new(device, settings, publisher, waits));
-        let maintenance = Maintenance::new(Supply::new(streams, spill)?);
+        let maintenance = Maintenance::new(Supply::new(streams, others)?);
         Ok(Self { maintenance })
     }
 

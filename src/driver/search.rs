@@ -338,26 +338,39 @@ impl<'a> Search<'a> {
         let driver = self.to.driver;
         let evictable = driver.evictables.bytes_of(Group::Pool);
         let bytes = self.request.bytes;
-        let (at_hand, pending) = {
+        let (left, free, pending) = {
             let heap = driver.heap.lock();
             let (left, free) = inspect::left_and_free(&heap);
-            let left = if self.state.facts.is_refused { 0 } else { left };
-            (left + free, heap.totals().pending.current)
+            (left, free, heap.totals().pending.current)
         };
-        let is_enough = at_hand.saturating_add(pending).saturating_add(evictable) >= bytes;
+        let is_enough = |new: u64| {
+            let at_hand = free.saturating_add(new).saturating_add(pending);
+            at_hand.saturating_add(evictable) >= bytes
+        };
+        if evictable == 0 || !is_enough(left) {
+            return Ok(false);
+        }
+        let new = driver.obtainable(left);
+        if !is_enough(new) {
+            // It has to be asked again: no change is published once it has more.
+            driver.note_refused(true);
+            return Ok(false);
+        }
+        let at_hand = free + new;
         let evicted_before = pending.min(self.evicted);
         let is_coming = self.mode.effort == Effort::Immediate
             && evicted_before > 0
             && at_hand.saturating_add(evicted_before) >= bytes;
-        let lacking = bytes.saturating_sub(at_hand).max(bytes / 4);
-        if !is_enough || is_coming {
+        if is_coming {
             return Ok(false);
         }
+        let lacking = bytes.saturating_sub(at_hand).max(bytes / 4);
         let evicted = driver.evictables.evict(lacking, Some(Group::Pool));
         if evicted == 0 {
             return Ok(false);
         }
         self.evicted += evicted;
+        self.spills = 0;
         // Evicted blocks may be in the heap already, and covered by no event.
         driver.flush(Flush::All);
         self.seal_and_poll()?;

@@ -28,9 +28,15 @@ use std::ops::Deref;
 /// The most that a device may report as free and never give. An H200 refuses 2 MiB when it reports 3.1 MiB.
 const WITHHELD: u64 = 32 << 20;
 
-/// Makes other pools than the one of this layer release what the device lacks of the first number of bytes, and at
-/// least the second. Returns how many they released.
-pub(crate) type Spill = fn(&Supply, u64, u64) -> u64;
+/// How other pools over the same memory are asked to release some of theirs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OtherPools {
+    /// Returns how many bytes they could release.
+    pub(crate) offers: fn(&Supply) -> u64,
+    /// Makes them release what the device lacks of the first number of bytes, and at least the second. Returns how many
+    /// they released.
+    pub(crate) spill: fn(&Supply, u64, u64) -> u64,
+}
 
 /// The request, or the purpose, for which a plan is carried out.
 #[derive(Debug)]
@@ -62,7 +68,7 @@ pub(crate) struct Supply {
     budget: Mutex<Budget>,
     /// The device refused when it was last asked for memory.
     is_refused: SharedFlag,
-    spill: Spill,
+    others: OtherPools,
 }
 
 impl Deref for Supply {
@@ -77,13 +83,13 @@ impl Deref for Supply {
 impl Supply {
     /// # Errors
     /// Returns an error if the device cannot reserve addresses, or the initial memory.
-    pub(super) fn new(streams: Streams, spill: Spill) -> Result<Self, DeviceError> {
+    pub(super) fn new(streams: Streams, others: OtherPools) -> Result<Self, DeviceError> {
         let settings = &streams.settings;
         let supply = Self {
             memory: Memory::new(streams.device.clone(), settings),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_refused: SharedFlag::new(false),
-            spill,
+            others,
             streams,
         };
         supply.reserve_addresses(supply.capacity())?;
@@ -394,7 +400,19 @@ impl Supply {
         };
         let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
         let least = step.saturating_mul(1 << times.min(63));
-        (self.spill)(self, lacking, least) > 0
+        (self.others.spill)(self, lacking, least) > 0
+    }
+
+    /// Returns how many of the bytes the device could give, once other pools have released what they can.
+    pub(super) fn obtainable(&self, bytes: u64) -> u64 {
+        if bytes == 0 {
+            return 0;
+        }
+        let left = self.left_on_device();
+        match left < bytes {
+            true => bytes.min(left + (self.others.offers)(self)),
+            false => bytes,
+        }
     }
 
     /// Returns how many bytes the device itself could give.

@@ -38,8 +38,8 @@ pub(crate) enum Prepare {
     /// Asks the broker for a larger lease, where the lease and not the capacity is in the way. A queued request does
     /// not wait for the answer: the grant is published.
     Borrow,
-    /// Takes memory back that its users can do without, the least recently used first. Comes again while it brings
-    /// something.
+    /// Takes memory back that its users can do without, the least recently used first. Where it brings something, the
+    /// search goes on with `Trim`, and it comes again.
     Evict,
 }
 
@@ -109,6 +109,11 @@ const WAIT_FIRST: &[Row] = &[
     Row(Some(Evict), &[Take, Grow, Wait]),
     Row(None, &[WaitAnyTime]),
 ];
+
+fn row_of(prepare: Prepare, rows: &[Row]) -> usize {
+    let row = rows.iter().position(|row| row.0 == Some(prepare));
+    row.unwrap_or(rows.len())
+}
 
 /// What one search is allowed to do.
 #[derive(Clone, Copy, Debug)]
@@ -187,9 +192,13 @@ impl State {
                     return Action::Try(*source);
                 }
             } else {
-                let comes_again = matches!(prepare, Some(Spill | Evict)) && self.has_news;
-                self.row += usize::from(!comes_again);
                 self.next = 0;
+                self.row = match prepare.filter(|_| self.has_news) {
+                    Some(Spill) => self.row,
+                    // Evicted memory may be in segments of the wrong size, or be enough only with memory of other pools.
+                    Some(Evict) => row_of(Trim, rows),
+                    _ => self.row + 1,
+                };
             }
         }
         Action::GiveUp
@@ -310,6 +319,25 @@ mod tests {
             let tail = " Evict: Take, Grow, Wait, Evict: Take, Grow, Wait, Evict,";
             assert!(all.ends_with(tail), "{all}");
             assert_eq!(all.matches("Evict").count(), 3, "{all}");
+        }
+    }
+
+    #[test]
+    fn evicted_memory_is_joined_with_memory_of_other_pools() {
+        let facts = Facts {
+            is_refused: true,
+            ..PLENTY
+        };
+        let plain = Rules {
+            can_remap: false,
+            ..RULES
+        };
+        for (rules, tail) in [
+            (RULES, "Spill, Evict: Take, Grow, Wait, Spill, Evict,"),
+            (plain, "Spill, Evict: Take, Grow, Wait, Trim, Spill, Evict,"),
+        ] {
+            let all = actions(rules, facts, &[Evict]);
+            assert!(all.ends_with(tail), "{all}");
         }
     }
 

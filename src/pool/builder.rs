@@ -380,7 +380,8 @@ impl PoolBuilder {
             Some(options) => options.join(&mut settings, config.name.as_deref())?,
             None => None,
         };
-        let pool = Service::new(device, settings, registry::spill, config.rules(), hook)
+        let (others, rules) = (registry::OTHER_POOLS, config.rules());
+        let pool = Service::new(device, settings, others, rules, hook)
             .and_then(|service| Pool::new(service, config.name));
         #[cfg(all(feature = "broker", target_os = "linux"))]
         let pool = match (pool, joined) {

@@ -15,7 +15,9 @@ use super::waiter::Waiter;
 use super::waiters::{Moved, Queue};
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
-use crate::driver::{Change, Driver, Effort, Group, HistoryEvent, Settings, Spill, Watches, gate};
+use crate::driver::{
+    Change, Driver, Effort, Group, HistoryEvent, OtherPools, Settings, Watches, gate,
+};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::fault::injected;
 use crate::lane::Lane;
@@ -58,14 +60,14 @@ impl Service {
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
-        spill: Spill,
+        others: OtherPools,
         rules: Rules,
         hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
         let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
         let funnel = plain::Arc::new(Funnel::new(queue.clone(), device.clone()));
-        let driver = Driver::new(device, settings, spill, funnel.clone(), waits)?;
+        let driver = Driver::new(device, settings, others, funnel.clone(), waits)?;
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),

@@ -386,6 +386,36 @@ fn memory_that_the_device_refuses_is_evicted_instead() {
     drop((block, others));
 }
 
+/// Evictable memory is not enough by itself, nor is the memory that the device has left, or that another pool does not
+/// use. Together they are.
+#[test]
+fn evicted_memory_serves_a_request_together_with_memory_that_others_release() {
+    for is_virtual in [true, false] {
+        for another_pool in [true, false] {
+            let device = SimDevice::builder()
+                .memory(16 * MIB)
+                .virtual_memory(is_virtual)
+                .build();
+            let [one, other] = [(); 2].map(|()| pool(&device, 16 * MIB));
+            let (_, a) = stream(&device, &one);
+            let blocks: [_; 4] = cached(&one, &a);
+            let others = device.occupy(4 * MIB);
+            let (_, b) = stream(&device, &other);
+            if another_pool {
+                drop(other.try_allocate(&b, 4 * MIB).unwrap());
+            }
+            assert!(one.try_allocate(&a, 14 * MIB).is_err(), "4 + 8 MiB");
+            assert_eq!(present(&blocks), [true; 4], "nothing was evicted in vain");
+            let block = one.try_allocate(&a, 12 * MIB).unwrap();
+            assert_eq!(present(&blocks), [false; 4]);
+            assert_eq!(other.statistics().reserved.current, 0);
+            drop((block, others));
+            one.check_conserved().unwrap();
+            other.check_conserved().unwrap();
+        }
+    }
+}
+
 #[test]
 fn handles_of_evicted_memory_keep_no_pool_alive() {
     let device = manual();

@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `driver_pools` | one pool of the driver, used by two pools |
+//! | `full_device` | three pools on one device, beside another program |
 //! | `fuzz` | the sequences of operations that are fuzzed |
 //! | `graphs` | captures and launches among allocations |
 //! | `oracle` | what comes before what, from the calls of the device |
@@ -28,6 +29,7 @@ fn over_seeds(run: impl Fn(u64) -> u64) -> u64 {
 }
 
 mod driver_pools;
+mod full_device;
 mod fuzz;
 mod graphs;
 mod oracle;
