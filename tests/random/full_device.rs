@@ -32,6 +32,13 @@ struct Waiting {
     task: Woken<'static, Result<Block, AllocError>>,
 }
 
+/// A reservation, and the blocks that were drawn from it.
+struct SetAside {
+    pool: usize,
+    reservation: Reservation,
+    drawn: Vec<(usize, Block)>,
+}
+
 struct World {
     random: fastrand::Rng,
     device: SimDevice,
@@ -42,8 +49,7 @@ struct World {
     lines: Vec<Line>,
     blocks: Vec<(usize, Block)>,
     evictable: Vec<(usize, u64, Evictable)>,
-    /// The pool of each reservation, and the blocks that were drawn from it.
-    reservations: Vec<(usize, Reservation, Vec<(usize, Block)>)>,
+    reservations: Vec<SetAside>,
     waiting: Vec<Waiting>,
     others: Vec<Occupied>,
     served: u64,
@@ -148,9 +154,7 @@ impl World {
             .filter(|(home, _, memory)| *home != pool && memory.is_present());
         let evictable: u64 = present.map(|(_, bytes, _)| bytes).sum();
         let reservations = self.reservations.iter();
-        let reserved: u64 = reservations
-            .map(|(_, reservation, _)| reservation.size())
-            .sum();
+        let reserved: u64 = reservations.map(|aside| aside.reservation.size()).sum();
         USABLE - others - live - evictable - reserved
     }
 
@@ -222,7 +226,12 @@ impl World {
             world.pools[pool].reserve(bytes).try_now()
         });
         if let Some(reservation) = answer {
-            self.reservations.push((pool, reservation, Vec::new()));
+            let drawn = Vec::new();
+            self.reservations.push(SetAside {
+                pool,
+                reservation,
+                drawn,
+            });
         }
     }
 
@@ -230,9 +239,14 @@ impl World {
     /// is complete.
     fn draw(&mut self) {
         let random = &mut self.random;
-        let Some((pool, reservation, drawn)) = random.choice(&mut self.reservations) else {
+        let Some(aside) = random.choice(&mut self.reservations) else {
             return;
         };
+        let SetAside {
+            pool,
+            reservation,
+            drawn,
+        } = aside;
         let left = reservation.left() / CHUNK;
         if left == 0 || random.u8(..3) == 0 {
             if !drawn.is_empty() {
@@ -262,7 +276,9 @@ impl World {
     fn end_reservation(&mut self) {
         if !self.reservations.is_empty() {
             let at = self.random.usize(..self.reservations.len());
-            let (_, reservation, drawn) = self.reservations.swap_remove(at);
+            let SetAside {
+                reservation, drawn, ..
+            } = self.reservations.swap_remove(at);
             drop(reservation);
             self.blocks.extend(drawn);
         }
