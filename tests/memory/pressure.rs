@@ -381,6 +381,47 @@ fn waiter_gets_memory_that_another_pool_frees_later() {
     }
 }
 
+/// Pools make each other release memory from several threads at once: no thread holds a lock of one pool while it takes
+/// one of another.
+#[test]
+fn threads_of_several_pools_share_a_full_device() {
+    for virtual_memory in [true, false] {
+        let device = SimDevice::builder()
+            .memory(67 * MIB)
+            .withheld_memory(3 * MIB)
+            .virtual_memory(virtual_memory)
+            .build();
+        let pools = [(); 3].map(|()| pool(&device, 64 * MIB));
+        std::thread::scope(|scope| {
+            for seed in 0..6 {
+                let (device, pool) = (&device, &pools[seed % 3]);
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(seed as u64);
+                    let (work, stream) = stream(device, pool);
+                    let mut cached = None;
+                    for _ in 0..300 {
+                        let bytes = (1 + random.u64(..16)) * CHUNK;
+                        let block = match random.bool() {
+                            true => Some(device.block_on(pool.allocate(&stream, bytes)).unwrap()),
+                            false => pool.try_allocate(&stream, bytes).ok(),
+                        };
+                        if let Some(block) = block {
+                            use_block(&work, &block, us(10));
+                        }
+                        let small = pool.try_allocate(&stream, 2 * CHUNK).ok();
+                        cached = small.map(Block::into_evictable);
+                    }
+                    drop(cached);
+                });
+            }
+        });
+        for pool in &pools {
+            pool.check().unwrap();
+            assert_eq!(pool.statistics().waits.waiting, 0);
+        }
+    }
+}
+
 /// The device reports free memory but always refuses, and nothing of the pool is in use. No other pool or process can
 /// release memory.
 #[test]
