@@ -350,21 +350,21 @@ impl<'a> Search<'a> {
         if evictable == 0 || !is_enough(left) {
             return Ok(false);
         }
-        let new = driver.obtainable(left);
+        let new = driver.obtainable(left, self.state.facts.is_refused);
         if !is_enough(new) {
             // It has to be asked again: no change is published once it has more.
             driver.note_refused(true);
             return Ok(false);
         }
-        let at_hand = free + new;
         let evicted_before = pending.min(self.evicted);
+        // A stream waits for pending memory alone: it is not joined with new memory.
         let is_coming = self.mode.effort == Effort::Immediate
             && evicted_before > 0
-            && at_hand.saturating_add(evicted_before) >= bytes;
+            && free.saturating_add(evicted_before) >= bytes;
         if is_coming {
             return Ok(false);
         }
-        let lacking = bytes.saturating_sub(at_hand).max(bytes / 4);
+        let lacking = bytes.saturating_sub(free + new).max(bytes / 4);
         let evicted = driver.evictables.evict(lacking, Some(Group::Pool));
         if evicted == 0 {
             return Ok(false);

@@ -75,14 +75,13 @@ impl SegmentSource {
         }
     }
 
-    /// Returns how many bytes there are to take.
-    pub(super) fn left(&self) -> u64 {
-        let info = self.device.memory_info(self.kind);
-        let left = info.map_or(0, |info| info.free);
-        match &self.driver_pool {
+    /// Returns how many bytes there are to take, if the device tells.
+    pub(super) fn left(&self) -> Option<u64> {
+        let left = self.device.memory_info(self.kind).ok()?.free;
+        Some(match &self.driver_pool {
             Some(pool) => pool.left(left),
             None => left,
-        }
+        })
     }
 }
 

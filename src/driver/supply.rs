@@ -12,7 +12,7 @@
 use super::memory::Memory;
 use super::streams::Streams;
 use super::{Change, HistoryEvent};
-use crate::device::{DeviceError, DeviceErrorKind, RawStream};
+use crate::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
 use crate::heap::{
     Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
     Target,
@@ -403,21 +403,36 @@ impl Supply {
         (self.others.spill)(self, lacking, least) > 0
     }
 
-    /// Returns how many of the bytes the device could give, once other pools have released what they can.
-    pub(super) fn obtainable(&self, bytes: u64) -> u64 {
+    /// Returns how many of the bytes the device could give, once other pools have released what they can. If the search
+    /// was refused, only memory counts of which the device tells.
+    pub(super) fn obtainable(&self, bytes: u64, is_refused: bool) -> u64 {
         if bytes == 0 {
             return 0;
         }
-        let left = self.left_on_device();
-        match left < bytes {
-            true => bytes.min(left + (self.others.offers)(self)),
-            false => bytes,
+        let settings = &self.settings;
+        // A pool of the driver may count memory as free that is on its way. Managed memory may exceed the device's.
+        let is_known = match is_refused {
+            true => settings.driver_pool.is_none(),
+            false => settings.kind != MemoryKind::Managed,
+        };
+        let left = is_known.then(|| self.memory.segments().left()).flatten();
+        let Some(left) = left else {
+            return if is_refused { 0 } else { bytes };
+        };
+        if left >= bytes {
+            return bytes;
         }
+        let step = match settings.geometry.virtual_memory {
+            true => settings.geometry.chunk_bytes,
+            false => 1,
+        };
+        let given = left.saturating_add((self.others.offers)(self));
+        bytes.min(given / step * step)
     }
 
-    /// Returns how many bytes the device itself could give.
+    /// Returns how many bytes the device itself could give; 0 if it does not tell.
     pub(crate) fn left_on_device(&self) -> u64 {
-        self.memory.segments().left()
+        self.memory.segments().left().unwrap_or(0)
     }
 
     /// Returns whether the device refused, and has less than this many bytes by now.

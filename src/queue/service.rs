@@ -498,10 +498,11 @@ impl Service {
     }
 
     /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses
-    /// while nothing of the pool is in use.
+    /// while the pool could have all of its memory back.
     pub(super) fn is_short_for_others(&self) -> bool {
-        self.driver.lease.is_asking()
-            || self.driver.is_refused() && self.driver.totals().used.current == 0
+        let driver = &self.driver;
+        let holds_none = || driver.totals().used.current <= driver.evictables.bytes_of(Group::Pool);
+        driver.lease.is_asking() || driver.is_refused() && holds_none()
     }
 
     /// Ends lasting reclaimers and the maintenance, after the last handle is dropped.

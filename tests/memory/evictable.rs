@@ -3,10 +3,10 @@
 use crate::common::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Poll;
-use weirpool::device::sim::{Clock, Operation, SimDevice};
-use weirpool::device::{Device, MemoryKind};
+use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice};
+use weirpool::device::{Device, DeviceErrorKind, MemoryKind};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Buffer, Evictable, Order, Pool, Stream, Tag};
+use weirpool::{AllocError, Buffer, DriverPoolUse, Evictable, Order, Pool, Stream, Tag, Upstream};
 
 /// A full pool of `N` evictable blocks of 2 MiB on one stream, the first one least recently used.
 fn cached<const N: usize>(pool: &Pool, stream: &Stream) -> [Evictable; N] {
@@ -414,6 +414,134 @@ fn evicted_memory_serves_a_request_together_with_memory_that_others_release() {
             other.check_conserved().unwrap();
         }
     }
+}
+
+/// Evicted memory that work still uses is waited for on the device, and not joined with new memory. As much is evicted as
+/// suffices alone, whatever the device reports and other pools could release.
+#[test]
+fn evictable_memory_of_a_busy_stream_serves_on_a_full_device() {
+    for order in [Order::GrowFirst, Order::WaitFirst] {
+        for is_virtual in [true, false] {
+            for (withheld, spare, capacity) in [(0, 0, 32), (3, 0, 32), (0, 4, 32), (3, 0, 10)] {
+                let case = format!("{order:?} {is_virtual} {withheld} {spare} {capacity}");
+                let device = SimDevice::builder()
+                    .memory((32 + withheld) * MIB)
+                    .withheld_memory(withheld * MIB)
+                    .virtual_memory(is_virtual)
+                    .clock(Clock::Manual)
+                    .build();
+                let one = builder(&device, capacity * MIB).order(order);
+                let one = one.build().unwrap();
+                let other = pool(&device, 32 * MIB);
+                let [(work, a), (_, second)] = streams(&device, &one);
+                let (_, b) = stream(&device, &other);
+                // One segment of plain memory.
+                drop(one.try_allocate(&a, 8 * MIB).unwrap());
+                let blocks: [_; 4] = cached(&one, &a);
+                work.submit(Operation::new(us(100)));
+                if spare > 0 {
+                    drop(other.try_allocate(&b, spare * MIB).unwrap());
+                }
+                let others = device.occupy(u64::MAX);
+                let block = one.try_allocate(&second, 8 * MIB);
+                assert!(block.is_ok(), "{case}: {block:?}");
+                drop((block, blocks, others));
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
+    for order in [Order::GrowFirst, Order::WaitFirst] {
+        for is_virtual in [true, false] {
+            for failures in [1, 1000] {
+                let device = SimDevice::builder()
+                    .memory(64 * MIB)
+                    .virtual_memory(is_virtual)
+                    .clock(Clock::Manual)
+                    .build();
+                let pool = builder(&device, 16 * MIB).order(order).build().unwrap();
+                let (_, stream) = stream(&device, &pool);
+                let blocks: [_; 4] = cached(&pool, &stream);
+                for nth in 1..=failures {
+                    let fault = Fault::Fails(DeviceErrorKind::Unsupported);
+                    device.script(Call::MemoryInfo, nth, fault);
+                }
+                let block = now(pool.allocate(&stream, 12 * MIB)).unwrap();
+                drop(block);
+                let _: [_; 4] = cached(&pool, &stream);
+                drop(pool.try_allocate(&stream, 12 * MIB).unwrap());
+                drop(blocks);
+                pool.check_conserved().unwrap();
+            }
+        }
+    }
+}
+
+/// The driver counts passed-through memory as free that running work still uses.
+#[test]
+fn passed_through_memory_on_its_way_evicts_no_more_than_it_lacks() {
+    let device = SimDevice::builder()
+        .memory(16 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let upstream = Upstream::DriverPool(DriverPoolUse::PassedThrough);
+    let builder = Pool::builder(device.clone()).capacity(16 * MIB);
+    let pool = builder.upstream(upstream).build().unwrap();
+    let [(work, a), (_, b)] = streams(&device, &pool);
+    let blocks: [_; 4] = cached(&pool, &a);
+    let freed = pool.try_allocate(&a, 8 * MIB).unwrap();
+    work.submit(Operation::new(us(100)));
+    drop(freed);
+    assert!(pool.try_allocate(&b, 12 * MIB).is_err());
+    let kept = blocks.iter().filter(|block| block.is_present());
+    assert_eq!(kept.count(), 2);
+}
+
+/// A part of a chunk that the device has left serves no request.
+#[test]
+fn nothing_is_evicted_for_a_request_that_lacks_part_of_a_chunk() {
+    for (occupied, bytes) in [(7, 9), (5, 11)] {
+        let device = SimDevice::builder()
+            .memory(16 * MIB)
+            .clock(Clock::Manual)
+            .build();
+        let pool = pool(&device, 16 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let blocks: [_; 4] = cached(&pool, &stream);
+        let others = device.occupy(occupied * MIB);
+        assert!(pool.try_allocate(&stream, bytes * MIB).is_err());
+        assert_eq!(present(&blocks), [true; 4]);
+        drop(others);
+    }
+}
+
+/// All memory of the pool that is in use can be evicted, and another program holds what the request lacks.
+#[test]
+fn request_beside_evictable_memory_does_not_fail_as_deadlocked() {
+    let device = SimDevice::builder()
+        .memory(16 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let pool = builder(&device, 16 * MIB)
+        .maintenance_interval(us(1000))
+        .deadlock_grace(us(1000))
+        .fail_deadlocks_after(us(2000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let blocks: [_; 4] = cached(&pool, &stream);
+    let others = device.occupy(4 * MIB);
+    let mut waiting = not_ready(pool.allocate(&stream, 14 * MIB));
+    for _ in 0..10 {
+        device.advance(us(1000));
+        assert!(poll(&mut waiting).is_pending());
+    }
+    assert_eq!(present(&blocks), [true; 4], "nothing was evicted in vain");
+    drop(others);
+    device.advance(us(1000));
+    drop(now(waiting).unwrap());
 }
 
 #[test]
