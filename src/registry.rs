@@ -9,7 +9,11 @@ use crate::error::BuildError;
 use crate::handles::Presence;
 use crate::sync::plain::{Arc, Mutex, Weak};
 
-pub(crate) const OTHER_POOLS: OtherPools = OtherPools { offers, spill };
+pub(crate) const OTHER_POOLS: OtherPools = OtherPools {
+    offers,
+    spill,
+    evict,
+};
 
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
@@ -117,6 +121,22 @@ fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
         }
     }
     0
+}
+
+/// Has other pools over the same memory as the driver's evict memory, if they could release this many more bytes then.
+/// Which pools do follows the rule of [`spill`]. Returns how many bytes they evicted.
+fn evict(supply: &Supply, bytes: u64) -> u64 {
+    let others = others_to_spill(supply);
+    let drivers = others.iter().map(|pool| &pool.service.driver);
+    let offers = drivers.clone().map(|driver| driver.could_evict());
+    if offers.sum::<u64>() < bytes {
+        return 0;
+    }
+    let mut evicted = 0;
+    for driver in drivers {
+        evicted += driver.evict_for_others(bytes.saturating_sub(evicted));
+    }
+    evicted
 }
 
 /// Returns the pools that may release memory for the driver's pool.

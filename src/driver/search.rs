@@ -330,8 +330,9 @@ impl<'a> Search<'a> {
     }
 
     /// Evicts as many bytes as the request lacks, and at least a quarter of its size at a time: free memory may be
-    /// scattered. Evicts nothing if all evictable memory would not be enough. For a request that does not wait, evicts
-    /// no more while memory that this search evicted is pending and is enough once it is complete.
+    /// scattered. Evicts nothing if all evictable memory would not be enough; for a request that waits, other pools evict
+    /// theirs then. For a request that does not wait, evicts no more while memory that this search evicted is pending and
+    /// is enough once it is complete.
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
@@ -343,29 +344,37 @@ impl<'a> Search<'a> {
             let (left, free) = inspect::left_and_free(&heap);
             (left, free, heap.totals().pending.current)
         };
-        let is_enough = |new: u64| {
+        let missing = |new: u64| {
             let at_hand = free.saturating_add(new).saturating_add(pending);
-            at_hand.saturating_add(evictable) >= bytes
+            bytes.saturating_sub(at_hand.saturating_add(evictable))
         };
-        if evictable == 0 || !is_enough(left) {
-            return Ok(false);
-        }
-        let new = driver.obtainable(left, self.state.facts.is_refused);
-        if !is_enough(new) {
-            // It has to be asked again: no change is published once it has more.
-            driver.note_refused(true);
+        let may_ask_others = self.mode.is_queued && driver.is_refused();
+        if missing(left) > 0 || evictable == 0 && !may_ask_others {
             return Ok(false);
         }
         let evicted_before = pending.min(self.evicted);
-        // A stream waits for pending memory alone: it is not joined with new memory.
-        let is_coming = self.mode.effort == Effort::Immediate
-            && evicted_before > 0
-            && free.saturating_add(evicted_before) >= bytes;
-        if is_coming {
+        // Pending memory is not joined with new memory, so evicted memory that is pending has to be enough without.
+        let new = match evicted_before {
+            0 => driver.obtainable(left, self.state.facts.is_refused),
+            _ if missing(0) > 0 => return Ok(false),
+            _ => 0,
+        };
+        // The device may refuse memory that it reports.
+        let is_refused_all_the_same = evictable == 0 && pending == 0 && self.state.facts.is_refused;
+        if missing(new) > 0 || is_refused_all_the_same {
+            // It has to be asked again: no change is published once it has more.
+            driver.note_refused(true);
+            let lacking = missing(new).max(1);
+            return Ok(self.mode.is_queued && driver.evict_elsewhere(lacking));
+        }
+        let coming = free.saturating_add(evicted_before);
+        if evicted_before > 0 && coming >= bytes && self.mode.effort == Effort::Immediate {
             return Ok(false);
         }
-        let lacking = bytes.saturating_sub(free + new).max(bytes / 4);
-        let evicted = driver.evictables.evict(lacking, Some(Group::Pool));
+        let lacking = bytes.saturating_sub(coming.saturating_add(new));
+        let evicted = driver
+            .evictables
+            .evict(lacking.max(bytes / 4), Some(Group::Pool));
         if evicted == 0 {
             return Ok(false);
         }

@@ -11,7 +11,7 @@
 
 use super::memory::Memory;
 use super::streams::Streams;
-use super::{Change, HistoryEvent};
+use super::{Change, Group, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
 use crate::heap::{
     Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
@@ -36,6 +36,8 @@ pub(crate) struct OtherPools {
     /// Makes them release what the device lacks of the first number of bytes, and at least the second. Returns how many
     /// they released.
     pub(crate) spill: fn(&Supply, u64, u64) -> u64,
+    /// Makes them evict memory, if they could release this many more bytes then. Returns how many they evicted.
+    pub(crate) evict: fn(&Supply, u64) -> u64,
 }
 
 /// The request, or the purpose, for which a plan is carried out.
@@ -400,7 +402,15 @@ impl Supply {
         };
         let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
         let least = step.saturating_mul(1 << times.min(63));
-        (self.others.spill)(self, lacking, least) > 0
+        let before = self.left_on_device();
+        let has_released = (self.others.spill)(self, lacking, least) > 0;
+        // A pool of the driver may keep memory that is freed to it. Then it is not asked for more.
+        has_released && (times == 0 || self.left_on_device() > before)
+    }
+
+    /// Makes other pools evict memory for a request that lacks this many bytes. Says whether any did.
+    pub(super) fn evict_elsewhere(&self, bytes: u64) -> bool {
+        (self.others.evict)(self, bytes) > 0
     }
 
     /// Returns how many of the bytes the device could give, once other pools have released what they can. If the search
@@ -458,10 +468,41 @@ impl Supply {
             return 0;
         }
         if asks {
-            // A failure is noted; the rest may be enough.
-            let _ = self.reclaim();
+            self.reclaim_for_others();
         }
         self.totals().releasable
+    }
+
+    /// Returns how many more bytes could be released for another pool once evictable memory is evicted and all work on
+    /// freed memory is complete.
+    pub(crate) fn could_evict(&self) -> u64 {
+        let evictable = self.evictables.bytes_of(Group::Pool);
+        if evictable == 0 || self.fault().is_some() {
+            return 0;
+        }
+        let totals = self.totals();
+        let unused = totals.free.current + totals.pending.current;
+        (unused + evictable).saturating_sub(totals.releasable)
+    }
+
+    /// Evicts this many bytes for another pool. Returns how many.
+    pub(crate) fn evict_for_others(&self, bytes: u64) -> u64 {
+        let evicted = self.evictables.evict(bytes, Some(Group::Pool));
+        if evicted > 0 {
+            self.reclaim_for_others();
+        }
+        evicted
+    }
+
+    /// Makes all freed memory count. Requests of this pool hear of the progress that is found.
+    fn reclaim_for_others(&self) {
+        let progress = || self.totals().progress;
+        let before = progress();
+        // A failure is noted; the rest may be enough.
+        let _ = self.reclaim();
+        if progress() != before {
+            self.publish(Change::Memory);
+        }
     }
 
     /// Releases up to this many free bytes for another pool. Returns how many.

@@ -6,7 +6,9 @@ use std::task::Poll;
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Buffer, DriverPoolUse, Evictable, Order, Pool, Stream, Tag, Upstream};
+use weirpool::{
+    AllocError, Buffer, DriverPoolUse, Evictable, Order, Pool, Stream, Tag, Upstream, WaitLimit,
+};
 
 /// A full pool of `N` evictable blocks of 2 MiB on one stream, the first one least recently used.
 fn cached<const N: usize>(pool: &Pool, stream: &Stream) -> [Evictable; N] {
@@ -416,6 +418,75 @@ fn evicted_memory_serves_a_request_together_with_memory_that_others_release() {
     }
 }
 
+/// Requests of two pools wait, and each would need evictable memory of the other pool. The older one gets it.
+#[test]
+fn evictable_memory_of_another_pool_serves_a_request_that_waits() {
+    let cases = [(20, 20), (20, 30), (30, 20), (30, 30)];
+    for (is_virtual, (x, y)) in [true, false]
+        .into_iter()
+        .flat_map(|is| cases.map(|case| (is, case)))
+    {
+        let device = SimDevice::builder()
+            .memory(32 * MIB)
+            .virtual_memory(is_virtual)
+            .clock(Clock::Manual)
+            .build();
+        let pools = [(); 2].map(|()| {
+            let builder = builder(&device, 32 * MIB).maintenance_interval(us(200));
+            builder.build().unwrap()
+        });
+        let lines = pools.each_ref().map(|pool| stream(&device, pool));
+        let mut evictable = Vec::new();
+        for (pool, (_, stream)) in pools.iter().zip(&lines) {
+            drop(pool.try_allocate(stream, 16 * MIB).unwrap());
+            evictable.push(pool.try_allocate(stream, 4 * MIB).unwrap().into_evictable());
+        }
+        let requests = pools.iter().zip(&lines).zip([x, y]);
+        let mut tasks: Vec<_> = requests
+            .map(|((pool, (_, stream)), size)| Woken::new(pool.allocate_owned(stream, size * MIB)))
+            .collect();
+        for _ in 0..100 {
+            device.advance(us(200));
+            settle(&mut tasks);
+            tasks.iter_mut().for_each(|task| drop(task.output.take()));
+        }
+        let waiting = tasks.iter().filter(|task| task.is_waiting()).count();
+        assert_eq!(waiting, 0, "{is_virtual} {x} {y}");
+    }
+}
+
+/// A request that does not wait evicts nothing of other pools.
+#[test]
+fn memory_of_other_pools_is_evicted_for_requests_that_wait_only() {
+    let device = SimDevice::builder()
+        .memory(16 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let [one, other] = [(); 2].map(|()| {
+        let builder = builder(&device, 16 * MIB).maintenance_interval(us(200));
+        builder.build().unwrap()
+    });
+    let ((_, a), (_, b)) = (stream(&device, &one), stream(&device, &other));
+    let blocks: [_; 4] = cached(&other, &b);
+    let refused = one.try_allocate(&a, 12 * MIB);
+    assert!(refused.is_err());
+    assert_eq!(present(&blocks), [true; 4]);
+    let others = device.occupy(2 * MIB);
+    let too_much = not_ready(one.allocate(&a, 16 * MIB));
+    (0..3).for_each(|_| device.advance(us(200)));
+    drop(too_much);
+    assert_eq!(present(&blocks), [true; 4], "not enough, even so");
+    drop(now(one.allocate(&a, 12 * MIB)).unwrap());
+    assert_eq!(
+        present(&blocks),
+        [false, false, false, true],
+        "no more than it lacked"
+    );
+    drop((others, blocks));
+    one.check_conserved().unwrap();
+    other.check_conserved().unwrap();
+}
+
 /// Evicted memory that work still uses is waited for on the device, and not joined with new memory. As much is evicted as
 /// suffices alone, whatever the device reports and other pools could release.
 #[test]
@@ -476,6 +547,32 @@ fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
                 pool.check_conserved().unwrap();
             }
         }
+    }
+}
+
+/// Evicted memory that is pending counts: a request that waits for it evicts no more than it lacks.
+#[test]
+fn request_evicts_no_more_while_evicted_memory_is_pending() {
+    for spare in [2, 4, 8] {
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .clock(Clock::Manual)
+            .build();
+        let pool = builder(&device, 64 * MIB)
+            .wait_limit(WaitLimit::Unlimited)
+            .build()
+            .unwrap();
+        let [(work, a), (_, b)] = streams(&device, &pool);
+        let blocks: [_; 12] = std::array::from_fn(|_| {
+            let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+            use_block(&work, &block, us(50));
+            block.into_evictable()
+        });
+        let others = device.occupy((40 - spare) * MIB);
+        drop(now(pool.allocate(&b, 12 * MIB)).unwrap());
+        let kept = blocks.iter().filter(|block| block.is_present());
+        assert!(kept.count() >= 5, "{spare}: {:?}", present(&blocks));
+        drop(others);
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! The oracle is a count of bytes. Virtual memory that no pool uses and no other program holds serves any request that it
 //! is enough for, in whichever pool it lies, since all blocks are whole chunks; and so does a pool's own evictable
-//! memory. A request that does not wait fails only if they are too little together, and then evicts nothing; the oldest
-//! request that waits is served within a quiet time otherwise. Plain memory cannot be moved: it has to serve requests once
+//! memory. A request that does not wait fails only if they are too little together, and then evicts nothing. The oldest
+//! request that waits is served within a quiet time, also by evictable memory of other pools. Plain memory cannot be moved: it has to serve requests once
 //! no block lives.
 
 use crate::common::*;
@@ -143,23 +143,23 @@ impl World {
         pools.map(|pool| pool.statistics().evictable).sum()
     }
 
-    /// Returns the bytes that no block and no other program holds, for requests of a pool: they can have its evictable
-    /// memory.
-    fn unused(&self, pool: usize) -> u64 {
+    /// Returns the bytes that no block and no other program holds. The evictable memory of a pool is available to its
+    /// requests, and that of all pools to a request that waits (`None`).
+    fn unused(&self, pool: Option<usize>) -> u64 {
         let others: u64 = self.others.iter().map(Occupied::bytes).sum();
         let live: u64 = self.blocks.iter().map(|(_, block)| block.size()).sum();
-        let present = self
-            .evictable
-            .iter()
-            .filter(|(home, _, memory)| *home != pool && memory.is_present());
-        let evictable: u64 = present.map(|(_, bytes, _)| bytes).sum();
+        let evictable = self.evictable.iter();
+        let kept = evictable.filter(|(home, _, memory)| {
+            pool.is_some_and(|pool| *home != pool) && memory.is_present()
+        });
+        let kept: u64 = kept.map(|(_, bytes, _)| bytes).sum();
         let reservations = self.reservations.iter();
         let reserved: u64 = reservations.map(|aside| aside.reservation.size()).sum();
-        USABLE - others - live - evictable - reserved
+        USABLE - others - live - kept - reserved
     }
 
-    /// Returns whether a request of a pool for this many bytes has to be served when no work is under way.
-    fn is_enough(&self, pool: usize, bytes: u64) -> bool {
+    /// Returns whether a request for this many bytes has to be served when no work is under way.
+    fn is_enough(&self, pool: Option<usize>, bytes: u64) -> bool {
         let live = self
             .evictable
             .iter()
@@ -205,10 +205,12 @@ impl World {
                 self.served += u64::from(is_quiet);
                 return Some(memory);
             }
-            Err(error @ AllocError::Exhausted(_)) if is_quiet && self.is_enough(pool, bytes) => {
+            Err(error @ AllocError::Exhausted(_))
+                if is_quiet && self.is_enough(Some(pool), bytes) =>
+            {
                 panic!(
                     "pool {pool}, {bytes} of {} unused bytes: {error}",
-                    self.unused(pool)
+                    self.unused(Some(pool))
                 )
             }
             Err(AllocError::Exhausted(_)) if is_quiet && self.is_virtual && !self.withholds => {
@@ -335,10 +337,10 @@ impl World {
         let came = |waiting: &&Waiting| (waiting.at, self.lines[waiting.line].pool);
         let oldest = self.waiting.iter().min_by_key(came);
         if let Some(Waiting { line, bytes, .. }) = oldest
-            && self.is_enough(self.lines[*line].pool, *bytes)
+            && self.is_enough(None, *bytes)
         {
             let pool = self.lines[*line].pool;
-            let unused = self.unused(pool);
+            let unused = self.unused(None);
             let reserved = self.pools.each_ref().map(reserved);
             panic!("pool {pool} waits for {bytes} of {unused} unused bytes: {reserved:?} reserved");
         }
