@@ -402,10 +402,10 @@ impl Supply {
         };
         let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
         let least = step.saturating_mul(1 << times.min(63));
-        let before = self.left_on_device();
-        let has_released = (self.others.spill)(self, lacking, least) > 0;
         // A pool of the driver may keep memory that is freed to it. Then it is not asked for more.
-        has_released && (times == 0 || self.left_on_device() > before)
+        let before = (times > 0).then(|| self.left_on_device());
+        let has_released = (self.others.spill)(self, lacking, least) > 0;
+        has_released && before.is_none_or(|before| self.left_on_device() > before)
     }
 
     /// Makes other pools evict memory for a request that lacks this many bytes. Says whether any did.

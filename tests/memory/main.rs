@@ -8,6 +8,7 @@
 //! | `fault_sweep` | each device call fails once |
 //! | `faults` | a device that fails by script |
 //! | `fills` | memory that is filled |
+//! | `full_device` | evictable memory beside other pools and programs that fill the device |
 //! | `grow` | blocks that grow in place |
 //! | `handoff` | memory that passes between streams while kernels are short |
 //! | `in_place` | memory that host and device share |
@@ -31,6 +32,7 @@ mod evictable;
 mod fault_sweep;
 mod faults;
 mod fills;
+mod full_device;
 mod grow;
 mod handoff;
 mod in_place;

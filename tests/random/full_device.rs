@@ -4,8 +4,8 @@
 //! The oracle is a count of bytes. Virtual memory that no pool uses and no other program holds serves any request that it
 //! is enough for, in whichever pool it lies, since all blocks are whole chunks; and so does a pool's own evictable
 //! memory. A request that does not wait fails only if they are too little together, and then evicts nothing. The oldest
-//! request that waits is served within a quiet time, also by evictable memory of other pools. Plain memory cannot be moved: it has to serve requests once
-//! no block lives.
+//! request that waits is served within a quiet time, also by evictable memory of other pools. Plain memory cannot be
+//! moved: it has to serve requests once no block lives.
 
 use crate::common::*;
 use std::time::Duration;
