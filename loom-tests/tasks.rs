@@ -3,6 +3,7 @@
 use super::*;
 use loom::future::block_on;
 use loom::thread;
+use std::future::Future;
 
 fn submit(stream: &Stream, us: u64) -> weirpool::Task<()> {
     let submitted = stream.submit((), |work: &SimStream, ()| run(work, us));
@@ -88,5 +89,70 @@ fn host_tasks_against_each_other_and_the_figures() {
         assert_eq!(block_on(last), Ok(()));
         let figures = stream.statistics();
         assert_eq!((figures.host_tasks, figures.abandoned_host_tasks), (0, 1));
+    });
+}
+
+/// A host task is awaited while another thread closes a ticket, records its event, and publishes it, with the task's
+/// own steps in between. The task waits for the event before its hold, not for one behind it.
+#[test]
+fn host_task_against_a_seal() {
+    model("host task against a seal", || {
+        let (_device, pool, [(_, stream)]) = start();
+        let block = pool.try_allocate(&stream, MIB).unwrap();
+        let sealing = {
+            let stream = stream.clone();
+            thread::spawn(move || {
+                drop(block);
+                stream.seal().unwrap();
+            })
+        };
+        let task = stream.spawn(async { 7 }).unwrap();
+        assert_eq!(block_on(task), Ok(7));
+        sealing.join().unwrap();
+        drop(stream);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A future over a point of the stream is awaited by one thread, while another one spawns a host task behind it that is
+/// awaited only afterwards. The event of the point is recorded by either thread, before the hold or behind it.
+fn future_against_a_host_task<F: Future>(name: &str, future: fn(Block, &Stream) -> F)
+where
+    F::Output: std::fmt::Debug + PartialEq<Result<(), weirpool::device::DeviceError>>,
+{
+    model(name, move || {
+        let (_device, pool, [(_, stream)]) = start();
+        let block = pool.try_allocate(&stream, MIB).unwrap();
+        let future = future(block, &stream);
+        let spawning = {
+            let stream = stream.clone();
+            thread::spawn(move || stream.spawn(async {}).unwrap())
+        };
+        assert_eq!(block_on(future), Ok(()));
+        assert_eq!(block_on(spawning.join().unwrap()), Ok(()));
+        drop(stream);
+        pool.check_conserved().unwrap();
+    });
+}
+
+#[test]
+fn deallocation_against_a_host_task() {
+    future_against_a_host_task("deallocation against a host task", |block, _| {
+        block.deallocate()
+    });
+}
+
+#[test]
+fn synchronization_against_a_host_task() {
+    future_against_a_host_task("synchronization against a host task", |_, stream| {
+        stream.synchronize()
+    });
+}
+
+#[test]
+fn submission_against_a_host_task() {
+    future_against_a_host_task("submission against a host task", |_, stream| {
+        let task = submit(stream, 0);
+        async { task.await.map_err(|error| panic!("{error}")) }
     });
 }

@@ -20,7 +20,10 @@ use shuttle::{sync as primitive, thread};
 #[cfg(not(weirpool_loom))]
 use std::thread;
 
+mod foreign;
+
 use crossbeam_utils::Backoff;
+pub(crate) use foreign::{Foreign, ForeignOption, Trash};
 pub(crate) use primitive::Arc;
 use primitive::atomic;
 pub(crate) use primitive::atomic::Ordering;

@@ -199,7 +199,8 @@ impl RawPool {
 
     fn give_out(&self, block: Block) -> u64 {
         let address = block.address().to_bits();
-        self.shard(address).lock().insert(address, block);
+        let replaced = self.shard(address).lock().insert(address, block);
+        debug_assert!(replaced.is_none(), "blocks are disjoint");
         address
     }
 

@@ -80,10 +80,13 @@ impl Maintenance {
     /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
     fn figures(&self, since: Mark) -> (Figures, LaneFigures) {
         self.return_all_kept();
+        // Outlives the lock: it may be the last owner of a stream.
+        let lanes;
         let heap = self.heap.lock();
-        let (lanes, mut sum) = {
+        let mut sum = {
             let registry = self.lanes.lock();
-            (registry.lanes.clone(), registry.retired.figures(since))
+            lanes = registry.lanes.clone();
+            registry.retired.figures(since)
         };
         lanes.iter().for_each(|lane| sum.add(&lane.figures(since)));
         (Figures::of(&heap, since), sum)

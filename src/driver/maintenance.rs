@@ -7,16 +7,21 @@
 //!
 //! No free goes unnoticed: the first free after a flush takes the slow path, which sets the alarm, and maintenance ends
 //! only when all caches are flushed.
+//!
+//! The alarm is set again only for what time alone changes. Memory that is pending comes back when a stream gets
+//! further: until then its events are watched and no alarm is set. While requests wait, the maintenance is put off, and
+//! the last one that leaves the queue resumes it. So an idle pool, or one on a device that stands still, comes to rest.
 
 use super::alarm::MaintenanceAlarm;
 use super::supply::Supply;
-use super::{Change, CoalesceHeuristic, DriverPool, Group, Trimmed, gate};
+use super::{Change, CoalesceHeuristic, DriverPool, Group, Trimmed, Watches, gate};
 use crate::device::DeviceError;
+use crate::fault::injected;
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
 use crate::lane::{Flush, Lane};
 use crate::measure::Mark;
-use crate::sync::{Arc, Ordering, SharedFlag, SharedNumber};
+use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, SharedNumber};
 use std::ops::Deref;
 use std::task::Waker;
 use std::time::Duration;
@@ -45,7 +50,23 @@ pub(crate) struct Maintenance {
     is_shrunk: SharedFlag,
     /// A caller has synchronized since the last maintenance.
     is_synchronized: SharedFlag,
+    /// The maintenance was due while requests waited.
+    is_put_off: SharedFlag,
     alarm: MaintenanceAlarm,
+    /// Watches on the streams that pending memory waits for, and the waker that they call.
+    watches: ForeignOption<Watches>,
+    progress: ForeignOption<Waker>,
+}
+
+/// What the next maintenance depends on, the nearest last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    /// Nothing: there is nothing to do.
+    Nothing,
+    /// The progress of a stream.
+    Progress,
+    /// Time.
+    Time,
 }
 
 impl Deref for Maintenance {
@@ -67,7 +88,10 @@ impl Maintenance {
             interval: settings.interval.max(SHORTEST_INTERVAL),
             is_shrunk: SharedFlag::new(false),
             is_synchronized: SharedFlag::new(false),
+            is_put_off: SharedFlag::new(false),
             alarm: MaintenanceAlarm::new(),
+            watches: ForeignOption::new(Guards::Registry, None),
+            progress: ForeignOption::new(Guards::Registry, None),
         }
     }
 
@@ -92,9 +116,18 @@ impl Maintenance {
         self.note_return();
     }
 
-    /// Sets the waker that does the maintenance when it is due; `None` ends the maintenance.
-    pub(crate) fn set_waker(&self, waker: Option<Waker>) {
-        self.alarm.set_waker(waker);
+    /// Starts the maintenance: `keeper` does it when it is due, and `progress` [notes](Self::note_progress) that a stream
+    /// has got further.
+    pub(crate) fn start_upkeep(&self, keeper: Waker, progress: Waker) {
+        self.progress.set(Some(progress));
+        self.alarm.set_waker(Some(keeper));
+    }
+
+    /// Ends the maintenance.
+    pub(crate) fn end_upkeep(&self) {
+        self.alarm.set_waker(None);
+        self.progress.set(None);
+        self.watches.set(None);
     }
 
     /// Sets the most bytes that may be held from the device, a multiple of the chunks. Free memory above it is
@@ -148,10 +181,41 @@ impl Maintenance {
         }
     }
 
+    /// Notes that a stream has got further, and that the next maintenance may find memory complete.
+    pub(crate) fn note_progress(&self) {
+        self.note_return();
+        self.note_return_under_pressure();
+    }
+
+    fn note_return_under_pressure(&self) {
+        if self.is_refused() && self.could_release_any() != Next::Nothing {
+            self.note_pressure();
+        }
+    }
+
+    /// Does the maintenance that was put off, if no request waits any more.
+    #[inline]
+    pub(crate) fn resume(&self) {
+        if self.is_put_off.load(Ordering::Relaxed) {
+            self.resume_if_none_waits();
+        }
+    }
+
+    #[cold]
+    fn resume_if_none_waits(&self) {
+        if !self.is_awaited() && self.is_put_off.swap(false, Ordering::SeqCst) {
+            self.note_progress();
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & gate::WAITING != 0
+    }
+
     /// Does the maintenance now, after a caller has waited for a stream, if the pool holds more than it is to keep: it
     /// releases all free memory above that, as CUDA's and HIP's pools do at a synchronization.
     pub(crate) fn note_synchronized(&self) {
-        let is_due = self.reserved() > self.most_kept() && self.has_more_to_release()
+        let is_due = self.reserved() > self.most_kept() && self.next_release() != Next::Nothing
             || self.driver_pool_to_trim().is_some();
         if !is_due || self.is_synchronized.swap(true, Ordering::AcqRel) {
             return;
@@ -193,28 +257,47 @@ impl Maintenance {
             // The device takes nothing back.
             return Ok(());
         }
-        let is_put_off = self.gate.load(Ordering::Relaxed) & gate::WAITING != 0;
-        let done = if is_put_off {
-            self.release_above_capacity().map(|_| true)
-        } else {
-            self.keep_up_now(free_low, is_synchronized)
-        };
-        let is_due_again = match &done {
-            Ok(may_follow) => *may_follow && self.heuristic.is_some() || self.has_more_to_release(),
-            Err(error) => !error.is_sticky(),
-        };
-        if is_due_again {
-            self.note_return();
+        // Noted before the gate is read: the last request that leaves either finds the note, or has opened the gate.
+        self.is_put_off.store(true, Ordering::SeqCst);
+        if self.is_awaited() {
+            return self.release_above_capacity().map(drop);
         }
-        if self.is_refused() && (is_put_off || self.could_release_any()) {
-            self.note_pressure();
+        self.is_put_off.store(false, Ordering::SeqCst);
+        let done = self.keep_up_now(free_low, is_synchronized);
+        let next = match &done {
+            Ok(following) => {
+                let of_heuristic = self.heuristic.as_ref().map(|_| *following);
+                let of_pressure = self.is_refused().then(|| self.could_release_any());
+                let of_all = [of_heuristic, of_pressure, Some(self.next_release())];
+                of_all.into_iter().flatten().max().unwrap_or(Next::Nothing)
+            }
+            Err(error) if error.is_sticky() => Next::Nothing,
+            Err(_) => Next::Time,
+        };
+        match next {
+            Next::Time => self.arm_once(),
+            Next::Progress => self.watch_progress(),
+            Next::Nothing => self.watches.set(None),
         }
         done.map(drop)
     }
 
-    /// Returns whether memory was pending or cached when the heuristic decided. If it comes back later, no free reports
-    /// it.
-    fn keep_up_now(&self, free_low: u64, is_synchronized: bool) -> Result<bool, DeviceError> {
+    /// Has the streams watched that memory is pending for. While none of them gets further, there is nothing to do.
+    fn watch_progress(&self) {
+        let Some(waker) = self.progress.read(|progress| progress.cloned()) else {
+            return;
+        };
+        let mut watches = self.watches.take().unwrap_or_default();
+        let has_unrecorded = self.watch_streams(&mut watches, &waker);
+        self.watches.set(Some(watches));
+        if has_unrecorded {
+            self.arm_once();
+        }
+    }
+
+    /// Returns what memory that was pending or cached when the heuristic decided waits for. If it comes back later, no
+    /// free reports it.
+    fn keep_up_now(&self, free_low: u64, is_synchronized: bool) -> Result<Next, DeviceError> {
         if is_synchronized {
             self.reclaim()?;
             if let Some((pool, threshold)) = self.driver_pool_to_trim() {
@@ -222,11 +305,10 @@ impl Maintenance {
             }
         }
         self.flush(Flush::Idle);
-        if self.reuse().opportunistic {
-            self.seal_lanes()?;
-            self.reap()?;
-        }
-        let may_follow = self.may_come_back();
+        // Whatever the flags of reuse: memory is released once its work is complete.
+        self.seal_lanes()?;
+        self.reap()?;
+        let following = self.coming_back();
         if let Some(heuristic) = &self.heuristic
             && let Some(total) = heuristic.decide(&self.statistics())
         {
@@ -248,7 +330,7 @@ impl Maintenance {
             reserved: kept,
             most: unneeded,
         })?;
-        Ok(may_follow)
+        Ok(following)
     }
 
     fn release_above_capacity(&self) -> Result<u64, DeviceError> {
@@ -261,39 +343,54 @@ impl Maintenance {
     /// Notes outside pressure: the device refused memory within the capacity, because others hold it. Memory that stays
     /// free for the interval is then given back, as with a release threshold of 0: they may need it.
     pub(super) fn note_pressure(&self) {
+        self.arm_once();
+    }
+
+    fn arm_once(&self) {
         if !self.alarm.is_set() {
             self.arm();
         }
     }
 
-    /// Returns whether the next maintenance may release more, though no free reports anything until then.
-    fn has_more_to_release(&self) -> bool {
-        let reserved = self.most_cached();
+    /// Returns when the next maintenance may release more memory above what the pool is to keep, though no free reports
+    /// anything until then.
+    fn next_release(&self) -> Next {
+        self.next_release_to(self.most_cached())
+    }
+
+    /// Returns when the next maintenance may release anything at all.
+    fn could_release_any(&self) -> Next {
+        self.next_release_to(0)
+    }
+
+    fn next_release_to(&self, reserved: u64) -> Next {
         let most = u64::MAX;
         let could_release = {
             let heap = self.heap.lock();
             if heap.totals().reserved.current <= reserved {
-                return false;
+                return Next::Nothing;
             }
             heap.could_release(Target::DownTo { reserved, most })
         };
-        could_release || self.may_come_back()
+        if could_release {
+            Next::Time
+        } else {
+            self.coming_back()
+        }
     }
 
-    /// Returns whether the next maintenance may release anything at all.
-    fn could_release_any(&self) -> bool {
-        let (reserved, most) = (0, u64::MAX);
-        let could_release = {
-            let heap = self.heap.lock();
-            heap.could_release(Target::DownTo { reserved, most })
-        };
-        could_release || self.may_come_back()
-    }
-
-    /// Returns whether memory is pending or cached.
-    fn may_come_back(&self) -> bool {
+    /// Returns what brings further memory back.
+    fn coming_back(&self) -> Next {
         let may_keep = |lane: &Arc<Lane>| lane.cache.may_keep_unnoticed();
-        self.totals().pending.current > 0 || self.active_lanes().iter().any(may_keep)
+        if self.active_lanes().iter().any(may_keep) {
+            Next::Time
+        } else if self.totals().pending.current == 0 {
+            Next::Nothing
+        } else if injected("maintenance-without-end") {
+            Next::Time
+        } else {
+            Next::Progress
+        }
     }
 
     /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as

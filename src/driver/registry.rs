@@ -4,6 +4,8 @@ use super::figures::Retired;
 use crate::heap::Fence;
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
+#[cfg(debug_assertions)]
+use crate::sync::assert_unlocked;
 use crate::sync::{Arc, plain};
 
 /// Lanes in a run at most. A change copies one run, and one reference for each other run.
@@ -12,9 +14,17 @@ const RUN: usize = 64;
 /// A run of lanes, in the order of their ids.
 type Run = plain::Arc<Vec<Arc<Lane>>>;
 
-/// The lanes of all registered streams, by id. A copy is a snapshot, and costs one count.
+/// The lanes of all registered streams, by id. A copy is a snapshot, and costs one count. It may be the last owner of a
+/// stream, so no lock is held while it is dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lanes(plain::Arc<Vec<Run>>);
+
+#[cfg(debug_assertions)]
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        assert_unlocked("a list of streams is dropped");
+    }
+}
 
 impl Lanes {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Lane>> {

@@ -4,8 +4,9 @@
 //! keep free memory of the same device spill then: they release as much as is needed, unless all of them together have
 //! too little. A pool in which requests wait spills only for a pool with an older request (see
 //! [`registry`](crate::registry)). Other processes cannot be asked, nor can they tell when they let go. While a request
-//! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
-//! asking for more would take all of it for a moment.
+//! waits and the device refuses, the device is asked again from time to time: at each search for how much it has left,
+//! and for the memory itself if it has enough, or after [`ASKED_AGAIN_AFTER`] in case it has more than it reports.
+//! (Asking for more than it has takes all of it for a moment.)
 
 #![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
@@ -13,6 +14,7 @@ use super::memory::Memory;
 use super::streams::Streams;
 use super::{Change, Group, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
+use crate::fault::injected;
 use crate::heap::{
     Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
     Target,
@@ -21,9 +23,10 @@ use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::measure::Bytes;
 use crate::policy::{Budget, Order};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use crate::trace;
 use std::ops::Deref;
+use std::time::Duration;
 
 /// The most that a device may report as free and never give. An H200 refuses 2 MiB when it reports 3.1 MiB.
 const WITHHELD: u64 = 32 << 20;
@@ -61,6 +64,10 @@ pub(super) struct Released {
     error: Option<DeviceError>,
 }
 
+/// A device that refused, and reports less than is needed, is asked again only after this time. Being asked costs a call
+/// for each chunk that it gives before it refuses.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Supply {
@@ -70,6 +77,8 @@ pub(crate) struct Supply {
     budget: Mutex<Budget>,
     /// The device refused when it was last asked for memory.
     is_refused: SharedFlag,
+    /// When it refused, on its clock, in nanoseconds.
+    refused_at: SharedNumber,
     others: OtherPools,
 }
 
@@ -91,6 +100,7 @@ impl Supply {
             memory: Memory::new(streams.device.clone(), settings),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_refused: SharedFlag::new(false),
+            refused_at: SharedNumber::new(0),
             others,
             streams,
         };
@@ -258,7 +268,9 @@ impl Supply {
             done: 0,
             lost: false,
         };
-        let (outcome, error) = match self.foresee_refusal(&mapping) {
+        let foreseen = self.foresee_refusal(&mapping);
+        let is_foreseen = foreseen.is_some();
+        let (outcome, error) = match foreseen {
             Some(error) => (nothing, Some(error)),
             None => self.memory.carry_out(&mapping),
         };
@@ -289,6 +301,10 @@ impl Supply {
             }
             return Ok(grant);
         };
+        if !is_foreseen && error.kind() == DeviceErrorKind::OutOfMemory {
+            let now = u64::try_from(self.device.now().as_nanos()).unwrap_or(u64::MAX);
+            self.refused_at.store(now, Ordering::Relaxed);
+        }
         if created > 0 && !is_wish && error.kind() == DeviceErrorKind::OutOfMemory {
             // The request cannot use the chunks that it was given before the refusal, and others may need them. No
             // waiter is notified: it would wake itself at each search.
@@ -309,11 +325,17 @@ impl Supply {
         }
     }
 
-    /// Returns the refusal of a device that refused before and has less memory left than the mapping takes. If it were
-    /// asked, it would give all that it has, and get it back, at every search of a waiter.
+    /// Returns the refusal of a device that refused less than [`ASKED_AGAIN_AFTER`] ago, and has less memory left than the
+    /// mapping takes. If it were asked, it would give all that it has, and get it back, at every search of a waiter. But
+    /// it may have more than it reports: an integrated GPU gives memory that the host's page cache fills.
     fn foresee_refusal(&self, mapping: &Mapping) -> Option<DeviceError> {
         let bytes = mapping.new_bytes();
         if bytes == 0 || !self.is_refused() {
+            return None;
+        }
+        let refused_at = Duration::from_nanos(self.refused_at.load(Ordering::Relaxed));
+        let since = self.device.now().saturating_sub(refused_at);
+        if since >= ASKED_AGAIN_AFTER && !injected("device-not-asked-again") {
             return None;
         }
         let left = self.device.memory_info(self.settings.kind).ok()?.free;

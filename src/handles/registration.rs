@@ -9,7 +9,7 @@ use crate::id::Ticket;
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Passage, Service};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, plain};
+use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedNumber, plain};
 use std::any::Any;
 
 /// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes
@@ -29,7 +29,7 @@ pub(crate) struct Registration {
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,
     /// Where the stream allocates while it is being captured.
-    route: Mutex<Option<Route>>,
+    route: ForeignOption<Route>,
 }
 
 impl Registration {
@@ -78,7 +78,7 @@ impl Registration {
             service,
             lane,
             handles: SharedNumber::new(0),
-            route: Mutex::new(Guards::Registry, None),
+            route: ForeignOption::new(Guards::Registry, None),
             presence: presence.clone(),
         });
         presence.roll.enter(&registration);
@@ -137,16 +137,14 @@ impl Registration {
     #[inline]
     pub(crate) fn route(&self) -> Option<Route> {
         match self.lane.cache.is_captured() {
-            true => self.route.lock().clone(),
+            true => self.route.read(|route| route.cloned()),
             false => None,
         }
     }
 
     /// Sets where the stream allocates while it is being captured.
     pub(crate) fn set_route(&self, route: Option<Route>) {
-        let former = std::mem::replace(&mut *self.route.lock(), route);
-        // Outside the lock: it may be the last owner of memory.
-        drop(former);
+        self.route.set(route);
     }
 
     /// Drops the references that freed blocks left.

@@ -157,8 +157,9 @@ impl Reserved {
         let driver = &self.service().driver;
         let bytes = demand.request.bytes;
         {
-            let mut state = self.state.lock();
-            driver.return_kept(&mut state);
+            let mut state = self.state.lock_with_trash();
+            let (state, trash) = state.parts();
+            driver.return_kept(state, trash);
             // Before it is drawn: its owner may free it at once.
             state.drawn += bytes;
         }
@@ -278,7 +279,9 @@ impl Reserved {
 
     /// Gives kept parts to the heap, before something else than a stream's next draw looks at the memory.
     fn return_kept(&self) {
-        self.service().driver.return_kept(&mut self.state.lock());
+        let mut state = self.state.lock_with_trash();
+        let (state, trash) = state.parts();
+        self.service().driver.return_kept(state, trash);
     }
 
     /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's

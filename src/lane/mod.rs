@@ -71,7 +71,7 @@ use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
 use crate::sync::plain::AtomicBool;
-use crate::sync::{Arc, plain};
+use crate::sync::{Arc, Foreign, plain};
 use active::Activity;
 use marker::Recorded;
 use smallvec::SmallVec;
@@ -100,7 +100,7 @@ pub(crate) struct Lane {
     /// The stream's device, if that is not the pool's.
     neighbour: Option<Arc<Neighbour>>,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
-    keep_alive: plain::Arc<dyn Any + Send + Sync>,
+    keep_alive: Option<Foreign<plain::Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Lane {
@@ -137,7 +137,7 @@ impl Lane {
             waits: Waits::default(),
             host_tasks: HostTasks::new(),
             neighbour: None,
-            keep_alive: stream.keep_alive(),
+            keep_alive: Some(Foreign::new(stream.keep_alive())),
         }
     }
 
@@ -163,7 +163,9 @@ impl Lane {
 
     /// Returns an owner that keeps the device's stream usable.
     pub(crate) fn owner(&self) -> &plain::Arc<dyn Any + Send + Sync> {
-        &self.keep_alive
+        self.keep_alive
+            .as_ref()
+            .expect("present until the lane is dropped")
     }
 
     /// Returns the stream's name, if it has one.
@@ -186,7 +188,7 @@ impl Lane {
 
     /// Returns whether only the pool still owns the device's stream.
     pub(crate) fn is_abandoned(&self, device: &dyn Device) -> bool {
-        device.is_abandoned(&self.keep_alive)
+        device.is_abandoned(self.owner())
     }
 
     pub(crate) fn fence(&self, ticket: Ticket) -> Fence {
@@ -295,8 +297,8 @@ impl Lane {
             || self.timeline.completed() >= ticket
     }
 
-    /// Returns a marker whose completion proves `ticket`, recording one if there is none yet; `None` when the ticket is
-    /// complete.
+    /// Returns the first marker whose completion proves `ticket`, recording one if there is none yet; `None` when the
+    /// ticket is complete.
     ///
     /// # Errors
     /// Returns an error if the device cannot record; on an external stream, also if no event was recorded since the
@@ -319,7 +321,13 @@ impl Lane {
             return Err(DeviceError::new("record", kind, reason));
         }
         self.cache.spacing.reset();
-        self.mark(device, events).map(Some)
+        let marker = self.mark(device, events)?;
+        if injected("marker-of-the-last-to-record") {
+            return Ok(Some(marker));
+        }
+        // Not the marker just recorded: another thread may have published an earlier one meanwhile, and then have
+        // submitted work that this record comes after.
+        Ok(self.timeline.covering(ticket))
     }
 
     /// Records an event behind all work submitted to the stream so far.
@@ -381,5 +389,14 @@ impl Lane {
             recorded: Some(recorded),
             has_erred: AtomicBool::new(false),
         })
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.keep_alive
+            .take()
+            .into_iter()
+            .for_each(Foreign::release);
     }
 }

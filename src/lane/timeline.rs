@@ -4,6 +4,12 @@
 //! [Reaping](Timeline::reap) asks the device which markers are complete, with few queries: a query takes time, and so
 //! does one that is answered with "not ready". If the stream's [pace](super::pace) says that all markers are passed,
 //! the newest event is queried first. Otherwise the oldest is, which settles that nothing is complete.
+//!
+//! Threads that seal at the same time may record and publish in another order than they closed their tickets. The list
+//! of markers is in the order of tickets *and* of publication: a marker that is published behind one of a later ticket
+//! is left out, because that one proves its ticket as well, and was recorded before anything that was submitted after
+//! its publication. So the marker that [covers](Timeline::covering) a ticket is the first one that was published for
+//! it, and no future waits for a later event than that.
 
 use super::marker::Marker;
 use super::pace::Pace;
@@ -135,19 +141,34 @@ impl Timeline {
         self.clock.lock().drop_retired(is_retired);
     }
 
-    /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so
-    /// its event covers the earlier one.
+    /// Makes a recorded marker known. Returns the marker that covers its ticket: this one, unless another thread
+    /// published a later ticket before.
     pub(crate) fn publish(&self, mut marker: Marker) -> Arc<Marker> {
+        let mut late = None;
         let (marker, on_next) = {
             let mut markers = self.markers.lock();
-            marker.expected_at = markers.pace.expect(marker.sealed_at);
-            let marker = Arc::new(marker);
-            let incomplete = &mut markers.incomplete;
-            let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
-            incomplete.insert(at, marker.clone());
-            self.note_incomplete(incomplete.len());
-            (marker, markers.on_next.take())
+            let is_left_out = !injected("marker-behind-a-later-one");
+            let published = match markers.covering(marker.ticket).cloned() {
+                Some(earlier) if is_left_out => {
+                    late = Some(marker);
+                    earlier
+                }
+                // A later ticket is complete, and so is this one: there is nothing to wait for.
+                _ if is_left_out && self.completed() >= marker.ticket => Arc::new(marker),
+                _ => {
+                    marker.expected_at = markers.pace.expect(marker.sealed_at);
+                    let marker = Arc::new(marker);
+                    let incomplete = &mut markers.incomplete;
+                    let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
+                    incomplete.insert(at, marker.clone());
+                    self.note_incomplete(incomplete.len());
+                    marker
+                }
+            };
+            (published, markers.on_next.take())
         };
+        // After the lock is released: its event is put back under another lock.
+        drop(late);
         on_next.into_iter().for_each(|(_, waker)| waker.wake());
         marker
     }
@@ -166,9 +187,15 @@ impl Timeline {
         self.markers.lock().pace.delay(until);
     }
 
-    /// Returns the first incomplete marker whose completion proves `ticket`.
+    /// Returns the first published marker whose completion proves `ticket`; `None` if there is none, or the ticket is
+    /// complete. (A marker behind it may be incomplete all the same, and stay so for as long as a host task holds the
+    /// stream.)
     pub(crate) fn covering(&self, ticket: Ticket) -> Option<Arc<Marker>> {
-        self.markers.lock().covering(ticket).cloned()
+        let markers = self.markers.lock();
+        // Under the lock: a marker leaves the list only after its ticket is complete.
+        let is_complete = self.completed() >= ticket;
+        let covering = markers.covering(ticket);
+        covering.filter(|_| !is_complete).cloned()
     }
 
     /// Returns the known facts about the point at which memory that waits for a ticket will be complete.

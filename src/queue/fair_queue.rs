@@ -117,6 +117,12 @@ impl<T> FairQueue<T> {
         result
     }
 
+    /// Takes all waiters out, in no order.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = T> {
+        let flows = std::mem::replace(self, Self::new()).flows.into_values();
+        flows.flat_map(|flow| flow.waiters.into_values())
+    }
+
     /// Returns the waiter that is served next.
     pub(super) fn head(&self) -> Option<&T> {
         let (_, sort_key, flow) = self.firsts.first()?;

@@ -61,8 +61,9 @@
 use super::waiters::Queue;
 use crate::device::{Alarm, Device};
 use crate::driver::{Change, Publish};
+use crate::fault::injected;
 use crate::sync::plain::{self, AtomicBool};
-use crate::sync::{Guards, Mutex, Ordering, SharedNumber};
+use crate::sync::{Foreign, Guards, Mutex, Ordering, SharedNumber};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::task::{Wake, Waker};
@@ -87,23 +88,19 @@ pub(crate) enum Member {
     Drain(u64),
 }
 
-#[derive(Debug)]
-struct Enlisted {
-    waker: Waker,
-    /// It was woken and has not been polled since.
-    is_notified: bool,
-}
-
-impl Enlisted {
-    fn notify(&mut self) -> Option<Waker> {
-        (!std::mem::replace(&mut self.is_notified, true)).then(|| self.waker.clone())
-    }
-}
-
 #[derive(Debug, Default)]
 struct Members {
-    enlisted: BTreeMap<Member, Enlisted>,
+    /// The waker of each; `None` if it was woken and has not been polled since.
+    enlisted: BTreeMap<Member, Option<Foreign<Waker>>>,
     next: u64,
+}
+
+impl Drop for Members {
+    /// Only forgotten ones are left.
+    fn drop(&mut self) {
+        let left = std::mem::take(&mut self.enlisted).into_values();
+        left.flatten().for_each(Foreign::release);
+    }
 }
 
 /// See the [module](self).
@@ -186,9 +183,10 @@ impl Funnel {
         let reclaimer = {
             let mut members = self.members.lock();
             let mut reclaimers = members.enlisted.range_mut(..Member::Drain(0));
-            reclaimers.find_map(|(_, reclaimer)| reclaimer.notify())
+            reclaimers.find_map(|(_, reclaimer)| reclaimer.take())
         };
-        reclaimer.into_iter().chain(waiter).for_each(wake);
+        let reclaimer = reclaimer.map(Foreign::into_inner);
+        wake_all(reclaimer.into_iter().chain(waiter));
     }
 
     /// Notifies another server in place of one that goes away, or was polled and did not serve.
@@ -255,37 +253,26 @@ impl Funnel {
 
     /// Notes that a member was polled: from now on it is woken by that waker.
     pub(super) fn enlist(&self, member: Member, waker: &Waker) {
-        let old = {
-            let mut members = self.members.lock();
-            if matches!(member, Member::Drain(_)) {
-                let _ = self.update(|state| (state & DRAINING == 0).then_some(state | DRAINING));
-            }
-            match members.enlisted.get_mut(&member) {
-                Some(known) if known.waker.will_wake(waker) => {
-                    known.is_notified = false;
-                    None
-                }
-                _ => {
-                    let enlisted = Enlisted {
-                        waker: waker.clone(),
-                        is_notified: false,
-                    };
-                    members.enlisted.insert(member, enlisted)
-                }
-            }
-        };
-        // Outside the lock: it may own a task.
-        drop(old);
+        // Cloned before the lock is taken: that calls foreign code.
+        let waker = Foreign::new(waker.clone());
+        let mut members = self.members.lock_with_trash();
+        if matches!(member, Member::Drain(_)) {
+            let _ = self.update(|state| (state & DRAINING == 0).then_some(state | DRAINING));
+        }
+        let (members, trash) = members.parts();
+        let old = members.enlisted.insert(member, Some(waker));
+        trash.add(old.flatten());
     }
 
-    /// Ends a membership. Returns the waker, if there was one.
-    pub(super) fn resign(&self, member: Member) -> Option<Waker> {
+    /// Ends a membership. Returns `None` if the member was not enlisted; otherwise its waker, unless that was called and
+    /// the member has not been polled since.
+    pub(super) fn resign(&self, member: Member) -> Option<Option<Waker>> {
         let mut members = self.members.lock();
         let left = members.enlisted.remove(&member)?;
         if members.enlisted.range(Member::Drain(0)..).next().is_none() {
             let _ = self.update(|state| (state & DRAINING != 0).then_some(state & !DRAINING));
         }
-        Some(left.waker)
+        Some(left.map(Foreign::into_inner))
     }
 
     /// Wakes the drains: a request left the queue, or memory came back.
@@ -300,7 +287,7 @@ impl Funnel {
             self.wake_drains();
         }
         let in_scopes = self.queue.scopes.wakers_for_pieces();
-        in_scopes.into_iter().for_each(wake);
+        wake_all(in_scopes);
     }
 
     /// Wakes the reclaimers: the last handle of the pool is gone.
@@ -312,9 +299,10 @@ impl Funnel {
         let wakers: Vec<_> = {
             let mut members = self.members.lock();
             let woken = members.enlisted.range_mut(first..=last);
-            woken.filter_map(|(_, member)| member.notify()).collect()
+            let woken = woken.filter_map(|(_, member)| member.take());
+            woken.map(Foreign::into_inner).collect()
         };
-        wakers.into_iter().for_each(wake);
+        wake_all(wakers);
     }
 
     /// Makes the stand-in serve by calling that waker.
@@ -349,9 +337,12 @@ impl StandInAlarm {
     }
 }
 
-/// Wakes a task. A panic of its waker is reported, and affects nothing else.
-pub(super) fn wake(waker: Waker) {
-    if plain::wake(waker) {
+/// Wakes tasks. A panic of a waker is reported, and affects nothing else.
+pub(super) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
+    if injected("wakers-after-a-panic-lost") {
+        return wakers.into_iter().for_each(Waker::wake);
+    }
+    for _ in 0..plain::wake_all(wakers) {
         trace::waker_panicked();
     }
 }
@@ -371,20 +362,16 @@ impl Publish for Funnel {
                 if is_awaited {
                     self.notify();
                 }
-                self.queue
-                    .scopes
-                    .wakers_for_pieces()
-                    .into_iter()
-                    .for_each(wake);
+                wake_all(self.queue.scopes.wakers_for_pieces());
             }
             Change::Reservation(reservation) => {
                 let in_scope = self.queue.scopes.wakers_of(reservation);
-                in_scope.into_iter().for_each(wake);
+                wake_all(in_scope);
             }
             Change::Terms => {
                 self.notify();
                 let throttled = self.queue.wakers_of_throttled(None);
-                throttled.into_iter().for_each(wake);
+                wake_all(throttled);
             }
         }
     }

@@ -9,7 +9,7 @@
 use super::Service;
 use super::demand::Wants;
 use super::waiter::Waiter;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
+use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -17,21 +17,21 @@ pub(super) struct Grower {
     /// A thread was started and has not begun to serve.
     is_coming: SharedFlag,
     /// The request that it was started for.
-    needy: Mutex<Option<Arc<Waiter>>>,
+    needy: ForeignOption<Arc<Waiter>>,
 }
 
 impl Grower {
     pub(super) fn new() -> Self {
         Self {
             is_coming: SharedFlag::new(false),
-            needy: Mutex::new(Guards::Queue, None),
+            needy: ForeignOption::new(Guards::Queue, None),
         }
     }
 
     /// Starts the thread for a waiting request, unless one is on its way. Returns whether one comes.
     #[must_use = "without a thread, the calls must be made here"]
     pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) -> bool {
-        self.note_needy(Some(waiter));
+        self.needy.set(Some(waiter));
         self.is_coming.swap(true, Ordering::AcqRel) || self.start(service)
     }
 
@@ -41,7 +41,7 @@ impl Grower {
         let started = thread.spawn(move || {
             // Before serving: a need that arises from now on gets a thread of its own.
             served.grower.is_coming.store(false, Ordering::Release);
-            let needy = served.grower.needy.lock().take();
+            let needy = served.grower.needy.take();
             let growths = served.driver.growths();
             while !Service::try_serve_fully(&served) {
                 plain::thread::yield_now();
@@ -52,16 +52,10 @@ impl Grower {
             }
         });
         if started.is_err() {
-            self.note_needy(None);
+            self.needy.set(None);
             self.is_coming.store(false, Ordering::Release);
         }
         started.is_ok()
-    }
-
-    /// Drops the request noted before outside the lock: it may hold the last reference to its stream.
-    fn note_needy(&self, waiter: Option<Arc<Waiter>>) {
-        let earlier = std::mem::replace(&mut *self.needy.lock(), waiter);
-        drop(earlier);
     }
 }
 

@@ -6,12 +6,12 @@
 //! request, and keeps nothing alive.
 
 use super::Service;
-use super::funnel::wake;
+use super::funnel::wake_all;
 use super::waiter::Waiter;
 use super::waiters::Queue;
 use crate::error::Shortfall;
 use crate::measure::Tag;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain, thread_local};
+use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain, thread_local};
 use crate::trace;
 use async_trait::async_trait;
 use std::cell::RefCell;
@@ -126,7 +126,7 @@ impl fmt::Debug for Hook {
 pub(super) struct Hooked {
     /// Whether the pool was built with a hook.
     is_set: bool,
-    hook: Mutex<Option<Hook>>,
+    hook: ForeignOption<Hook>,
     is_busy: SharedFlag,
 }
 
@@ -134,27 +134,25 @@ impl Hooked {
     pub(super) fn new(hook: Option<Hook>) -> Self {
         Self {
             is_set: hook.is_some(),
-            hook: Mutex::new(Guards::Queue, hook),
+            hook: ForeignOption::new(Guards::Queue, hook),
             is_busy: SharedFlag::new(false),
         }
     }
 
     /// Ends the hook: it is not asked any more.
     pub(super) fn end(&self) {
-        let hook = self.hook.lock().take();
-        // Outside the lock: it may own anything, blocks included.
-        drop(hook);
+        self.hook.set(None);
     }
 
     /// Returns whether a request may be offered the hook. A hook that is working is offered anew when it ends.
     fn is_free(&self) -> bool {
-        self.hook.lock().is_some() && !self.is_busy.load(Ordering::SeqCst)
+        self.hook.read(|hook| hook.is_some()) && !self.is_busy.load(Ordering::SeqCst)
     }
 
     /// Offers the hook to a request that cannot be served, and wakes its future to ask.
     pub(super) fn offer_to(&self, waiter: &Waiter) {
         if self.is_free() && waiter.hook.offer() {
-            waiter.notify().into_iter().for_each(wake);
+            wake_all(waiter.notify());
         }
     }
 
@@ -179,7 +177,7 @@ impl Hooked {
         if !waiter.hook.may_ask() || self.is_busy.swap(true, Ordering::SeqCst) {
             return None;
         }
-        let Some(hook) = self.hook.lock().clone() else {
+        let Some(hook) = self.hook.read(|hook| hook.cloned()) else {
             self.is_busy.store(false, Ordering::SeqCst);
             return None;
         };

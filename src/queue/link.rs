@@ -1,27 +1,27 @@
 //! Links to the pool that can be cut, and the wakers that hold one: the device calls them at an alarm.
 
 use super::Service;
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::sync::{Arc, ForeignOption, Guards, plain};
 use std::task::Wake;
 
 /// The service that reclaimers, the stand-in and the keeper act on, until the link is cut: a waker that the device or a
 /// dead runtime still holds must not keep the pool alive.
 #[derive(Clone, Debug)]
-pub(super) struct Link(Arc<Mutex<Option<Arc<Service>>>>);
+pub(super) struct Link(Arc<ForeignOption<Arc<Service>>>);
 
 impl Link {
     pub(super) fn new(service: &Arc<Service>) -> Self {
         let service = Some(service.clone());
-        Self(Arc::new(Mutex::new(Guards::Registry, service)))
+        Self(Arc::new(ForeignOption::new(Guards::Registry, service)))
     }
 
     pub(super) fn service(&self) -> Option<Arc<Service>> {
-        self.0.lock().clone()
+        self.0.read(|service| service.cloned())
     }
 
     /// Returns the service that the link kept alive. The caller drops it with no lock held.
     pub(super) fn cut(&self) -> Option<Arc<Service>> {
-        self.0.lock().take()
+        self.0.take()
     }
 }
 
@@ -48,6 +48,18 @@ impl Wake for Keeper {
         if thread.spawn(move || keep_up(&kept)).is_err() {
             // Late for the others that share this thread, rather than never.
             keep_up(&service);
+        }
+    }
+}
+
+/// Sets the alarm of the maintenance when a stream gets further that pending memory waits for.
+#[derive(Debug)]
+pub(super) struct Progress(pub(super) Link);
+
+impl Wake for Progress {
+    fn wake(self: plain::Arc<Self>) {
+        if let Some(service) = self.0.service() {
+            service.driver.maintenance.note_progress();
         }
     }
 }

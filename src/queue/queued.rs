@@ -5,14 +5,14 @@ use super::fair_queue::{Cost, FairQueue, Position, SortKey};
 use super::scan::Scan;
 use super::waiter::Waiter;
 use crate::id::StreamId;
-use crate::sync::Arc;
+use crate::sync::{Arc, Foreign, Trash};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Queued {
-    order: FairQueue<Arc<Waiter>>,
+    order: FairQueue<Foreign<Arc<Waiter>>>,
     pub(super) admission: Admission,
     /// When each request arrived, in the order of arrival.
     arrivals: BTreeMap<Position, Duration>,
@@ -42,13 +42,14 @@ impl Queued {
     }
 
     /// Adds a request. Returns whether it must be searched for, because searches for all others were in vain.
-    pub(super) fn join(&mut self, waiter: Arc<Waiter>, now: Duration) -> bool {
+    pub(super) fn join(&mut self, waiter: Foreign<Arc<Waiter>>, now: Duration) -> bool {
         self.admission.join(waiter.demand.request.bytes, now);
         *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
         self.arrivals.insert(sort_key.position, waiter.since);
-        self.order.join(flow, sort_key, waiter.clone());
-        self.scan.note_newcomer(&waiter)
+        let must_be_tried = self.scan.note_newcomer(&waiter);
+        self.order.join(flow, sort_key, waiter);
+        must_be_tried
     }
 
     /// Removes a request, at that cost and time if it was served. Returns whether it was here.
@@ -57,11 +58,13 @@ impl Queued {
         waiter: &Waiter,
         served: Option<Cost>,
         served_at: Option<Duration>,
+        trash: &mut Trash<Arc<Waiter>>,
     ) -> bool {
         let left = self.order.leave(waiter.flow, waiter.sort_key, served);
         if left.is_none() {
             return false;
         }
+        trash.add(left);
         self.arrivals.remove(&waiter.sort_key.position);
         if let Some(count) = self.by_stream.get_mut(&waiter.lane.id) {
             *count -= 1;
@@ -72,14 +75,20 @@ impl Queued {
         let bytes = waiter.demand.request.bytes;
         self.admission.leave(bytes, served_at);
         if self.is_empty() {
-            self.scan = Scan::default();
+            self.scan.forget(trash);
         }
         true
     }
 
+    /// Takes all requests out: the pool ends.
+    pub(super) fn take_all(&mut self, trash: &mut Trash<Arc<Waiter>>) {
+        trash.add(self.order.take_all());
+        self.scan.forget(trash);
+    }
+
     /// Returns the request that is served next.
     pub(super) fn head(&self) -> Option<&Arc<Waiter>> {
-        self.order.head()
+        self.order.head().map(|head| &**head)
     }
 
     /// Returns the first `most` requests in the order in which they are served if no further request arrives, each at
@@ -89,7 +98,8 @@ impl Queued {
         most: usize,
         cost: impl Fn(&Arc<Waiter>) -> Cost + 'a,
     ) -> impl Iterator<Item = &'a Arc<Waiter>> {
-        self.order.first(most, cost)
+        let first = self.order.first(most, move |waiter| cost(waiter));
+        first.map(|waiter| &**waiter)
     }
 
     /// Returns when the oldest request arrived.
@@ -108,7 +118,7 @@ impl Queued {
         key: SortKey,
         now: Duration,
     ) -> Option<Duration> {
-        let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
+        let bytes_of = |waiter: &Foreign<Arc<Waiter>>| waiter.demand.request.bytes;
         let (before, after) = (self.order.before(key), self.order.after(key));
         let (before, after) = (before.map(bytes_of), after.map(bytes_of));
         self.admission.expected_wait(bytes, before, after, now)
@@ -120,14 +130,15 @@ impl Queued {
         generation: u64,
         usual_alignment: u64,
         cost: impl Fn(&Arc<Waiter>) -> Cost,
+        trash: &mut Trash<Arc<Waiter>>,
     ) -> Vec<Arc<Waiter>> {
-        let others = self.order.first(usize::MAX, cost).skip(1);
-        self.scan.begin(generation, usual_alignment, others)
+        let others = self.order.first(usize::MAX, move |waiter| cost(waiter));
+        let others = others.skip(1).map(|waiter| &**waiter);
+        self.scan.begin(generation, usual_alignment, others, trash)
     }
 
-    /// Forgets the last search for every request, and returns it: it is dropped with no lock held.
-    #[must_use = "a scan may own requests, and those streams"]
-    pub(super) fn forget_scan(&mut self) -> Scan {
-        std::mem::take(&mut self.scan)
+    /// Forgets the last search for every request.
+    pub(super) fn forget_scan(&mut self, trash: &mut Trash<Arc<Waiter>>) {
+        self.scan.forget(trash);
     }
 }

@@ -10,7 +10,7 @@ use super::fair_queue::SortKey;
 use super::waiter::Waiter;
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::sync::Arc;
+use crate::sync::{Arc, Foreign};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -70,7 +70,13 @@ impl QuotaQueues {
     pub(super) fn waiters(&self, of: Option<Tag>) -> impl Iterator<Item = &Arc<Waiter>> {
         let queues = self.by_tag.iter();
         let meant = queues.filter(move |(tag, _)| of.is_none_or(|of| of == **tag));
-        meant.flat_map(|(_, queue)| queue.waiters.values())
+        meant.flat_map(|(_, queue)| queue.waiters.values().map(|waiter| &**waiter))
+    }
+
+    /// Takes all requests out: the pool ends.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Foreign<Arc<Waiter>>> {
+        let queues = std::mem::take(&mut self.by_tag).into_values();
+        queues.flat_map(|queue| queue.waiters.into_values())
     }
 
     /// Sets the limit of a tag; `None` returns it to the pool's.
@@ -97,7 +103,7 @@ impl QuotaQueues {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct QuotaQueue {
-    waiters: BTreeMap<SortKey, Arc<Waiter>>,
+    waiters: BTreeMap<SortKey, Foreign<Arc<Waiter>>>,
     admission: Admission,
     /// The tag's own limit, if it was set; the pool's otherwise.
     own_limit: Option<QueueLimit>,
@@ -119,10 +125,10 @@ impl QuotaQueue {
 
     /// Returns the request that enters the fair queue next.
     pub(super) fn first(&self) -> Option<&Arc<Waiter>> {
-        self.waiters.values().next()
+        self.waiters.values().next().map(|first| &**first)
     }
 
-    pub(super) fn join(&mut self, waiter: Arc<Waiter>, now: Duration) {
+    pub(super) fn join(&mut self, waiter: Foreign<Arc<Waiter>>, now: Duration) {
         self.admission.join(waiter.demand.request.bytes, now);
         self.waiters.insert(waiter.sort_key, waiter);
     }
@@ -132,7 +138,7 @@ impl QuotaQueue {
         &mut self,
         sort_key: SortKey,
         entered: Option<Duration>,
-    ) -> Option<Arc<Waiter>> {
+    ) -> Option<Foreign<Arc<Waiter>>> {
         let waiter = self.waiters.remove(&sort_key)?;
         self.admission.leave(waiter.demand.request.bytes, entered);
         Some(waiter)
@@ -145,7 +151,7 @@ impl QuotaQueue {
         key: SortKey,
         now: Duration,
     ) -> Option<Duration> {
-        let bytes_of = |(_, waiter): (_, &Arc<Waiter>)| waiter.demand.request.bytes;
+        let bytes_of = |(_, waiter): (_, &Foreign<Arc<Waiter>>)| waiter.demand.request.bytes;
         let before = self.waiters.range(..key).map(bytes_of);
         let after = self.waiters.range(key..).map(bytes_of);
         self.admission.expected_wait(bytes, before, after, now)

@@ -38,7 +38,7 @@ impl Spawned {
     /// Ends the reclaimer. Returns the waker that tells its task so.
     pub(super) fn dismiss(self, service: &Service) -> Option<Waker> {
         drop(self.link.cut());
-        service.funnel.resign(self.member)
+        service.funnel.resign(self.member).flatten()
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::demand::{Demand, Wants};
 use super::waiter::Waiter;
+use crate::fault::injected;
 use crate::heap::Request;
-use crate::sync::Arc;
+use crate::sync::{Arc, Foreign, Trash};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The last search for every request, which was in vain.
@@ -14,7 +15,7 @@ pub(super) struct Scan(Option<Tried>);
 struct Tried {
     generation: u64,
     /// The requests that arrived since.
-    untried: Vec<Arc<Waiter>>,
+    untried: Vec<Foreign<Arc<Waiter>>>,
 }
 
 impl Scan {
@@ -23,7 +24,7 @@ impl Scan {
         let Some(tried) = &mut self.0 else {
             return false;
         };
-        tried.untried.push(waiter.clone());
+        tried.untried.push(Foreign::new(waiter.clone()));
         true
     }
 
@@ -34,19 +35,36 @@ impl Scan {
         generation: u64,
         usual_alignment: u64,
         others: impl Iterator<Item = &'a Arc<Waiter>>,
+        trash: &mut Trash<Arc<Waiter>>,
     ) -> Vec<Arc<Waiter>> {
         let tried = Tried {
             generation,
             untried: Vec::new(),
         };
         match self.0.replace(tried) {
-            Some(last) if last.generation == generation => last.untried,
-            _ => {
+            Some(last) if last.generation == generation => {
+                let untried = last.untried.into_iter();
+                untried.map(Foreign::into_inner).collect()
+            }
+            last => {
+                // They may have left the queue, and be the last owners of their streams.
+                let left = last.into_iter().flat_map(|last| last.untried);
+                match injected("search-dropped-under-the-lock") {
+                    true => left.map(Foreign::into_inner).for_each(drop),
+                    false => trash.add(left),
+                }
                 let mut in_vain = InVain::new(usual_alignment);
                 let to_try = others.filter(|waiter| in_vain.admits(&waiter.wants, &waiter.demand));
                 to_try.cloned().collect()
             }
         }
+    }
+}
+
+impl Scan {
+    /// Forgets the last search.
+    pub(super) fn forget(&mut self, trash: &mut Trash<Arc<Waiter>>) {
+        trash.add(self.0.take().into_iter().flat_map(|last| last.untried));
     }
 }
 

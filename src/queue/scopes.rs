@@ -5,7 +5,7 @@ use super::waiter::Waiter;
 use crate::driver::gate;
 use crate::id::ReservationId;
 use crate::sync::plain::AtomicU64;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -13,7 +13,7 @@ use std::task::Waker;
 #[derive(Debug)]
 pub(super) struct Scopes {
     count: AtomicU64,
-    waiters: Mutex<BTreeMap<(ReservationId, Position), Arc<Waiter>>>,
+    waiters: Mutex<BTreeMap<(ReservationId, Position), Foreign<Arc<Waiter>>>>,
 }
 
 impl Scopes {
@@ -28,7 +28,7 @@ impl Scopes {
     pub(super) fn enter(&self, waiter: &Arc<Waiter>, gate: &SharedState) {
         if let Some(key) = key(waiter) {
             let mut waiters = self.waiters.lock();
-            waiters.insert(key, waiter.clone());
+            waiters.insert(key, Foreign::new(waiter.clone()));
             self.count.fetch_add(1, Ordering::Relaxed);
             if waiters.len() == 1 {
                 gate.fetch_or(gate::SCOPED, Ordering::SeqCst);
@@ -36,8 +36,13 @@ impl Scopes {
         }
     }
 
-    /// Removes a request that leaves the queue.
-    pub(super) fn leave(&self, waiter: &Waiter, gate: &SharedState) {
+    /// Removes a request that leaves the queue, whose lock is held.
+    pub(super) fn leave(
+        &self,
+        waiter: &Waiter,
+        gate: &SharedState,
+        trash: &mut Trash<Arc<Waiter>>,
+    ) {
         let Some(key) = key(waiter) else {
             return;
         };
@@ -49,8 +54,7 @@ impl Scopes {
                 gate.fetch_and(!gate::SCOPED, Ordering::SeqCst);
             }
         }
-        drop(waiters);
-        drop(left);
+        trash.add(left);
     }
 
     /// Returns whether no request in a scope waits.
@@ -78,6 +82,14 @@ impl Scopes {
         let waiters = self.waiters.lock();
         let expecting = waiters.values().filter(|waiter| waiter.expects_pieces());
         expecting.filter_map(|waiter| waiter.notify()).collect()
+    }
+}
+
+impl Drop for Scopes {
+    /// Only forgotten requests are left.
+    fn drop(&mut self) {
+        let left = std::mem::take(self.waiters.get_mut());
+        left.into_values().for_each(Foreign::release);
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::deadlock::Deadlock;
 use super::drain::Drains;
-use super::funnel::{Funnel, wake};
+use super::funnel::{Funnel, wake_all};
 use super::grower::Grower;
 use super::hook::Hooked;
-use super::link::{Keeper, Link, StandIn};
+use super::link::{Keeper, Link, Progress, StandIn};
 use super::reclaimer::Spawned;
 use super::serving::Pass;
 use super::spawn;
@@ -22,7 +22,7 @@ use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::fault::injected;
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
+use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
 use crate::trace;
 use std::task::Waker;
 use std::time::Duration;
@@ -38,16 +38,16 @@ pub(crate) struct Service {
     pub(super) deadlock: Deadlock,
     /// The device's watches on streams. Changed by the serving thread only: two threads that looked at different times
     /// would undo each other's watches.
-    watches: Mutex<Watches>,
+    watches: ForeignOption<Watches>,
     /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
-    next_look: Mutex<Option<(Duration, Alarm)>>,
+    next_look: ForeignOption<(Duration, Alarm)>,
     pub(super) grower: Grower,
     /// Does the maintenance, until the last handle is gone.
-    keeper: Mutex<Option<Link>>,
+    keeper: ForeignOption<Link>,
     /// Serves when no server answers, until the last handle is gone.
-    stand_in: Mutex<Option<Link>>,
+    stand_in: ForeignOption<Link>,
     /// The reclaimer that was spawned for the requests that wait now.
-    spawned: Mutex<Option<Spawned>>,
+    spawned: ForeignOption<Spawned>,
     is_orphaned: SharedFlag,
     pub(super) drains: Drains,
     pub(super) hooked: Hooked,
@@ -74,12 +74,12 @@ impl Service {
             queue,
             funnel,
             driver,
-            watches: Mutex::new(Guards::Queue, Watches::new()),
-            next_look: Mutex::new(Guards::Queue, None),
+            watches: ForeignOption::new(Guards::Queue, None),
+            next_look: ForeignOption::new(Guards::Queue, None),
             grower: Grower::new(),
-            keeper: Mutex::new(Guards::Queue, None),
-            stand_in: Mutex::new(Guards::Queue, None),
-            spawned: Mutex::new(Guards::Queue, None),
+            keeper: ForeignOption::new(Guards::Queue, None),
+            stand_in: ForeignOption::new(Guards::Queue, None),
+            spawned: ForeignOption::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
             hooked: Hooked::new(hook),
@@ -91,11 +91,12 @@ impl Service {
     pub(crate) fn start(this: &Arc<Self>) {
         let (keeper, stand_in) = (Link::new(this), Link::new(this));
         let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
-        this.driver.maintenance.set_waker(Some(waker));
-        *this.keeper.lock() = Some(keeper);
+        let progress = Waker::from(plain::Arc::new(Progress(keeper.clone())));
+        this.driver.maintenance.start_upkeep(waker, progress);
+        this.keeper.set(Some(keeper));
         let waker = Waker::from(plain::Arc::new(StandIn(stand_in.clone())));
         this.funnel.set_stand_in(Some(waker));
-        *this.stand_in.lock() = Some(stand_in);
+        this.stand_in.set(Some(stand_in));
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -153,16 +154,13 @@ impl Service {
     }
 
     fn set_next_look(&self, at: Option<Duration>) {
-        let is_set = |known: &Option<(Duration, Alarm)>| known.as_ref().map(|(at, _)| *at) == at;
-        if is_set(&self.next_look.lock()) {
+        if self.next_look.read(|known| known.map(|(at, _)| *at)) == at {
             return;
         }
-        let next = at.map(|at| {
+        self.next_look.set(at.map(|at| {
             let waker = Waker::from(self.funnel.clone());
             (at, Alarm::new(&self.driver.device, at, &waker))
-        });
-        let old = std::mem::replace(&mut *self.next_look.lock(), next);
-        drop(old);
+        }));
     }
 
     /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
@@ -174,7 +172,7 @@ impl Service {
             self.dismiss_reclaimer();
         }
         // Out of the lock: a watch may call at once.
-        let mut watches = std::mem::take(&mut *self.watches.lock());
+        let mut watches = self.watches.take().unwrap_or_default();
         if !is_awaited {
             self.driver.lease.withdraw();
         }
@@ -185,24 +183,23 @@ impl Service {
         }
         let waker = Waker::from(self.funnel.clone());
         let has_unrecorded = self.driver.watch_streams(&mut watches, &waker);
-        *self.watches.lock() = watches;
+        self.watches.set(Some(watches));
         has_unrecorded
     }
 
     fn dismiss_reclaimer(&self) {
-        let spawned = self.spawned.lock().take();
-        let waker = spawned.and_then(|spawned| spawned.dismiss(self));
-        waker.into_iter().for_each(wake);
+        let spawned = self.spawned.take();
+        wake_all(spawned.and_then(|spawned| spawned.dismiss(self)));
     }
 
     /// Spawns a reclaimer for the requests that wait, if a runtime runs here and none was spawned yet. Waiters serve as
     /// well, so nothing rests on the runtime.
     pub(super) fn ensure_reclaimer(this: &Arc<Self>) {
-        if this.spawned.lock().is_some() {
+        if this.spawned.read(|spawned| spawned.is_some()) {
             return;
         }
         if let Some(spawned) = spawn::reclaimer(this) {
-            let other = this.spawned.lock().replace(spawned);
+            let other = this.spawned.replace(Some(spawned));
             drop(other.and_then(|other| other.dismiss(this)));
         }
     }
@@ -221,6 +218,7 @@ impl Service {
         let moved = self
             .queue
             .leave(waiter, waited, self.now(), &self.driver.gate);
+        self.driver.maintenance.resume();
         if moved.has_new_first {
             self.hooked.offer_to_throttled(&self.queue);
             // The new first may be content with less.
@@ -278,7 +276,7 @@ impl Service {
             self.funnel.notify_candidate();
         }
         self.uncharge_unserved(waiter);
-        wake(waker);
+        wake_all(waker);
         if self.driver.is_draining() {
             self.funnel.wake_drains();
         }
@@ -320,7 +318,7 @@ impl Service {
         this.fail_hopeless();
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled(None);
-        throttled.into_iter().for_each(wake);
+        wake_all(throttled);
     }
 
     /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
@@ -332,7 +330,7 @@ impl Service {
         this.relieve(tag);
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled(Some(tag));
-        throttled.into_iter().for_each(wake);
+        wake_all(throttled);
     }
 
     /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
@@ -511,10 +509,10 @@ impl Service {
         self.funnel.wake_reclaimers();
         // Only forgotten requests can still wait.
         self.dismiss_reclaimer();
-        self.driver.maintenance.set_waker(None);
-        let keeper = self.keeper.lock().take();
+        self.driver.maintenance.end_upkeep();
+        let keeper = self.keeper.take();
         self.funnel.set_stand_in(None);
-        let stand_in = self.stand_in.lock().take();
+        let stand_in = self.stand_in.take();
         let tenant = self.tenancy.take_link();
         for link in keeper.into_iter().chain(stand_in).chain(tenant) {
             drop(link.cut());

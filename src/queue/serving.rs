@@ -9,7 +9,7 @@
 
 use super::Service;
 use super::demand::Wants;
-use super::funnel::wake;
+use super::funnel::wake_all;
 use super::waiter::{Unclaimed, Waiter};
 use crate::driver::{Effort, Mode, Refusal, wait_allowed_at};
 use crate::error::AllocError;
@@ -200,13 +200,13 @@ impl<'a> Pass<'a> {
         let waited = service.now().saturating_sub(waiter.since);
         service.end_deadlock();
         if injected("woken-before-granted") {
-            waiter.notify().into_iter().for_each(wake);
+            wake_all(waiter.notify());
         }
         match waiter.grant(found) {
             Ok(waker) => {
                 let _ = service.leave(waiter, Some(waited));
                 if !injected("woken-before-granted") {
-                    wake(waker);
+                    wake_all(waker);
                 }
                 Served::Granted
             }

@@ -15,7 +15,7 @@ use super::Service;
 use super::funnel::Member;
 use super::link::Link;
 use crate::driver::{LeaseBounds, Lender};
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::sync::{Arc, ForeignOption, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
 /// What a pool holds after a lease was applied, in bytes.
@@ -33,19 +33,19 @@ pub(crate) struct Holding {
 pub(super) struct Tenancy {
     /// Looks again when memory comes back, while a recall is binding.
     member: Mutex<Option<Member>>,
-    link: Mutex<Option<Link>>,
+    link: ForeignOption<Link>,
 }
 
 impl Tenancy {
     pub(super) fn new() -> Self {
         Self {
             member: Mutex::new(Guards::Queue, None),
-            link: Mutex::new(Guards::Queue, None),
+            link: ForeignOption::new(Guards::Queue, None),
         }
     }
 
     pub(super) fn take_link(&self) -> Option<Link> {
-        self.link.lock().take()
+        self.link.take()
     }
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Tenant {
 impl Tenant {
     pub(crate) fn new(service: &Arc<Service>, lender: plain::Arc<dyn Lender>) -> Self {
         let link = Link::new(service);
-        *service.tenancy.link.lock() = Some(link.clone());
+        service.tenancy.link.set(Some(link.clone()));
         let waker = Waker::from(plain::Arc::new(LookAgain(lender)));
         Self { link, waker }
     }

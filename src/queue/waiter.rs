@@ -22,7 +22,7 @@ use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::WaitOutcome;
 use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag, SharedState};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
@@ -83,9 +83,8 @@ pub(super) struct Origin {
 #[derive(Debug)]
 enum State {
     Waiting {
-        waker: Waker,
-        /// The waiter was woken to look again and has not been polled since.
-        is_notified: bool,
+        /// `None` if the waiter was woken to look again and has not been polled since.
+        waker: Option<Foreign<Waker>>,
     },
     /// The memory belongs to the future, which frees it if it does not take it.
     Granted(Allocations),
@@ -99,8 +98,7 @@ const NEVER: u64 = u64::MAX;
 impl Waiter {
     pub(super) fn new(origin: Origin, waker: Waker) -> Self {
         let state = State::Waiting {
-            waker,
-            is_notified: false,
+            waker: Some(Foreign::new(waker)),
         };
         Self {
             sort_key: origin.sort_key,
@@ -125,17 +123,18 @@ impl Waiter {
         }
     }
 
-    /// Gives the waiter its memory. Returns the waker to call.
+    /// Gives the waiter its memory. Returns the waker to call, unless it was called before and the waiter has not been
+    /// polled since.
     ///
     /// # Errors
     /// Returns the memory if the waiter is gone.
-    pub(super) fn grant(&self, found: Unclaimed) -> Result<Waker, Unclaimed> {
+    pub(super) fn grant(&self, found: Unclaimed) -> Result<Option<Waker>, Unclaimed> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker, .. } => {
+            State::Waiting { waker } => {
                 *state = State::Granted(found.claim());
                 self.is_served.store(true, Ordering::Release);
-                Ok(waker)
+                Ok(waker.map(Foreign::into_inner))
             }
             other => {
                 *state = other;
@@ -144,15 +143,16 @@ impl Waiter {
         }
     }
 
-    /// Fails the waiter, if it still waits. Returns the waker to call.
-    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
+    /// Fails the waiter, if it still waits. Returns the waker to call, as [`grant`](Self::grant) does; `None` if it does
+    /// not wait.
+    pub(super) fn fail(&self, error: AllocError) -> Option<Option<Waker>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker, .. } => {
+            State::Waiting { waker } => {
                 // Before the lock is released: a task that hears of the failure finds it counted by its outcome.
                 self.note_unserved(outcome_of(&error));
                 *state = State::Failed(error);
-                Some(waker)
+                Some(waker.map(Foreign::into_inner))
             }
             other => {
                 *state = other;
@@ -174,24 +174,25 @@ impl Waiter {
 
     /// Returns the outcome, if there is one. Otherwise registers `waker` as the one to call: the waiter was polled.
     pub(super) fn take(&self, waker: &Waker) -> Option<Result<Allocations, AllocError>> {
-        let mut state = self.state.lock();
-        match &mut *state {
-            State::Waiting {
-                waker: last,
-                is_notified,
-            } => {
-                *is_notified = false;
-                let old = (!last.will_wake(waker)).then(|| std::mem::replace(last, waker.clone()));
-                drop(state);
-                // Outside the lock: it may own a task.
-                drop(old);
-                None
-            }
-            _ => match std::mem::replace(&mut *state, State::Gone) {
-                State::Granted(found) => Some(Ok(found)),
-                State::Failed(error) => Some(Err(error)),
-                State::Waiting { .. } | State::Gone => None,
-            },
+        let is_known =
+            |last: &Option<Foreign<Waker>>| last.as_ref().is_some_and(|last| last.will_wake(waker));
+        match &*self.state.lock() {
+            State::Waiting { waker: last } if is_known(last) => return None,
+            _ => {}
+        }
+        // With no lock held: that calls foreign code. The waiter may be served meanwhile.
+        let waker = Foreign::new(waker.clone());
+        let mut state = self.state.lock_with_trash();
+        let (state, trash) = state.parts();
+        if let State::Waiting { waker: last } = state {
+            trash.add(last.replace(waker));
+            return None;
+        }
+        trash.add([waker]);
+        match std::mem::replace(state, State::Gone) {
+            State::Granted(found) => Some(Ok(found)),
+            State::Failed(error) => Some(Err(error)),
+            State::Waiting { .. } | State::Gone => None,
         }
     }
 
@@ -200,7 +201,11 @@ impl Waiter {
         let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
         match last {
             State::Granted(found) => Some(found),
-            _ => None,
+            State::Waiting { waker } => {
+                waker.into_iter().for_each(Foreign::release);
+                None
+            }
+            State::Failed(_) | State::Gone => None,
         }
     }
 
@@ -209,9 +214,7 @@ impl Waiter {
     /// itself, without end or recursion.
     pub(super) fn notify(&self) -> Option<Waker> {
         match &mut *self.state.lock() {
-            State::Waiting { waker, is_notified } => {
-                (!std::mem::replace(is_notified, true)).then(|| waker.clone())
-            }
+            State::Waiting { waker } => waker.take().map(Foreign::into_inner),
             _ => None,
         }
     }
@@ -351,6 +354,16 @@ impl Drop for Unclaimed {
         if !allocations.is_empty() {
             self.service.driver.give_all_back(&self.lane, allocations);
         }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let waker = match self.state.get_mut() {
+            State::Waiting { waker } => waker.take(),
+            _ => None,
+        };
+        waker.into_iter().for_each(Foreign::release);
     }
 }
 

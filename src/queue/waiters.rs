@@ -23,7 +23,7 @@ use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
 use crate::sync::plain;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
 use smallvec::SmallVec;
 use std::num::NonZeroU32;
 use std::panic::Location;
@@ -182,6 +182,8 @@ impl Queue {
         rules: &Rules,
         gate: &SharedState,
     ) -> Result<Joined, Refused> {
+        // With no lock held: that calls foreign code.
+        let waker = newcomer.waker.clone();
         let mut standing = self.standing.lock();
         let (demand, now) = (newcomer.demand, newcomer.since);
         let bytes = demand.request.bytes;
@@ -218,17 +220,20 @@ impl Queue {
             is_throttled: over.is_some(),
         };
         standing.next += 1;
-        let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
+        let waiter = Arc::new(Waiter::new(origin, waker));
         self.counted_for(&waiter).for_each(Waits::begin);
         self.scopes.enter(&waiter, gate);
         let moved = match over {
             Some(tag) => {
-                standing.quotas.of(tag).join(waiter.clone(), now);
+                standing
+                    .quotas
+                    .of(tag)
+                    .join(Foreign::new(waiter.clone()), now);
                 // It may be first, and small enough for the limit.
                 self.admit_from(&mut standing, tag, now, gate)
             }
             None => Moved {
-                has_candidate: self.enqueue(&mut standing, waiter.clone(), now, gate),
+                has_candidate: self.enqueue(&mut standing, Foreign::new(waiter.clone()), now, gate),
                 has_new_first: false,
             },
         };
@@ -240,7 +245,7 @@ impl Queue {
     fn enqueue(
         &self,
         standing: &mut Standing,
-        waiter: Arc<Waiter>,
+        waiter: Foreign<Arc<Waiter>>,
         now: Duration,
         gate: &SharedState,
     ) -> bool {
@@ -251,7 +256,8 @@ impl Queue {
         if standing.queued.is_empty() {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
-        standing.queued.join(waiter.clone(), now) || self.is_looked_at(standing, &waiter)
+        let sort_key = waiter.sort_key;
+        standing.queued.join(waiter, now) || self.is_looked_at(standing, sort_key)
     }
 
     /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
@@ -263,12 +269,13 @@ impl Queue {
         gate: &SharedState,
     ) -> Moved {
         let bytes = waiter.demand.request.bytes;
-        let mut standing = self.standing.lock();
+        let mut standing = self.standing.lock_with_trash();
+        let (standing, trash) = standing.parts();
         let served = waited.map(|_| self.cost_of(waiter));
         // The server goes on with the next request by itself.
-        let has_candidate = served.is_none() && self.is_looked_at(&standing, waiter);
+        let has_candidate = served.is_none() && self.is_looked_at(standing, waiter.sort_key);
         let served_at = waited.map(|_| now);
-        let moved = if standing.queued.leave(waiter, served, served_at) {
+        let moved = if standing.queued.leave(waiter, served, served_at, trash) {
             if let Some(tag) = waiter.demand.tag {
                 self.accounts.of(tag).end_promise(bytes);
             }
@@ -289,14 +296,16 @@ impl Queue {
             let was_first = quota_queue
                 .first()
                 .is_some_and(|first| first.sort_key == waiter.sort_key);
-            if quota_queue.leave(waiter.sort_key, None).is_none() {
+            let left = quota_queue.leave(waiter.sort_key, None);
+            if left.is_none() {
                 return Moved::default();
             }
-            let mut moved = self.admit_from(&mut standing, tag, now, gate);
+            trash.add(left);
+            let mut moved = self.admit_from(standing, tag, now, gate);
             moved.has_new_first |= was_first;
             moved
         };
-        self.scopes.leave(waiter, gate);
+        self.scopes.leave(waiter, gate, trash);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
         let waited = waited.unwrap_or_default();
@@ -306,8 +315,8 @@ impl Queue {
     }
 
     /// Returns whether memory is searched for a request: it is the head, or one of those that may overtake the head.
-    fn is_looked_at(&self, standing: &Standing, waiter: &Waiter) -> bool {
-        let is_it = |other: &Arc<Waiter>| other.sort_key == waiter.sort_key;
+    fn is_looked_at(&self, standing: &Standing, sort_key: SortKey) -> bool {
+        let is_it = |other: &Arc<Waiter>| other.sort_key == sort_key;
         if self.looked_at == 1 {
             return standing.queued.head().is_some_and(is_it);
         }
@@ -419,17 +428,19 @@ impl Queue {
 
     /// Returns the requests to search for in a deadlock, apart from the head; see [`scan`](super::scan).
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
-        let mut standing = self.standing.lock();
+        let mut standing = self.standing.lock_with_trash();
+        let (standing, trash) = standing.parts();
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
         standing
             .queued
-            .begin_scan(generation, usual_alignment, cost)
+            .begin_scan(generation, usual_alignment, cost, trash)
     }
 
     /// Forgets the last search for every request: something moved.
     pub(super) fn forget_scan(&self) {
-        let scan = self.standing.lock().queued.forget_scan();
-        drop(scan);
+        let mut standing = self.standing.lock_with_trash();
+        let (standing, trash) = standing.parts();
+        standing.queued.forget_scan(trash);
     }
 
     /// Returns when the oldest waiting request arrived, on the device's clock.
@@ -560,6 +571,16 @@ impl Queue {
         // Under the lock: no request joins or leaves meanwhile.
         let _standing = self.standing.lock();
         self.waits.waiting()
+    }
+}
+
+impl Drop for Queue {
+    /// Only forgotten requests are left.
+    fn drop(&mut self) {
+        let mut trash = Trash::new();
+        let standing = self.standing.get_mut();
+        standing.queued.take_all(&mut trash);
+        trash.add(standing.quotas.take_all());
     }
 }
 

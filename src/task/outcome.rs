@@ -2,7 +2,7 @@
 
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::error::TaskError;
-use crate::sync::{Arc, Guards, Mutex};
+use crate::sync::{Arc, ForeignOption, Guards};
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 type Panic = Box<dyn Any + Send>;
 
 /// See the [module](self). Clones are the same outcome.
-pub(super) struct Outcome<T>(Arc<Mutex<Option<Result<T, Panic>>>>);
+pub(super) struct Outcome<T>(Arc<ForeignOption<Result<T, Panic>>>);
 
 impl<T> Clone for Outcome<T> {
     fn clone(&self) -> Self {
@@ -20,13 +20,13 @@ impl<T> Clone for Outcome<T> {
 
 impl<T> Outcome<T> {
     pub(super) fn unknown() -> Self {
-        Self(Arc::new(Mutex::new(Guards::Outcome, None)))
+        Self(Arc::new(ForeignOption::new(Guards::Outcome, None)))
     }
 
     /// Calls the function, and keeps its value or its panic. Never panics.
     pub(super) fn set_by(self, function: impl FnOnce() -> T) {
         let outcome = catch_unwind(AssertUnwindSafe(function));
-        *self.0.lock() = Some(outcome);
+        self.0.set(Some(outcome));
         // If the task is detached, the value is dropped here. Its drop is the user's code as well.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
     }
@@ -36,7 +36,7 @@ impl<T> Outcome<T> {
     /// # Errors
     /// Returns the panic, or an error if the device passed the function without calling it.
     pub(super) fn take(&self) -> Result<T, TaskError> {
-        let outcome = self.0.lock().take();
+        let outcome = self.0.take();
         match outcome {
             Some(Ok(value)) => Ok(value),
             Some(Err(panic)) => Err(TaskError::Panicked {

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use std::task::Poll;
+use std::time::Duration;
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice, SimStream};
 use weirpool::device::{DeviceErrorKind, MemoryInfo};
 use weirpool::testing::Invariants;
@@ -512,5 +513,29 @@ fn memory_that_stays_free_is_given_back_after_a_refusal() {
         assert_eq!(reserved(&pool), left * MIB);
         drop((others, kept, waiting));
         pool.check_conserved().unwrap();
+    }
+}
+
+/// An integrated GPU gives memory that the host's page cache fills, and does not report it as free. After one refusal it
+/// is asked again, however little it reports.
+#[test]
+fn device_that_reports_less_than_it_can_give_is_asked_again() {
+    for virtual_memory in [true, false] {
+        let device = SimDevice::builder()
+            .memory(32 * MIB)
+            .unreported_memory(20 * MIB)
+            .virtual_memory(virtual_memory)
+            .build();
+        let pool = pool(&device, 64 * MIB);
+        let stream = pool.create_stream().unwrap();
+        let others = device.occupy(30 * MIB);
+        assert!(pool.try_allocate(&stream, 8 * MIB).is_err());
+        drop(others);
+        let calls = || device.counters().calls(Call::Create);
+        let before = calls();
+        let request = pool.allocate(&stream, 16 * MIB);
+        let block = device.block_on(request.timeout(Duration::from_secs(1)));
+        assert!(block.is_ok(), "12 MiB are reported: {block:?}");
+        assert!(calls() - before <= 16, "it was not asked at each search");
     }
 }

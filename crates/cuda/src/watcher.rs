@@ -16,7 +16,7 @@ use cudarc::driver::sys::{CUevent, CUresult, cuEventQuery};
 use std::collections::{BTreeMap, HashMap};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, thread, wake};
+use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, thread, wake_all};
 use weirpool_device::{AlarmId, RawEvent, WatchId};
 
 /// The shortest pause between two queries.
@@ -158,10 +158,15 @@ impl Watcher {
         let wakers: Vec<_> = {
             let mut state = self.0.state.lock();
             state.has_thread = false;
-            let watches = state.watches.values().map(|watched| &watched.waker);
-            watches.chain(state.alarms.values()).cloned().collect()
+            // Taken out, not cloned: a clone would call foreign code under the lock.
+            let watches = std::mem::take(&mut state.watches).into_values();
+            let watches = watches.map(|watched| watched.waker);
+            let alarms = std::mem::take(&mut state.alarms).into_values();
+            state.note_going();
+            watches.chain(alarms).collect()
         };
-        wakers.into_iter().for_each(call);
+        // A panic in one does not end the thread, because other tasks rely on it.
+        wake_all(wakers);
     }
 }
 
@@ -239,7 +244,7 @@ impl Shared {
                 state = self.pause(state);
             } else {
                 drop(state);
-                wakers.into_iter().for_each(call);
+                wake_all(wakers);
                 state = self.state.lock();
             }
         }
@@ -328,11 +333,6 @@ fn is_under_way(event: RawEvent) -> bool {
     // `unwatch` has not returned yet.
     let answer = unsafe { cuEventQuery(event.0 as CUevent) };
     answer == CUresult::CUDA_ERROR_NOT_READY
-}
-
-/// Calls a waker. A panic in it does not end the thread, because other tasks rely on it.
-fn call(waker: Waker) {
-    wake(waker);
 }
 
 fn spend(pause: Duration) {

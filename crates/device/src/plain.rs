@@ -13,9 +13,25 @@ use std::task::Waker;
 /// Calls a waker. One that panics affects neither the wakers that are called next nor the caller, which may be the
 /// `drop` of a block. Returns whether it panicked.
 pub fn wake(waker: Waker) -> bool {
+    let has_panicked = catch(|| waker.wake());
+    // Last: the waker is called whatever this check finds.
     crate::assert_unlocked("a waker is called");
-    let outcome = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-    // Dropping the panic's payload is the user's code as well.
+    has_panicked
+}
+
+/// Calls wakers, every one of them, whatever the others do. Returns how many panicked.
+pub fn wake_all(wakers: impl IntoIterator<Item = Waker>) -> usize {
+    let wakers = wakers.into_iter();
+    let panicked = wakers.filter_map(|waker| catch(|| waker.wake()).then_some(()));
+    let panicked = panicked.count();
+    crate::assert_unlocked("wakers are called");
+    panicked
+}
+
+/// Calls foreign code: a waker, or a destructor. Returns whether it panicked.
+pub fn catch(foreign: impl FnOnce()) -> bool {
+    let outcome = catch_unwind(AssertUnwindSafe(foreign));
+    // Dropping the panic's payload is foreign code as well.
     outcome.map_err(std::mem::forget).is_err()
 }
 

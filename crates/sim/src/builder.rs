@@ -81,6 +81,7 @@ pub enum Checker {
 pub(super) struct Settings {
     pub(super) memory: u64,
     pub(super) withheld: u64,
+    pub(super) unreported: u64,
     pub(super) host_memory: u64,
     pub(super) memory_kinds: MemoryKinds,
     pub(super) backing: Backing,
@@ -104,6 +105,7 @@ impl Default for Settings {
             memory: 8 << 30,
             // Tests of limits want round numbers.
             withheld: 0,
+            unreported: 0,
             // A host usually has more memory than its device.
             host_memory: 64 << 30,
             memory_kinds: MemoryKinds::ALL,
@@ -157,6 +159,13 @@ impl SimBuilder {
     /// MiB when it reports 3.1 MiB. Default: 0.
     pub fn withheld_memory(mut self, bytes: u64) -> Self {
         self.settings.withheld = bytes;
+        self
+    }
+
+    /// Sets how much of the memory the device can give and does not report as free, in bytes, as an integrated GPU whose
+    /// memory the host's page cache fills. Default: 0.
+    pub fn unreported_memory(mut self, bytes: u64) -> Self {
+        self.settings.unreported = bytes;
         self
     }
 

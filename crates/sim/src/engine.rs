@@ -14,7 +14,9 @@ use super::state::{Panic, State};
 use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal, sleep_precisely};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, thread};
+use weirpool_device::plain::{
+    Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, catch, thread, wake_all,
+};
 use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, Explain};
 
 /// The pools that explain what their requests wait for.
@@ -154,15 +156,19 @@ impl Engine {
         let released = std::mem::take(&mut state.schedule.released);
         let action = state.ticker_action(self.settings.clock);
         drop(state);
-        drop((debris, released));
         match action {
             Some(Action::Notify) => self.notifier.notify(),
             Some(Action::Start) => self.start_ticker(),
             None => {}
         }
         let is_any = !woken.is_empty();
-        for waker in woken {
-            weirpool_device::plain::wake(waker);
+        wake_all(woken);
+        // Last, and each for itself: a panic of a user's destructor loses no wake-up.
+        for item in debris {
+            catch(|| drop(item));
+        }
+        for held in released {
+            catch(|| drop(held));
         }
         is_any
     }

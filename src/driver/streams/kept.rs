@@ -10,12 +10,12 @@
 //!
 //! The lock order is the reservation's state, heap, registry, lane.
 
-use super::Streams;
+use super::{Lanes, Streams};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Request};
 use crate::id::{ReservationId, StreamId};
 use crate::lane::{CachedBlock, Lane};
-use crate::sync::{Arc, Guards, Mutex};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Trash};
 use std::any::Any;
 use std::collections::BTreeMap;
 
@@ -117,11 +117,12 @@ impl Streams {
     }
 
     /// Gives the blocks that a reservation keeps to the heap. They stay in the reservation.
-    pub(crate) fn return_kept(&self, state: &mut ReservationState) {
+    pub(crate) fn return_kept(&self, state: &mut ReservationState, trash: &mut Trash<Lanes>) {
         if state.kept.is_empty() {
             return;
         }
-        let lanes = self.lanes();
+        // The last owner of a stream's owner, perhaps.
+        let lanes = Foreign::new(self.lanes());
         let mut heap = self.heap.lock();
         for Kept { stream, block, .. } in &state.kept {
             heap.free(block.id, Fences::one(*stream, block.ticket));
@@ -141,13 +142,15 @@ impl Streams {
                 lane.cache.note_kept_returned();
             }
         }
+        trash.add([lanes]);
     }
 
     /// Gives the blocks that a reservation keeps to the heap, and has it keep none from now on: its handle is gone.
     pub(crate) fn end_keeping(&self, reservation: ReservationId, state: &Mutex<ReservationState>) {
-        let mut locked = state.lock();
+        let mut locked = state.lock_with_trash();
+        let (locked, trash) = locked.parts();
         locked.is_over = true;
-        self.return_kept(&mut locked);
+        self.return_kept(locked, trash);
         if locked.is_listed {
             self.keeping.0.lock().remove(&reservation);
         }
@@ -157,7 +160,9 @@ impl Streams {
     pub(crate) fn return_all_kept(&self) {
         let states: Vec<_> = self.keeping.0.lock().values().cloned().collect();
         for state in states {
-            self.return_kept(&mut state.lock());
+            let mut locked = state.lock_with_trash();
+            let (state, trash) = locked.parts();
+            self.return_kept(state, trash);
         }
     }
 }

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `coalescing` | free memory becomes one piece |
 //! | `releasing` | memory above the threshold goes back |
+//! | `resting` | an idle pool comes to rest |
 
 mod coalescing;
 mod releasing;
+mod resting;
 
 use crate::common::*;
 use weirpool::device::sim::{Call, Clock, SimDevice};

@@ -8,11 +8,13 @@
 //! | `hooked` | the device |
 //! | `memory_calls` | actions of other threads while memory is taken from the device, or released |
 //! | `fences` | tickets, their records and queries |
+//! | `foreign` | destructors and wakers that ask the pool for everything |
 //! | `waiters` | waiters, beside others that are dropped, forgotten or never polled |
 //! | `bounds` | bounds of events and of memory |
 
 mod bounds;
 mod fences;
+mod foreign;
 mod hooked;
 mod memory_calls;
 mod waiters;

@@ -6,6 +6,8 @@ pub(crate) struct Budget {
     total: u64,
     /// Bytes that are reported as free and never given.
     withheld: u64,
+    /// Bytes that are given and not reported as free.
+    unreported: u64,
     in_use: u64,
     /// Bytes that another program has taken.
     occupied: u64,
@@ -13,10 +15,11 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn new(total: u64, withheld: u64) -> Self {
+    pub(super) fn new(total: u64, withheld: u64, unreported: u64) -> Self {
         Self {
             total,
             withheld: withheld.min(total),
+            unreported,
             in_use: 0,
             occupied: 0,
             peak: 0,
@@ -34,11 +37,15 @@ impl Budget {
 
     /// Returns the bytes that can be taken.
     pub(crate) fn available(&self) -> u64 {
-        self.reported() - self.withheld
+        self.untaken() - self.withheld
     }
 
     /// Returns the bytes that are reported as free.
     pub(crate) fn reported(&self) -> u64 {
+        self.untaken().saturating_sub(self.unreported)
+    }
+
+    fn untaken(&self) -> u64 {
         self.total - self.in_use - self.occupied
     }
 

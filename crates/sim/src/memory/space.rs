@@ -98,7 +98,7 @@ impl Space {
         let part = |number: u32| {
             let base = ((first + u64::from(number)) % DEVICES + 1) * ADDRESSES;
             Part {
-                budget: Budget::new(settings.memory, settings.withheld),
+                budget: Budget::new(settings.memory, settings.withheld, settings.unreported),
                 base,
                 cursor: base,
                 plain_users: BTreeMap::new(),
@@ -106,7 +106,7 @@ impl Space {
         };
         Self {
             parts: (0..devices).map(part).collect(),
-            host: Budget::new(settings.host_memory, 0),
+            host: Budget::new(settings.host_memory, 0, 0),
             backing: settings.backing,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
