@@ -7,6 +7,7 @@
 mod captures;
 mod external;
 mod figures;
+mod foreign;
 mod grants;
 mod handles;
 mod leases;

@@ -116,7 +116,7 @@ fn host_task_against_a_seal() {
 
 /// A future over a point of the stream is awaited by one thread, while another one spawns a host task behind it that is
 /// awaited only afterwards. The event of the point is recorded by either thread, before the hold or behind it.
-fn future_against_a_host_task<F: Future>(name: &str, future: fn(Block, &Stream) -> F)
+fn future_against_a_host_task<F: Future + 'static>(name: &str, future: fn(Block, &Stream) -> F)
 where
     F::Output: std::fmt::Debug + PartialEq<Result<(), weirpool::device::DeviceError>>,
 {

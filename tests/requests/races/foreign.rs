@@ -335,3 +335,25 @@ fn act(device: &SimDevice, pool: &Pool, asked: &Asked, random: &mut fastrand::Rn
     // The payload is a message.
     drop(outcome);
 }
+
+/// The pool wakes several tasks at once when it is closed, and the device when a point is passed.
+#[test]
+fn waker_that_panics_loses_no_other_wake_up() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, stream) = stream(&device, &pool);
+    pool.tag(tag()).set_limit(Some(MIB));
+    let held = pool.allocate(&stream, MIB).tag(tag()).try_now().unwrap();
+    let request = || pool.allocate(&stream, MIB).tag(tag());
+    let mut throttled = vec![Woken::panicking(request())];
+    throttled.extend((0..3).map(|_| Woken::new(request())));
+    run(&work, us(10));
+    let passed = || stream.event().unwrap().into_future();
+    let mut passing = vec![Woken::panicking(passed())];
+    passing.extend((0..3).map(|_| Woken::new(passed())));
+    device.advance(us(10));
+    assert!(passing.iter().all(Woken::is_woken), "by the device");
+    pool.close();
+    assert!(throttled.iter().all(Woken::is_woken), "by the pool");
+    drop(held);
+}
