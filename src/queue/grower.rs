@@ -16,7 +16,6 @@ use super::waiter::Waiter;
 use crate::sync::plain::{AtomicBool, Condvar, thread};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How long the thread looks for the next growth before it sleeps: a sleeping thread runs tens of microseconds late.
@@ -168,7 +167,7 @@ impl Desk {
                 return None;
             }
             let slept = self.news.wait_timeout(posted, left);
-            posted = slept.unwrap_or_else(PoisonError::into_inner).0;
+            posted = slept.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
 
