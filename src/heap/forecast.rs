@@ -34,6 +34,13 @@ pub(crate) struct Taker {
     pub(crate) tail: Duration,
 }
 
+impl Taker {
+    /// Returns whether its submitted work is complete, as far as the pool knows.
+    pub(crate) fn is_idle(self) -> bool {
+        self.tail <= self.now
+    }
+}
+
 /// Expected times are means: of two streams with the same backlog, each is later than the other half of the time. So a
 /// point that is late by up to a fourth still counts as in time.
 pub(crate) const TOLERANCE: u32 = 4;

@@ -76,8 +76,9 @@ pub enum Order {
     serde(rename_all = "snake_case")
 )]
 pub enum WaitLimit {
-    /// Wait only for memory that is expected before the stream's own work ends, so that the stream hardly ever
-    /// stalls. The expectation comes from how long each stream's events took so far.
+    /// Wait only for memory that is expected before the stream's own work ends, or at most 32 µs later, so that the
+    /// stream hardly ever stalls. A task that waits on the host instead submits its work about as late. The expectation
+    /// comes from how long each stream's events took so far.
     #[default]
     Tail,
     /// Wait for any pending memory, as CUDA's and HIP's pools do. Among blocks of equal size, the pool takes the one
@@ -321,24 +322,36 @@ impl WaitLimit {
             (Self::Unlimited, _) => true,
             (Self::Tail, None) => false,
             (Self::Tail, Some(sealed_at)) => {
-                let ahead = taker.tail.saturating_sub(taker.now);
-                let expected = (sealed_at + donor.latency).saturating_sub(taker.now);
-                let is_in_time = !ahead.is_zero() && expected <= ahead + ahead / TOLERANCE;
-                is_in_time && taker.now < donor.overdue_at(taker.now)
+                let at = sealed_at + donor.latency;
+                let is_in_time = at <= latest(taker);
+                // Nothing tells how long a point that is late will take.
+                let is_late = taker.is_idle() && at + BRIEF < taker.now;
+                is_in_time && !is_late && taker.now < donor.overdue_at(taker.now)
             }
         }
     }
 
     /// Returns the time from which the taker may be made to wait for the donor, if it may not now but will without any
-    /// other change: from then on its own work outlasts the rest of the donor's.
+    /// other change: from then on its own work outlasts the rest of the donor's, or nearly does. An idle taker is not
+    /// looked at again so shortly before the donor is complete.
     pub(crate) fn allows_from(self, donor: Donor, taker: Taker) -> Option<Duration> {
         let sealed_at = donor.sealed_at.filter(|_| self == Self::Tail)?;
-        let ahead = taker.tail.saturating_sub(taker.now);
-        let at = (sealed_at + donor.latency).saturating_sub(ahead + ahead / TOLERANCE);
+        let longest = latest(taker).saturating_sub(taker.now);
+        let at = (sealed_at + donor.latency).saturating_sub(longest);
         let is_to_come = at > taker.now && at < donor.overdue_at(taker.now);
-        (is_to_come && !ahead.is_zero()).then_some(at)
+        (is_to_come && !taker.is_idle()).then_some(at)
     }
 }
+
+/// Returns the time until which a taker may be made to wait within its [tail](WaitLimit::Tail).
+fn latest(taker: Taker) -> Duration {
+    let ahead = taker.tail.saturating_sub(taker.now);
+    taker.now + ahead + BRIEF.max(ahead / TOLERANCE)
+}
+
+/// A stream may be made to wait for this long beyond its own work. The wait of a task takes as long beside that of a
+/// stream: to be woken, to search, and to submit its work to a device that is idle by then.
+const BRIEF: Duration = Duration::from_micros(32);
 
 #[cfg(test)]
 mod tests {
@@ -396,20 +409,36 @@ mod tests {
         assert!(WaitLimit::Tail.allows(donor, at(from)));
         assert_eq!(WaitLimit::Tail.allows_from(donor, at(from)), None);
         assert_eq!(WaitLimit::Unlimited.allows_from(donor, at(ms(10))), None);
-        let idle = Taker {
-            now: ms(10),
-            tail: ms(10),
-        };
-        assert_eq!(WaitLimit::Tail.allows_from(donor, idle), None);
+        assert_eq!(WaitLimit::Tail.allows_from(donor, idle_at(ms(10))), None);
+    }
+
+    fn idle_at(now: Duration) -> Taker {
+        Taker { now, tail: now }
     }
 
     #[test]
-    fn idle_stream_is_not_made_to_wait() {
-        let taker = Taker {
-            now: ms(10),
-            tail: ms(10),
+    fn idle_stream_waits_briefly_at_most() {
+        // Expected at 22 ms.
+        let donor = donor(Some(ms(20)));
+        let allows = |now| WaitLimit::Tail.allows(donor, idle_at(now));
+        let instant = Duration::from_nanos(1);
+        assert!(!allows(ms(22) - BRIEF - instant));
+        assert!(allows(ms(22) - BRIEF) && allows(ms(22) + BRIEF));
+        assert!(!allows(ms(22) + BRIEF + instant), "it is late");
+        let unsealed = Donor {
+            sealed_at: None,
+            ..donor
         };
-        assert!(!WaitLimit::Tail.allows(donor(Some(ms(1))), taker));
-        assert!(WaitLimit::Unlimited.allows(donor(None), taker));
+        assert!(!WaitLimit::Tail.allows(unsealed, idle_at(ms(22))));
+        assert!(WaitLimit::Unlimited.allows(unsealed, idle_at(ms(22))));
+    }
+
+    #[test]
+    fn idle_stream_does_not_wait_for_a_stream_of_unknown_pace() {
+        let donor = Donor {
+            latency: Duration::ZERO,
+            ..donor(Some(ms(20)))
+        };
+        assert!(!WaitLimit::Tail.allows(donor, idle_at(ms(20))));
     }
 }

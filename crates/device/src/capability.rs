@@ -28,7 +28,7 @@ pub struct Capabilities {
     /// The step of sizes and addresses of memory calls, in bytes; a power of two.
     pub granularity: u64,
     /// Memory calls block their thread long enough to matter to an async runtime. The pool then makes them on a
-    /// separate thread rather than inside a poll, but for the calls that map one or two chunks of virtual memory.
+    /// separate thread rather than inside a poll, but for the calls that map a few chunks of virtual memory.
     pub memory_calls_block: bool,
     /// A stream can wait for another stream's event on the device.
     pub device_side_waits: bool,

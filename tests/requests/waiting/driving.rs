@@ -154,16 +154,16 @@ fn slow_device() -> SimDevice {
 #[test]
 fn slow_growth_does_not_run_inside_a_poll() {
     let device = slow_device();
-    let pool = builder(&device, 64 * MIB)
+    let pool = builder(&device, 96 * MIB)
         .chunk_bytes(8 * MIB)
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let little = poll(&mut pool.allocate(&stream, 16 * MIB));
-    assert!(little.is_ready(), "two chunks are mapped at once");
+    let little = poll(&mut pool.allocate(&stream, 32 * MIB));
+    assert!(little.is_ready(), "four chunks are mapped at once");
     drop(little);
     let calls = device.counters().device_calls;
-    let mut allocation = pool.allocate(&stream, 48 * MIB);
+    let mut allocation = pool.allocate(&stream, 80 * MIB);
     let first = poll(&mut allocation);
     assert!(first.is_pending(), "the first poll makes no memory call");
     let block = futures::executor::block_on(allocation).unwrap();
