@@ -383,7 +383,7 @@ impl Publish for Funnel {
             }
             Change::Terms => {
                 self.notify();
-                let throttled = self.queue.wakers_of_throttled(None);
+                let throttled = self.queue.wakers_of_throttled();
                 throttled.into_iter().for_each(wake);
             }
         }

@@ -1,8 +1,9 @@
 //! The requests in the fair queue, with the figures that are kept of them. It knows neither locks nor the gate.
 
 use super::admission::{Admission, QueueLimit};
-use super::fair_queue::{Cost, FairQueue, Position, SortKey};
+use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, Walk};
 use super::scan::Scan;
+use super::shares::{Candidate, Shares};
 use super::waiter::Waiter;
 use crate::id::StreamId;
 use crate::sync::Arc;
@@ -14,6 +15,8 @@ use std::time::Duration;
 pub(super) struct Queued {
     order: FairQueue<Arc<Waiter>>,
     pub(super) admission: Admission,
+    /// The requests of each tag.
+    pub(super) shares: Shares<Arc<Waiter>>,
     /// When each request arrived, in the order of arrival.
     arrivals: BTreeMap<Position, Duration>,
     /// How many requests are for each stream.
@@ -27,6 +30,7 @@ impl Queued {
         Self {
             order: FairQueue::new(),
             admission: Admission::new(limit),
+            shares: Shares::new(),
             arrivals: BTreeMap::new(),
             by_stream: BTreeMap::new(),
             scan: Scan::default(),
@@ -41,13 +45,21 @@ impl Queued {
         self.order.len()
     }
 
-    /// Adds a request. Returns whether it must be searched for, because searches for all others were in vain.
-    pub(super) fn join(&mut self, waiter: Arc<Waiter>, now: Duration) -> bool {
-        self.admission.join(waiter.demand.request.bytes, now);
+    /// Adds a request whose tag has that weight. Returns whether it must be searched for, because searches for all others
+    /// were in vain.
+    pub(super) fn join(&mut self, waiter: Arc<Waiter>, weight: u32, now: Duration) -> bool {
+        let (bytes, party) = (waiter.demand.request.bytes, waiter.demand.tag);
+        let candidate = Candidate {
+            party,
+            weight,
+            bytes,
+        };
+        self.admission.join(bytes, now);
+        self.shares.join(candidate, waiter.sort_key, waiter.clone());
         *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
         self.arrivals.insert(sort_key.position, waiter.since);
-        self.order.join(flow, sort_key, waiter.clone());
+        self.order.join(flow, sort_key, bytes, waiter.clone());
         self.scan.note_newcomer(&waiter)
     }
 
@@ -62,6 +74,7 @@ impl Queued {
         if left.is_none() {
             return false;
         }
+        self.shares.leave(waiter.demand.tag, waiter.sort_key);
         self.arrivals.remove(&waiter.sort_key.position);
         if let Some(count) = self.by_stream.get_mut(&waiter.lane.id) {
             *count -= 1;
@@ -77,19 +90,43 @@ impl Queued {
         true
     }
 
+    /// Returns whether the request is here.
+    pub(super) fn has(&self, waiter: &Waiter) -> bool {
+        self.arrivals.contains_key(&waiter.sort_key.position)
+    }
+
     /// Returns the request that is served next.
     pub(super) fn head(&self) -> Option<&Arc<Waiter>> {
         self.order.head()
     }
 
-    /// Returns the first `most` requests in the order in which they are served if no further request arrives, each at
-    /// its cost.
+    /// Returns the first `most` requests in the order in which they are served if no further request arrives, given the
+    /// weight of each flow.
     pub(super) fn first<'a>(
         &'a self,
         most: usize,
-        cost: impl Fn(&Arc<Waiter>) -> Cost + 'a,
+        weight: impl Fn(Flow) -> u32 + 'a,
     ) -> impl Iterator<Item = &'a Arc<Waiter>> {
-        self.order.first(most, cost)
+        self.order.first(most, weight)
+    }
+
+    /// Begins a walk over the first `most` requests.
+    pub(super) fn walk(&self, most: usize) -> Walk {
+        self.order.walk(most)
+    }
+
+    /// Returns the next request of a walk; see [`FairQueue::next_of`].
+    pub(super) fn next_of(
+        &self,
+        walk: &mut Walk,
+        weight: impl Fn(Flow) -> u32,
+    ) -> Option<(Turn, &Arc<Waiter>)> {
+        self.order.next_of(walk, weight)
+    }
+
+    /// Returns when the turn of the first request of a flow begins, or would begin.
+    pub(super) fn start_of(&self, flow: Flow) -> u128 {
+        self.order.start_of(flow)
     }
 
     /// Returns when the oldest request arrived.
@@ -101,17 +138,14 @@ impl Queued {
         self.by_stream.contains_key(&stream)
     }
 
-    /// Estimates how long a request with that key would wait.
-    pub(super) fn expected_wait(
+    /// Adds up the bytes of the requests that are served before one of that flow and key, if no further request arrives.
+    pub(super) fn bytes_before(
         &self,
-        bytes: u64,
+        flow: Flow,
         key: SortKey,
-        now: Duration,
-    ) -> Option<Duration> {
-        let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
-        let (before, after) = (self.order.before(key), self.order.after(key));
-        let (before, after) = (before.map(bytes_of), after.map(bytes_of));
-        self.admission.expected_wait(bytes, before, after, now)
+        weight: impl Fn(Flow) -> u32,
+    ) -> u64 {
+        self.order.bytes_before(flow, key, weight)
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
@@ -119,9 +153,9 @@ impl Queued {
         &mut self,
         generation: u64,
         usual_alignment: u64,
-        cost: impl Fn(&Arc<Waiter>) -> Cost,
+        weight: impl Fn(Flow) -> u32,
     ) -> Vec<Arc<Waiter>> {
-        let others = self.order.first(usize::MAX, cost).skip(1);
+        let others = self.order.first(usize::MAX, weight).skip(1);
         self.scan.begin(generation, usual_alignment, others)
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Waiter {
     expects_pieces: AtomicBool,
     /// The request is in the quota queue: its tag has reached its limit.
     is_throttled: SharedFlag,
+    /// The waiter did not answer, and lost its turn until it is polled.
+    is_aside: SharedFlag,
     /// How many requests overtook this one, and with how many bytes. Written by the server only.
     passed: (AtomicU64, AtomicU64),
     /// The generation at which memory was last searched for in vain, and how often streams had been found further then.
@@ -86,6 +88,8 @@ enum State {
         waker: Waker,
         /// The waiter was woken to look again and has not been polled since.
         is_notified: bool,
+        /// When a server first saw that.
+        silent_since: Option<Duration>,
     },
     /// The memory belongs to the future, which frees it if it does not take it.
     Granted(Allocations),
@@ -101,6 +105,7 @@ impl Waiter {
         let state = State::Waiting {
             waker,
             is_notified: false,
+            silent_since: None,
         };
         Self {
             sort_key: origin.sort_key,
@@ -114,6 +119,7 @@ impl Waiter {
             location: origin.location,
             expects_pieces: AtomicBool::new(false),
             is_throttled: SharedFlag::new(origin.is_throttled),
+            is_aside: SharedFlag::new(false),
             passed: (AtomicU64::new(0), AtomicU64::new(0)),
             searched: (AtomicU64::new(NEVER), AtomicU64::new(0)),
             was_refused: AtomicBool::new(false),
@@ -179,8 +185,9 @@ impl Waiter {
             State::Waiting {
                 waker: last,
                 is_notified,
+                silent_since,
             } => {
-                *is_notified = false;
+                (*is_notified, *silent_since) = (false, None);
                 let old = (!last.will_wake(waker)).then(|| std::mem::replace(last, waker.clone()));
                 drop(state);
                 // Outside the lock: it may own a task.
@@ -209,11 +216,48 @@ impl Waiter {
     /// itself, without end or recursion.
     pub(super) fn notify(&self) -> Option<Waker> {
         match &mut *self.state.lock() {
-            State::Waiting { waker, is_notified } => {
-                (!std::mem::replace(is_notified, true)).then(|| waker.clone())
-            }
+            State::Waiting {
+                waker, is_notified, ..
+            } => (!std::mem::replace(is_notified, true)).then(|| waker.clone()),
             _ => None,
         }
+    }
+
+    /// Returns since when the waiter is known to have been woken and not polled, if it is.
+    pub(super) fn silent_since(&self, now: Duration) -> Option<Duration> {
+        match &mut *self.state.lock() {
+            State::Waiting {
+                is_notified: true,
+                silent_since,
+                ..
+            } => Some(*silent_since.get_or_insert(now)),
+            _ => None,
+        }
+    }
+
+    /// Sets the request aside, if the waiter has still not been polled. Returns whether it was.
+    pub(super) fn set_aside(&self) -> bool {
+        let state = self.state.lock();
+        let is_silent = matches!(
+            &*state,
+            State::Waiting {
+                is_notified: true,
+                ..
+            }
+        );
+        // Under the lock: a poll comes before this, or sees it.
+        self.is_aside.store(is_silent, Ordering::Release);
+        is_silent
+    }
+
+    /// Returns whether the request was set aside.
+    pub(super) fn is_aside(&self) -> bool {
+        self.is_aside.load(Ordering::Acquire)
+    }
+
+    /// Notes that the request is back in the queue.
+    pub(super) fn end_aside(&self) {
+        self.is_aside.store(false, Ordering::Release);
     }
 
     /// Returns whether a change to the pool's memory may let the request draw from its reservation.
