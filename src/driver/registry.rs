@@ -237,7 +237,13 @@ mod tests {
                 let block = pool.try_allocate(&stream, 4096).unwrap();
                 work.submit(Operation::new(SECOND).writes(block.address(), block.size()));
             }
-            let locks = || census().locks.into_iter().map(|(_, count)| count).sum::<u64>();
+            let locks = || {
+                census()
+                    .locks
+                    .into_iter()
+                    .map(|(_, count)| count)
+                    .sum::<u64>()
+            };
             locks();
             let (work, registry) = (device.create_stream(), &pool.service().driver.lanes);
             drop(pool.register(&work).unwrap());

@@ -27,7 +27,11 @@ fn futures_and_handles_print_a_line() {
         .collect();
     let check = |value: &dyn Debug| {
         let text = format!("{value:?}");
-        assert!(text.len() < 1000 && !text.contains('\n'), "{} bytes: {text}", text.len());
+        assert!(
+            text.len() < 1000 && !text.contains('\n'),
+            "{} bytes: {text}",
+            text.len()
+        );
     };
     check(&pool);
     check(&a);

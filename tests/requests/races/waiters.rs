@@ -219,7 +219,10 @@ fn forgotten_request_at_the_head_blocks_no_other() {
                 device.advance(us(1000));
                 settle(&mut reclaimers);
                 settle(&mut others);
-                assert!(at > 90 || others.iter().all(Woken::is_waiting), "after {at} ms");
+                assert!(
+                    at > 90 || others.iter().all(Woken::is_waiting),
+                    "after {at} ms"
+                );
             }
             assert!(others.iter().all(|other| !other.is_waiting()));
             drop(others);
