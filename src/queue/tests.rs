@@ -161,7 +161,7 @@ fn list_of_waiting_requests_looks_at_each_once_and_takes_the_lock_in_parts() {
     let census = census().locks.into_iter();
     let of_queue = census.filter(|(guards, _)| *guards == Guards::Queue);
     let of_queue: u64 = of_queue.map(|(_, count)| count).sum();
-    assert!(of_queue as usize >= 4 * COUNT / 64, "{of_queue} locks");
+    assert!(of_queue as usize >= 4 * COUNT / 256, "{of_queue} locks");
     assert!(VISITS.take() as usize <= 3 * COUNT + 1);
     drop((waiting, held));
 }
@@ -189,7 +189,10 @@ fn limits_and_weights_are_set_without_looking_at_those_that_wait() {
         assert_eq!(pool.tag(tag).statistics().waits.waiting, 0);
         drop((waiting, held));
     }
-    assert_eq!((all[0], all[2]), (all[1], all[3]), "{all:?}");
+    for pair in all.chunks(2) {
+        let ((few, _), (many, visits)) = (pair[0], pair[1]);
+        assert!(visits == 0 && few.abs_diff(many) < 10, "{all:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Requests over the limit of their tag wait in that tag's [quota queue](super::quota_queue). They keep no other
 //! request from being served, and the gate does not close for them. All others wait in the
-//! [fair queue](super::fair_queue), and the gate is closed while there are any.
+//! [fair queue](super::fair_queue), and the gate is closed while there are any. A request whose waiter does not answer is
+//! [set aside](super::serving) until it is polled.
 //!
 //! A change of the queue may move a request to where memory is searched for it. It is a *candidate* then, and a search
 //! must follow. Every method that can make one returns whether it did.
@@ -701,7 +702,7 @@ impl Queue {
     /// may be missing.
     pub(crate) fn waiting_requests(&self, most: usize, now: Duration) -> Vec<WaitingRequest> {
         /// Requests in a part.
-        const PART: usize = 64;
+        const PART: usize = 256;
         let (pace, mut walk) = {
             let standing = self.standing.lock();
             (standing.queued.admission.pace, standing.queued.walk(most))
