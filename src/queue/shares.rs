@@ -266,7 +266,7 @@ impl<T> Shares<T> {
     }
 }
 
-/// What is left of a party while requests of it are chosen.
+/// The requests of a party that are left while some are chosen.
 #[derive(Debug)]
 struct Taken {
     left: Amount,
@@ -302,7 +302,7 @@ mod tests {
         SortKey { due: 0, position }
     }
 
-    /// The same rules, written out over a list.
+    /// A request of the list over which the rules are written out.
     #[derive(Clone, Debug)]
     struct Listed {
         party: Party,
