@@ -83,6 +83,39 @@ fn two_requests_against_the_limit() {
     });
 }
 
+/// The last request of a tag is displaced by another tag's while memory is freed that it may be granted. It is granted or
+/// fails, and the others are granted.
+#[test]
+fn displaced_request_against_a_grant() {
+    let [flooding, other] = ["loom: flooding", "loom: other"].map(Tag::new);
+    model("displaced request against a grant", move || {
+        let device = device();
+        let pool = builder(&device).queue_limit(2).build().unwrap();
+        let (_, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let wait = || {
+            let mut request = pool.allocate_owned(&a, MIB).tag(flooding);
+            assert!(poll(&mut request).is_pending());
+            request
+        };
+        let (first, last) = (wait(), wait());
+        let serving = thread::spawn(move || {
+            drop(block);
+            drop(block_on(first).unwrap());
+        });
+        drop(block_on(pool.allocate(&a, MIB).tag(other)).unwrap());
+        let last = block_on(last);
+        assert!(
+            matches!(&last, Ok(_) | Err(AllocError::QueueFull(_))),
+            "{last:?}"
+        );
+        drop(last);
+        serving.join().unwrap();
+        assert_eq!(used(&pool, flooding), 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// The first throttled request is dropped while the tag frees. The second one is granted.
 #[test]
 fn cancelled_throttled_request_against_a_free() {

@@ -24,6 +24,9 @@ use std::ops::Deref;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+/// How many streams whose last handle is gone are asked when another stream comes or goes.
+const ASKED: usize = 4;
+
 /// How long a check waits for memory calls of other threads.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -107,8 +110,8 @@ impl Streams {
         neighbour: Option<Arc<Neighbour>>,
     ) -> Result<Arc<Lane>, StreamError> {
         stream.admit()?;
-        // A new stream removes those that are gone, so that their number stays bounded.
-        self.reap_retired();
+        // A new stream removes some that are gone, so that their number stays bounded.
+        self.reap_retired(None);
         let id = self.lanes.lock().next_id();
         let (bounds, gate) = (self.settings.lane, self.gate.clone());
         let lane = Lane::new(id, stream, bounds, gate, &self.active);
@@ -163,31 +166,28 @@ impl Streams {
                 heap.give_back(cached.id, Fences::one(lane.id, cached.ticket));
             }
         }
-        {
-            let mut registry = self.lanes.lock();
-            let leaving = registry.lanes.find(lane.fence(Ticket::ZERO)).cloned();
-            registry.leaving.extend(leaving);
-        }
+        let leaving = self.lanes.lock().retire(lane.id);
         // A failure is noted; the memory stays pending then.
         let _ = self.seal_for_others(lane);
-        self.reap_retired();
+        self.reap_retired(leaving);
     }
 
-    /// Asks the streams whose last handle is gone, and forgets those whose work is complete.
-    fn reap_retired(&self) {
-        let leaving = self.lanes.lock().leaving.clone();
-        for lane in leaving {
+    /// Asks a stream whose last handle is gone, and a few others by turns. Forgets those whose work is complete. Each
+    /// stream that comes or goes asks for several, so those that are done do not pile up.
+    fn reap_retired(&self, leaving: Option<Arc<Lane>>) {
+        let mut asked = self.lanes.lock().next_leaving(ASKED);
+        asked.extend(leaving);
+        for lane in &asked {
             // A failure is noted; the lane stays.
             let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
-            self.catch_up(&lane);
+            self.catch_up(lane);
         }
-        self.drop_done_lanes();
+        self.forget_done(asked);
     }
 
-    /// Forgets the lanes of streams that are gone and whose work is complete.
-    fn drop_done_lanes(&self) {
-        let leaving = self.lanes.lock().leaving.clone();
-        let done: Vec<_> = leaving.into_iter().filter(|lane| lane.is_done()).collect();
+    /// Forgets those of the lanes whose streams are gone and whose work is complete.
+    fn forget_done(&self, lanes: Vec<Arc<Lane>>) {
+        let done: Vec<_> = lanes.into_iter().filter(|lane| lane.is_done()).collect();
         if done.is_empty() {
             return;
         }
@@ -253,18 +253,19 @@ impl Streams {
                 known.push(completed);
                 heap.complete(lane.id, completed)
             };
-            lanes.iter().filter(news).count()
+            lanes.iter().filter(news).cloned().collect::<Vec<_>>()
         };
         if !lanes.are_few() {
             let told = lanes.iter().zip(known);
             told.for_each(|(lane, completed)| lane.cache.rest(completed));
         }
-        if news > 0 {
-            trace::reaped(news);
-            self.write_down(|| HistoryEvent::Reaped { streams: news });
-            self.drop_done_lanes();
+        let streams = news.len();
+        if streams > 0 {
+            trace::reaped(streams);
+            self.write_down(|| HistoryEvent::Reaped { streams });
+            self.forget_done(news);
         }
-        Ok(news > 0)
+        Ok(streams > 0)
     }
 
     fn unless_sticky<T>(&self, asked: Result<T, DeviceError>) -> Result<(), DeviceError> {
@@ -376,7 +377,8 @@ impl Streams {
             self.catch_up(lane);
             settled = settled.and(sealed).and(reaped.map(drop));
         }
-        self.drop_done_lanes();
+        let leaving = self.lanes.lock().leaving();
+        self.forget_done(leaving);
         settled
     }
 

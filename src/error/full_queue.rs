@@ -1,15 +1,17 @@
-//! The state of the queue when a request could not join it.
+//! The state of the queue when a request could not join it, or lost its place.
 
 use crate::measure::{Bytes, Counted, Tag, debug_in_units};
 use std::fmt;
 use std::time::Duration;
 
-/// The state of the queue when a request could not join it. Sizes are in bytes.
+/// The state of the queue when a request could not join it, or lost its place to a tag below its
+/// [share](crate::QueueLimit). Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct FullQueue {
-    /// The tag whose requests wait at its limit, if that queue is full and not the pool's.
+    /// The tag whose own queue is full: by its [queue limit](crate::TagAccount::set_queue_limit), or of requests that wait
+    /// for its limit. `None` for the pool's queue.
     pub tag: Option<Tag>,
     /// The size of the request, rounded up to the pool's step.
     pub requested: u64,
@@ -21,7 +23,7 @@ pub struct FullQueue {
     pub waiting_bytes: u64,
     /// The bytes that waiting requests may ask for.
     pub limit_bytes: u64,
-    /// The expected wait of the request behind the others, if it can be estimated.
+    /// The expected wait of the request behind those that are served before it, if it can be estimated.
     pub expected_wait: Option<Duration>,
 }
 

@@ -27,9 +27,9 @@ use crate::error::AllocError;
 use crate::queue::Service;
 use crate::sync::{Arc, plain};
 use natives::Roll;
+use std::fmt;
 
 /// What handles of the pool and its registrations share. Dropping the last of them ends lasting reclaimers.
-#[derive(Debug)]
 pub(crate) struct Presence {
     pub(crate) service: Arc<Service>,
     /// The pool's name, if it has one.
@@ -37,6 +37,13 @@ pub(crate) struct Presence {
     pub(crate) roll: Roll,
     /// Told about the life of each block, if there are any.
     pub(crate) observers: Option<plain::Arc<Observers>>,
+}
+
+impl fmt::Debug for Presence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = f.debug_struct("Presence");
+        all.field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl Presence {

@@ -11,13 +11,13 @@ use crate::measure::Tag;
 use crate::queue::{Asker, Passage, Service};
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedNumber, plain};
 use std::any::Any;
+use std::fmt;
 
 /// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes
 /// no cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next
 /// one. Dropping the last reference retires the stream.
 ///
 /// It lies on cache lines of its own, because the hot path reads it.
-#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
@@ -30,6 +30,12 @@ pub(crate) struct Registration {
     pub(crate) native: Native,
     /// Where the stream allocates while it is being captured.
     route: ForeignOption<Route>,
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration({})", self.lane.label())
+    }
 }
 
 impl Registration {

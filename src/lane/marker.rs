@@ -8,10 +8,10 @@ use crate::id::{StreamId, Ticket};
 use crate::measure::{Histogram, Recorder};
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Busy, Guards, Ordering, assert_unlocked, plain};
+use std::fmt;
 use std::time::Duration;
 
 /// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
-#[derive(Debug)]
 pub(crate) struct Events {
     device: plain::Arc<dyn Device>,
     spare: Busy<Spare>,
@@ -19,7 +19,13 @@ pub(crate) struct Events {
     ages: Recorder,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct Spare {
     events: Vec<RawEvent>,
     created: u64,

@@ -76,11 +76,11 @@ use active::Activity;
 use marker::Recorded;
 use smallvec::SmallVec;
 use std::any::Any;
+use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
 
 /// A registered stream; see the [module](self). It has its own cache lines, because the hot path reads it.
-#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Lane {
     pub(crate) id: StreamId,
@@ -101,6 +101,13 @@ pub(crate) struct Lane {
     neighbour: Option<Arc<Neighbour>>,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: Option<Foreign<plain::Arc<dyn Any + Send + Sync>>>,
+}
+
+/// The label of the stream: futures and handles own lanes, and print no more of them.
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lane({})", self.label())
+    }
 }
 
 impl Lane {

@@ -68,8 +68,8 @@ pub struct WaitStatistics {
     pub deadlocked: u64,
     /// Number of requests that waited and failed with another error.
     pub failed: u64,
-    /// Number of requests rejected before they waited, because the queue was
-    /// [full](crate::PoolBuilder::queue_limit).
+    /// Number of requests rejected because the queue was [full](crate::PoolBuilder::queue_limit): as they arrived, or
+    /// while they waited, in favour of a tag below its share.
     pub refused: u64,
     /// Number of requests rejected before they waited, because their expected wait exceeded their
     /// [timeout](crate::PoolBuilder::load_shedding).
@@ -138,6 +138,12 @@ pub(crate) struct Waits {
 impl Waits {
     pub(crate) fn begin(&self) {
         self.waiting.add(1);
+    }
+
+    /// Ends a wait that has begun, because the queue is full.
+    pub(crate) fn end_refused(&self) {
+        self.refused.add(1);
+        self.waiting.subtract(1);
     }
 
     /// Ends a wait that has begun, after `waited`.

@@ -271,7 +271,7 @@ impl Metrics {
         let service = &self.presence.service;
         let figures = Figures {
             statistics: service.driver.statistics(),
-            expected_wait: service.expected_wait(None, 0),
+            expected_wait: service.expected_wait(None, None, 0),
         };
         let mut labels = vec![Label::new("pool", self.pool.clone())];
         for family in POOL {

@@ -148,7 +148,7 @@ pub struct PoolConfig {
     /// request that waits for the limit of a tag, with
     /// [`DeadlockedAtLimit`](crate::AllocError::DeadlockedAtLimit). `None`: never.
     pub fail_deadlocks_after: Option<Duration>,
-    /// How many requests may wait at once.
+    /// How many requests may wait at once, [shared](QueueLimit) by weight among the tags that wait.
     pub queue_limit: QueueLimit,
     /// Whether a request fails at once, with [`Shed`](crate::AllocError::Shed), when its expected wait exceeds its
     /// [timeout](crate::Request::timeout) or [deadline](crate::Request::deadline).

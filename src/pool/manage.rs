@@ -218,8 +218,8 @@ impl Pool {
     }
 
     /// Sets how many requests may wait for memory at once: a number, or a [`QueueLimit`]. A request that would have to
-    /// wait beyond that fails at once, with [`QueueFull`](crate::AllocError::QueueFull). Requests that wait already
-    /// stay.
+    /// wait beyond that fails at once, with [`QueueFull`](crate::AllocError::QueueFull), or the last request of a tag
+    /// above its [share](QueueLimit) fails in its place. Requests that wait already stay when the limit is lowered.
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, QueueLimit, device::sim::SimDevice};
@@ -247,9 +247,10 @@ impl Pool {
     /// clock. `None` before at least eight waiting requests were served.
     ///
     /// The estimate is the bytes of the waiters ahead and its own, over the rate at which waiters were granted bytes:
-    /// the last 64 grants weigh most. Time in which no request waited does not count; a standstill counts from its
-    /// beginning. The estimate knows nothing of the work that uses live blocks, nor of weights, overtaking, or requests
-    /// that wait for the limit of a tag.
+    /// the last 64 grants weigh most. Waiters ahead are those that are served before it by deadline, priority and
+    /// [weight](TagAccount::set_weight), if no other request comes. Time in which no request waited does not count; a
+    /// standstill counts from its beginning. The estimate knows nothing of the work that uses live blocks, nor of
+    /// overtaking, or requests that wait for the limit of a tag.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -258,11 +259,14 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
-        self.service().expected_wait(None, bytes)
+        self.service().expected_wait(None, None, bytes)
     }
 
     /// Returns the first `most` requests that wait, in the order in which they are served if no other request comes;
-    /// those over the limit of their tag are last.
+    /// those over the limit of their tag are last, and those whose tasks do not answer.
+    ///
+    /// Takes time in proportion to the requests that it returns, and holds the queue up for a part of them at a time. So
+    /// the list is not of one moment: requests that come or leave meanwhile may be in it or not.
     ///
     /// ```
     /// # use futures::FutureExt;

@@ -68,7 +68,8 @@ use std::time::Duration;
 ///
 /// Dropped before the grant, the request leaves the queue. Dropped after it, the granted memory goes to the next
 /// waiter. In neither case is memory lost, freed early, or a wake-up missed. A forgotten request
-/// (`mem::forget`) keeps its queue position or its grant, and nothing else; the pool ends with its last handle.
+/// (`mem::forget`) keeps its grant, or loses its turn once its task was woken and does not poll it for 100 ms; the pool ends
+/// with its last handle.
 /// An [owned](crate::AllocateOwned) request has a handle itself.
 ///
 /// # Panics

@@ -82,24 +82,24 @@ impl<'a> TagAccount<'a> {
         Service::set_tag_limit(self.pool.service(), self.tag, limit);
     }
 
-    /// Returns how many requests of the tag may wait for its limit at once.
+    /// Returns how many requests of the tag may wait at once.
     pub fn queue_limit(&self) -> QueueLimit {
         self.pool.service().queue.tag_queue_limit(self.tag)
     }
 
-    /// Sets how many requests of the tag may wait for its limit at once. With `None`, the default, the tag has the same
-    /// queue limit as [the pool](Pool::set_queue_limit). A request beyond that fails at once, with
-    /// [`QueueFull`](crate::AllocError::QueueFull).
+    /// Sets how many requests of the tag may wait at once, for its limit and for memory together. A request beyond that
+    /// fails at once, with [`QueueFull`](crate::AllocError::QueueFull).
     ///
-    /// Requests that wait for the limit of their tag do not count for the pool's queue limit: a flood of one tenant
-    /// does not get the requests of others refused.
+    /// With `None`, the default, as many may wait for the tag's limit as [the pool's queue limit](Pool::set_queue_limit)
+    /// allows, and the tag has its [share](QueueLimit) of the pool's queue. Requests that wait for the limit of their tag do
+    /// not count for the pool's queue limit. So a flood of one tenant does not get the requests of others refused.
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, Tag, device::sim::SimDevice};
     /// # let device = SimDevice::new();
     /// let guest = Tag::new("guest: few may wait");
     /// let pool = Pool::builder(device.clone()).tag_limit(guest, 4 << 20).build()?;
-    /// pool.tag(guest).set_queue_limit(Some(0.into())); // its requests never wait for its limit
+    /// pool.tag(guest).set_queue_limit(Some(0.into())); // its requests never wait
     /// # let stream = pool.create_stream()?;
     /// let all = device.block_on(pool.allocate(&stream, 4 << 20).tag(guest))?;
     /// let refused = device.block_on(pool.allocate(&stream, 4096).tag(guest));
@@ -115,10 +115,11 @@ impl<'a> TagAccount<'a> {
     }
 
     /// Estimates how long a request of the tag for `bytes` bytes that arrives now would wait over the tag's
-    /// [limit](Self::set_limit): until the limit allows it, and then for [memory](Pool::expected_wait). `None` before
-    /// at least eight requests of the tag waited for the limit and were admitted.
+    /// [limit](Self::set_limit): until the limit allows it, and then for [memory](Pool::expected_wait), at the tag's
+    /// weight. `None` before at least eight requests of the tag waited for the limit and were admitted.
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
-        self.pool.service().expected_wait(Some(self.tag), bytes)
+        let tag = Some(self.tag);
+        self.pool.service().expected_wait(tag, tag, bytes)
     }
 
     /// Returns the weight of the tag in the queue; 0 if it has none.
@@ -162,7 +163,6 @@ impl<'a> TagAccount<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_weight(&self, weight: u32) {
-        let accounts = &self.pool.service().queue.accounts;
-        accounts.of(self.tag).set_weight(weight);
+        self.pool.service().queue.set_weight(self.tag, weight);
     }
 }

@@ -1,6 +1,6 @@
 //! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
-use super::fair_queue::bytes_before;
+use super::shares::Amount;
 use crate::error::{AllocError, FullQueue};
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
@@ -8,7 +8,13 @@ use std::time::Duration;
 /// The number of requests that may wait for memory at once, and their bytes. A request that would have to wait beyond
 /// that fails at once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
 ///
-/// Requests that need not wait are granted as usual, and waiting requests stay. Requests that wait for the
+/// The limit is shared among the tags that wait, by [weight](crate::TagAccount::set_weight): a tag without a weight has
+/// the weight 1, and so have all requests without a tag together. Each share is at least one request. A tag may wait for
+/// more than its share while there is room. When the queue is full, a request of a tag within its share is admitted, and
+/// the last waiting request of the tag that is furthest above its share fails with `QueueFull` in its place. So one
+/// tenant's flood gets no other tenant's requests refused.
+///
+/// Requests that need not wait are granted as usual, and waiting requests stay otherwise. Requests that wait for the
 /// [limit](crate::TagAccount::set_limit) of their tag are counted separately for each tag: see
 /// [`TagAccount::set_queue_limit`](crate::TagAccount::set_queue_limit).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,8 +69,7 @@ impl From<usize> for QueueLimit {
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) limit: QueueLimit,
-    requests: usize,
-    bytes: u64,
+    pub(super) waiting: Amount,
     pub(super) pace: Pace,
 }
 
@@ -72,75 +77,58 @@ impl Admission {
     pub(super) fn new(limit: QueueLimit) -> Self {
         Self {
             limit,
-            requests: 0,
-            bytes: 0,
+            waiting: Amount::default(),
             pace: Pace::default(),
         }
     }
 
-    /// Estimates how long a request would wait, given the bytes of the requests before it and after it in the queue.
-    pub(super) fn expected_wait(
-        &self,
-        bytes: u64,
-        before: impl Iterator<Item = u64>,
-        after: impl Iterator<Item = u64>,
-        now: Duration,
-    ) -> Option<Duration> {
-        let ahead = bytes_before(before, after, self.bytes);
+    /// Estimates how long a request would wait, given the bytes of the requests before it.
+    pub(super) fn expected_wait(&self, bytes: u64, ahead: u64, now: Duration) -> Option<Duration> {
         self.pace.time_for(ahead.saturating_add(bytes), now)
     }
 
-    /// Checks whether another request may join this queue: the pool's, or a tag's.
-    ///
-    /// # Errors
-    /// Returns [`AllocError::QueueFull`] if the queue is at its limit.
-    pub(super) fn check(
-        &self,
-        tag: Option<Tag>,
-        bytes: u64,
-        now: Duration,
-    ) -> Result<(), AllocError> {
-        let is_full = self.requests >= self.limit.requests
-            || self.bytes.saturating_add(bytes) > self.limit.bytes;
-        if !is_full {
-            return Ok(());
-        }
-        let full = FullQueue {
-            tag,
-            requested: bytes,
-            waiting: self.requests,
-            limit: self.limit.requests,
-            waiting_bytes: self.bytes,
-            limit_bytes: self.limit.bytes,
-            expected_wait: self.pace.time_for(bytes, now),
-        };
-        Err(AllocError::QueueFull(full.into()))
-    }
-
     pub(super) fn join(&mut self, bytes: u64, now: Duration) {
-        if self.requests == 0 {
+        if self.waiting.requests == 0 {
             self.pace.start(now);
         }
-        self.requests += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
+        self.waiting.add(bytes);
     }
 
     /// Notes that a request leaves, served at that time or not at all.
     pub(super) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
-        self.requests -= 1;
-        self.bytes = self.bytes.saturating_sub(bytes);
+        self.waiting.subtract(bytes);
         if let Some(now) = served_at {
             self.pace.note(bytes, now);
         }
-        if self.requests == 0 {
+        if self.waiting.requests == 0 {
             self.pace.stop();
         }
     }
 }
 
+/// Returns the error of a request for which the queue is full: the pool's, or a tag's.
+pub(super) fn full(
+    tag: Option<Tag>,
+    requested: u64,
+    waiting: Amount,
+    limit: QueueLimit,
+    expected_wait: Option<Duration>,
+) -> AllocError {
+    let full = FullQueue {
+        tag,
+        requested,
+        waiting: waiting.requests,
+        limit: limit.requests,
+        waiting_bytes: waiting.bytes,
+        limit_bytes: limit.bytes,
+        expected_wait,
+    };
+    AllocError::QueueFull(full.into())
+}
+
 /// How fast a queue moves: the bytes granted to waiting requests, over the time in which any request waited. Both are
 /// sums in which the grant `n` grants ago counts for `KEPT^n`, so about the last 64 grants count.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     bytes: f64,
     seconds: f64,
@@ -200,17 +188,19 @@ mod tests {
 
     #[test]
     fn limit_bounds_requests_and_bytes() {
-        let mut admission = Admission::new(QueueLimit {
+        let limit = QueueLimit {
             requests: 2,
             bytes: 100,
-        });
-        assert!(admission.check(None, 100, MS).is_ok() && admission.check(None, 101, MS).is_err());
+        };
+        let mut admission = Admission::new(limit);
+        let is_full = |admission: &Admission, bytes| admission.waiting.is_full(limit, bytes);
+        assert!(!is_full(&admission, 100) && is_full(&admission, 101));
         admission.join(60, MS);
-        assert!(admission.check(None, 40, MS).is_ok() && admission.check(None, 41, MS).is_err());
+        assert!(!is_full(&admission, 40) && is_full(&admission, 41));
         admission.join(0, MS);
-        assert!(admission.check(None, 0, MS).is_err());
+        assert!(is_full(&admission, 0));
         admission.leave(60, None);
-        assert!(admission.check(None, 100, MS).is_ok());
+        assert!(!is_full(&admission, 100));
     }
 
     #[test]

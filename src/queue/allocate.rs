@@ -19,6 +19,7 @@ use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
 use crate::sync::Arc;
 use crate::trace;
+use std::fmt;
 use std::panic::Location;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -67,10 +68,15 @@ pub(crate) enum Late<T> {
 ///
 /// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle
 /// of the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
-#[derive(Debug)]
 pub(crate) struct Waiting(Rare<Membership>);
 
-#[derive(Debug)]
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let since = self.0.as_deref().map(|membership| membership.waiter.since);
+        f.debug_tuple("WaitingSince").field(&since).finish()
+    }
+}
+
 struct Membership {
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
@@ -123,13 +129,18 @@ impl Waiting {
             charge,
         };
         let joined = service.queue.join(newcomer, &service.rules, &driver.gate);
-        let Joined { waiter, moved } = joined.map_err(|Refused { error, charged }| {
+        let Joined {
+            waiter,
+            moved,
+            displaced,
+        } = joined.map_err(|Refused { error, charged }| {
             if let Some((tag, bytes)) = charged {
                 service.uncharge(tag, bytes);
             }
             error
         })?;
         service.note_joined(&waiter, moved);
+        service.note_displaced(displaced);
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
             (at, Alarm::new(&driver.device, at, waker))
@@ -273,6 +284,9 @@ impl Membership {
         }
         if let Some(refusal) = service.refusal_of(&waiter.demand) {
             return Poll::Ready(Err(refusal));
+        }
+        if waiter.is_aside() {
+            service.bring_back(waiter);
         }
         match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
             Some(tag) => {

@@ -42,16 +42,68 @@ pub(super) struct Cost {
 
 impl Cost {
     /// In virtual time.
-    fn steps(self) -> u128 {
+    pub(super) fn steps(self) -> u128 {
         (u128::from(self.bytes) << STEPS) / u128::from(self.weight.max(1))
     }
 }
 
 #[derive(Debug)]
 struct Backlog<T> {
-    waiters: BTreeMap<SortKey, T>,
+    /// Each with its bytes.
+    waiters: BTreeMap<SortKey, (u64, T)>,
+    /// The bytes of all waiters.
+    bytes: u64,
     /// The virtual time at which the turn of its first waiter begins.
     start: u128,
+}
+
+/// The turn of a waiter: when it begins in virtual time, and what decides among equals. The earliest is next.
+pub(super) type Turn = (u128, SortKey, Flow);
+
+impl<T> Backlog<T> {
+    const EMPTY: Self = Self {
+        waiters: BTreeMap::new(),
+        bytes: 0,
+        start: 0,
+    };
+
+    /// Returns the first waiter's turn.
+    fn first(&self, flow: Flow) -> Option<Turn> {
+        let (sort_key, _) = self.waiters.first_key_value()?;
+        Some((self.start, *sort_key, flow))
+    }
+
+    /// Adds up the bytes of the waiters that are due before the key.
+    fn due_before(&self, key: SortKey) -> u64 {
+        let bytes_of = |(_, (bytes, _)): (_, &(u64, T))| *bytes;
+        let before = self.waiters.range(..key).map(bytes_of);
+        let after = self.waiters.range(key..).rev().map(bytes_of);
+        bytes_before(before, after, self.bytes)
+    }
+
+    /// Adds up the bytes of the waiters whose turn comes before another flow's turn. Looks from both ends, as
+    /// [`bytes_before`] does.
+    fn served_before(&self, turn: Turn, flow: Flow, weight: u32) -> u64 {
+        let steps = |bytes| Cost { bytes, weight }.steps();
+        let (mut begin, mut sum_before) = (self.start, 0u64);
+        let (mut end, mut sum_after) = (self.start + steps(self.bytes), 0u64);
+        let from_both_ends = self.waiters.iter().zip(self.waiters.iter().rev());
+        for ((key, (bytes, _)), (last_key, (last_bytes, _))) in from_both_ends {
+            #[cfg(test)]
+            note_visit();
+            if (begin, *key, flow) >= turn {
+                return sum_before;
+            }
+            begin += steps(*bytes);
+            sum_before = sum_before.saturating_add(*bytes);
+            end = end.saturating_sub(steps(*last_bytes));
+            if (end, *last_key, flow) < turn {
+                return self.bytes.saturating_sub(sum_after);
+            }
+            sum_after = sum_after.saturating_add(*last_bytes);
+        }
+        sum_before
+    }
 }
 
 /// See the [module](self).
@@ -60,7 +112,7 @@ pub(super) struct FairQueue<T> {
     /// Flows without waiters stay until the whole queue is empty: they remember the cost that they have paid.
     flows: BTreeMap<Flow, Backlog<T>>,
     /// The first waiter of each flow that has any, by the beginning of its turn.
-    firsts: BTreeSet<(u128, SortKey, Flow)>,
+    firsts: BTreeSet<Turn>,
     /// The virtual time at which the latest turn began.
     now: u128,
     waiting: usize,
@@ -85,13 +137,14 @@ impl<T> FairQueue<T> {
     }
 
     /// Adds a waiter. No other one has its key.
-    pub(super) fn join(&mut self, flow: Flow, sort_key: SortKey, waiter: T) {
+    pub(super) fn join(&mut self, flow: Flow, sort_key: SortKey, bytes: u64, waiter: T) {
         let now = self.now;
         self.change(flow, |backlog| {
             if backlog.waiters.is_empty() {
                 backlog.start = backlog.start.max(now);
             }
-            let before = backlog.waiters.insert(sort_key, waiter);
+            backlog.bytes = backlog.bytes.saturating_add(bytes);
+            let before = backlog.waiters.insert(sort_key, (bytes, waiter));
             debug_assert!(before.is_none(), "a key is for one waiter");
         });
         self.waiting += 1;
@@ -99,17 +152,10 @@ impl<T> FairQueue<T> {
 
     /// Changes a flow, and keeps the set of first waiters up to date.
     fn change<R>(&mut self, flow: Flow, change: impl FnOnce(&mut Backlog<T>) -> R) -> R {
-        let first = |backlog: &Backlog<T>| {
-            let (sort_key, _) = backlog.waiters.first_key_value()?;
-            Some((backlog.start, *sort_key, flow))
-        };
-        let backlog = self.flows.entry(flow).or_insert(Backlog {
-            waiters: BTreeMap::new(),
-            start: 0,
-        });
-        let before = first(backlog);
+        let backlog = self.flows.entry(flow).or_insert(Backlog::EMPTY);
+        let before = backlog.first(flow);
         let result = change(backlog);
-        let after = first(backlog);
+        let after = backlog.first(flow);
         if before != after {
             before.map(|before| self.firsts.remove(&before));
             self.firsts.extend(after);
@@ -120,48 +166,100 @@ impl<T> FairQueue<T> {
     /// Takes all waiters out, in no order.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = T> {
         let flows = std::mem::replace(self, Self::new()).flows.into_values();
-        flows.flat_map(|flow| flow.waiters.into_values())
+        flows.flat_map(|flow| flow.waiters.into_values().map(|(_, waiter)| waiter))
     }
 
     /// Returns the waiter that is served next.
     pub(super) fn head(&self) -> Option<&T> {
         let (_, sort_key, flow) = self.firsts.first()?;
-        self.flows[flow].waiters.get(sort_key)
+        self.flows[flow]
+            .waiters
+            .get(sort_key)
+            .map(|(_, waiter)| waiter)
     }
 
-    /// Returns the first `most` waiters in the order in which they are served if no request comes, each at its cost.
+    /// Returns the first `most` waiters in the order in which they are served if no request comes, given the weight of
+    /// each flow.
     pub(super) fn first<'a>(
         &'a self,
         most: usize,
-        cost: impl Fn(&T) -> Cost + 'a,
+        weight: impl Fn(Flow) -> u32 + 'a,
     ) -> impl Iterator<Item = &'a T> {
+        let mut ahead = self.walk(most);
+        let next = move || self.next_of(&mut ahead, &weight).map(|(_, waiter)| waiter);
+        std::iter::from_fn(next).take(most)
+    }
+
+    /// Begins a walk over the first `most` waiters.
+    pub(super) fn walk(&self, most: usize) -> Walk {
         // Flows further behind have none of them.
         let starts = self.firsts.iter().take(most);
-        let mut next: BinaryHeap<_> = starts.map(|first| Reverse(*first)).collect();
-        let first = std::iter::from_fn(move || {
-            let Reverse((start, sort_key, flow)) = next.pop()?;
-            let mut rest = self.flows[&flow].waiters.range(sort_key..);
-            let (_, waiter) = rest.next()?;
+        Walk(starts.map(|first| Reverse(*first)).collect())
+    }
+
+    /// Returns the next waiter of a walk, with its turn. The queue may change between two calls: waiters that left are passed over, and
+    /// flows that had no waiters when the walk began are left out.
+    pub(super) fn next_of(
+        &self,
+        walk: &mut Walk,
+        weight: impl Fn(Flow) -> u32,
+    ) -> Option<(Turn, &T)> {
+        loop {
+            let Reverse((start, sort_key, flow)) = walk.0.pop()?;
+            let Some(backlog) = self.flows.get(&flow) else {
+                continue;
+            };
+            let mut rest = backlog.waiters.range(sort_key..);
+            let Some((found, (bytes, waiter))) = rest.next() else {
+                continue;
+            };
             #[cfg(test)]
             note_visit();
-            if let Some((following, _)) = rest.next() {
-                next.push(Reverse((start + cost(waiter).steps(), *following, flow)));
+            if *found != sort_key {
+                walk.0.push(Reverse((start, *found, flow)));
+                continue;
             }
-            Some(waiter)
-        });
-        first.take(most)
+            if let Some((following, _)) = rest.next() {
+                let cost = Cost {
+                    bytes: *bytes,
+                    weight: weight(flow),
+                };
+                walk.0
+                    .push(Reverse((start + cost.steps(), *following, flow)));
+            }
+            return Some(((start, sort_key, flow), waiter));
+        }
     }
 
-    /// Returns the waiters that are due before the key, in no order.
-    pub(super) fn before(&self, key: SortKey) -> impl Iterator<Item = &T> {
-        let flows = self.flows.values();
-        flows.flat_map(move |flow| flow.waiters.range(..key).map(|(_, waiter)| waiter))
+    /// Returns when the turn of the first waiter of a flow begins, or would begin.
+    pub(super) fn start_of(&self, flow: Flow) -> u128 {
+        match self.flows.get(&flow) {
+            Some(own) if own.waiters.is_empty() => own.start.max(self.now),
+            Some(own) => own.start,
+            None => self.now,
+        }
     }
 
-    /// Returns the waiters that are due at the key or after it, in no order.
-    pub(super) fn after(&self, key: SortKey) -> impl Iterator<Item = &T> {
-        let flows = self.flows.values();
-        flows.flat_map(move |flow| flow.waiters.range(key..).map(|(_, waiter)| waiter))
+    /// Adds up the bytes of the waiters that are served before one that joins the flow at the key, if no other comes.
+    /// Takes time in proportion to the flows whose turn comes before, and within each to the smaller side.
+    pub(super) fn bytes_before(
+        &self,
+        flow: Flow,
+        key: SortKey,
+        weight: impl Fn(Flow) -> u32,
+    ) -> u64 {
+        let own = self.flows.get(&flow);
+        let due_before = own.map_or(0, |own| own.due_before(key));
+        let cost = Cost {
+            bytes: due_before,
+            weight: weight(flow),
+        };
+        let turn = (self.start_of(flow) + cost.steps(), key, flow);
+        let before = self.firsts.range(..turn);
+        let others = before.filter(|(_, _, other)| *other != flow);
+        let served = others
+            .map(|(_, _, other)| self.flows[other].served_before(turn, *other, weight(*other)));
+        served.fold(due_before, u64::saturating_add)
     }
 
     /// Takes a waiter out that was served at that cost, or not at all. Returns `None` if it was not there.
@@ -175,13 +273,16 @@ impl<T> FairQueue<T> {
             return None;
         }
         let mut now = self.now;
-        let waiter = self.change(flow, |backlog| {
-            let waiter = backlog.waiters.remove(&sort_key);
+        let left = self.change(flow, |backlog| {
+            let left = backlog.waiters.remove(&sort_key);
+            if let Some((bytes, _)) = &left {
+                backlog.bytes = backlog.bytes.saturating_sub(*bytes);
+            }
             if let Some(cost) = served {
                 now = now.max(backlog.start);
                 backlog.start += cost.steps();
             }
-            waiter
+            left
         });
         self.now = now;
         self.waiting -= 1;
@@ -189,9 +290,13 @@ impl<T> FairQueue<T> {
             // With no request waiting, all flows are even again.
             *self = Self::new();
         }
-        waiter
+        left.map(|(_, waiter)| waiter)
     }
 }
+
+/// A walk over the waiters in the order in which they are served: the next of each flow, with its turn.
+#[derive(Debug)]
+pub(super) struct Walk(BinaryHeap<Reverse<Turn>>);
 
 /// Adds up the bytes before a point of a queue of `total` bytes, given those before and those after the point.
 /// Takes time in proportion to the smaller side.
@@ -215,12 +320,12 @@ pub(super) fn bytes_before(
 
 #[cfg(test)]
 thread_local! {
-    /// How many waiters this thread looked at in fair queues.
+    /// How many waiters this thread looked at in fair queues, and how many tags in shares.
     pub(super) static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
 #[cfg(test)]
-fn note_visit() {
+pub(super) fn note_visit() {
     VISITS.set(VISITS.get() + 1);
 }
 
@@ -246,11 +351,11 @@ mod tests {
             bytes,
             weight: weight(flow),
         };
-        let told = fair_queue.first(usize::MAX, cost);
+        let told = fair_queue.first(usize::MAX, &weight);
         let told: Vec<_> = told.map(|(_, position, _)| *position).collect();
         let mut order = Vec::new();
         while let Some(&head) = fair_queue.head() {
-            assert_eq!(fair_queue.first(1, cost).next(), Some(&head));
+            assert_eq!(fair_queue.first(1, &weight).next(), Some(&head));
             let (flow, position, _) = head;
             fair_queue
                 .leave(flow, sort_key(position), Some(cost(&head)))
@@ -268,7 +373,8 @@ mod tests {
     fn fair_queue(waiters: &[(Flow, u64)]) -> FairQueue<(Flow, Position, u64)> {
         let mut fair_queue = FairQueue::new();
         for ((flow, bytes), position) in waiters.iter().zip(0..) {
-            fair_queue.join(*flow, sort_key(position), (*flow, position, *bytes));
+            let waiter = (*flow, position, *bytes);
+            fair_queue.join(*flow, sort_key(position), *bytes, waiter);
         }
         fair_queue
     }
@@ -284,7 +390,7 @@ mod tests {
     fn request_due_first_is_served_first() {
         let mut fair_queue = FairQueue::new();
         for (position, due) in [(0, 7), (1, -3), (2, 7), (3, 5)] {
-            fair_queue.join(None, SortKey { due, position }, (due, position));
+            fair_queue.join(None, SortKey { due, position }, 512, (due, position));
         }
         let mut order = Vec::new();
         while let Some(&(due, position)) = fair_queue.head() {
@@ -312,8 +418,8 @@ mod tests {
         for position in 0..2 {
             fair_queue.leave(light, sort_key(position), paid(512));
         }
-        fair_queue.join(heavy, sort_key(3), (heavy, 3, 512));
-        fair_queue.join(heavy, sort_key(4), (heavy, 4, 512));
+        fair_queue.join(heavy, sort_key(3), 512, (heavy, 3, 512));
+        fair_queue.join(heavy, sort_key(4), 512, (heavy, 4, 512));
         assert_eq!(serve(&mut fair_queue, |_| 1), [3, 2, 4]);
     }
 
@@ -348,6 +454,68 @@ mod tests {
             }
             assert_eq!(serve(&mut fair_queue, weight).len(), 85);
         }
+    }
+
+    /// The bytes told to be ahead of a newcomer are those of the waiters that are served before it, whatever its flow
+    /// and its key; with weights that divide the virtual time of a byte, exactly.
+    #[test]
+    fn bytes_ahead_of_a_newcomer_are_those_that_are_served_before_it() {
+        let [light, heavy] = tags();
+        let flows = [None, light, heavy];
+        for seed in 0..if cfg!(miri) { 3 } else { 2000 } {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let weights = [(); 3].map(|()| 1 << random.u32(..11));
+            let weight = |flow| weights[flows.iter().position(|known| *known == flow).unwrap()];
+            let mut fair_queue = FairQueue::new();
+            let count = random.u64(..40);
+            let of = random.usize(1..=3);
+            for position in 0..count {
+                let (flow, bytes) = (flows[random.usize(..of)], random.u64(1..5) * 512);
+                let due = random.i128(..20);
+                let key = SortKey { due, position };
+                fair_queue.join(flow, key, bytes, (flow, key, bytes));
+            }
+            for _ in 0..random.usize(..20) {
+                let Some(&(flow, key, bytes)) = fair_queue.head() else {
+                    break;
+                };
+                let weight = weight(flow);
+                let served = random.bool().then_some(Cost { bytes, weight });
+                fair_queue.leave(flow, key, served);
+            }
+            let flow = flows[random.usize(..3)];
+            let key = SortKey {
+                due: random.i128(..20),
+                position: count,
+            };
+            let told = fair_queue.bytes_before(flow, key, weight);
+            fair_queue.join(flow, key, 512, (flow, key, 512));
+            let order = fair_queue.first(usize::MAX, weight);
+            let before = order.take_while(|(_, other, _)| *other != key);
+            let before: u64 = before.map(|(_, _, bytes)| bytes).sum();
+            assert_eq!(told, before, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn walk_goes_on_although_the_queue_changes() {
+        let [light, heavy] = tags();
+        let mut fair_queue = fair_queue(&[(light, 512), (heavy, 512), (light, 512), (heavy, 512)]);
+        let mut walk = fair_queue.walk(usize::MAX);
+        let mut next = |fair_queue: &FairQueue<(Flow, Position, u64)>| {
+            let next = fair_queue.next_of(&mut walk, |_| 1);
+            next.map(|(_, (_, position, _))| *position)
+        };
+        assert_eq!(next(&fair_queue), Some(0));
+        fair_queue.leave(heavy, sort_key(1), None);
+        assert_eq!(next(&fair_queue), Some(3));
+        fair_queue.join(light, sort_key(4), 512, (light, 4, 512));
+        assert_eq!(next(&fair_queue), Some(2));
+        (2..=4).for_each(|position| {
+            fair_queue.leave(light, sort_key(position), None);
+        });
+        fair_queue.leave(light, sort_key(0), None);
+        assert_eq!(next(&fair_queue), None);
     }
 
     #[test]

@@ -370,7 +370,7 @@ impl Publish for Funnel {
             }
             Change::Terms => {
                 self.notify();
-                let throttled = self.queue.wakers_of_throttled(None);
+                let throttled = self.queue.wakers_of_throttled();
                 wake_all(throttled);
             }
         }

@@ -19,7 +19,8 @@
 //! | `queued`, `fair_queue` | the requests that wait for memory; their order |
 //! | `quota_queue`, `throttled` | the requests that wait for the limit of a tag |
 //! | `scopes` | the requests made in scopes of reservations |
-//! | `admission` | whether a request may join, and how long it would wait |
+//! | `admission`, `shares` | whether a request may join, which ones it displaces, and how long it would wait |
+//! | `listing` | the list of the requests that wait |
 //! | `charge` | bytes charged to a tag for a request under way |
 //! | `terms`, `demand` | terms and rules of waiting; size, alignment and account of a request |
 //! | `allocate` | a request: an attempt, and its position in the queue |
@@ -44,6 +45,7 @@ mod funnel;
 mod grower;
 mod hook;
 mod link;
+mod listing;
 mod passage;
 mod queued;
 mod quota_queue;
@@ -52,6 +54,7 @@ mod scan;
 mod scopes;
 mod service;
 mod serving;
+mod shares;
 mod spawn;
 mod tenancy;
 mod terms;

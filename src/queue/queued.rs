@@ -1,8 +1,9 @@
 //! The requests in the fair queue, with the figures that are kept of them. It knows neither locks nor the gate.
 
 use super::admission::{Admission, QueueLimit};
-use super::fair_queue::{Cost, FairQueue, Position, SortKey};
+use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, Walk};
 use super::scan::Scan;
+use super::shares::{Candidate, Shares};
 use super::waiter::Waiter;
 use crate::id::StreamId;
 use crate::sync::{Arc, Foreign, Trash};
@@ -14,6 +15,8 @@ use std::time::Duration;
 pub(super) struct Queued {
     order: FairQueue<Foreign<Arc<Waiter>>>,
     pub(super) admission: Admission,
+    /// The requests of each tag.
+    pub(super) shares: Shares<Foreign<Arc<Waiter>>>,
     /// When each request arrived, in the order of arrival.
     arrivals: BTreeMap<Position, Duration>,
     /// How many requests are for each stream.
@@ -27,6 +30,7 @@ impl Queued {
         Self {
             order: FairQueue::new(),
             admission: Admission::new(limit),
+            shares: Shares::new(),
             arrivals: BTreeMap::new(),
             by_stream: BTreeMap::new(),
             scan: Scan::default(),
@@ -41,14 +45,28 @@ impl Queued {
         self.order.len()
     }
 
-    /// Adds a request. Returns whether it must be searched for, because searches for all others were in vain.
-    pub(super) fn join(&mut self, waiter: Foreign<Arc<Waiter>>, now: Duration) -> bool {
-        self.admission.join(waiter.demand.request.bytes, now);
+    /// Adds a request whose tag has that weight. Returns whether it must be searched for, because searches for all others
+    /// were in vain.
+    pub(super) fn join(
+        &mut self,
+        waiter: Foreign<Arc<Waiter>>,
+        weight: u32,
+        now: Duration,
+    ) -> bool {
+        let (bytes, party) = (waiter.demand.request.bytes, waiter.demand.tag);
+        let candidate = Candidate {
+            party,
+            weight,
+            bytes,
+        };
+        self.admission.join(bytes, now);
+        let of_tag = Foreign::new((*waiter).clone());
+        self.shares.join(candidate, waiter.sort_key, of_tag);
         *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
         self.arrivals.insert(sort_key.position, waiter.since);
         let must_be_tried = self.scan.note_newcomer(&waiter);
-        self.order.join(flow, sort_key, waiter);
+        self.order.join(flow, sort_key, bytes, waiter);
         must_be_tried
     }
 
@@ -65,6 +83,7 @@ impl Queued {
             return false;
         }
         trash.add(left);
+        trash.add(self.shares.leave(waiter.demand.tag, waiter.sort_key));
         self.arrivals.remove(&waiter.sort_key.position);
         if let Some(count) = self.by_stream.get_mut(&waiter.lane.id) {
             *count -= 1;
@@ -83,7 +102,13 @@ impl Queued {
     /// Takes all requests out: the pool ends.
     pub(super) fn take_all(&mut self, trash: &mut Trash<Arc<Waiter>>) {
         trash.add(self.order.take_all());
+        trash.add(self.shares.take_all());
         self.scan.forget(trash);
+    }
+
+    /// Returns whether the request is here.
+    pub(super) fn has(&self, waiter: &Waiter) -> bool {
+        self.arrivals.contains_key(&waiter.sort_key.position)
     }
 
     /// Returns the request that is served next.
@@ -91,15 +116,34 @@ impl Queued {
         self.order.head().map(|head| &**head)
     }
 
-    /// Returns the first `most` requests in the order in which they are served if no further request arrives, each at
-    /// its cost.
+    /// Returns the first `most` requests in the order in which they are served if no further request arrives, given the
+    /// weight of each flow.
     pub(super) fn first<'a>(
         &'a self,
         most: usize,
-        cost: impl Fn(&Arc<Waiter>) -> Cost + 'a,
+        weight: impl Fn(Flow) -> u32 + 'a,
     ) -> impl Iterator<Item = &'a Arc<Waiter>> {
-        let first = self.order.first(most, move |waiter| cost(waiter));
-        first.map(|waiter| &**waiter)
+        self.order.first(most, weight).map(|waiter| &**waiter)
+    }
+
+    /// Begins a walk over the first `most` requests.
+    pub(super) fn walk(&self, most: usize) -> Walk {
+        self.order.walk(most)
+    }
+
+    /// Returns the next request of a walk; see [`FairQueue::next_of`].
+    pub(super) fn next_of(
+        &self,
+        walk: &mut Walk,
+        weight: impl Fn(Flow) -> u32,
+    ) -> Option<(Turn, &Arc<Waiter>)> {
+        let (turn, waiter) = self.order.next_of(walk, weight)?;
+        Some((turn, waiter))
+    }
+
+    /// Returns when the turn of the first request of a flow begins, or would begin.
+    pub(super) fn start_of(&self, flow: Flow) -> u128 {
+        self.order.start_of(flow)
     }
 
     /// Returns when the oldest request arrived.
@@ -111,17 +155,14 @@ impl Queued {
         self.by_stream.contains_key(&stream)
     }
 
-    /// Estimates how long a request with that key would wait.
-    pub(super) fn expected_wait(
+    /// Adds up the bytes of the requests that are served before one of that flow and key, if no further request arrives.
+    pub(super) fn bytes_before(
         &self,
-        bytes: u64,
+        flow: Flow,
         key: SortKey,
-        now: Duration,
-    ) -> Option<Duration> {
-        let bytes_of = |waiter: &Foreign<Arc<Waiter>>| waiter.demand.request.bytes;
-        let (before, after) = (self.order.before(key), self.order.after(key));
-        let (before, after) = (before.map(bytes_of), after.map(bytes_of));
-        self.admission.expected_wait(bytes, before, after, now)
+        weight: impl Fn(Flow) -> u32,
+    ) -> u64 {
+        self.order.bytes_before(flow, key, weight)
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
@@ -129,11 +170,11 @@ impl Queued {
         &mut self,
         generation: u64,
         usual_alignment: u64,
-        cost: impl Fn(&Arc<Waiter>) -> Cost,
+        weight: impl Fn(Flow) -> u32,
         trash: &mut Trash<Arc<Waiter>>,
     ) -> Vec<Arc<Waiter>> {
-        let others = self.order.first(usize::MAX, move |waiter| cost(waiter));
-        let others = others.skip(1).map(|waiter| &**waiter);
+        let others = self.order.first(usize::MAX, weight).skip(1);
+        let others = others.map(|waiter| &**waiter);
         self.scan.begin(generation, usual_alignment, others, trash)
     }
 

@@ -5,13 +5,14 @@
 //! coming. How many may wait here, and for how long, is a matter of the tag alone: a tenant's flood neither refuses
 //! nor delays the requests of other tenants.
 
-use super::admission::{Admission, QueueLimit};
-use super::fair_queue::SortKey;
+use super::admission::{Admission, Pace, QueueLimit};
+use super::fair_queue::{SortKey, bytes_before};
+use super::shares::{Amount, Sizes};
 use super::waiter::Waiter;
-use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::sync::{Arc, Foreign};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::time::Duration;
 
 /// The quota queues of all tags.
@@ -50,15 +51,22 @@ impl QuotaQueues {
         self.get(tag).is_none_or(|queue| queue.waiters.is_empty())
     }
 
-    /// Checks whether another request of the tag may join.
-    ///
-    /// # Errors
-    /// Returns an error if the queue is full.
-    pub(super) fn check(&self, tag: Tag, bytes: u64, now: Duration) -> Result<(), AllocError> {
-        match self.get(tag) {
-            Some(queue) => queue.admission.check(Some(tag), bytes, now),
-            None => Admission::new(self.limit).check(Some(tag), bytes, now),
-        }
+    /// Returns the requests of the tag that wait.
+    pub(super) fn waiting(&self, tag: Tag) -> Amount {
+        let queue = self.get(tag);
+        queue.map(|it| it.admission.waiting).unwrap_or_default()
+    }
+
+    /// Returns how fast the tag's limit lets requests in.
+    pub(super) fn pace(&self, tag: Tag) -> Pace {
+        self.get(tag)
+            .map(|queue| queue.admission.pace)
+            .unwrap_or_default()
+    }
+
+    /// Returns the tag's own limit, if it was set.
+    pub(super) fn own_limit(&self, tag: Tag) -> Option<QueueLimit> {
+        self.get(tag)?.own_limit
     }
 
     /// Returns the first request of each tag that has any.
@@ -66,17 +74,45 @@ impl QuotaQueues {
         self.by_tag.values().filter_map(QuotaQueue::first)
     }
 
-    /// Returns the requests of one tag, or of all.
-    pub(super) fn waiters(&self, of: Option<Tag>) -> impl Iterator<Item = &Arc<Waiter>> {
-        let queues = self.by_tag.iter();
-        let meant = queues.filter(move |(tag, _)| of.is_none_or(|of| of == **tag));
-        meant.flat_map(|(_, queue)| queue.waiters.values().map(|waiter| &**waiter))
+    /// Returns the requests of all tags.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        let queues = self.by_tag.values();
+        queues.flat_map(|queue| queue.waiters.values().map(|waiter| &**waiter))
     }
 
     /// Takes all requests out: the pool ends.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Foreign<Arc<Waiter>>> {
         let queues = std::mem::take(&mut self.by_tag).into_values();
         queues.flat_map(|queue| queue.waiters.into_values())
+    }
+
+    /// Returns the requests that come after a tag's request with that key, in the order of tags and keys; or all.
+    pub(super) fn waiters_after(
+        &self,
+        last: Option<(Tag, SortKey)>,
+    ) -> impl Iterator<Item = (Tag, &Arc<Waiter>)> {
+        let after = last.map_or(Bound::Unbounded, |(_, key)| Bound::Excluded(key));
+        let of_tag = last.map_or(Bound::Unbounded, |(tag, _)| Bound::Excluded(tag));
+        let first = last.and_then(|(tag, _)| Some((tag, self.get(tag)?)));
+        let first = first.into_iter().flat_map(move |(tag, queue)| {
+            let rest = queue.waiters.range((after, Bound::Unbounded));
+            rest.map(move |(_, waiter)| (tag, &**waiter))
+        });
+        let others = self.by_tag.range((of_tag, Bound::Unbounded));
+        let others = others.flat_map(|(tag, queue)| {
+            let waiters = queue.waiters.values();
+            waiters.map(|waiter| (*tag, &**waiter))
+        });
+        first.chain(others)
+    }
+
+    /// Returns the requests of a tag for more than that many bytes. Takes constant time if there are none.
+    pub(super) fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = &Arc<Waiter>> {
+        let queue = self.get(tag);
+        let queue = queue.filter(|queue| queue.sizes.largest() > bytes);
+        let waiters = queue.into_iter().flat_map(|queue| queue.waiters.values());
+        let waiters = waiters.map(|waiter| &**waiter);
+        waiters.filter(move |waiter| waiter.demand.request.bytes > bytes)
     }
 
     /// Sets the limit of a tag; `None` returns it to the pool's.
@@ -104,6 +140,7 @@ impl QuotaQueues {
 #[derive(Debug)]
 pub(super) struct QuotaQueue {
     waiters: BTreeMap<SortKey, Foreign<Arc<Waiter>>>,
+    sizes: Sizes,
     admission: Admission,
     /// The tag's own limit, if it was set; the pool's otherwise.
     own_limit: Option<QueueLimit>,
@@ -113,6 +150,7 @@ impl QuotaQueue {
     fn new(limit: QueueLimit) -> Self {
         Self {
             waiters: BTreeMap::new(),
+            sizes: Sizes::default(),
             admission: Admission::new(limit),
             own_limit: None,
         }
@@ -129,7 +167,9 @@ impl QuotaQueue {
     }
 
     pub(super) fn join(&mut self, waiter: Foreign<Arc<Waiter>>, now: Duration) {
-        self.admission.join(waiter.demand.request.bytes, now);
+        let bytes = waiter.demand.request.bytes;
+        self.admission.join(bytes, now);
+        self.sizes.add(bytes);
         self.waiters.insert(waiter.sort_key, waiter);
     }
 
@@ -140,7 +180,9 @@ impl QuotaQueue {
         entered: Option<Duration>,
     ) -> Option<Foreign<Arc<Waiter>>> {
         let waiter = self.waiters.remove(&sort_key)?;
-        self.admission.leave(waiter.demand.request.bytes, entered);
+        let bytes = waiter.demand.request.bytes;
+        self.admission.leave(bytes, entered);
+        self.sizes.remove(bytes);
         Some(waiter)
     }
 
@@ -154,6 +196,7 @@ impl QuotaQueue {
         let bytes_of = |(_, waiter): (_, &Foreign<Arc<Waiter>>)| waiter.demand.request.bytes;
         let before = self.waiters.range(..key).map(bytes_of);
         let after = self.waiters.range(key..).map(bytes_of);
-        self.admission.expected_wait(bytes, before, after, now)
+        let ahead = bytes_before(before, after, self.admission.waiting.bytes);
+        self.admission.expected_wait(bytes, ahead, now)
     }
 }

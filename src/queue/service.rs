@@ -12,7 +12,7 @@ use super::spawn;
 use super::tenancy::Tenancy;
 use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
-use super::waiters::{Moved, Queue};
+use super::waiters::{Displaced, Moved, Queue};
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
 use crate::driver::{
@@ -24,11 +24,11 @@ use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
 use crate::trace;
+use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
 
 /// See the [module](self).
-#[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) driver: Driver,
     pub(crate) queue: plain::Arc<Queue>,
@@ -256,6 +256,24 @@ impl Service {
         self.note_moved(moved);
     }
 
+    /// Ends the waits of requests that lost their places.
+    pub(super) fn note_displaced(&self, displaced: Vec<Displaced>) {
+        for Displaced { waiter, waker } in displaced {
+            if let Some(waker) = waker {
+                self.uncharge_unserved(&waiter);
+                wake_all(waker);
+            }
+        }
+    }
+
+    /// Puts a request back to its position that was set aside. The poll that comes next searches for it.
+    pub(super) fn bring_back(&self, waiter: &Waiter) {
+        let gate = &self.driver.gate;
+        if self.queue.bring_back(waiter, self.now(), gate) {
+            self.funnel.note_candidate();
+        }
+    }
+
     /// Notifies and offers the hook after requests moved into the fair queue, or up in a quota queue.
     fn note_moved(&self, moved: Moved) {
         if moved.has_candidate {
@@ -317,7 +335,7 @@ impl Service {
     pub(crate) fn apply_terms(this: &Arc<Self>) {
         this.fail_hopeless();
         Self::serve_change(this);
-        let throttled = this.queue.wakers_of_throttled(None);
+        let throttled = this.queue.wakers_of_throttled();
         wake_all(throttled);
     }
 
@@ -326,11 +344,16 @@ impl Service {
         let gate = &this.driver.gate;
         let moved = this.queue.set_limit(tag, limit, this.now(), gate);
         this.note_moved(moved);
-        this.fail_hopeless();
+        for waiter in this.queue.over_limit(tag) {
+            if let Some(refusal) = this.refusal_of(&waiter.demand) {
+                this.fail(&waiter, refusal);
+            }
+        }
         this.relieve(tag);
         Self::serve_change(this);
-        let throttled = this.queue.wakers_of_throttled(Some(tag));
-        wake_all(throttled);
+        // The others look once they are first.
+        let first = this.queue.first_throttled(tag);
+        wake_all(first.and_then(|first| first.notify()));
     }
 
     /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
@@ -412,12 +435,17 @@ impl Service {
         is_first
     }
 
-    /// Estimates how long a request with default terms would wait that came now. With a tag, the request is over that
-    /// tag's limit.
-    pub(crate) fn expected_wait(&self, over: Option<Tag>, bytes: u64) -> Option<Duration> {
+    /// Estimates how long a request of a tag with default terms would wait that came now. With `over`, the request is over
+    /// that tag's limit.
+    pub(crate) fn expected_wait(
+        &self,
+        over: Option<Tag>,
+        tag: Option<Tag>,
+        bytes: u64,
+    ) -> Option<Duration> {
         let now = self.now();
         let due = Terms::default().due(now, &self.rules);
-        self.queue.expected_wait(over, bytes, due, now)
+        self.queue.expected_wait(over, tag, bytes, due, now)
     }
 
     /// Returns whether a thread searches memory for the requests that wait.
@@ -480,7 +508,7 @@ impl Service {
         let waiting = self.queue.waiting();
         let shortfall = self.driver.shortfall(demand.request, waiting);
         Shortfall {
-            expected_wait: self.expected_wait(None, demand.request.bytes),
+            expected_wait: self.expected_wait(None, demand.tag, demand.request.bytes),
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
             ..shortfall
         }
@@ -521,6 +549,13 @@ impl Service {
 
     pub(super) fn is_orphaned(&self) -> bool {
         self.is_orphaned.load(Ordering::Acquire)
+    }
+}
+
+/// Futures and handles own a service. What they print does not include the pool's insides.
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").finish_non_exhaustive()
     }
 }
 

@@ -4,6 +4,11 @@
 //! served, no other request is served, except for requests that may [overtake](super::terms::Overtaking) it, and in a
 //! [deadlock](super::deadlock).
 //!
+//! The pool cannot tell a request that was forgotten (`mem::forget`) from one whose task is slow. A head that cannot be
+//! served, and whose waiter was woken and not polled for 100 ms, is *set aside*: it keeps no memory from those behind it,
+//! is granted none, and does not close the gate. Once its waiter is polled, it is back at its position. It loses nothing
+//! by that but its turn meanwhile, in which its task did not run.
+//!
 //! After a search for a request has failed, the pass does not search for it again before a change is
 //! [published](super::funnel), or another search finds a stream further: the outcome would be the same.
 
@@ -17,6 +22,10 @@ use crate::fault::injected;
 use crate::sync::Arc;
 use std::cell::Cell;
 use std::time::Duration;
+
+/// How long the head may be woken and not polled before it loses its turn, on the device's clock. Long against the delays
+/// of a busy runtime.
+const SILENCE: Duration = Duration::from_millis(100);
 
 /// The outcome of an attempt to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +72,7 @@ impl<'a> Pass<'a> {
                 Served::Granted | Served::Gone => continue,
                 // The search for another request found memory complete that may suit the head.
                 Served::Short if !self.was_searched(&head) => continue,
+                Served::Short if self.set_aside(&head) => continue,
                 Served::Short => service.hooked.offer_to(&head),
                 Served::NeedsThread if service.grower.start_for(head, service) => {}
                 Served::NeedsThread => {
@@ -81,6 +91,23 @@ impl<'a> Pass<'a> {
     pub(super) fn look_again_at(&self, at: Duration) {
         let earlier = self.next_look.get().filter(|earlier| *earlier < at);
         self.next_look.set(Some(earlier.unwrap_or(at)));
+    }
+
+    /// Sets the head aside if its waiter was woken long ago and has not been polled since: it may have been forgotten.
+    /// Returns whether it did.
+    fn set_aside(&self, head: &Arc<Waiter>) -> bool {
+        let service = self.service;
+        let now = service.now();
+        let Some(since) = head.silent_since(now) else {
+            return false;
+        };
+        let until = since.saturating_add(SILENCE);
+        if now < until {
+            self.look_again_at(until);
+            return false;
+        }
+        !injected("silent-request-keeps-its-turn")
+            && service.queue.set_aside(head, &service.driver.gate)
     }
 
     /// Serves a request that may pass the head, which cannot be served.

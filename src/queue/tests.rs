@@ -3,7 +3,7 @@
 use super::fair_queue::VISITS;
 use crate::device::sim::{Clock, SimDevice};
 use crate::sync::{Guards, census};
-use crate::{Pool, Stream};
+use crate::{AllocateOwned, Block, Pool, Stream, Tag};
 use futures::executor::LocalSpawner;
 use futures::task::LocalSpawnExt;
 use std::future::Future;
@@ -117,6 +117,81 @@ fn work_of_a_request_does_not_grow_with_the_number_of_waiters() {
         let (few, many) = (work(FEW), work(MANY));
         assert!(many < 3 * few * 4 / 3, "{few} for {FEW}, {many} for {MANY}");
         assert!(many < MANY * 100, "{} for each request", many / MANY);
+    }
+}
+
+/// A pool whose memory is all allocated, and a stream.
+fn full() -> (Pool, Stream, Block) {
+    let device = SimDevice::builder().clock(Clock::Manual).build();
+    let builder = Pool::builder(device.clone()).capacity(8 * MIB);
+    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    (pool, stream, held)
+}
+
+fn wait(pool: &Pool, stream: &Stream, tag: Tag, count: usize) -> Vec<AllocateOwned> {
+    let context = &mut Context::from_waker(Waker::noop());
+    let request = |_| {
+        let mut request = pool.allocate_owned(stream, 4096).tag(tag);
+        assert!(pin!(&mut request).poll(context).is_pending());
+        request
+    };
+    (0..count).map(request).collect()
+}
+
+/// Returns how many locks this thread took since it last asked, of any kind.
+fn locks() -> u64 {
+    census().locks.into_iter().map(|(_, count)| count).sum()
+}
+
+#[test]
+fn list_of_waiting_requests_looks_at_each_once_and_takes_the_lock_in_parts() {
+    const COUNT: usize = if cfg!(miri) { 30 } else { 1000 };
+    let tags = ["list: 1", "list: 2", "list: 3", "list: throttled"].map(Tag::new);
+    let (pool, stream, held) = full();
+    (1..4).for_each(|weight| pool.tag(tags[weight - 1]).set_weight(weight as u32));
+    pool.tag(tags[3]).set_limit(Some(4096));
+    let waiting = tags.map(|tag| wait(&pool, &stream, tag, COUNT));
+    work();
+    let list = pool.waiting_requests(usize::MAX);
+    assert_eq!(list.len(), 4 * COUNT);
+    let over_limit = list.iter().filter(|request| request.is_over_limit);
+    assert_eq!(over_limit.count(), COUNT - 1);
+    let census = census().locks.into_iter();
+    let of_queue = census.filter(|(guards, _)| *guards == Guards::Queue);
+    let of_queue: u64 = of_queue.map(|(_, count)| count).sum();
+    assert!(of_queue as usize >= 4 * COUNT / 256, "{of_queue} locks");
+    assert!(VISITS.take() as usize <= 3 * COUNT + 1);
+    drop((waiting, held));
+}
+
+#[test]
+fn limits_and_weights_are_set_without_looking_at_those_that_wait() {
+    const MANY: usize = if cfg!(miri) { 30 } else { 2000 };
+    let tag = Tag::new("set: tag");
+    let mut all = Vec::new();
+    for (count, is_throttled) in [(3, false), (MANY, false), (3, true), (MANY, true)] {
+        let (pool, stream, held) = full();
+        if is_throttled {
+            pool.tag(tag).set_limit(Some(4096));
+        }
+        let waiting = wait(&pool, &stream, tag, count);
+        (locks(), VISITS.take());
+        if !is_throttled {
+            pool.tag(tag).set_limit(None);
+        }
+        pool.tag(tag).set_limit(Some(4096));
+        pool.tag(tag).set_weight(7);
+        all.push((locks(), VISITS.take()));
+        // Requests that can never be served under the limit fail.
+        pool.tag(tag).set_limit(Some(0));
+        assert_eq!(pool.tag(tag).statistics().waits.waiting, 0);
+        drop((waiting, held));
+    }
+    for pair in all.chunks(2) {
+        let ((few, _), (many, visits)) = (pair[0], pair[1]);
+        assert!(visits == 0 && few.abs_diff(many) < 10, "{all:?}");
     }
 }
 

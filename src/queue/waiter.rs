@@ -47,6 +47,8 @@ pub(crate) struct Waiter {
     expects_pieces: AtomicBool,
     /// The request is in the quota queue: its tag has reached its limit.
     is_throttled: SharedFlag,
+    /// The waiter did not answer, and lost its turn until it is polled.
+    is_aside: SharedFlag,
     /// How many requests overtook this one, and with how many bytes. Written by the server only.
     passed: (AtomicU64, AtomicU64),
     /// The generation at which memory was last searched for in vain, and how often streams had been found further then.
@@ -85,6 +87,8 @@ enum State {
     Waiting {
         /// `None` if the waiter was woken to look again and has not been polled since.
         waker: Option<Foreign<Waker>>,
+        /// When a server first saw that.
+        silent_since: Option<Duration>,
     },
     /// The memory belongs to the future, which frees it if it does not take it.
     Granted(Allocations),
@@ -99,6 +103,7 @@ impl Waiter {
     pub(super) fn new(origin: Origin, waker: Waker) -> Self {
         let state = State::Waiting {
             waker: Some(Foreign::new(waker)),
+            silent_since: None,
         };
         Self {
             sort_key: origin.sort_key,
@@ -112,6 +117,7 @@ impl Waiter {
             location: origin.location,
             expects_pieces: AtomicBool::new(false),
             is_throttled: SharedFlag::new(origin.is_throttled),
+            is_aside: SharedFlag::new(false),
             passed: (AtomicU64::new(0), AtomicU64::new(0)),
             searched: (AtomicU64::new(NEVER), AtomicU64::new(0)),
             was_refused: AtomicBool::new(false),
@@ -131,7 +137,7 @@ impl Waiter {
     pub(super) fn grant(&self, found: Unclaimed) -> Result<Option<Waker>, Unclaimed> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker } => {
+            State::Waiting { waker, .. } => {
                 *state = State::Granted(found.claim());
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker.map(Foreign::into_inner))
@@ -148,7 +154,7 @@ impl Waiter {
     pub(super) fn fail(&self, error: AllocError) -> Option<Option<Waker>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker } => {
+            State::Waiting { waker, .. } => {
                 // Before the lock is released: a task that hears of the failure finds it counted by its outcome.
                 self.note_unserved(outcome_of(&error));
                 *state = State::Failed(error);
@@ -177,14 +183,19 @@ impl Waiter {
         let is_known =
             |last: &Option<Foreign<Waker>>| last.as_ref().is_some_and(|last| last.will_wake(waker));
         match &*self.state.lock() {
-            State::Waiting { waker: last } if is_known(last) => return None,
+            State::Waiting { waker: last, .. } if is_known(last) => return None,
             _ => {}
         }
         // With no lock held: that calls foreign code. The waiter may be served meanwhile.
         let waker = Foreign::new(waker.clone());
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        if let State::Waiting { waker: last } = state {
+        if let State::Waiting {
+            waker: last,
+            silent_since,
+        } = state
+        {
+            *silent_since = None;
             trash.add(last.replace(waker));
             return None;
         }
@@ -201,7 +212,7 @@ impl Waiter {
         let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
         match last {
             State::Granted(found) => Some(found),
-            State::Waiting { waker } => {
+            State::Waiting { waker, .. } => {
                 waker.into_iter().for_each(Foreign::release);
                 None
             }
@@ -214,9 +225,39 @@ impl Waiter {
     /// itself, without end or recursion.
     pub(super) fn notify(&self) -> Option<Waker> {
         match &mut *self.state.lock() {
-            State::Waiting { waker } => waker.take().map(Foreign::into_inner),
+            State::Waiting { waker, .. } => waker.take().map(Foreign::into_inner),
             _ => None,
         }
+    }
+
+    /// Returns since when the waiter is known to have been woken and not polled, if it is.
+    pub(super) fn silent_since(&self, now: Duration) -> Option<Duration> {
+        match &mut *self.state.lock() {
+            State::Waiting {
+                waker: None,
+                silent_since,
+            } => Some(*silent_since.get_or_insert(now)),
+            _ => None,
+        }
+    }
+
+    /// Sets the request aside, if the waiter has still not been polled. Returns whether it was.
+    pub(super) fn set_aside(&self) -> bool {
+        let state = self.state.lock();
+        let is_silent = matches!(&*state, State::Waiting { waker: None, .. });
+        // Under the lock: a poll comes before this, or sees it.
+        self.is_aside.store(is_silent, Ordering::Release);
+        is_silent
+    }
+
+    /// Returns whether the request was set aside.
+    pub(super) fn is_aside(&self) -> bool {
+        self.is_aside.load(Ordering::Acquire)
+    }
+
+    /// Notes that the request is back in the queue.
+    pub(super) fn end_aside(&self) {
+        self.is_aside.store(false, Ordering::Release);
     }
 
     /// Returns whether a change to the pool's memory may let the request draw from its reservation.
@@ -360,7 +401,7 @@ impl Drop for Unclaimed {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let waker = match self.state.get_mut() {
-            State::Waiting { waker } => waker.take(),
+            State::Waiting { waker, .. } => waker.take(),
             _ => None,
         };
         waker.into_iter().for_each(Foreign::release);

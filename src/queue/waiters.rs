@@ -2,17 +2,20 @@
 //!
 //! Requests over the limit of their tag wait in that tag's [quota queue](super::quota_queue). They keep no other
 //! request from being served, and the gate does not close for them. All others wait in the
-//! [fair queue](super::fair_queue), and the gate is closed while there are any.
+//! [fair queue](super::fair_queue), and the gate is closed while there are any. A request whose waiter does not answer is
+//! [set aside](super::serving) until it is polled.
 //!
 //! A change of the queue may move a request to where memory is searched for it. It is a *candidate* then, and a search
 //! must follow. Every method that can make one returns whether it did.
 
-use super::admission::QueueLimit;
+use super::admission::{QueueLimit, full};
 use super::charge::Charge;
-use super::fair_queue::{Cost, Position, SortKey};
+use super::fair_queue::{Cost, Flow, Position, SortKey};
+use super::listing::Listing;
 use super::queued::Queued;
 use super::quota_queue::QuotaQueues;
 use super::scopes::Scopes;
+use super::shares::{Amount, Candidate};
 use super::waiter::{Origin, Waiter};
 use super::waiting::WaitingRequest;
 use super::{Demand, Rules, Wants};
@@ -21,10 +24,11 @@ use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
+use crate::measure::{Accounts, Tag, WaitOutcome, Waits};
 use crate::sync::plain;
 use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::panic::Location;
 use std::task::Waker;
@@ -59,6 +63,17 @@ pub(super) struct Joined {
     pub(super) waiter: Arc<Waiter>,
     /// A request that is throttled may be the first to see that the limit allows others.
     pub(super) moved: Moved,
+    /// The requests in whose place it waits. The caller ends their waits, with the lock released.
+    pub(super) displaced: Vec<Displaced>,
+}
+
+/// A request that lost its place to one of a tag below its share.
+#[derive(Debug)]
+pub(super) struct Displaced {
+    pub(super) waiter: Arc<Waiter>,
+    /// `None` if it was granted in the same moment, or is gone: it leaves the queue with that outcome. Otherwise the
+    /// waker to call, if there is one.
+    pub(super) waker: Option<Option<Waker>>,
 }
 
 /// A request that may not join.
@@ -79,9 +94,28 @@ pub(super) struct Moved {
     pub(super) has_new_first: bool,
 }
 
+impl Moved {
+    fn and(&mut self, other: Self) {
+        self.has_candidate |= other.has_candidate;
+        self.has_new_first |= other.has_new_first;
+    }
+}
+
+/// How a request leaves the queue.
+#[derive(Clone, Copy, Debug)]
+enum Left {
+    /// Served after that long.
+    Served(Duration),
+    Unserved,
+    /// It lost its place to a request of another tag.
+    Displaced,
+}
+
 #[derive(Debug)]
 struct Standing {
     queued: Queued,
+    /// Requests that were set aside: their waiters were woken and not polled.
+    aside: BTreeMap<Position, Foreign<Arc<Waiter>>>,
     quotas: QuotaQueues,
     next: Position,
 }
@@ -101,15 +135,22 @@ pub(crate) struct Queue {
 }
 
 impl Standing {
-    /// Estimates how long a request would wait. With a tag, the request is over that tag's limit.
+    /// Estimates how long a request of a flow would wait. With a tag, the request is over that tag's limit.
     fn expected_wait(
         &self,
         over: Option<Tag>,
+        flow: Flow,
         bytes: u64,
         key: SortKey,
         now: Duration,
+        weight: impl Fn(Flow) -> u32,
     ) -> Option<Duration> {
-        let in_queue = self.queued.expected_wait(bytes, key, now);
+        let ahead = || self.queued.bytes_before(flow, key, weight);
+        let admission = &self.queued.admission;
+        let is_known = admission.pace.time_for(0, now).is_some();
+        let in_queue = is_known
+            .then(|| admission.expected_wait(bytes, ahead(), now))
+            .flatten();
         let Some(tag) = over else {
             return in_queue;
         };
@@ -117,36 +158,70 @@ impl Standing {
         Some(at_limit.saturating_add(in_queue.unwrap_or_default()))
     }
 
-    /// Checks whether a request may join the fair queue, or the quota queue of the tag.
+    /// Checks whether a request may join the fair queue, or the quota queue of the tag. Returns the requests that lose
+    /// their places to it.
     ///
     /// # Errors
     /// Returns an error if it may not.
     fn check(
         &self,
         newcomer: &Newcomer<'_>,
+        flow: Flow,
         over: Option<Tag>,
         rules: &Rules,
-    ) -> Result<(), AllocError> {
-        let (bytes, now) = (newcomer.demand.request.bytes, newcomer.since);
-        let is_empty = match over {
-            Some(tag) => {
-                self.quotas.check(tag, bytes, now)?;
-                self.quotas.is_empty(tag)
-            }
+        weight: impl Fn(Flow) -> u32,
+    ) -> Result<Vec<Arc<Waiter>>, AllocError> {
+        let (demand, now) = (newcomer.demand, newcomer.since);
+        let (bytes, key) = (demand.request.bytes, self.next_key(newcomer.due));
+        let expected = || self.expected_wait(over, flow, bytes, key, now, &weight);
+        if let Some((tag, waiting, limit)) = self.limit_of_tag(demand.tag, over)
+            && waiting.is_full(limit, bytes)
+        {
+            return Err(full(Some(tag), bytes, waiting, limit, expected()));
+        }
+        let (is_empty, displaced) = match over {
+            Some(tag) => (self.quotas.is_empty(tag), Vec::new()),
             None => {
-                self.queued.admission.check(None, bytes, now)?;
-                self.queued.is_empty()
+                let candidate = Candidate {
+                    party: demand.tag,
+                    weight: weight(demand.tag),
+                    bytes,
+                };
+                let (queued, limit) = (&self.queued, self.queued.admission.limit);
+                let displaced = queued.shares.displaced_by(candidate, limit);
+                let refused = || full(None, bytes, queued.shares.total(), limit, expected());
+                (queued.is_empty(), displaced.ok_or_else(refused)?)
             }
         };
         // The first request waits in any case: it keeps the estimate current.
-        let Some(limit) = newcomer.limit.filter(|_| rules.sheds && !is_empty) else {
-            return Ok(());
-        };
-        let key = self.next_key(newcomer.due);
-        let expected = self.expected_wait(over, bytes, key, now);
-        match expected {
-            Some(expected) if expected > limit => Err(AllocError::Shed { expected, limit }),
-            _ => Ok(()),
+        if let Some(limit) = newcomer.limit.filter(|_| rules.sheds && !is_empty)
+            && let Some(expected) = expected().filter(|expected| *expected > limit)
+        {
+            return Err(AllocError::Shed { expected, limit });
+        }
+        Ok(displaced
+            .into_iter()
+            .map(|waiter| (**waiter).clone())
+            .collect())
+    }
+
+    /// Returns the queue limit that holds for the requests of a tag alone, if any, with those that wait: its own limit
+    /// for all of them, or else the pool's for those over the tag's limit.
+    fn limit_of_tag(
+        &self,
+        tag: Option<Tag>,
+        over: Option<Tag>,
+    ) -> Option<(Tag, Amount, QueueLimit)> {
+        let tag = tag?;
+        let mut waiting = self.quotas.waiting(tag);
+        match self.quotas.own_limit(tag) {
+            Some(limit) => {
+                let in_queue = self.queued.shares.of(Some(tag));
+                waiting.requests += in_queue.requests;
+                waiting.bytes = waiting.bytes.saturating_add(in_queue.bytes);
+                Some((tag, waiting, limit))
+            }
+            None => over.map(|tag| (tag, waiting, self.quotas.limit(tag))),
         }
     }
 
@@ -160,6 +235,7 @@ impl Queue {
     pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         let standing = Standing {
             queued: Queued::new(rules.queue_limit),
+            aside: BTreeMap::new(),
             quotas: QuotaQueues::new(rules.queue_limit),
             next: 0,
         };
@@ -184,7 +260,8 @@ impl Queue {
     ) -> Result<Joined, Refused> {
         // With no lock held: that calls foreign code.
         let waker = newcomer.waker.clone();
-        let mut standing = self.standing.lock();
+        let mut standing = self.standing.lock_with_trash();
+        let (standing, trash) = standing.parts();
         let (demand, now) = (newcomer.demand, newcomer.since);
         let bytes = demand.request.bytes;
         let account = demand.tag.map(|tag| (tag, self.accounts.of(tag)));
@@ -193,23 +270,27 @@ impl Queue {
             newcomer.charge.is_none() && account.charge_or_throttle(bytes).is_err()
         });
         let over = over.map(|(tag, _)| tag);
-        if let Err(error) = standing.check(&newcomer, over, rules) {
+        let flow = self.flow_of(demand.tag);
+        let weight = |tag| self.weight_of(tag);
+        let checked = standing.check(&newcomer, flow, over, rules, weight);
+        let displaced = checked.map_err(|error| {
             self.note_refusal(&newcomer, &error);
             if let Some(tag) = over {
-                self.end_throttling(&standing, tag);
+                self.end_throttling(standing, tag);
             }
             // Uncharged by the caller, with the lock released: that may let others in.
             let charged = demand
                 .tag
                 .filter(|_| over.is_none())
                 .map(|tag| (tag, bytes));
-            Charge::keep(newcomer.charge);
-            return Err(Refused { error, charged });
-        }
+            (error, charged)
+        });
         Charge::keep(newcomer.charge);
+        let displaced = displaced.map_err(|(error, charged)| Refused { error, charged })?;
+        let (displaced, moved_up) = self.displace(standing, displaced, now, gate, trash);
         let origin = Origin {
             sort_key: standing.next_key(newcomer.due),
-            flow: demand.tag.filter(|_| account.is_some_and(has_weight)),
+            flow,
             lane: newcomer.lane.clone(),
             demand,
             wants: newcomer.wants,
@@ -223,21 +304,52 @@ impl Queue {
         let waiter = Arc::new(Waiter::new(origin, waker));
         self.counted_for(&waiter).for_each(Waits::begin);
         self.scopes.enter(&waiter, gate);
-        let moved = match over {
+        let mut moved = match over {
             Some(tag) => {
-                standing
-                    .quotas
-                    .of(tag)
-                    .join(Foreign::new(waiter.clone()), now);
+                let throttled = Foreign::new(waiter.clone());
+                standing.quotas.of(tag).join(throttled, now);
                 // It may be first, and small enough for the limit.
-                self.admit_from(&mut standing, tag, now, gate)
+                self.admit_from(standing, tag, now, gate)
             }
             None => Moved {
-                has_candidate: self.enqueue(&mut standing, Foreign::new(waiter.clone()), now, gate),
+                has_candidate: self.enqueue(standing, Foreign::new(waiter.clone()), now, gate),
                 has_new_first: false,
             },
         };
-        Ok(Joined { waiter, moved })
+        moved.and(moved_up);
+        Ok(Joined {
+            waiter,
+            moved,
+            displaced,
+        })
+    }
+
+    /// Fails requests that lose their places, and takes them out.
+    fn displace(
+        &self,
+        standing: &mut Standing,
+        waiters: Vec<Arc<Waiter>>,
+        now: Duration,
+        gate: &SharedState,
+        trash: &mut Trash<Arc<Waiter>>,
+    ) -> (Vec<Displaced>, Moved) {
+        let mut moved = Moved::default();
+        let (waiting, limit) = (
+            standing.queued.shares.total(),
+            standing.queued.admission.limit,
+        );
+        let displaced = waiters.into_iter().map(|waiter| {
+            let (bytes, key) = (waiter.demand.request.bytes, waiter.sort_key);
+            let weight = |flow| self.weight_of(flow);
+            let expected = standing.expected_wait(None, waiter.flow, bytes, key, now, weight);
+            // A request that was granted in this moment keeps its grant. It leaves by itself, and makes room.
+            let waker = waiter.fail(full(None, bytes, waiting, limit, expected));
+            if waker.is_some() {
+                moved.and(self.leave_from(standing, &waiter, Left::Displaced, now, gate, trash));
+            }
+            Displaced { waiter, waker }
+        });
+        (displaced.collect(), moved)
     }
 
     /// Adds a request to the fair queue. The gate is closed under the queue's lock, as it is opened, so that it is
@@ -253,11 +365,22 @@ impl Queue {
         if let Some(tag) = waiter.demand.tag {
             self.accounts.of(tag).promise(bytes);
         }
+        self.place(standing, waiter, now, gate)
+    }
+
+    fn place(
+        &self,
+        standing: &mut Standing,
+        waiter: Foreign<Arc<Waiter>>,
+        now: Duration,
+        gate: &SharedState,
+    ) -> bool {
         if standing.queued.is_empty() {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
+        let weight = self.weight_of(waiter.demand.tag);
         let sort_key = waiter.sort_key;
-        standing.queued.join(waiter, now) || self.is_looked_at(standing, sort_key)
+        standing.queued.join(waiter, weight, now) || self.is_looked_at(standing, sort_key)
     }
 
     /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
@@ -268,14 +391,35 @@ impl Queue {
         now: Duration,
         gate: &SharedState,
     ) -> Moved {
-        let bytes = waiter.demand.request.bytes;
+        let left = waited.map_or(Left::Unserved, Left::Served);
         let mut standing = self.standing.lock_with_trash();
         let (standing, trash) = standing.parts();
-        let served = waited.map(|_| self.cost_of(waiter));
+        self.leave_from(standing, waiter, left, now, gate, trash)
+    }
+
+    fn leave_from(
+        &self,
+        standing: &mut Standing,
+        waiter: &Waiter,
+        left: Left,
+        now: Duration,
+        gate: &SharedState,
+        trash: &mut Trash<Arc<Waiter>>,
+    ) -> Moved {
+        let bytes = waiter.demand.request.bytes;
+        let is_served = matches!(left, Left::Served(_));
+        let served = is_served.then(|| self.cost_of(waiter));
         // The server goes on with the next request by itself.
-        let has_candidate = served.is_none() && self.is_looked_at(standing, waiter.sort_key);
-        let served_at = waited.map(|_| now);
-        let moved = if standing.queued.leave(waiter, served, served_at, trash) {
+        let has_candidate = !is_served && self.is_looked_at(standing, waiter.sort_key);
+        let served_at = is_served.then_some(now);
+        let is_in_queue = standing.queued.leave(waiter, served, served_at, trash);
+        let aside = match is_in_queue {
+            true => None,
+            false => standing.aside.remove(&waiter.sort_key.position),
+        };
+        let was_aside = aside.is_some();
+        trash.add(aside);
+        let moved = if is_in_queue || was_aside {
             if let Some(tag) = waiter.demand.tag {
                 self.accounts.of(tag).end_promise(bytes);
             }
@@ -307,11 +451,41 @@ impl Queue {
         };
         self.scopes.leave(waiter, gate, trash);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
-        let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
-        let waited = waited.unwrap_or_default();
-        self.counted_for(waiter)
-            .for_each(|waits| waits.end(outcome, waited));
+        self.counted_for(waiter).for_each(|waits| match left {
+            Left::Served(waited) => waits.end(WaitOutcome::Served, waited),
+            Left::Unserved => waits.end(waiter.unserved(), Duration::ZERO),
+            Left::Displaced => waits.end_refused(),
+        });
         moved
+    }
+
+    /// Sets a request aside whose waiter was woken and not polled, and opens the gate if no other one waits. Returns whether
+    /// it did.
+    pub(super) fn set_aside(&self, waiter: &Arc<Waiter>, gate: &SharedState) -> bool {
+        let mut standing = self.standing.lock_with_trash();
+        let (standing, trash) = standing.parts();
+        if !standing.queued.has(waiter) || !waiter.set_aside() {
+            return false;
+        }
+        standing.queued.leave(waiter, None, None, trash);
+        let position = waiter.sort_key.position;
+        let aside = Foreign::new(waiter.clone());
+        trash.add(standing.aside.insert(position, aside));
+        if standing.queued.is_empty() {
+            gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// Puts a request back to its position that was set aside, since its waiter is polled. Returns whether it did.
+    pub(super) fn bring_back(&self, waiter: &Waiter, now: Duration, gate: &SharedState) -> bool {
+        let mut standing = self.standing.lock();
+        let Some(waiter) = standing.aside.remove(&waiter.sort_key.position) else {
+            return false;
+        };
+        waiter.end_aside();
+        let _ = self.place(&mut standing, waiter, now, gate);
+        true
     }
 
     /// Returns whether memory is searched for a request: it is the head, or one of those that may overtake the head.
@@ -329,7 +503,7 @@ impl Queue {
         standing: &'a Standing,
         most: usize,
     ) -> impl Iterator<Item = &'a Arc<Waiter>> {
-        standing.queued.first(most, |waiter| self.cost_of(waiter))
+        standing.queued.first(most, |flow| self.weight_of(flow))
     }
 
     /// Lets requests of a tag into the fair queue, as far as its limit allows now.
@@ -389,6 +563,32 @@ impl Queue {
         self.admit_from(&mut standing, tag, now, gate)
     }
 
+    /// Returns the waiting requests of a tag that are larger than its limit. Takes constant time if there are none.
+    pub(super) fn over_limit(&self, tag: Tag) -> Vec<Arc<Waiter>> {
+        let Some(limit) = self.accounts.of(tag).limit() else {
+            return Vec::new();
+        };
+        let standing = self.standing.lock();
+        let queued = standing.queued.shares.larger_than(Some(tag), limit);
+        let queued = queued.map(|waiter| &**waiter);
+        let throttled = standing.quotas.larger_than(tag, limit);
+        let is_meant = |waiter: &&Arc<Waiter>| {
+            waiter.demand.tag == Some(tag) && waiter.demand.request.bytes > limit
+        };
+        let aside = standing.aside.values().map(|aside| &**aside);
+        let aside = aside.filter(is_meant);
+        queued.chain(throttled).chain(aside).cloned().collect()
+    }
+
+    /// Sets the weight of a tag.
+    pub(crate) fn set_weight(&self, tag: Tag, weight: u32) {
+        let mut standing = self.standing.lock();
+        // Under the lock: a request that joins later finds the new weight.
+        self.accounts.of(tag).set_weight(weight);
+        let weight = self.weight_of(Some(tag));
+        standing.queued.shares.set_weight(Some(tag), weight);
+    }
+
     /// Returns the first throttled request of a tag.
     pub(super) fn first_throttled(&self, tag: Tag) -> Option<Arc<Waiter>> {
         let standing = self.standing.lock();
@@ -401,10 +601,10 @@ impl Queue {
         standing.quotas.firsts().cloned().collect()
     }
 
-    /// Returns the wakers of all throttled requests: of one tag, or of every tag.
-    pub(super) fn wakers_of_throttled(&self, of: Option<Tag>) -> Vec<Waker> {
+    /// Returns the wakers of all throttled requests.
+    pub(super) fn wakers_of_throttled(&self) -> Vec<Waker> {
         let standing = self.standing.lock();
-        let throttled = standing.quotas.waiters(of);
+        let throttled = standing.quotas.waiters();
         throttled.filter_map(|waiter| waiter.notify()).collect()
     }
 
@@ -430,10 +630,10 @@ impl Queue {
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock_with_trash();
         let (standing, trash) = standing.parts();
-        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let weight = |flow| self.weight_of(flow);
         standing
             .queued
-            .begin_scan(generation, usual_alignment, cost, trash)
+            .begin_scan(generation, usual_alignment, weight, trash)
     }
 
     /// Forgets the last search for every request: something moved.
@@ -447,8 +647,9 @@ impl Queue {
     pub(crate) fn oldest(&self) -> Option<Duration> {
         let standing = self.standing.lock();
         let queued = standing.queued.oldest();
-        let throttled = standing.quotas.waiters(None);
-        let since = throttled.map(|waiter| waiter.since).chain(queued);
+        let throttled = standing.quotas.waiters();
+        let others = throttled.chain(standing.aside.values().map(|aside| &**aside));
+        let since = others.map(|waiter| waiter.since).chain(queued);
         since.min()
     }
 
@@ -468,28 +669,30 @@ impl Queue {
         self.standing.lock().queued.admission.limit
     }
 
-    /// Sets how many requests of a tag may wait for its limit. With `None`, the pool's queue limit applies to the tag.
+    /// Sets how many requests of a tag may wait. With `None`, the pool's queue limit applies to those over its limit.
     pub(crate) fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
         self.standing.lock().quotas.set_limit(tag, limit);
     }
 
-    /// Returns how many requests of a tag may wait for its limit.
+    /// Returns how many requests of a tag may wait.
     pub(crate) fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
         self.standing.lock().quotas.limit(tag)
     }
 
-    /// Estimates the wait of a request that arrives now and is due at `due`. With a tag, the request is over that tag's
-    /// limit.
+    /// Estimates the wait of a request of a tag that arrives now and is due at `due`. With `over`, the request is over that
+    /// tag's limit.
     pub(super) fn expected_wait(
         &self,
         over: Option<Tag>,
+        tag: Option<Tag>,
         bytes: u64,
         due: i128,
         now: Duration,
     ) -> Option<Duration> {
         let standing = self.standing.lock();
-        let key = standing.next_key(due);
-        standing.expected_wait(over, bytes, key, now)
+        let (key, flow) = (standing.next_key(due), self.flow_of(tag));
+        let weight = |flow| self.weight_of(flow);
+        standing.expected_wait(over, flow, bytes, key, now, weight)
     }
 
     fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
@@ -510,28 +713,77 @@ impl Queue {
         [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
-    /// Returns the first `most` waiting requests, those in quota queues last.
+    /// Returns the first `most` waiting requests, those in quota queues and those set aside last.
     pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
         let standing = self.standing.lock();
         let in_order = self.first_of(&standing, most);
-        let throttled = standing.quotas.waiters(None);
-        in_order.chain(throttled).take(most).cloned().collect()
+        let others = standing.aside.values().map(|aside| &**aside);
+        let others = standing.quotas.waiters().chain(others);
+        in_order.chain(others).take(most).cloned().collect()
     }
 
-    /// Describes the first `most` waiting requests, those over the limit of their tag last.
+    /// Describes the first `most` waiting requests, those over the limit of their tag last. The lock is held for a part of
+    /// them at a time. A request that joins or leaves meanwhile may be missing or listed, and one that its limit lets in
+    /// may be missing.
     pub(crate) fn waiting_requests(&self, most: usize, now: Duration) -> Vec<WaitingRequest> {
-        let standing = self.standing.lock();
-        let in_order = self.first_of(&standing, most);
-        let in_order = in_order.map(|waiter| (waiter, None));
-        let throttled = standing.quotas.waiters(None);
-        let throttled = throttled.map(|waiter| (waiter, waiter.demand.tag));
-        let describe = |(waiter, over): (&Arc<Waiter>, _)| {
-            let bytes = waiter.demand.request.bytes;
-            let expected = standing.expected_wait(over, bytes, waiter.sort_key, now);
-            WaitingRequest::of(waiter, now, expected)
+        /// Requests in a part.
+        const PART: usize = 256;
+        let (pace, mut walk) = {
+            let standing = self.standing.lock();
+            (standing.queued.admission.pace, standing.queued.walk(most))
         };
-        let first = in_order.chain(throttled).take(most);
-        first.map(describe).collect()
+        let mut listing = Listing::new(pace, now);
+        let parts = |listing: &Listing| (most - listing.len()).min(PART);
+        loop {
+            let mut part = Vec::with_capacity(parts(&listing));
+            {
+                let standing = self.standing.lock();
+                let weight = |flow| self.weight_of(flow);
+                let mut next = || standing.queued.next_of(&mut walk, weight);
+                while part.len() < parts(&listing)
+                    && let Some((turn, waiter)) = next()
+                {
+                    part.push((turn, waiter.clone()));
+                }
+            }
+            if part.is_empty() {
+                break;
+            }
+            for (turn, waiter) in &part {
+                listing.add(*turn, waiter, self.cost_of(waiter));
+            }
+        }
+        let mut last = None;
+        while parts(&listing) > 0 {
+            let part: Vec<_> = {
+                let standing = self.standing.lock();
+                let throttled = standing.quotas.waiters_after(last).take(parts(&listing));
+                let throttled = throttled.map(|(tag, waiter)| {
+                    let pace = standing.quotas.pace(tag);
+                    (
+                        pace,
+                        standing.queued.start_of(waiter.flow),
+                        tag,
+                        waiter.clone(),
+                    )
+                });
+                throttled.collect()
+            };
+            let Some((_, _, tag, waiter)) = part.last() else {
+                break;
+            };
+            last = Some((*tag, waiter.sort_key));
+            for (pace, start, tag, waiter) in &part {
+                listing.add_throttled(*tag, *pace, *start, waiter);
+            }
+        }
+        let aside: Vec<_> = {
+            let standing = self.standing.lock();
+            let aside = standing.aside.values().take(most - listing.len());
+            aside.map(|aside| (**aside).clone()).collect()
+        };
+        aside.iter().for_each(|waiter| listing.add_aside(waiter));
+        listing.finish()
     }
 
     /// Returns the request that is served next.
@@ -549,11 +801,21 @@ impl Queue {
 
     /// Returns the cost of serving a waiter, to its flow.
     fn cost_of(&self, waiter: &Waiter) -> Cost {
-        let weight = waiter.flow.and_then(|tag| self.accounts.of(tag).weight());
         Cost {
             bytes: waiter.demand.request.bytes,
-            weight: weight.map_or(1, NonZeroU32::get),
+            weight: self.weight_of(waiter.flow),
         }
+    }
+
+    /// Returns the weight of a tag or flow: 1 if it has none.
+    fn weight_of(&self, tag: Option<Tag>) -> u32 {
+        let weight = tag.and_then(|tag| self.accounts.of(tag).weight());
+        weight.map_or(1, NonZeroU32::get)
+    }
+
+    /// Returns the flow of a tag's requests.
+    fn flow_of(&self, tag: Option<Tag>) -> Flow {
+        tag.filter(|tag| self.accounts.of(*tag).weight().is_some())
     }
 
     /// Returns how many requests wait in the fair queue.
@@ -581,9 +843,6 @@ impl Drop for Queue {
         let standing = self.standing.get_mut();
         standing.queued.take_all(&mut trash);
         trash.add(standing.quotas.take_all());
+        trash.add(std::mem::take(&mut standing.aside).into_values());
     }
-}
-
-fn has_weight((_, account): (Tag, &Account)) -> bool {
-    account.weight().is_some()
 }

@@ -23,7 +23,7 @@ pub struct WaitingRequest {
     /// How long it has waited so far.
     pub waited: Duration,
     /// How long it will wait from now on, as [`Pool::expected_wait`](crate::Pool::expected_wait) estimates; `None`
-    /// before enough waiting requests were served.
+    /// before enough waiting requests were served, and while its task does not answer.
     pub expected_wait: Option<Duration>,
     /// Where it was made.
     pub site: Site,

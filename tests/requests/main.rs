@@ -5,6 +5,7 @@
 //! | `cancellation` | every future, ended in every way |
 //! | `order` | deadlines, priorities, overtaking, deadlocks |
 //! | `pool` | the pool's own policies |
+//! | `printing` | what futures and handles print |
 //! | `races` | races with device calls |
 //! | `reservations` | memory set aside, and several blocks at once |
 //! | `services` | waiting in services: blocking, draining, admission, the pressure hook |
@@ -18,6 +19,7 @@ mod common;
 mod cancellation;
 mod order;
 mod pool;
+mod printing;
 mod races;
 mod reservations;
 mod services;

@@ -1,7 +1,7 @@
 //! Cost as work grows: `cargo bench --bench growth`.
 //!
-//! Each row has one kind of item in growing numbers: streams, waiting requests, live and free blocks, stretches of
-//! unused addresses, chunks, tags, pools. A cell is the time of one operation while that many items exist, or the time
+//! Each row has one kind of item in growing numbers: streams, streams that are gone while their work runs, waiting
+//! requests, live and free blocks, stretches of unused addresses, chunks, tags, pools. A cell is the time of one operation while that many items exist, or the time
 //! of an operation on all of them divided by their number. A cost that does not grow with the number stays the same
 //! along its row. A second table has the host memory of an item, with the records of the simulated device. Times are of
 //! this machine, on the simulated device; only their ratio along a row means anything.
@@ -22,7 +22,7 @@ use futures::future::FutureExt;
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
+use weirpool::device::sim::{Backing, Checker, Clock, Operation, SimDevice};
 use weirpool::{AllocateOwned, Block, Pool, Stream, Tag};
 
 const MIB: u64 = 1 << 20;
@@ -75,7 +75,7 @@ const fn row(
     }
 }
 
-const ROWS: [Row; 16] = [
+const ROWS: [Row; 21] = [
     row(
         "streams",
         "allocate and free on one",
@@ -87,6 +87,12 @@ const ROWS: [Row; 16] = [
         "register and drop one more",
         10_000,
         register_a_stream,
+    ),
+    row(
+        "retired streams",
+        "register and drop one more",
+        10_000,
+        register_beside_retired_streams,
     ),
     row(
         "streams",
@@ -102,6 +108,10 @@ const ROWS: [Row; 16] = [
         join_and_leave,
     ),
     row("waiters", "be granted, each", 100_000, grant_all),
+    row("waiters", "list all, each", 100_000, list_all),
+    row("waiters", "print one", 100_000, print_one),
+    row("waiters", "set the limit of a tag", 100_000, set_limit),
+    row("waiters", "set the weight of a tag", 100_000, set_weight),
     row("live blocks", "allocate all, each", 1_000_000, allocate_all),
     row(
         "live blocks",
@@ -280,6 +290,22 @@ fn register_a_stream(count: usize) -> Cost {
     Cost { time, bytes }
 }
 
+/// The work of each runs on.
+fn register_beside_retired_streams(count: usize) -> Cost {
+    let device = device();
+    let pool = pool(&device, 1 << 40);
+    let ((), bytes) = grown(count, || {
+        for _ in 0..count {
+            let work = device.create_stream();
+            let stream = pool.register(&work).expect("a stream");
+            work.submit(Operation::new(Duration::from_secs(1)));
+            drop(pool.try_allocate(&stream, MIB).expect("memory"));
+        }
+    });
+    let time = median(|| drop(pool.create_stream().expect("a stream")));
+    Cost { time, bytes }
+}
+
 /// Each stream frees its blocks to its lane; the next stream finds nothing in its own.
 fn take_from_another_stream(count: usize) -> Cost {
     let device = device();
@@ -343,6 +369,34 @@ fn join(count: usize) -> Cost {
 fn join_and_leave(count: usize) -> Cost {
     let (full, Cost { bytes, .. }) = FullPool::new(count);
     let time = median(|| drop(full.join()));
+    Cost { time, bytes }
+}
+
+fn list_all(count: usize) -> Cost {
+    let (full, Cost { bytes, .. }) = FullPool::new(count);
+    let start = Instant::now();
+    black_box(full.pool.waiting_requests(usize::MAX));
+    let time = share(start.elapsed(), count);
+    Cost { time, bytes }
+}
+
+fn print_one(count: usize) -> Cost {
+    let (full, Cost { bytes, .. }) = FullPool::new(count);
+    let time = median(|| drop(black_box(format!("{:?}", full.waiting[0]))));
+    Cost { time, bytes }
+}
+
+fn set_limit(count: usize) -> Cost {
+    let (full, Cost { bytes, .. }) = FullPool::new(count);
+    let account = full.pool.tag(Tag::new("growth: waiters"));
+    let time = median(|| account.set_limit(Some(64 * MIB)));
+    Cost { time, bytes }
+}
+
+fn set_weight(count: usize) -> Cost {
+    let (full, Cost { bytes, .. }) = FullPool::new(count);
+    let account = full.pool.tag(Tag::new("growth: waiters"));
+    let time = median(|| account.set_weight(2));
     Cost { time, bytes }
 }
 

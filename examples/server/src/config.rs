@@ -130,7 +130,7 @@ pub struct TenantConfig {
     /// Its share while several tenants wait.
     #[serde(default = "one")]
     pub weight: u32,
-    /// The most requests of the tenant that wait for its quota.
+    /// The most requests of the tenant that wait, for its quota or for memory.
     #[serde(default)]
     pub queue: Option<usize>,
 }

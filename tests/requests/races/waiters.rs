@@ -1,6 +1,7 @@
 //! Waiters beside others that are forgotten or never polled, on stopped runtimes, and for late memory.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 /// A pool without waits on the device, and a stream with a block of all its memory.
 fn full(sim: &SimDevice) -> (Pool, Stream, Block) {
@@ -187,4 +188,82 @@ fn patience_ends_when_expected_memory_is_overdue() {
         poll(&mut w).is_ready(),
         "56 MiB may be taken, 100000 times the expected time is over"
     );
+}
+
+/// A request that can never be served is forgotten at the head of the queue, while other work keeps the pool from being
+/// quiet. After 100 ms without an answer it is set aside: those behind it are served, and requests that do not wait as well.
+/// It leaks nothing.
+#[test]
+fn forgotten_request_at_the_head_blocks_no_other() {
+    for device in devices() {
+        for has_reclaimer in [false, true] {
+            let pool = host_waits_only(&device, 8 * MIB);
+            let [(work, a), (_, b)] = streams(&device, &pool);
+            let held = pool.try_allocate(&a, MIB).unwrap();
+            let pending = pool.try_allocate(&a, MIB).unwrap();
+            use_block(&work, &pending, us(10_000_000));
+            drop(pending);
+            let mut small: Vec<_> = (0..4)
+                .map(|_| pool.try_allocate(&b, 4096).unwrap())
+                .collect();
+            let mut reclaimers: Vec<_> = has_reclaimer
+                .then(|| Woken::new(pool.reclaimer()))
+                .into_iter()
+                .collect();
+            std::mem::forget(not_ready(pool.allocate(&b, 8 * MIB)));
+            let mut others = [(); 3].map(|()| Woken::new(pool.allocate(&b, MIB)));
+            for at in 0..130 {
+                if at % 10 == 0 {
+                    drop(small.pop());
+                }
+                device.advance(us(1000));
+                settle(&mut reclaimers);
+                settle(&mut others);
+                assert!(
+                    at > 90 || others.iter().all(Woken::is_waiting),
+                    "after {at} ms"
+                );
+            }
+            assert!(others.iter().all(|other| !other.is_waiting()));
+            drop(others);
+            drop(pool.try_allocate(&b, 6 * MIB).expect("the gate is open"));
+            assert_eq!(pool.statistics().used.current, MIB);
+            assert_eq!(pool.statistics().waits.waiting, 1);
+            assert_eq!(pool.waiting_requests(9)[0].requested, 8 * MIB);
+            drop(held);
+            pool.check().unwrap();
+        }
+    }
+}
+
+/// The task of the request at the head does not run for long. Others are served meanwhile; then it is at its position
+/// again.
+#[test]
+fn request_that_was_set_aside_is_back_at_its_position_once_it_is_polled() {
+    for device in devices() {
+        let tag = Tag::new("waiters: slow");
+        let pool = host_waits_only(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let mut blocks: Vec<_> = (0..4)
+            .map(|_| pool.try_allocate(&a, 2 * MIB).unwrap())
+            .collect();
+        let mut slow = not_ready(pool.allocate(&a, 6 * MIB).tag(tag));
+        drop(blocks.pop());
+        for _ in 0..200 {
+            device.advance(us(1000));
+        }
+        // The alarms' calls served the queue.
+        let taken = pool.try_allocate(&a, 2 * MIB).expect("the gate is open");
+        assert!(poll(&mut slow).is_pending());
+        assert!(pool.try_allocate(&a, 512).is_err(), "the gate is closed");
+        let behind = not_ready(pool.allocate(&a, 2 * MIB));
+        drop(taken);
+        assert_eq!(pool.waiting_requests(9)[0].requested, 6 * MIB);
+        assert_eq!(pool.tag(tag).statistics().used.current, 0);
+        blocks.truncate(1);
+        let block = now(slow).unwrap();
+        assert_eq!(pool.tag(tag).statistics().used.current, 6 * MIB);
+        drop((behind, block, blocks));
+        pool.check_conserved().unwrap();
+    }
 }

@@ -98,10 +98,11 @@ fn throttled_requests_do_not_refuse_the_requests_of_others() {
     let rest = pool.try_allocate(&stream, ALL - MIB).unwrap();
     let mut waiting = [MIB, MIB].map(|bytes| request(other, bytes));
     assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_pending()));
-    let refused = now(pool.allocate(&stream, MIB)).unwrap_err();
-    assert_eq!(of_full_queue(&refused).waiting, 2);
+    let refused = now(request(other, MIB)).unwrap_err();
+    let full = of_full_queue(&refused);
+    assert_eq!((full.tag, full.waiting), (None, 2));
     let refused = [flooding, other].map(|tag| pool.tag(tag).statistics().waits.refused);
-    assert_eq!(refused, [1, 0]);
+    assert_eq!(refused, [1, 1]);
     drop((rest, held));
     assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_ready()));
 }

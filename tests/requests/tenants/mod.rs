@@ -3,9 +3,11 @@
 //! | file | about |
 //! |---|---|
 //! | `limits` | limits of tags, and the requests that wait for them |
+//! | `shares` | their shares of the queue limit |
 //! | `turns` | how tags with weights take turns |
 
 mod limits;
+mod shares;
 mod turns;
 
 use crate::common::*;
