@@ -7,7 +7,10 @@
 
 use super::Judge;
 use crate::checker::clock::Stamp;
-use crate::checker::shadow::Life;
+use crate::checker::report;
+use crate::checker::shadow::{Life, Work};
+use crate::checker::violation::Usage;
+use crate::operation::AccessKind;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
@@ -41,6 +44,9 @@ pub(super) struct GraphBlocks {
     pieces: BTreeMap<u64, Piece>,
     /// The live blocks, with their sizes.
     blocks: HashMap<u64, u64>,
+    /// Bytes that were allocated in a capture, and that only a launch of the graph writes: by their start, their end and
+    /// the graph.
+    unlaunched: BTreeMap<u64, (u64, GraphId)>,
 }
 
 impl GraphBlocks {
@@ -51,9 +57,54 @@ impl GraphBlocks {
         let next = before.or_else(|| self.pieces.range(at..end).next());
         next.map(|(start, piece)| (*start, piece.end))
     }
+
+    /// Notes that bytes have contents, or another owner. Returns the first of them that only a launch was to write.
+    fn define(&mut self, start: u64, end: u64) -> Option<(u64, u64)> {
+        let mut first = None;
+        while let Some((&from, &(to, graph))) = self.unlaunched.range(..end).next_back()
+            && to > start
+        {
+            self.unlaunched.remove(&from);
+            if from < start {
+                self.unlaunched.insert(from, (start, graph));
+            }
+            if to > end {
+                self.unlaunched.insert(end, (to, graph));
+            }
+            first = Some((from.max(start), to.min(end)));
+        }
+        first
+    }
 }
 
 impl Judge {
+    /// Notes a launch: what the graph's memory holds is defined from then on.
+    pub(crate) fn launched(&mut self, graph: GraphId) {
+        let unlaunched = &mut self.graphs.unlaunched;
+        if !unlaunched.is_empty() {
+            unlaunched.retain(|_, (_, of)| *of != graph);
+        }
+    }
+
+    /// Reports a read of memory whose contents only a launch defines, before there is one.
+    pub(super) fn judge_unlaunched(
+        &mut self,
+        work: &Work,
+        kind: AccessKind,
+        (start, end): (u64, u64),
+    ) {
+        if self.graphs.unlaunched.is_empty() {
+            return;
+        }
+        let undefined = self.graphs.define(start, end);
+        if let Some((start, end)) = undefined.filter(|_| kind == AccessKind::Read) {
+            let usage = Usage::new(work, kind);
+            let owner = self.shadow.all(start, end).next();
+            let owner = owner.and_then(|(_, cell)| cell.owner.clone());
+            let report = report::before_launch((start, end), usage, owner.as_ref());
+            self.findings.report(report);
+        }
+    }
     /// Notes that a block was granted to a captured stream, or, without a graph, of bytes that graphs may use as well.
     pub(crate) fn granted_of_graphs(
         &mut self,
@@ -63,6 +114,10 @@ impl Judge {
         place: &'static Location<'static>,
     ) {
         let end = address + bytes;
+        self.graphs.define(address, end);
+        if let Some(graph) = graph {
+            self.graphs.unlaunched.insert(address, (end, graph));
+        }
         self.divide_at(address);
         self.divide_at(end);
         self.graphs.blocks.insert(address, bytes);
@@ -113,6 +168,7 @@ impl Judge {
         if let Some(stamp) = last {
             self.order.reached(stamp);
         }
+        self.launched(graph);
         self.disown(Owner::Graph(graph));
     }
 
@@ -128,6 +184,9 @@ impl Judge {
             is_owned
         });
         for (start, streams) in ended {
+            if let Some(life) = self.lives.get(&start) {
+                self.graphs.define(start, start + life.bytes);
+            }
             self.end(start, &streams, None);
         }
     }
