@@ -235,7 +235,7 @@ impl Announced {
         let Some(mempool) = mempools.get(&self.mempool) else {
             return Ok(());
         };
-        // SAFETY: the host has access to no block of the graph while it is launched.
+        // SAFETY: the library gives the host no access to blocks (`Block::host`).
         let joined = unsafe { mempool.memory.join(&pool.registered(stream)?) }?;
         self.joined.insert(name, joined);
         Ok(())

@@ -40,7 +40,7 @@ impl Streams {
         order
     }
 
-    /// Ends an order that no capture uses, or uses any more: what was freed in it is complete.
+    /// Ends an order that no capture uses, or uses any more: memory that was freed in it is complete.
     pub(crate) fn end_order(&self, order: StreamId) {
         self.heap.lock().forget(order);
     }

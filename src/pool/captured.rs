@@ -48,7 +48,7 @@ pub(super) fn allocate(
 }
 
 /// Returns the route of the capture that the stream is in now. The body of a conditional node is captured with an id of
-/// its own. What was freed under another id is not reused before the session ends: the body runs again.
+/// its own. Memory that was freed under another id is not reused before the session ends: the body runs again.
 ///
 /// # Errors
 /// Returns the device's error.

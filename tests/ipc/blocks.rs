@@ -210,6 +210,35 @@ fn imported_block_takes_part_in_submitted_work_and_copies() {
     device.assert_ordered();
 }
 
+/// The exporter hears of the release once no launch of the graph can use the memory.
+#[test]
+fn graph_keeps_an_imported_block_that_captured_work_names() {
+    let pair = Pair::new();
+    let block = pair.exporter.exportable(CHUNK);
+    let mut sent = Box::pin(block_on(pair.out.send(&block, "")).unwrap());
+    let Side {
+        device,
+        pool,
+        stream,
+        ..
+    } = &pair.importer;
+    let imported = pair.importer.receive(&pair.into).unwrap();
+    let address = imported.address();
+    let capture = pool.capture(stream).unwrap();
+    imported.used_on(stream).unwrap();
+    let graph = capture.end().unwrap();
+    drop(imported);
+    device.advance_to_end();
+    graph.launch(stream).unwrap();
+    device.advance_to_end();
+    assert!(device.is_mapped(address, CHUNK));
+    assert!(crate::common::poll(&mut sent).is_pending());
+    drop(graph);
+    device.advance_to_end();
+    block_on(sent).unwrap();
+    pair.importer.settle();
+}
+
 /// An exportable block gives out no `&mut Block`, which could be swapped: its writes are methods, and submitted work
 /// takes it.
 #[test]

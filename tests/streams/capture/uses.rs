@@ -171,6 +171,27 @@ fn memory_that_a_graph_keeps_is_not_unmapped() {
     }
 }
 
+/// The graph keeps the memory, in whichever stream's order its owner frees it.
+#[test]
+fn block_that_moves_to_another_stream_stays_with_its_graph() {
+    for site in sites() {
+        let mut block = site.take(KIB4);
+        let address = block.address().to_bits();
+        let capture = site.pool.capture(&site.stream).unwrap();
+        block.fill(&site.stream, Fill::Zero).unwrap();
+        let graph = capture.end().unwrap();
+        let (_, other) = site.other();
+        block.move_to(&other).unwrap();
+        drop((block, other));
+        site.settle();
+        assert!(!site.is_available(address));
+        drop(graph);
+        site.settle();
+        assert!(site.is_available(address));
+        site.assert_sound();
+    }
+}
+
 #[test]
 fn aborted_capture_keeps_no_block() {
     for site in sites() {
@@ -593,6 +614,38 @@ fn block_that_is_dropped_in_the_body_of_a_loop_is_not_reused_in_it() {
         assert_eq!(site.read(&sums, 1), [3]);
         drop((graph, sums, memory));
         site.assert_sound();
+    }
+}
+
+/// The host may write a block before the first launch; what it reads there, it cannot rely on.
+#[test]
+fn host_reads_no_captured_block_before_the_first_launch() {
+    for writes in [false, true] {
+        let device = manual_builder().checker(Checker::Collect).build();
+        let pool = builder(&device, CAPACITY).upstream(Upstream::Pinned);
+        let pool = pool.build().unwrap();
+        let stream = pool.create_stream().unwrap();
+        let capture = pool.capture(&stream).unwrap();
+        let mut block = pool.try_allocate(&stream, KIB4).unwrap();
+        block.used_on(&stream).unwrap();
+        let graph = capture.end().unwrap();
+        let mut host = Box::pin(block.host());
+        device.advance_to_end();
+        let mut guard = now(&mut host).unwrap();
+        match writes {
+            true => guard.fill(1),
+            false => assert_eq!(guard.len(), 4096),
+        }
+        drop((guard, host));
+        graph.launch(&stream).unwrap();
+        let expected: &[_] = if writes {
+            &[]
+        } else {
+            &[ViolationKind::ReadBeforeLaunch]
+        };
+        assert_eq!(kinds(&device), expected);
+        drop((block, graph));
+        device.advance_to_end();
     }
 }
 

@@ -10,6 +10,7 @@ use crate::checker::clock::Stamp;
 use crate::checker::report;
 use crate::checker::shadow::{Life, Work};
 use crate::checker::violation::Usage;
+use crate::label::StreamLabel;
 use crate::operation::AccessKind;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
@@ -44,9 +45,18 @@ pub(super) struct GraphBlocks {
     pieces: BTreeMap<u64, Piece>,
     /// The live blocks, with their sizes.
     blocks: HashMap<u64, u64>,
-    /// Bytes that were allocated in a capture, and that only a launch of the graph writes: by their start, their end and
-    /// the graph.
-    unlaunched: BTreeMap<u64, (u64, GraphId)>,
+    /// Bytes that were allocated in a capture, and that only a launch of the graph writes, by their start.
+    unlaunched: BTreeMap<u64, Unlaunched>,
+}
+
+/// Bytes with undefined contents until the first launch of a graph.
+#[derive(Clone, Debug)]
+struct Unlaunched {
+    end: u64,
+    graph: GraphId,
+    /// A read of the host. The host reads bytes before it changes some of them, so that only the absence of a write shows
+    /// that it was a read.
+    seen_by: Option<Usage>,
 }
 
 impl GraphBlocks {
@@ -58,32 +68,59 @@ impl GraphBlocks {
         next.map(|(start, piece)| (*start, piece.end))
     }
 
-    /// Notes that bytes have contents, or another owner. Returns the first of them that only a launch was to write.
-    fn define(&mut self, start: u64, end: u64) -> Option<(u64, u64)> {
-        let mut first = None;
-        while let Some((&from, &(to, graph))) = self.unlaunched.range(..end).next_back()
-            && to > start
-        {
+    /// Notes that bytes have contents, or another owner. Returns those of them that only a launch was to write.
+    fn define(&mut self, start: u64, end: u64) -> SmallVec<[(u64, Unlaunched); 1]> {
+        let mut defined = SmallVec::new();
+        loop {
+            let last = self.unlaunched.range(..end).next_back();
+            let last = last.filter(|(_, bytes)| bytes.end > start);
+            let Some((from, bytes)) = last.map(|(from, bytes)| (*from, bytes.clone())) else {
+                return defined;
+            };
             self.unlaunched.remove(&from);
             if from < start {
-                self.unlaunched.insert(from, (start, graph));
+                let end = start;
+                self.unlaunched.insert(
+                    from,
+                    Unlaunched {
+                        end,
+                        ..bytes.clone()
+                    },
+                );
             }
-            if to > end {
-                self.unlaunched.insert(end, (to, graph));
+            if bytes.end > end {
+                self.unlaunched.insert(end, bytes.clone());
             }
-            first = Some((from.max(start), to.min(end)));
+            let end = bytes.end.min(end);
+            defined.push((from.max(start), Unlaunched { end, ..bytes }));
         }
-        first
     }
 }
 
 impl Judge {
     /// Notes a launch: what the graph's memory holds is defined from then on.
     pub(crate) fn launched(&mut self, graph: GraphId) {
-        let unlaunched = &mut self.graphs.unlaunched;
-        if !unlaunched.is_empty() {
-            unlaunched.retain(|_, (_, of)| *of != graph);
+        if self.graphs.unlaunched.is_empty() {
+            return;
         }
+        let mut seen = SmallVec::<[_; 1]>::new();
+        self.graphs.unlaunched.retain(|start, bytes| {
+            let is_other = bytes.graph != graph;
+            if !is_other {
+                seen.extend(bytes.seen_by.take().map(|by| (*start, bytes.end, by)));
+            }
+            is_other
+        });
+        for (start, end, by) in seen {
+            self.report_unlaunched((start, end), by);
+        }
+    }
+
+    fn report_unlaunched(&mut self, (start, end): (u64, u64), by: Usage) {
+        let owner = self.shadow.all(start, end).next();
+        let owner = owner.and_then(|(_, cell)| cell.owner.clone());
+        let report = report::before_launch((start, end), by, owner.as_ref());
+        self.findings.report(report);
     }
 
     /// Reports a read of memory whose contents only a launch defines, before there is one.
@@ -96,13 +133,21 @@ impl Judge {
         if self.graphs.unlaunched.is_empty() {
             return;
         }
-        let undefined = self.graphs.define(start, end);
-        if let Some((start, end)) = undefined.filter(|_| kind == AccessKind::Read) {
+        let is_host = work.stream == StreamLabel::HOST;
+        for (start, mut bytes) in self.graphs.define(start, end) {
             let usage = Usage::new(work, kind);
-            let owner = self.shadow.all(start, end).next();
-            let owner = owner.and_then(|(_, cell)| cell.owner.clone());
-            let report = report::before_launch((start, end), usage, owner.as_ref());
-            self.findings.report(report);
+            match (kind, bytes.seen_by.take()) {
+                (AccessKind::Read, None) if is_host => {
+                    bytes.seen_by = Some(usage);
+                    self.graphs.unlaunched.insert(start, bytes);
+                }
+                (AccessKind::Write, None) => {}
+                (AccessKind::Write, Some(_)) if is_host => {}
+                (AccessKind::Write, Some(usage)) => {
+                    self.report_unlaunched((start, bytes.end), usage)
+                }
+                (AccessKind::Read, _) => self.report_unlaunched((start, bytes.end), usage),
+            }
         }
     }
     /// Notes that a block was granted to a captured stream, or, without a graph, of bytes that graphs may use as well.
@@ -116,7 +161,13 @@ impl Judge {
         let end = address + bytes;
         self.graphs.define(address, end);
         if let Some(graph) = graph {
-            self.graphs.unlaunched.insert(address, (end, graph));
+            let seen_by = None;
+            let bytes = Unlaunched {
+                end,
+                graph,
+                seen_by,
+            };
+            self.graphs.unlaunched.insert(address, bytes);
         }
         self.divide_at(address);
         self.divide_at(end);
