@@ -52,6 +52,8 @@ use sealed::Memory;
 /// reservation's [scope](crate::Reservation::scope), and in drains. Memory of other processes or libraries
 /// cannot serve a request, so it is never evicted for one.
 ///
+/// While a [graph](crate::CapturedGraph) uses the memory, it is as if it were pinned.
+///
 /// With a [broker](crate::guide::services#several-processes), a request asks the broker first: other processes may hold
 /// memory that they do not use at all. A request that waits in the queue does not await the answer. It evicts at once
 /// if that is enough, and takes its need back; a `try_allocate` waits up to 2 ms for the answer. In the other
@@ -121,20 +123,21 @@ impl<T: 'static> Buffer<T> {
 
 impl<T: Memory> Evictable<T> {
     fn new(memory: T) -> Self {
+        let memory = plain::Arc::new(memory);
         let shared = plain::Arc::new(Shared {
             slot: Mutex::new(
                 Guards::Block,
                 Slot {
-                    memory: Some(plain::Arc::new(memory)),
-                    pins: 0,
+                    memory: Some(memory.clone()),
+                    pins: 1,
                     place: ListPosition::default(),
                 },
             ),
         });
-        let mut slot = shared.slot.lock();
-        let listed = shared.list(&mut slot);
-        drop(slot);
-        listed.into_iter().for_each(Listed::publish);
+        drop(Pinned {
+            shared: shared.clone(),
+            memory: Some(memory),
+        });
         Self(shared)
     }
 
@@ -159,7 +162,7 @@ impl<T: Memory> Evictable<T> {
     }
 
     /// Takes the memory out, which then is not evictable any more: to write it, or to keep it. Returns `None` if it was
-    /// evicted, or is pinned; then it stays as it is.
+    /// evicted, or is pinned, also by a graph; then it stays as it is.
     pub fn take(&mut self) -> Option<T> {
         let memory = {
             let mut slot = self.0.slot.lock();
@@ -191,17 +194,28 @@ impl<T: Memory> Drop for Evictable<T> {
 
 impl<T: Memory> Drop for Pinned<T> {
     fn drop(&mut self) {
+        let graph = (**self).the_block().graph_that_keeps();
         // First: a thread that finds no pin under the lock has the only reference.
         drop(self.memory.take());
-        let listed = {
+        let (mut for_graph, mut listed) = (None, None);
+        {
             let mut slot = self.shared.slot.lock();
-            slot.pins -= 1;
-            match slot.pins {
-                0 => self.shared.list(&mut slot),
-                _ => None,
+            if slot.pins == 1 && graph.is_some() {
+                for_graph = slot.memory.clone();
             }
-        };
+            if for_graph.is_none() {
+                slot.pins -= 1;
+                if slot.pins == 0 {
+                    listed = self.shared.list(&mut slot);
+                }
+            }
+        }
         listed.into_iter().for_each(Listed::publish);
+        if let (Some(graph), memory @ Some(_)) = (graph, for_graph) {
+            // The pin ends with the graph.
+            let shared = self.shared.clone();
+            graph.keep(Box::new(Self { shared, memory }));
+        }
     }
 }
 

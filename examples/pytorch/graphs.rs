@@ -235,7 +235,8 @@ impl Announced {
         let Some(mempool) = mempools.get(&self.mempool) else {
             return Ok(());
         };
-        let joined = mempool.memory.join(&pool.registered(stream)?)?;
+        // SAFETY: the library gives the host no access to blocks (`Block::host`).
+        let joined = unsafe { mempool.memory.join(&pool.registered(stream)?) }?;
         self.joined.insert(name, joined);
         Ok(())
     }

@@ -91,7 +91,8 @@ impl Block {
             location: Location::caller(),
         };
         let is_captured = on.lane.cache.is_captured();
-        if is_captured && !copy.is_direct {
+        let is_plain = |end: &&Arc<Registration>| end.service.driver.settings.is_plain_of_device();
+        if is_captured && !copy.is_direct && !ends.iter().all(is_plain) {
             return Err(CopyError::NoAccessInCapture);
         }
         let peers = device.peer_access().ok_or_else(|| {
@@ -103,6 +104,11 @@ impl Block {
             to.uses().order(&writer, Access::Write)?;
         }
         if is_captured {
+            if let Some(route) = on.route() {
+                // The other pool does not know that its stream is captured.
+                self.name_in_graph(&route.uses);
+                to.name_in_graph(&route.uses);
+            }
             capture(peers, on, &copy)?;
             return Ok(Upload::captured());
         }
@@ -120,7 +126,7 @@ fn capture(
     on: &Arc<Registration>,
     copy: &CopyBetween,
 ) -> Result<(), DeviceError> {
-    // SAFETY: as for `copy`, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
+    // SAFETY: as for `copy`, at each launch: the graph keeps both blocks.
     #[allow(unsafe_code, reason = "device call on the lane's stream")]
     let captured = unsafe { peers.capture_copy(on.lane.raw, copy) };
     on.service.driver.noted(captured)

@@ -3,6 +3,7 @@
 use super::{Access, Block};
 use crate::device::HostView;
 use crate::error::StreamError;
+use crate::handles::HostAccess;
 use crate::queue::Passage;
 use crate::stream::Event;
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -24,6 +25,8 @@ use std::panic::Location;
 #[must_use = "the host has access only while the guard exists"]
 pub struct HostGuard<'a, T: NoUninit> {
     view: HostView<T>,
+    /// Ends after the view.
+    _access: HostAccess,
     block: PhantomData<&'a mut Block>,
 }
 
@@ -37,7 +40,8 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
     ) -> impl Future<Output = Result<Self, StreamError>> + Send {
         let uses = uses_so_far(block);
         async move {
-            for mut passage in uses? {
+            let (access, passages) = uses?;
+            for mut passage in passages {
                 poll_fn(|context| passage.poll(context)).await?;
             }
             let driver = &block.registration().service.driver;
@@ -47,20 +51,22 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
             let view = unsafe { HostView::new(&driver.device, address, count, location) };
             Ok(Self {
                 view: driver.noted(view)?,
+                _access: access,
                 block: PhantomData,
             })
         }
     }
 }
 
-/// Returns the points behind all uses so far.
-fn uses_so_far(block: &Block) -> Result<Vec<Passage>, StreamError> {
+/// Keeps graphs that use the block from being launched, and returns the points behind all uses so far.
+fn uses_so_far(block: &Block) -> Result<(HostAccess, Vec<Passage>), StreamError> {
     let settings = &block.registration().service.driver.settings;
     if !settings.kind.is_seen_by_host() {
         return Err(StreamError::UnseenByHost);
     }
+    let access = block.uses().begin_host_access();
     let points = block.uses().points_before(Access::Write, None)?;
-    Ok(points.iter().map(Event::passage).collect())
+    Ok((access, points.iter().map(Event::passage).collect()))
 }
 
 impl<T: NoUninit> Deref for HostGuard<'_, T> {

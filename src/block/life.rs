@@ -8,7 +8,7 @@ use super::{Block, Extra};
 use crate::device::DeviceError;
 use crate::driver::{Allocation, Allocations, Home, Use};
 use crate::error::{AllocError, StreamError};
-use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
+use crate::handles::{Caller, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Event, StreamCache};
@@ -81,11 +81,10 @@ impl Block {
         allocation: Allocation,
         demand: &Demand,
         caller: Caller,
-        (reserved, order): (&Arc<Reserved>, StreamId),
+        (reserved, route): (&Arc<Reserved>, &Route),
     ) -> Result<Self, AllocError> {
-        let mut block = Self::reserved(registration, allocation, demand, caller, reserved)?;
-        block.extra.get_mut().get_or_insert_default().capture = Some(order);
-        Ok(block)
+        let block = Self::reserved(registration, allocation, demand, caller, reserved)?;
+        Ok(block.of_graph_memory(route.share(), Some(route)))
     }
 
     /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved.
@@ -368,9 +367,15 @@ impl Block {
 /// The end.
 impl Block {
     /// Frees the block in the order of the streams that it was used on, as dropping it does. Returns a future that is
-    /// ready when no device work can touch the memory any more.
+    /// ready when no device work can touch the memory any more. A block that a [graph](crate::CapturedGraph) uses passes
+    /// to the graph instead: then the future is ready when its uses and the launches so far are complete.
     #[track_caller]
     pub fn deallocate(mut self) -> Deallocation {
+        if self.extra.get_mut().is_some()
+            && let Some(deallocation) = self.deallocate_to_graph()
+        {
+            return deallocation;
+        }
         let deallocation = self.free_awaited(Location::caller());
         // Last: the block is freed even if this panics.
         if let Some(observers) = self.registration().observers.as_deref() {
@@ -397,7 +402,11 @@ impl Block {
     fn free_awaited(&mut self, location: &'static Location<'static>) -> Deallocation {
         let block = self.end(Some(location));
         let block = block.expect("present until the block has ended");
-        let (lanes, fences) = (self.uses().lanes(), self.free(block));
+        let lanes = match self.extra.get_mut().is_some() {
+            true => self.uses().lanes_with_launches(),
+            false => self.uses().lanes(),
+        };
+        let fences = self.free(block);
         let passages = Passages::new(&self.registration().service, &lanes, &fences);
         self.note_freed(block);
         Deallocation(passages)
@@ -416,7 +425,7 @@ impl Block {
     fn free(&mut self, block: Use) -> Fences {
         // Without the lock: few blocks have anything extra.
         let capture = self.extra.get_mut().as_ref();
-        let capture = capture.and_then(|extra| extra.capture);
+        let capture = capture.and_then(|extra| extra.capture());
         if self.is_in(capture) {
             let lanes = self.uses().lanes();
             let Registration { service, lane, .. } = &**self.registration();
@@ -428,7 +437,9 @@ impl Block {
         }
         let extra = self.extra.get_mut();
         let is_plain = extra.is_none();
-        let is_of_one_stream = extra.as_ref().is_none_or(|extra| extra.is_of_one_stream());
+        let is_of_one_stream = extra
+            .as_ref()
+            .is_none_or(|extra| extra.is_of_one_stream() && extra.graphs.is_none());
         let Registration { service, lane, .. } = &**self.registration();
         if is_plain {
             return Fences::one(lane.id, service.driver.free(lane, block));
@@ -437,7 +448,8 @@ impl Block {
             let lanes = std::slice::from_ref(lane);
             return service.driver.free_many(lane, lanes, None, &block);
         }
-        let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
+        let uses = self.uses();
+        let (lanes, earlier) = (uses.lanes_with_launches(), uses.fence_left_behind());
         service.driver.free_many(lane, &lanes, earlier, &block)
     }
 
@@ -484,12 +496,16 @@ impl Block {
         if self.is_foreign() {
             return;
         }
-        let (lanes, left_at) = (self.uses().lanes(), self.uses().left_at());
+        let (uses, left_at) = (self.uses(), self.uses().left_at());
+        let is_captured = self.is_in(self.extra(super::Extra::capture));
+        let lanes = match is_captured {
+            true => uses.lanes(),
+            false => uses.lanes_with_launches(),
+        };
         if self.is_outside() {
             return observers.outside_freed(allocation, &lanes, location);
         }
         let block = allocation.as_used(self.charge.rounding());
-        let is_captured = self.is_in(self.extra(|extra| extra.capture));
         let is_first_after_all =
             registration.fill_ending(observers, &lanes, left_at, block, is_captured, location);
         let mut waits_for = &lanes[..];
@@ -498,7 +514,11 @@ impl Block {
             waits_for = &lanes[..1];
             let extra = self.extra.get_mut();
             match &mut **extra {
-                Some(extra) if extra.reserved.is_some() || extra.has_room => extra.streams.clear(),
+                Some(extra)
+                    if extra.reserved.is_some() || extra.has_room || extra.graphs.is_some() =>
+                {
+                    extra.streams.clear()
+                }
                 _ => drop(extra.take()),
             }
         }
@@ -514,6 +534,9 @@ impl Block {
     #[cold]
     #[inline(never)]
     fn end_slowly(&mut self) {
+        if self.leave_to_graph() {
+            return;
+        }
         self.tell_ending(None);
         if self.end_kept() {
             return;
@@ -642,7 +665,7 @@ impl Drop for Block {
 /// # Cancel safety
 /// Dropping it stops waiting and has no other effect.
 #[derive(Debug)]
-pub struct Deallocation(Passages);
+pub struct Deallocation(pub(super) Passages);
 
 impl Future for Deallocation {
     type Output = Result<(), DeviceError>;

@@ -6,12 +6,14 @@
 //! | `life` | its beginning, its growth in place and its end, on the side of the pool; the tag to which it is charged |
 //! | `uses` | the streams on which it is used, and the order of its uses |
 //! | `further` | the same as a state machine, which knows no device |
+//! | `graphs` | the graphs that use it, which keep it, and their launches |
 //! | `outside` | blocks whose memory is not in the heap |
 //! | `host` | the host's own access to memory that it sees |
 //! | `between` | copies from one block to another |
 
 mod between;
 mod further;
+mod graphs;
 mod host;
 mod life;
 mod outside;
@@ -36,6 +38,7 @@ use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Mutex};
 use further::FurtherStreams;
+use graphs::OfGraphs;
 use life::Charge;
 use std::fmt;
 use std::future::Future;
@@ -66,8 +69,8 @@ struct Extra {
     streams: FurtherStreams,
     /// The reservation that the memory returns to.
     reserved: Option<Arc<Reserved>>,
-    /// The order of the capture that the block was allocated in.
-    capture: Option<StreamId>,
+    /// The graphs that use the block.
+    graphs: Option<Box<OfGraphs>>,
     /// Addresses above the block are kept for it.
     has_room: bool,
     /// The block is freed in the order of the further streams alone: it was moved to the first of them, or the stream of
@@ -79,6 +82,11 @@ struct Extra {
 }
 
 impl Extra {
+    /// Returns the order of the capture that the block was allocated in, if it was allocated in one.
+    fn capture(&self) -> Option<StreamId> {
+        self.graphs.as_ref()?.capture
+    }
+
     /// Returns whether the block is freed in the order of the stream of its allocation alone.
     fn is_of_one_stream(&self) -> bool {
         self.streams.is_empty() && self.left_at.is_none()
@@ -88,7 +96,7 @@ impl Extra {
     fn is_only_reserved(&self) -> bool {
         self.reserved.is_some()
             && self.is_of_one_stream()
-            && self.capture.is_none()
+            && self.graphs.is_none()
             && !self.has_room
             && self.outside.is_none()
     }
@@ -298,7 +306,7 @@ impl Block {
     /// a graph repeat neither a move nor the free. After an error the block is where it was.
     pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
-        let is_of_capture = self.extra(|extra| extra.capture).is_some();
+        let is_of_capture = self.extra(Extra::capture).is_some();
         if is_of_capture || on.lane.cache.is_captured() {
             let reason = "a block of a capture cannot move, and no block can move to a stream that is captured; note \
                           its uses with `on` or `used_on`";
@@ -425,7 +433,7 @@ impl Block {
         let device = lane.device(&service.driver.device);
         if lane.cache.is_captured() {
             let captures = captures_of(&**device, "upload")?;
-            // SAFETY: as below, at each launch: the memory belongs to the graph, or its user keeps it for the launches.
+            // SAFETY: as below, at each launch: the graph keeps the block.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
             let captured = unsafe { captures.capture_upload(lane.raw, address, bytes, location) };
             service.driver.noted(captured)?;
@@ -529,8 +537,9 @@ impl Block {
     }
 
     /// Gives the host access to the block's bytes, where the host [sees](crate::device::MemoryKind::is_seen_by_host)
-    /// the memory. The future is ready once all uses so far are complete, on every stream. While the guard exists, no
-    /// other use can be made of the block; work submitted later comes after the host's writes.
+    /// the memory. The future is ready once all uses so far are complete, on every stream, launches of
+    /// [graphs](crate::CapturedGraph) included. While the future or the guard exists, no other use can be made of the
+    /// block, and no graph that uses it can be launched; work submitted later comes after the host's writes.
     ///
     /// ```
     /// # use weirpool::{Pool, Upstream, device::sim::SimDevice};

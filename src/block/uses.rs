@@ -23,8 +23,8 @@ pub(crate) type Points = SmallVec<[Event; 2]>;
 /// A view of a block. See the [module](self).
 #[derive(Clone, Copy)]
 pub(crate) struct Uses<'a> {
-    block: &'a Block,
-    home: &'a Arc<Registration>,
+    pub(super) block: &'a Block,
+    pub(super) home: &'a Arc<Registration>,
 }
 
 impl<'a> Uses<'a> {
@@ -79,6 +79,7 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns the errors of [`order`](Self::order).
     pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
+        self.note_captured(on);
         if self.is_at_home(on) || self.note_if_known(on, access) {
             return Ok(());
         }
@@ -116,6 +117,7 @@ impl<'a> Uses<'a> {
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
     pub(crate) fn note_ordered_by_user(self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.block.own(stream)?;
+        self.note_captured(on);
         if !self.is_at_home(on) {
             self.note_ordered(on, Access::Always);
         }
@@ -165,7 +167,9 @@ impl<'a> Uses<'a> {
             earlier.extend(extra.streams.before(access, on));
         }
         let points = earlier.into_iter().map(|earlier| self.point_of(earlier));
-        points.collect()
+        let mut points = points.collect::<Result<Points, _>>()?;
+        self.add_launches(on, &mut points)?;
+        Ok(points)
     }
 
     fn point_of(self, earlier: Earlier) -> Result<Event, DeviceError> {

@@ -4,30 +4,40 @@ use super::GraphMemory;
 use super::routed::expect_open;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::error::StreamError;
+use crate::handles::{GraphUses, Registration};
+use crate::id::Ticket;
 use crate::stream::Stream;
-use crate::sync::assert_unlocked;
+use crate::sync::{assert_unlocked, plain};
 use std::fmt;
 
 const LAUNCH: &str = "launch";
 
-/// A graph of captured work, which owns the memory that was allocated in the capture. Made by
-/// [`Capture::end`](crate::Capture::end).
+/// A graph of captured work, which keeps the memory that was allocated in the capture and the blocks that calls of this
+/// crate named in it. Made by [`Capture::end`](crate::Capture::end).
 ///
 /// Dropping it does not stop its launches. The memory returns to the pool once the last one is complete, and no other
-/// owner of the [memory](GraphMemory) is left.
+/// owner of the [memory](GraphMemory) is left. Blocks that it keeps are freed then, if they were dropped meanwhile; a
+/// block that is [evictable](crate::Evictable) is evicted no earlier.
 #[must_use = "a graph does nothing until it is launched"]
 pub struct CapturedGraph {
     graph: Box<dyn Graph>,
     memory: GraphMemory,
+    uses: plain::Arc<GraphUses>,
     /// The device of the stream that was captured.
     device: DeviceId,
 }
 
 impl CapturedGraph {
-    pub(super) fn new(graph: Box<dyn Graph>, memory: GraphMemory, device: DeviceId) -> Self {
+    pub(super) fn new(
+        graph: Box<dyn Graph>,
+        memory: GraphMemory,
+        uses: plain::Arc<GraphUses>,
+        device: DeviceId,
+    ) -> Self {
         Self {
             graph,
             memory,
+            uses,
             device,
         }
     }
@@ -35,10 +45,13 @@ impl CapturedGraph {
     /// Submits the captured work to a stream, behind all work submitted to it so far and behind the earlier launches of
     /// the graph.
     ///
-    /// A launch is a use of the graph's blocks, as any work that is given their addresses. To use such a block on
-    /// another stream, [order](Stream::wait) that stream after the launch.
+    /// A launch is a use of the blocks of the graph's memory and of the blocks that the graph keeps, which reads and
+    /// writes them: it comes after their grants, later copies and noted uses on other streams come after it, and so does
+    /// the end of such a block. It does not come after earlier writes on other streams: [order](Stream::wait) them. Work
+    /// that is given an address without a call of this crate is the caller's to order, as outside of graphs.
     ///
     /// # Errors
+    /// Returns an error while the host has access to such a block, or waits for it ([`Block::host`](crate::Block::host)).
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, [`StreamError::Closed`] if the pool is
     /// closed, and the device's error: also if the stream is the host, of another device than the captured one, or
     /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
@@ -56,17 +69,45 @@ impl CapturedGraph {
         }
         assert_unlocked(LAUNCH);
         let driver = &registration.service.driver;
+        let launching = self.uses.begin_launch().ok_or_else(|| {
+            let reason = "the host has access to a block that the graph uses, or waits for it; drop its guard first";
+            DeviceError::new(LAUNCH, DeviceErrorKind::InvalidArgument, reason)
+        })?;
+        for (home, after) in self.uses.grants() {
+            come_after_grant(registration, &home, after)?;
+        }
         // SAFETY: the stream is one of the graph's device, and its lane keeps its owner. The graph keeps the memory
-        // that was allocated in the capture; other memory is kept by the user who captured work on it.
+        // that was allocated in the capture, and the blocks that calls of this crate named in it. The host has no
+        // access to them. Addresses that reached the work in another way are the promise of the code that gave them.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
         driver.noted(launched)?;
+        launching.submitted(registration, driver.present_point(&registration.lane));
         Ok(())
     }
 
     /// Returns the memory that the graph was captured with.
     pub fn memory(&self) -> &GraphMemory {
         &self.memory
+    }
+}
+
+/// Makes the stream of a launch come after the grant of a block that the graph uses.
+///
+/// # Errors
+/// Returns an error if the device cannot order the stream.
+fn come_after_grant(
+    on: &Registration,
+    home: &Registration,
+    after: Ticket,
+) -> Result<(), DeviceError> {
+    let (driver, of_home) = (&on.service.driver, &home.service.driver);
+    if plain::Arc::ptr_eq(&on.presence, &home.presence) {
+        return driver.order_after_grant(&home.lane, after, &on.lane);
+    }
+    match of_home.marker_for(&home.lane, after)? {
+        Some(marker) => driver.order_behind_other_pool(&on.lane, &marker),
+        None => Ok(()),
     }
 }
 

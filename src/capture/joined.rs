@@ -4,6 +4,7 @@ use super::GraphMemory;
 use super::routed::Routed;
 use crate::device::DeviceError;
 use crate::error::StreamError;
+use crate::handles::GraphUses;
 use crate::stream::Stream;
 use std::fmt;
 
@@ -19,8 +20,10 @@ pub struct JoinedCapture {
 
 impl JoinedCapture {
     pub(super) fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
-        let routed = Routed::begin(memory, stream)?;
-        routed.keep(memory)?;
+        let uses = GraphUses::new(memory.share());
+        let routed = Routed::begin(&uses, stream)?;
+        routed.keep(&uses)?;
+        routed.note_capture()?;
         Ok(Self {
             routed,
             memory: memory.clone(),

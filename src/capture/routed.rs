@@ -1,19 +1,17 @@
 //! A stream that allocates from the memory of graphs while it is being captured.
 
-use super::GraphMemory;
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::driver::{Change, Driver, captures_of};
 use crate::error::StreamError;
-use crate::handles::{Registration, Route};
-use crate::id::StreamId;
+use crate::handles::{GraphUses, Registration, Route};
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
+use smallvec::smallvec;
 
 /// Routes the allocations of a stream until it is dropped.
 #[derive(Debug)]
 pub(super) struct Routed {
     stream: Stream,
-    order: StreamId,
 }
 
 impl Routed {
@@ -22,8 +20,11 @@ impl Routed {
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, [`StreamError::Closed`] if the pool is
     /// closed, and an error if the stream is routed already.
-    pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
-        let share = memory.share();
+    pub(super) fn begin(
+        uses: &plain::Arc<GraphUses>,
+        stream: &Stream,
+    ) -> Result<Self, StreamError> {
+        let share = &uses.share;
         if !stream.is_of(&share.presence) {
             return Err(StreamError::ForeignPool);
         }
@@ -34,13 +35,14 @@ impl Routed {
             let reason = "the stream is being captured already; end that capture first";
             DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
         })?;
-        registration.set_route(Some(Route {
-            share: share.clone(),
-            order,
+        let former = registration.set_route(Some(Route {
+            uses: uses.clone(),
+            orders: smallvec![order],
+            capture: None,
         }));
+        drop(former);
         Ok(Self {
             stream: stream.clone(),
-            order,
         })
     }
 
@@ -57,12 +59,12 @@ impl Routed {
         &self.stream.registration().service.driver
     }
 
-    /// Makes the graph that the stream is being captured into keep the memory.
+    /// Makes the graph that the stream is being captured into keep its memory, and what it will use.
     ///
     /// # Errors
     /// Returns an error if the stream is not being captured, or the device has no graphs.
-    pub(super) fn keep(&self, memory: &GraphMemory) -> Result<(), DeviceError> {
-        let kept = Box::new(plain::Arc::clone(memory.share()));
+    pub(super) fn keep(&self, uses: &plain::Arc<GraphUses>) -> Result<(), DeviceError> {
+        let kept = Box::new(plain::Arc::clone(uses));
         self.call("keep", |captures, lane| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -70,6 +72,16 @@ impl Routed {
                 captures.keep(lane, kept)
             }
         })
+    }
+
+    /// Notes the capture that the stream is part of, and returns it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`capture`](Self::capture).
+    pub(super) fn note_capture(&self) -> Result<Option<CaptureId>, DeviceError> {
+        let capture = self.capture()?;
+        self.stream.registration().note_capture(capture);
+        Ok(capture)
     }
 
     /// Returns the capture that the stream is part of; `None` if it is part of none, or of one that was invalidated.
@@ -107,8 +119,11 @@ impl Drop for Routed {
     fn drop(&mut self) {
         let registration = self.stream.registration();
         let (service, lane) = (&registration.service, &registration.lane);
-        registration.set_route(None);
-        service.driver.end_capture(lane, self.order);
+        let route = registration.set_route(None);
+        let orders = route.as_ref().map(|route| route.orders.clone());
+        service
+            .driver
+            .end_capture(lane, &orders.unwrap_or_default());
         service.publish(Change::Memory);
     }
 }

@@ -5,9 +5,10 @@ use super::{CapturedGraph, GraphMemory};
 use crate::device::{CaptureId, DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::driver::Change;
 use crate::error::StreamError;
-use crate::handles::Registration;
+use crate::handles::{GraphUses, Registration};
 use crate::pool::Pool;
 use crate::stream::Stream;
+use crate::sync::plain;
 use std::fmt;
 
 const END: &str = "end_capture";
@@ -19,10 +20,16 @@ const END: &str = "end_capture";
 /// become part of the graph, those that the pool makes for its blocks included. A download fails: make it after a
 /// launch.
 ///
-/// Blocks of the capture that are dropped in it are reused in it. Blocks from before the capture that are dropped in it
-/// are freed when it is over; keep those that the graph uses for as long as it is launched. The pool records no event
-/// on the stream, and does not make it wait, until the capture is over: [`Stream::event`], and awaiting a free on the
-/// stream, fail.
+/// Blocks of the capture that are dropped in it are reused in it. Other blocks that a call of this crate names in the
+/// capture stay with the graph: [`upload`](crate::Block::upload), [`submit`](Stream::submit), [`on`](crate::Block::on)
+/// and every other call that takes the block and the stream. Such a block can be dropped in the capture and after it;
+/// its memory is freed once the graph is gone and its last launch is complete. The pool cannot see an address that
+/// reaches the work in another way: keep that block for as long as the graph is launched, or name it with
+/// [`used_on`](crate::Block::used_on). Blocks from before the capture that no call names are freed when it is over, if
+/// they are dropped in it.
+///
+/// The pool records no event on the stream, and does not make it wait, until the capture is over: [`Stream::event`],
+/// and awaiting a free on the stream, fail.
 ///
 /// Dropping it aborts the capture. It can be ended or dropped on any thread, in any state: also if the capture was
 /// invalidated, or ended by other code. A capture of the stream that other code began since then goes on.
@@ -31,6 +38,7 @@ pub struct Capture {
     /// The stream that the capture began on, and those that were added. Empty once the capture is over.
     routed: Vec<Routed>,
     memory: GraphMemory,
+    uses: plain::Arc<GraphUses>,
     /// The device's id of the capture, once it is known.
     id: Option<CaptureId>,
 }
@@ -82,7 +90,8 @@ impl Capture {
             return Err(StreamError::ForeignPool);
         }
         seal_all(stream)?;
-        let routed = Routed::begin(memory, stream)?;
+        let uses = GraphUses::new(memory.share());
+        let routed = Routed::begin(&uses, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -94,10 +103,11 @@ impl Capture {
         let mut capture = Self {
             routed: vec![routed],
             memory: memory.clone(),
+            uses,
             id: None,
         };
-        capture.id = capture.routed[0].capture()?;
-        capture.routed[0].keep(memory)?;
+        capture.id = capture.routed[0].note_capture()?;
+        capture.routed[0].keep(&capture.uses)?;
         Ok(capture)
     }
 
@@ -108,8 +118,8 @@ impl Capture {
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
-        let routed = Routed::begin(&self.memory, stream)?;
-        let joined = routed.capture()?;
+        let routed = Routed::begin(&self.uses, stream)?;
+        let joined = routed.note_capture()?;
         if joined.is_none() || joined != self.id {
             let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";
             let kind = DeviceErrorKind::Unsupported;
@@ -131,7 +141,8 @@ impl Capture {
     /// if other code ended it. The capture is over then, and there is no graph.
     pub fn end(mut self) -> Result<CapturedGraph, DeviceError> {
         let (graph, device) = self.finish()?;
-        Ok(CapturedGraph::new(graph, self.memory.clone(), device))
+        let (memory, uses) = (self.memory.clone(), self.uses.clone());
+        Ok(CapturedGraph::new(graph, memory, uses, device))
     }
 
     /// Ends the capture without a graph, as dropping it does.

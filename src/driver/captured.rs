@@ -33,10 +33,22 @@ impl Streams {
         Some(order)
     }
 
-    /// Ends the capture of a lane's stream. Blocks from before the capture that were freed during it are sealed now.
-    pub(crate) fn end_capture(&self, lane: &Lane, order: StreamId) {
-        lane.cache.end_capture();
+    /// Returns a further order for a stream that is being captured.
+    pub(crate) fn further_order(&self) -> StreamId {
+        let order = self.lanes.lock().next_id();
+        self.heap.lock().register(order, Ticket::ZERO);
+        order
+    }
+
+    /// Ends an order that no capture uses, or uses any more: memory that was freed in it is complete.
+    pub(crate) fn end_order(&self, order: StreamId) {
         self.heap.lock().forget(order);
+    }
+
+    /// Ends the capture of a lane's stream. Blocks from before the capture that were freed during it are sealed now.
+    pub(crate) fn end_capture(&self, lane: &Lane, orders: &[StreamId]) {
+        lane.cache.end_capture();
+        orders.iter().for_each(|order| self.end_order(*order));
         // A failure is noted; the memory stays pending then.
         let _ = self.seal_for_others(lane);
     }
@@ -56,7 +68,7 @@ impl Driver {
         request: Request,
     ) -> Result<Option<Allocation>, DeviceError> {
         let mut grant = self.take_captured(lane, order, reservation, request);
-        if grant.is_none() && self.left_in_reservation(reservation).0 >= request.bytes {
+        if grant.is_none() && self.may_complete(reservation, request) {
             // Streams may have passed the frees of the rest.
             self.seal_lanes()?;
             self.reap()?;
@@ -75,6 +87,16 @@ impl Driver {
                 source,
             }
         }))
+    }
+
+    /// Returns whether streams may have passed the frees of memory that the request lacks.
+    fn may_complete(&self, reservation: ReservationId, request: Request) -> bool {
+        if self.left_in_reservation(reservation).0 < request.bytes {
+            return false;
+        }
+        let lanes = self.lanes();
+        let heap = self.heap.lock();
+        heap::reservation::may_complete(&heap, reservation, |fence| lanes.find(fence).is_some())
     }
 
     fn take_captured(

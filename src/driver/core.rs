@@ -62,6 +62,14 @@ pub(crate) struct Settings {
     pub(crate) history: usize,
 }
 
+impl Settings {
+    /// Returns whether the memory is plain memory of the device, of no pool of the driver.
+    pub(crate) fn is_plain_of_device(&self) -> bool {
+        let is_plain = !self.geometry.virtual_memory && self.driver_pool.is_none();
+        is_plain && self.kind == MemoryKind::Device
+    }
+}
+
 /// The layer that all others stand on; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Core {

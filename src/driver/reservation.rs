@@ -79,6 +79,7 @@ impl<'a> Draw<'a> {
     pub(super) fn run_in_place(mut self) -> Result<Option<Allocation>, DeviceError> {
         let found = match self.take_ordered()? {
             Some(found) => Some(found),
+            None if self.left().0 < self.request.bytes => None,
             None => self.look_twice(Self::take)?,
         };
         Ok(found.map(|found| found.allocation))

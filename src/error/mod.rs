@@ -250,8 +250,9 @@ pub enum CopyError {
     /// The copy is made in a capture, and the stream's device has no access to both blocks: a copy that is staged
     /// through the host cannot be part of a graph.
     #[error(
-        "a copy between devices without access cannot be captured; enable access before the capture begins \
-         (`Pool::enable_access`), or copy outside of the capture"
+        "a copy between devices without access can be captured for plain memory alone; enable access before the capture \
+         begins (`Pool::enable_access`), copy between blocks of pools with `Upstream::Device` that were allocated before \
+         it, or copy outside of the capture"
     )]
     NoAccessInCapture,
     /// The device failed.

@@ -1,6 +1,7 @@
 //! Memory of graphs: what its handles, the captures that allocate from it, and the graphs share.
 
-use super::{Presence, ReservedHandle};
+use super::{GraphUses, Presence, ReservedHandle};
+use crate::device::CaptureId;
 use crate::driver::Allocation;
 use crate::error::AllocError;
 use crate::handles::Reserved;
@@ -8,6 +9,7 @@ use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::queue::Demand;
 use crate::sync::{Arc, Guards, Mutex, plain};
+use smallvec::SmallVec;
 
 /// Memory that captures allocate from. It is set aside until the last owner is gone. Each graph that was captured is an
 /// owner, and the device drops it once no launch of the graph can run any more.
@@ -15,13 +17,21 @@ use crate::sync::{Arc, Guards, Mutex, plain};
 pub(crate) struct GraphShare {
     pub(crate) presence: plain::Arc<Presence>,
     parts: Mutex<Vec<ReservedHandle>>,
+    /// The graphs that were captured with the memory, and may still exist.
+    graphs: Mutex<Vec<plain::Weak<GraphUses>>>,
 }
 
 /// Where a captured stream allocates: the memory, and the order in which it is reused.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
-    pub(crate) share: plain::Arc<GraphShare>,
-    pub(crate) order: StreamId,
+    /// What the graph will use.
+    pub(crate) uses: plain::Arc<GraphUses>,
+    /// The present order, and before it those of other captures of the stream in the same session. The body of a
+    /// conditional node is a capture of its own: it runs several times, so that memory freed in it cannot be reused as
+    /// if it ran once.
+    pub(crate) orders: SmallVec<[StreamId; 1]>,
+    /// The device's id of the capture that the present order is of, once it is known.
+    pub(crate) capture: Option<CaptureId>,
 }
 
 impl GraphShare {
@@ -29,7 +39,21 @@ impl GraphShare {
         Self {
             presence,
             parts: Mutex::new(Guards::Registry, Vec::new()),
+            graphs: Mutex::new(Guards::Registry, Vec::new()),
         }
+    }
+
+    /// Makes a graph known whose capture begins.
+    pub(super) fn enter(&self, uses: &plain::Arc<GraphUses>) {
+        let mut graphs = self.graphs.lock();
+        graphs.retain(|known| known.strong_count() > 0);
+        graphs.push(plain::Arc::downgrade(uses));
+    }
+
+    /// Returns the graphs that were captured with the memory, and still exist.
+    pub(crate) fn graphs(&self) -> SmallVec<[plain::Arc<GraphUses>; 1]> {
+        let graphs = self.graphs.lock();
+        graphs.iter().filter_map(plain::Weak::upgrade).collect()
     }
 
     fn parts(&self) -> Vec<Arc<Reserved>> {
@@ -37,11 +61,20 @@ impl GraphShare {
         parts.iter().map(|part| part.0.clone()).collect()
     }
 
-    /// Adds memory that is set aside.
+    /// Adds memory that is set aside. It joins the first part if no tag is charged for either: a request looks at each
+    /// part.
     pub(crate) fn add(&self, part: ReservedHandle) {
         let driver = &self.presence.service.driver;
         driver.counters.note_graphs_grew(part.0.size());
-        self.parts.lock().push(part);
+        let known = {
+            let mut parts = self.parts.lock();
+            let known = parts.iter().find(|known| known.0.may_absorb(&part.0));
+            match known.map(|known| known.0.clone()) {
+                Some(known) => known,
+                None => return parts.push(part),
+            }
+        };
+        known.absorb(part);
     }
 
     /// Returns the size in bytes, allocated or not.
@@ -115,6 +148,15 @@ impl GraphShare {
 }
 
 impl Route {
+    pub(crate) fn share(&self) -> &plain::Arc<GraphShare> {
+        &self.uses.share
+    }
+
+    /// Returns the order of the present capture.
+    pub(crate) fn order(&self) -> StreamId {
+        *self.orders.last().expect("a session has an order")
+    }
+
     /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block
     /// belongs to as well.
     ///
@@ -125,7 +167,8 @@ impl Route {
         lane: &Lane,
         demand: &Demand,
     ) -> Result<Option<FromPart>, AllocError> {
-        self.share
-            .draw_from_parts(|part| part.draw_captured(lane, self.order, demand))
+        let order = self.order();
+        self.share()
+            .draw_from_parts(|part| part.draw_captured(lane, order, demand))
     }
 }

@@ -2,10 +2,10 @@
 
 use super::natives::Native;
 use super::{Observers, Presence, Route};
-use crate::device::{Device, DeviceId, DeviceStream, RawStream};
+use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
 use crate::error::StreamError;
 use crate::fault::injected;
-use crate::id::Ticket;
+use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Passage, Service};
@@ -148,9 +148,38 @@ impl Registration {
         }
     }
 
-    /// Sets where the stream allocates while it is being captured.
-    pub(crate) fn set_route(&self, route: Option<Route>) {
-        self.route.set(route);
+    /// Sets where the stream allocates while it is being captured. Returns where it allocated before, to be dropped
+    /// outside locks: it may be the last owner of memory.
+    pub(crate) fn set_route(&self, route: Option<Route>) -> Option<Route> {
+        self.route.replace(route)
+    }
+
+    /// Notes the device's id of the capture that the stream is in.
+    pub(crate) fn note_capture(&self, capture: Option<CaptureId>) {
+        self.route.change(|route| {
+            if let Some(route) = route {
+                route.capture = capture;
+            }
+        });
+    }
+
+    /// Goes on with the order of another capture of the session, unless another thread did so first, or the session is
+    /// over. Returns whether it does.
+    pub(crate) fn continue_route(
+        &self,
+        (known, present): (CaptureId, CaptureId),
+        order: StreamId,
+    ) -> bool {
+        self.route.change(|route| {
+            let route = route.filter(|route| route.capture == Some(known));
+            let Some(route) = route else {
+                return false;
+            };
+            route.capture = Some(present);
+            route.orders.push(order);
+            self.lane.cache.continue_capture(order);
+            true
+        })
     }
 
     /// Drops the references that freed blocks left.

@@ -374,6 +374,22 @@ impl Reserved {
             .publish(Change::Reservation(self.reservation));
     }
 
+    /// Returns whether the memory of another reservation can become this one's: no tag is charged for either, no other
+    /// reservation gets it back, and nothing of it is drawn.
+    pub(crate) fn may_absorb(&self, other: &Self) -> bool {
+        let is_plain = |reserved: &Self| reserved.tag.is_none() && reserved.parent.is_none();
+        is_plain(self) && is_plain(other) && other.state.lock().drawn == 0
+    }
+
+    /// Takes over all memory of another reservation, which ends.
+    pub(crate) fn absorb(&self, other: ReservedHandle) {
+        other.0.return_kept();
+        let bytes = std::mem::take(&mut other.0.state.lock().size);
+        self.state.lock().size += bytes;
+        let driver = &self.service().driver;
+        driver.merge_reservation(other.0.reservation, self.reservation);
+    }
+
     /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
         self.return_kept();

@@ -70,6 +70,16 @@ impl BlockMap {
         &mut self.index
     }
 
+    /// Returns the reserved block of a reservation with the highest address up to this one.
+    pub(super) fn reserved_up_to(
+        &mut self,
+        reservation: ReservationId,
+        address: u64,
+    ) -> Option<BlockId> {
+        let reserved = self.index.reserved.get_mut(&reservation)?;
+        reserved.up_to(address, &self.blocks)
+    }
+
     /// Brings the stretches up to date for a search.
     pub(super) fn update_stretches(&mut self) {
         self.index.update_stretches(&self.blocks);

@@ -157,8 +157,8 @@ fn indexes(heap: &Heap) -> Result<(), String> {
     compare("pending", pending, &|state| {
         matches!(state, State::Pending(_))
     })?;
-    for (reservation, by_size) in &index.reserved {
-        let reserved = by_size.at_least(0).collect();
+    for (reservation, reserved) in &index.reserved {
+        let reserved = reserved.by_size.at_least(0).collect();
         let is_in = |state: &State| matches!(state, State::Reserved(id, _) if id == reservation);
         compare("reserved", reserved, &is_in)?;
     }

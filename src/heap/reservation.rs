@@ -8,9 +8,8 @@ use super::Heap;
 use super::block::{BlockId, State};
 use super::block_map::BlockMap;
 use super::completed::Completed;
-use super::fence::Fences;
+use super::fence::{Fence, Fences};
 use super::fit::{Best, PROBES};
-use super::index::BySize;
 use super::request::{Grant, Request, View};
 use crate::id::ReservationId;
 use smallvec::SmallVec;
@@ -137,7 +136,7 @@ pub(crate) fn split(
     let other = reservations.create(map);
     let mut left = bytes;
     while left > 0 {
-        let by_size = &map.index().reserved[&reservation];
+        let by_size = &map.index().reserved[&reservation].by_size;
         let piece = by_size.at_least(left).next().or_else(|| by_size.last());
         let (size, id) = piece.expect("the reservation has enough");
         if size > left {
@@ -204,16 +203,29 @@ fn set_aside(
 
 /// Returns how many bytes of a reservation are not granted, and the size of its largest ungranted block.
 pub(super) fn left(map: &BlockMap, reservation: ReservationId) -> (u64, u64) {
-    let Some(by_size) = map.index().reserved.get(&reservation) else {
+    let Some(reserved) = map.index().reserved.get(&reservation) else {
         return (0, 0);
     };
-    let bytes = by_size.at_least(0).map(|(bytes, _)| bytes);
-    (bytes.sum(), by_size.largest())
+    (reserved.bytes, reserved.by_size.largest())
 }
 
 pub(super) fn blocks_of(map: &BlockMap, reservation: ReservationId) -> SmallVec<[BlockId; 4]> {
     let blocks = map.index().reserved.get(&reservation);
-    blocks.map_or_else(SmallVec::new, BySize::all)
+    blocks.map_or_else(SmallVec::new, |blocks| blocks.by_size.all())
+}
+
+/// Returns whether a block of the reservation is pending for streams alone, whose events may complete it. Memory that was
+/// freed in a capture is not: no event completes it.
+pub(crate) fn may_complete(
+    heap: &Heap,
+    reservation: ReservationId,
+    is_stream: impl Fn(Fence) -> bool,
+) -> bool {
+    let Heap { map, completed, .. } = heap;
+    blocks_of(map, reservation).into_iter().any(|id| {
+        let fences = fences_of(map, completed, id);
+        !fences.is_empty() && fences.iter().all(&is_stream)
+    })
 }
 
 /// Returns the fences of a reserved block that are not complete.
@@ -244,6 +256,7 @@ pub(crate) fn take(
     };
     let run = match search.best_fit() {
         Some(id) => vec![id],
+        None if left(map, reservation).0 < request.bytes => return None,
         None => {
             let is_allowed = |id| view.forecast(&fences_of(map, completed, id)).is_some();
             shortest_run(map, reservation, request, is_allowed)?
@@ -269,7 +282,7 @@ pub(crate) fn take_ordered(
         let fences = fences_of(map, completed, id);
         fences.iter().all(|fence| view.is_ordered(fence))
     };
-    let by_size = map.index().reserved.get(&reservation)?;
+    let by_size = &map.index().reserved.get(&reservation)?.by_size;
     let large_enough = by_size.at_least(request.bytes).map(|(_, id)| id);
     let id = large_enough
         .take(PROBES)
@@ -286,11 +299,7 @@ pub(crate) fn take_at(
     view: &View<'_>,
 ) -> Option<Grant> {
     let Heap { map, completed, .. } = heap;
-    let mut blocks = blocks_of(map, reservation);
-    blocks.retain(|id| map.blocks()[*id].address <= start);
-    let first = blocks
-        .into_iter()
-        .max_by_key(|id| map.blocks()[*id].address)?;
+    let first = map.reserved_up_to(reservation, start)?;
     let is_allowed = |id| view.forecast(&fences_of(map, completed, id)).is_some();
     let whole = Request {
         bytes: start - map.blocks()[first].address + bytes,
@@ -358,7 +367,7 @@ impl Search<'_> {
     }
 
     fn best_fit(&self) -> Option<BlockId> {
-        let by_size = self.map.index().reserved.get(&self.reservation)?;
+        let by_size = &self.map.index().reserved.get(&self.reservation)?.by_size;
         let mut allowed = None;
         let mut probes = 0;
         for (size, id) in by_size.at_least(self.request.bytes) {

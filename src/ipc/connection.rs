@@ -15,7 +15,7 @@ use futures::channel::{mpsc, oneshot};
 use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::Location;
 use std::pin::Pin;
@@ -525,7 +525,8 @@ impl Future for Sent {
     }
 }
 
-/// A block of another process: a [`Block`] over its memory, for all uses that a block has.
+/// A block of another process: a [`Block`] over its memory, for all uses that a block has. It gives out no `&mut Block`,
+/// so that the [label](Self::label) always names its own memory.
 ///
 /// Dropping it unmaps the memory here, once its work is complete, and tells the exporter. [`Block::size`] is the whole
 /// chunk, [`Block::requested`] what the exporter asked for.
@@ -556,8 +557,4 @@ impl Deref for Imported {
     }
 }
 
-impl DerefMut for Imported {
-    fn deref_mut(&mut self) -> &mut Block {
-        &mut self.block
-    }
-}
+super::writes::writes!(Imported);

@@ -14,7 +14,7 @@ use crate::worker::{self, release_later};
 use futures::channel::oneshot;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::panic::Location;
 
@@ -185,6 +185,14 @@ impl Outside for OwnMemory {
 ///
 /// [`Pool::allocate_exportable`] allocates it, and [`Connection::send`](super::Connection::send) exports it. See the
 /// [module](super) for its costs and its life.
+///
+/// It dereferences to its block for reading. It gives out no `&mut Block`, so that it always exports its own memory:
+///
+/// ```compile_fail,E0596
+/// # fn swap(exportable: &mut weirpool::ipc::Exportable, ordinary: &mut weirpool::Block) {
+/// std::mem::swap(&mut **exportable, ordinary);
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a block is freed when it is dropped"]
 pub struct Exportable {
@@ -207,11 +215,7 @@ impl Deref for Exportable {
     }
 }
 
-impl DerefMut for Exportable {
-    fn deref_mut(&mut self) -> &mut Block {
-        &mut self.block
-    }
-}
+super::writes::writes!(Exportable);
 
 /// Makes memory of a chunk of its own.
 fn make(pool: &plain::Arc<Presence>, requested: u64) -> Result<OwnMemory, IpcError> {

@@ -73,14 +73,15 @@
 //! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
 //! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
-//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `worker` is the
-//! thread that unmaps.
+//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `writes` has the
+//! writes of blocks that a value describes, `worker` is the thread that unmaps.
 
 mod connection;
 mod error;
 mod memory;
 mod pointer;
 mod protocol;
+mod writes;
 
 pub use connection::{Connection, Imported, Sent};
 pub use error::IpcError;

@@ -72,6 +72,13 @@ impl StreamCache {
         is_first
     }
 
+    /// Goes on with another order, if the stream is being captured.
+    pub(crate) fn continue_capture(&self, order: StreamId) {
+        if let Some(present) = &mut self.state.lock().capture {
+            *present = order;
+        }
+    }
+
     /// Waits, as for a lock, until the pool's own calls on the stream have returned.
     pub(crate) fn wait_for_submissions(&self) {
         while self.submissions.load(Ordering::Acquire) & !CAPTURED > 0 {

@@ -174,6 +174,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         if self.room.is_some() {
             block.give_room();
         }
+        block.name_if_captured();
         Ok(block)
     }
 
@@ -402,6 +403,7 @@ impl Kind for ForBlocks<'_> {
             });
         // All of them first: from here on each allocation has an owner, whatever becomes of the others.
         let blocks: Vec<_> = blocks.collect();
+        blocks.iter().flatten().for_each(Block::name_if_captured);
         blocks.into_iter().collect()
     }
 }

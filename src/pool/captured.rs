@@ -3,10 +3,12 @@
 
 use super::{Layout, Pool};
 use crate::block::Block;
+use crate::driver::captures_of;
 use crate::error::AllocError;
+use crate::fault::injected;
 use crate::handles::{Caller, FromPart, GraphShare, Registration, Route};
 use crate::queue::Demand;
-use crate::sync::Arc;
+use crate::sync::{Arc, assert_unlocked, plain};
 
 /// Allocates from the memory of the capture, which takes more from the pool if it has to.
 ///
@@ -26,21 +28,52 @@ pub(super) fn allocate(
         is_captured: true,
         ..caller
     };
+    let route = &present(registration, route)?;
     let draw = || route.draw(&registration.lane, &demand);
-    match draw_or_grow(registration, &route.share, &demand, caller, draw)? {
+    match draw_or_grow(registration, route.share(), &demand, caller, draw)? {
         Some((allocation, part)) => {
-            let from = (&part, route.order);
+            let from = (&part, route);
             Block::captured(registration, allocation, &demand, caller, from)
         }
         None => {
-            let (left, largest) = route.share.left();
+            let (left, largest) = route.share().left();
             Err(AllocError::NotReservedForCapture {
                 requested: demand.request.bytes,
-                size: route.share.size(),
+                size: route.share().size(),
                 left,
                 largest,
             })
         }
+    }
+}
+
+/// Returns the route of the capture that the stream is in now. The body of a conditional node is captured with an id of
+/// its own. Memory that was freed under another id is not reused before the session ends: the body runs again.
+///
+/// # Errors
+/// Returns the device's error.
+fn present(registration: &Registration, route: &Route) -> Result<Route, AllocError> {
+    const CALL: &str = "capture_of";
+    let Some(known) = route.capture else {
+        return Ok(route.clone());
+    };
+    let Registration { service, lane, .. } = registration;
+    let driver = &service.driver;
+    let captures = captures_of(&**lane.device(&driver.device), CALL)?;
+    assert_unlocked(CALL);
+    // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
+    #[allow(unsafe_code, reason = "device call on the lane's stream")]
+    let present = driver.noted(unsafe { captures.capture_of(lane.raw) })?;
+    let is_another = present.is_some_and(|present| present != known);
+    match present {
+        Some(present) if is_another && !injected("conditional-body-not-recognised") => {
+            let order = driver.further_order();
+            if !registration.continue_route((known, present), order) {
+                driver.end_order(order);
+            }
+            Ok(registration.route().unwrap_or_else(|| route.clone()))
+        }
+        _ => Ok(route.clone()),
     }
 }
 
@@ -51,7 +84,7 @@ pub(super) fn allocate(
 /// Returns [`AllocError::NotReserved`] if the pool has no more now.
 pub(crate) fn allocate_outside(
     registration: &Arc<Registration>,
-    share: &GraphShare,
+    share: &plain::Arc<GraphShare>,
     layout: Layout,
     caller: Caller,
 ) -> Result<Block, AllocError> {
@@ -60,7 +93,8 @@ pub(crate) fn allocate_outside(
     let draw = || share.draw(&registration.lane, &demand);
     match draw_or_grow(registration, share, &demand, caller, draw)? {
         Some((allocation, part)) => {
-            Block::reserved(registration, allocation, &demand, caller, &part)
+            let block = Block::reserved(registration, allocation, &demand, caller, &part)?;
+            Ok(block.of_graph_memory(share, None))
         }
         None => {
             let (left, largest) = share.left();
@@ -93,7 +127,7 @@ pub(crate) fn expect_outside(
 /// Returns an error if the pool is closed or the device failed.
 pub(crate) fn allocate_at(
     registration: &Arc<Registration>,
-    share: &GraphShare,
+    share: &plain::Arc<GraphShare>,
     (start, bytes): (u64, u64),
     caller: Caller,
 ) -> Result<Option<Block>, AllocError> {
@@ -101,6 +135,7 @@ pub(crate) fn allocate_at(
     let drawn = share.draw_at(&registration.lane, start, &demand)?;
     let block = drawn.map(|(allocation, part)| {
         Block::restored(registration, allocation, &demand, caller, &part)
+            .of_graph_memory(share, None)
     });
     Ok(block)
 }
@@ -155,4 +190,68 @@ fn grow(
         }
     }
     Ok(false)
+}
+
+#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::device::sim::{Call, Checker, Clock, SimDevice};
+    use crate::sync::census;
+
+    const CHUNK: u64 = 2 << 20;
+
+    /// What one more allocation of a capture costs that has grown by some blocks, and restoring one of them: locks, and
+    /// queries of events.
+    fn costs(is_virtual: bool, bytes: u64, count: usize) -> [u64; 4] {
+        let device = SimDevice::builder().memory(1 << 40);
+        let device = device.clock(Clock::Manual).checker(Checker::Off);
+        let device = device.virtual_memory(is_virtual).build();
+        let builder = Pool::builder(device.clone()).capacity(1 << 38);
+        let pool = builder.chunk_bytes(CHUNK).build().unwrap();
+        let streams = [0; 8].map(|_| pool.create_stream().unwrap());
+        let stream = &streams[0];
+        let memory = pool.graph_memory();
+        let capture = memory.capture(stream).unwrap();
+        let allocate = || pool.try_allocate(stream, bytes).unwrap();
+        let mut blocks: Vec<_> = (0..count).map(|_| allocate()).collect();
+        let locks = || {
+            census()
+                .locks
+                .into_iter()
+                .map(|(_, times)| times)
+                .sum::<u64>()
+        };
+        let queries = || device.counters().calls(Call::Query);
+        let (_, queried) = (locks(), queries());
+        blocks.push(allocate());
+        let grown = (locks(), queries() - queried);
+        drop(capture);
+        let state = memory.checkpoint();
+        drop(blocks);
+        device.advance_to_end();
+        let (_, queried) = (locks(), queries());
+        let restored = memory.restore(&state, stream).unwrap();
+        let (locked, queried) = (locks(), queries() - queried);
+        let each = restored.len() as u64;
+        [grown.0, grown.1, locked / each, queried / each]
+    }
+
+    /// Each block of the size of a part, or larger, makes the memory grow by a part.
+    #[test]
+    fn cost_of_a_captured_allocation_does_not_depend_on_earlier_ones() {
+        for (is_virtual, bytes) in [
+            (false, 512),
+            (false, CHUNK),
+            (true, CHUNK),
+            (true, 3 * CHUNK),
+        ] {
+            let [few, many] = [20, 640].map(|count| costs(is_virtual, bytes, count));
+            for (few, many) in few.into_iter().zip(many) {
+                assert!(
+                    many <= few + few / 2 + 2,
+                    "{is_virtual}, {bytes}: {few} and {many}"
+                );
+            }
+        }
+    }
 }

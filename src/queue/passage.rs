@@ -84,6 +84,11 @@ impl Passages {
         Self(passages.collect())
     }
 
+    /// Waits for a further point as well.
+    pub(crate) fn add(&mut self, passage: Passage) {
+        self.0.push(passage);
+    }
+
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
         while let Some(passage) = self.0.last_mut() {
             match passage.poll(context) {

@@ -188,6 +188,13 @@ impl<T> ForeignOption<T> {
     }
 }
 
+impl<T> ForeignOption<T> {
+    /// Changes the value in its place, under the lock.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(Option<&mut T>) -> R) -> R {
+        change(self.0.lock().as_mut().map(|value| &mut *value.value))
+    }
+}
+
 impl<T> Drop for ForeignOption<T> {
     fn drop(&mut self) {
         // As any value: a panic of its destructor is its owner's.

@@ -3,6 +3,7 @@
 use crate::bench::Bench;
 use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
+use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{AllocError, Block, StreamError};
 
@@ -106,6 +107,69 @@ pub(crate) fn restored_checkpoint_is_not_overwritten_by_another_branch<B: Bench>
     site.assert_sound();
 }
 
+/// A block of before the capture, which a captured call names, is dropped. Launches write it, and no other block.
+pub(crate) fn block_that_captured_work_names_stays_with_the_graph<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let [captured, other] = site.workers();
+    let mut before = captured.take(MIB);
+    captured.fill(&before, 7);
+    captured.settle();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    before.fill(&captured.stream, 1).unwrap();
+    let graph = capture.end().unwrap();
+    drop(before);
+    captured.settle();
+    let _ = site.pool.trim_to(0).unwrap();
+    for _ in 0..10 {
+        let mut blocks = Vec::new();
+        while let Ok(block) = other.try_take(MIB) {
+            other.use_up(&block, 9);
+            blocks.push(block);
+        }
+        graph.launch(&captured.stream).unwrap();
+        captured.settle();
+        for block in &blocks {
+            other.expect(block, 9);
+        }
+        drop(blocks);
+    }
+    drop(graph);
+    eventually(|| {
+        captured.settle();
+        other.settle();
+        site.pool.statistics().used.current == 0
+    });
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+/// A launch is a use of the blocks that captured work names: uses on other streams, and an awaited free, come after it.
+pub(crate) fn uses_of_a_block_come_after_launches<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let [captured, launching, other] = site.workers();
+    let mut block = captured.take(MIB);
+    captured.fill(&block, 7);
+    captured.settle();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    block.fill(&captured.stream, 1).unwrap();
+    let graph = capture.end().unwrap();
+    let gate = site.bench.hold(&launching.work);
+    graph.launch(&launching.stream).unwrap();
+    let download = block.download(&other.stream, 0..MIB).unwrap();
+    gate.open();
+    assert!(block_on(download).unwrap().iter().all(|byte| *byte == 1));
+    graph.launch(&launching.stream).unwrap();
+    block_on(block.deallocate()).unwrap();
+    drop(graph);
+    eventually(|| {
+        captured.settle();
+        other.settle();
+        site.pool.statistics().used.current == 0
+    });
+    await_release(&site, &[&captured, &launching, &other]);
+    site.assert_sound();
+}
+
 /// [CUDA user objects] The graph is dropped while a launch is held. Its memory is available after the launch.
 pub(crate) fn running_launch_keeps_the_memory<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
@@ -171,7 +235,11 @@ pub(crate) fn closed_pool_captures_and_launches_nothing<B: Bench>() {
     let closed = StreamError::Closed;
     assert_eq!(graph.launch(&captured.stream).unwrap_err(), closed);
     assert_eq!(memory.capture(&captured.stream).unwrap_err(), closed);
-    assert_eq!(memory.join(&captured.stream).unwrap_err(), closed);
+    // SAFETY: the host has access to no block of the graph while it is launched.
+    assert_eq!(
+        unsafe { memory.join(&captured.stream) }.unwrap_err(),
+        closed
+    );
     assert_eq!(site.pool.capture(&captured.stream).unwrap_err(), closed);
     captured.expect(&block, 1);
     captured.settle();

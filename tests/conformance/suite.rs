@@ -173,6 +173,8 @@ macro_rules! suite {
                     launch_in_a_capture_is_refused,
                     closed_pool_captures_and_launches_nothing,
                     restored_checkpoint_is_not_overwritten_by_another_branch,
+                    block_that_captured_work_names_stays_with_the_graph,
+                    uses_of_a_block_come_after_launches,
                     zero_fill_is_made_at_each_launch,
                     request_does_not_wait_inside_a_capture,
                     aborted_capture_leaves_nothing,

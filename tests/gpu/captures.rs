@@ -11,13 +11,14 @@ use cudarc::driver::sys::{
     cuThreadExchangeStreamCaptureMode,
 };
 use cudarc::driver::{CudaGraph, CudaStream, DriverError, result};
+use futures::FutureExt;
 use futures::executor::block_on;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
-use weirpool::{Fill, Source, TaskError};
+use weirpool::{Fill, Pool, Source, TaskError, Upstream};
 
 type Here = Cuda<Mapped>;
 
@@ -317,4 +318,55 @@ pub(crate) fn graph_has_no_fills() {
     assert!(is_full_of(address, 0), "filled after the capture");
     drop((block, written));
     site.assert_conserved();
+}
+
+/// Memory that the host sees, in a block of before the capture. No launch begins while the host has access.
+pub(crate) fn host_gets_a_block_after_the_launches_that_use_it() {
+    let site = Site::<Here>::with(16 * MIB, |builder| builder.upstream(Upstream::Pinned));
+    let [captured, launching] = site.workers();
+    let mut block = captured.take(MIB);
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    block.fill(&captured.stream, 1).unwrap();
+    let graph = capture.end().unwrap();
+    for _ in 0..10 {
+        let gate = site.bench.hold(&launching.work);
+        graph.launch(&launching.stream).unwrap();
+        let mut host = Box::pin(block.host());
+        assert!(host.as_mut().now_or_never().is_none());
+        gate.open();
+        let mut guard = block_on(host).unwrap();
+        assert!(guard.iter().all(|byte| *byte == 1));
+        assert!(graph.launch(&launching.stream).is_err());
+        guard.fill(2);
+    }
+    drop((block, graph));
+    captured.settle();
+}
+
+/// Warp's second way out of a captured copy between devices without access.
+pub(crate) fn captured_copy_of_plain_memory_needs_no_access() {
+    if CudaDevice::all().unwrap().len() < 2 {
+        return eprintln!("one GPU");
+    }
+    let devices = [0, 1].map(|ordinal| CudaDevice::new(ordinal).unwrap());
+    let pools = devices.each_ref().map(|device| {
+        let builder = Pool::builder(device.clone()).capacity(16 * MIB);
+        builder.upstream(Upstream::Device).build().unwrap()
+    });
+    let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
+    let [mut from, mut to] = [0, 1].map(|at| pools[at].try_allocate(&streams[at], MIB).unwrap());
+    for (pool, stream) in pools.iter().zip(&streams) {
+        block_on(stream.synchronize()).unwrap();
+        pool.reap().unwrap();
+    }
+    let capture = pools[0].capture(&streams[0]).unwrap();
+    block_on(from.copy_to(0..MIB, &mut to, 0, &streams[0]).unwrap()).unwrap();
+    let graph = capture.end().unwrap();
+    for value in [3, 4] {
+        from.fill(&streams[0], value).unwrap();
+        graph.launch(&streams[0]).unwrap();
+        let bytes = block_on(to.download(&streams[1], 0..MIB).unwrap()).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == value));
+    }
+    drop((from, to, graph));
 }

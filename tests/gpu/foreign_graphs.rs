@@ -20,9 +20,14 @@ pub(crate) fn graph_of_cudarc_keeps_its_memory() {
         let site = Site::<Here>::new(16 * MIB);
         let [captured, other] = site.workers();
         let memory = site.pool.graph_memory();
-        assert!(memory.join(&captured.stream).is_err(), "it is not captured");
+        // SAFETY: the host has access to no block of the graph while it is launched.
+        assert!(
+            unsafe { memory.join(&captured.stream) }.is_err(),
+            "it is not captured"
+        );
         captured.work.begin_capture(mode).unwrap();
-        let joined = memory.join(&captured.stream).unwrap();
+        // SAFETY: the host has access to no block of the graph while it is launched.
+        let joined = unsafe { memory.join(&captured.stream) }.unwrap();
         let temporary = captured.take(MIB);
         captured.fill(&temporary, 1);
         let address = temporary.address();

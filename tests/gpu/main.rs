@@ -250,7 +250,9 @@ fn entries() -> Vec<Entry> {
             captured_stream_keeps_its_freed_memory,
             captured_stream_of_another_library_is_wrapped,
             graph_has_no_fills,
-            captured_stream_takes_device_work_alone;
+            captured_stream_takes_device_work_alone,
+            host_gets_a_block_after_the_launches_that_use_it,
+            captured_copy_of_plain_memory_needs_no_access;
         foreign_graphs:
             graph_of_cudarc_keeps_its_memory,
             upload_is_captured_with_its_bytes,

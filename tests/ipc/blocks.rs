@@ -192,23 +192,93 @@ fn imported_block_takes_part_in_submitted_work_and_copies() {
     let mut imported = pair.importer.receive(&pair.into).unwrap();
     let mut own = pool.try_allocate(stream, CHUNK).unwrap();
     let task = stream
-        .submit(
-            (&mut *imported, &mut own),
-            |work: &SimStream, (from, to)| {
-                let copy = Operation::new(us(5))
-                    .writes(from.address(), 8)
-                    .writes(to.address(), 8);
-                work.submit(copy);
-            },
-        )
+        .submit((&mut imported, &mut own), |work: &SimStream, (from, to)| {
+            let copy = Operation::new(us(5))
+                .writes(from.address(), 8)
+                .writes(to.address(), 8);
+            work.submit(copy);
+        })
         .unwrap();
     device.advance_to_end();
     now(task).unwrap();
-    let grown = now(imported.grow(MIB));
+    let mut block = imported.into_block();
+    let grown = now(block.grow(MIB));
     assert!(matches!(grown, Err(AllocError::NoRoom { .. })), "{grown:?}");
-    drop((own, imported));
+    drop((own, block));
     device.advance_to_end();
     pair.importer.settle();
+    device.assert_ordered();
+}
+
+/// The exporter hears of the release once no launch of the graph can use the memory.
+#[test]
+fn graph_keeps_an_imported_block_that_captured_work_names() {
+    let pair = Pair::new();
+    let block = pair.exporter.exportable(CHUNK);
+    let mut sent = Box::pin(block_on(pair.out.send(&block, "")).unwrap());
+    let Side {
+        device,
+        pool,
+        stream,
+        ..
+    } = &pair.importer;
+    let imported = pair.importer.receive(&pair.into).unwrap();
+    let address = imported.address();
+    let capture = pool.capture(stream).unwrap();
+    imported.used_on(stream).unwrap();
+    let graph = capture.end().unwrap();
+    drop(imported);
+    device.advance_to_end();
+    graph.launch(stream).unwrap();
+    device.advance_to_end();
+    assert!(device.is_mapped(address, CHUNK));
+    assert!(crate::common::poll(&mut sent).is_pending());
+    drop(graph);
+    device.advance_to_end();
+    block_on(sent).unwrap();
+    pair.importer.settle();
+}
+
+/// An exportable block gives out no `&mut Block`, which could be swapped: its writes are methods, and submitted work
+/// takes it.
+#[test]
+fn exportable_block_is_written_by_all_calls_that_write_blocks() {
+    let Side {
+        device,
+        pool,
+        stream,
+        ..
+    } = &Pair::new().exporter;
+    let mut block = pool.try_allocate_exportable(stream, CHUNK).unwrap();
+    let mut own = pool.try_allocate(stream, CHUNK).unwrap();
+    let expect = |block: &Exportable, bytes: &[u8]| {
+        let read = block.download(stream, 0..bytes.len() as u64).unwrap();
+        device.advance_to_end();
+        assert_eq!(now(read).unwrap(), bytes);
+    };
+    drop(block.upload(stream, 1, b"ei").unwrap());
+    expect(&block, b"\0ei\0");
+    block.fill(stream, 7).unwrap();
+    expect(&block, &[7; 4]);
+    block.slice_mut(1..3).unwrap().fill(stream, 8).unwrap();
+    expect(&block, &[7, 8, 8, 7]);
+    drop(own.upload(stream, 0, b"weir").unwrap());
+    drop(block.copy_from(&own, 0..4, 0, stream).unwrap());
+    expect(&block, b"weir");
+    let kernel = |work: &SimStream, to: weirpool::device::Argument<'_>| {
+        let (address, bytes) = (to.address(), to.size());
+        let fill = Operation::new(us(5)).writes(address, bytes);
+        work.submit(fill.run_each(move |memory| memory.fill(address, bytes, 9)));
+    };
+    drop(stream.submit(&mut block, kernel).unwrap());
+    drop(stream.submit(&block, |_: &SimStream, _| ()).unwrap());
+    expect(&block, &[9; 4]);
+    let other = pool.create_stream().unwrap();
+    block.move_to(&other).unwrap();
+    block.zero(&other).unwrap();
+    expect(&block, &[0; 4]);
+    drop((block, own));
+    device.advance_to_end();
     device.assert_ordered();
 }
 

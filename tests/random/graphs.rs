@@ -1,16 +1,22 @@
 //! Random captures among ordinary allocations: sessions over three streams that share graph memory, blocks that are
-//! dropped within and after them, launches, and everything that moves memory meanwhile. The oracles are the device's
-//! ordering checker, which knows the memory of graphs, and the pool's invariants after each step.
+//! dropped within and after them, blocks of other memory that captured calls name, launches, and everything that moves
+//! memory meanwhile. The oracles are the device's ordering checker, which knows the memory of graphs, the bytes of each
+//! live block, and the pool's invariants after each step.
 
 use crate::common::*;
+use std::task::Poll;
+use std::time::Duration;
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::{
     AllocError, Block, Capture, CapturedGraph, Evictable, GraphMemory, Pool, Stream, StreamError,
+    Upstream,
 };
 
 const CAPACITY: u64 = 48 * MIB;
 const STEPS: usize = 400;
+/// Longer than all work that is submitted at any time.
+const LONG: Duration = us(10_000);
 
 /// A stream that is captured now and then.
 struct Line {
@@ -19,6 +25,20 @@ struct Line {
     capture: Option<Capture>,
     /// Blocks of its capture, or of an earlier one.
     inside: Vec<Block>,
+    /// The blocks of other memory that calls of its capture named.
+    named: Vec<Named>,
+}
+
+/// A fill of a block by a graph, which does not own its memory.
+struct Named {
+    address: u64,
+    value: u8,
+}
+
+/// A block of memory that is no graph's, and the byte that it is full of.
+struct Outside {
+    block: Block,
+    value: u8,
 }
 
 struct World {
@@ -29,10 +49,17 @@ struct World {
     /// Graphs are launched here: two that share memory must not run at the same time.
     launching: Stream,
     memories: Vec<GraphMemory>,
-    graphs: Vec<CapturedGraph>,
-    outside: Vec<(usize, Block)>,
+    graphs: Vec<(CapturedGraph, Vec<Named>)>,
+    outside: Vec<Outside>,
     evictable: Vec<Evictable>,
     launches: u64,
+    /// The last byte that a block was filled with.
+    value: u8,
+}
+
+fn fill(block: &Block, value: u8) -> Operation {
+    let (address, bytes) = (block.address(), block.size());
+    write(block).run_each(move |memory| memory.fill(address, bytes, value))
 }
 
 fn write(block: &Block) -> Operation {
@@ -48,7 +75,12 @@ impl World {
             .checker(Checker::Panic)
             .virtual_memory(random.u8(..3) > 0)
             .build();
-        let pool = builder(&device, CAPACITY).build().unwrap();
+        let builder = builder(&device, CAPACITY);
+        let builder = match random.u8(..3) {
+            0 => builder.upstream(Upstream::Pinned),
+            _ => builder,
+        };
+        let pool = builder.build().unwrap();
         let lines = (0..3).map(|_| {
             let (work, stream) = stream(&device, &pool);
             Line {
@@ -56,6 +88,7 @@ impl World {
                 stream,
                 capture: None,
                 inside: Vec::new(),
+                named: Vec::new(),
             }
         });
         let lines = lines.collect();
@@ -71,7 +104,13 @@ impl World {
             outside: Vec::new(),
             evictable: Vec::new(),
             launches: 0,
+            value: 0,
         }
+    }
+
+    fn next_value(&mut self) -> u8 {
+        self.value = self.value.wrapping_add(1);
+        self.value
     }
 
     fn bytes(&mut self) -> u64 {
@@ -81,18 +120,21 @@ impl World {
 
     fn allocate(&mut self) {
         let bytes = self.bytes();
-        let at = self.random.usize(..3);
+        let (at, value) = (self.random.usize(..3), self.next_value());
         let line = &mut self.lines[at];
         let block = match self.pool.try_allocate(&line.stream, bytes) {
             Ok(block) => block,
             Err(AllocError::Exhausted(_) | AllocError::NotReservedForCapture { .. }) => return,
             Err(error) => panic!("{error:?}"),
         };
-        line.work.submit(write(&block));
+        match line.capture {
+            Some(_) => line.work.submit(write(&block)),
+            None => line.work.submit(fill(&block, value)),
+        }
         match line.capture {
             Some(_) => line.inside.push(block),
             None if self.random.u8(..8) == 0 => self.evictable.push(block.into_evictable()),
-            None => self.outside.push((at, block)),
+            None => self.outside.push(Outside { block, value }),
         }
     }
 
@@ -105,13 +147,71 @@ impl World {
             drop(line.inside.swap_remove(index));
         } else if !self.outside.is_empty() {
             let index = self.random.usize(..self.outside.len());
-            let (_, block) = self.outside.swap_remove(index);
+            let Outside { block, .. } = self.outside.swap_remove(index);
             if self.random.u8(..4) == 0 {
                 // Refused where a captured stream would have to wait for one that is not.
                 let stream = &self.lines[at].stream;
                 drop(block.deallocate_on(stream).map(drop));
             }
         }
+    }
+
+    /// A captured call names a block of other memory: the graph keeps it, whatever becomes of its owner.
+    fn name(&mut self) {
+        let value = self.next_value();
+        let line = &mut self.lines[self.random.usize(..3)];
+        if line.capture.is_none() {
+            return;
+        }
+        if self.random.u8(..4) == 0 {
+            let pinned = self.random.choice(&self.evictable);
+            // Refused where the captured stream would have to wait.
+            drop(
+                pinned
+                    .and_then(Evictable::pin)
+                    .map(|pinned| pinned.on(&line.stream).map(drop)),
+            );
+        } else if !self.outside.is_empty() {
+            let index = self.random.usize(..self.outside.len());
+            let block = &mut self.outside[index].block;
+            if block.fill(&line.stream, value).is_ok() {
+                let address = block.address().to_bits();
+                line.named.push(Named { address, value });
+            }
+        }
+    }
+
+    /// Every live block has the bytes of its own last use, or of the last launch that names it.
+    fn compare(&mut self) {
+        self.device.advance(LONG);
+        for Outside { block, value } in &self.outside {
+            for at in [0, block.size() - 64] {
+                let mut bytes = [0; 64];
+                self.device.read(block.address() + at, &mut bytes).unwrap();
+                assert_eq!(bytes, [*value; 64], "{block:?}");
+            }
+        }
+    }
+
+    /// The host gets a block, where it sees it, after all launches so far.
+    fn let_the_host_in(&mut self) {
+        if self.outside.is_empty() {
+            return;
+        }
+        let index = self.random.usize(..self.outside.len());
+        let Outside { block, value } = &mut self.outside[index];
+        let mut host = Box::pin(block.host());
+        for _ in 0..4 {
+            match poll(&mut host) {
+                Poll::Pending => self.device.advance(LONG),
+                Poll::Ready(Ok(guard)) => {
+                    return assert!(guard.iter().all(|byte| byte == value));
+                }
+                // The host does not see it, or its stream is being captured.
+                Poll::Ready(Err(_)) => return,
+            }
+        }
+        panic!("the host waits for nothing");
     }
 
     fn begin(&mut self) {
@@ -138,17 +238,35 @@ impl World {
         let Some(capture) = line.capture.take() else {
             return;
         };
+        let named = std::mem::take(&mut line.named);
         match self.random.u8(..6) {
             0 => capture.abort(),
             1 => drop(std::thread::spawn(move || drop(capture)).join()),
-            _ => self.graphs.push(capture.end().unwrap()),
+            _ => self.graphs.push((capture.end().unwrap(), named)),
         }
     }
 
     fn launch(&mut self) {
-        if let Some(graph) = self.random.choice(&self.graphs) {
-            graph.launch(&self.launching).unwrap();
-            self.launches += 1;
+        let Some((graph, named)) = self.random.choice(&self.graphs) else {
+            return;
+        };
+        if !named.is_empty() {
+            // A launch does not come after earlier writes on other streams by itself.
+            for line in &self.lines {
+                let Ok(event) = line.stream.event() else {
+                    return;
+                };
+                self.launching.wait(&event).unwrap();
+            }
+        }
+        graph.launch(&self.launching).unwrap();
+        self.launches += 1;
+        for Named { address, value } in named {
+            let mut live = self.outside.iter_mut();
+            let is_it = |outside: &&mut Outside| outside.block.address().to_bits() == *address;
+            if let Some(outside) = live.find(is_it) {
+                outside.value = *value;
+            }
         }
     }
 
@@ -156,7 +274,7 @@ impl World {
     fn launch_on_a_line(&mut self) {
         let line = &self.lines[self.random.usize(..3)];
         if line.capture.is_some()
-            && let Some(graph) = self.random.choice(&self.graphs)
+            && let Some((graph, _)) = self.random.choice(&self.graphs)
         {
             match graph.launch(&line.stream) {
                 Ok(()) | Err(StreamError::Device(_)) => {}
@@ -196,7 +314,7 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.random.u8(..20) {
+        match self.random.u8(..25) {
             0..7 => self.allocate(),
             7..11 => self.free(),
             11 | 12 => self.begin(),
@@ -205,6 +323,9 @@ impl World {
             16 => self.launch_on_a_line(),
             17 => self.forget_owners(),
             18 => self.manage(),
+            19..22 => self.name(),
+            22 => self.compare(),
+            23 => self.let_the_host_in(),
             _ => self.device.advance(us(self.random.u64(..100))),
         }
     }

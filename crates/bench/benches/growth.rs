@@ -75,7 +75,7 @@ const fn row(
     }
 }
 
-const ROWS: [Row; 21] = [
+const ROWS: [Row; 23] = [
     row(
         "streams",
         "allocate and free on one",
@@ -161,6 +161,18 @@ const ROWS: [Row; 21] = [
         "allocate and free in the first one",
         1_000,
         pair_among_pools,
+    ),
+    row(
+        "blocks of a capture",
+        "allocate one more, 2 MiB",
+        100_000,
+        grow_a_capture,
+    ),
+    row(
+        "blocks of a checkpoint",
+        "restore all, each",
+        100_000,
+        restore_all,
     ),
 ];
 
@@ -579,6 +591,31 @@ fn pair_among_tags(count: usize) -> Cost {
 fn statistics_among_tags(count: usize) -> Cost {
     let (pool, _stream, tag, bytes) = tagged(count);
     let time = median(|| drop(black_box(pool.tag(tag).statistics())));
+    Cost { time, bytes }
+}
+
+/// Memory for graphs that grows with each of its blocks, while they are captured.
+fn grow_a_capture(count: usize) -> Cost {
+    let (pool, stream) = with_one_stream(1 << 42, 2 * MIB, 0);
+    let capture = pool.capture(&stream).expect("a capture");
+    let block = || pool.try_allocate(&stream, 2 * MIB).expect("memory");
+    let (mut live, bytes) = grown(count, || (0..count).map(|_| block()).collect::<Vec<_>>());
+    let time = median(|| live.push(block()));
+    drop(capture);
+    Cost { time, bytes }
+}
+
+fn restore_all(count: usize) -> Cost {
+    let (pool, stream) = with_one_stream(1 << 42, 2 * MIB, 0);
+    let memory = pool.graph_memory();
+    let block = || memory.allocate(&stream, 2 * MIB).expect("memory");
+    let (live, bytes) = grown(count, || (0..count).map(|_| block()).collect::<Vec<_>>());
+    let state = memory.checkpoint();
+    drop(live);
+    let start = Instant::now();
+    let restored = memory.restore(&state, &stream).expect("free ranges");
+    let time = share(start.elapsed(), count);
+    drop(restored);
     Cost { time, bytes }
 }
 

@@ -204,10 +204,6 @@ unsafe impl PeerAccess for CudaDevice {
         copy: &CopyBetween,
     ) -> Result<(), DeviceError> {
         self.check_ends(copy)?;
-        if !copy.is_direct {
-            let reason = "a copy that is staged through the host cannot be captured";
-            return Err(unsupported(COPY, reason));
-        }
         let _visit = self.visit(COPY)?;
         // SAFETY: the caller's guarantee.
         unsafe { self.enqueue(stream, copy) }

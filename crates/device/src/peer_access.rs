@@ -104,7 +104,8 @@ pub unsafe trait PeerAccess: fmt::Debug + Send + Sync {
         copy: &CopyBetween,
     ) -> Result<Box<dyn Transfer>, DeviceError>;
 
-    /// Captures a direct copy, which is as [`copy`](Self::copy) at each launch.
+    /// Captures a copy, which is as [`copy`](Self::copy) at each launch. A copy that is not direct can be captured if both
+    /// ends are plain memory, of no pool.
     ///
     /// # Errors
     /// Returns an error if nothing was captured.

@@ -6,7 +6,7 @@ use super::checker::{GraphId, Stamp};
 use super::copy::{fill_operation, upload_operation};
 use super::engine::Engine;
 use super::event_calls::{refuse_captured, unsupported};
-use super::recording::{Ended, Plan};
+use super::recording::{Ended, Plan, Recordings};
 use super::schedule::{Item, Point, Released};
 use super::state::State;
 use super::stream::SimStream;
@@ -80,6 +80,56 @@ impl SimStream {
     /// it was not joined again. There is no graph then, and the stream is not being captured.
     pub fn end_capture(&self) -> Result<SimGraph, DeviceError> {
         self.device().finish_capture(self.raw())
+    }
+
+    /// Begins the body of a loop in a capture: the operations from here to [`end_loop`](Self::end_loop) run `times`
+    /// times, at least once, at each launch. A loop stands for a conditional node (CUDA's `WHILE`). As there, the body
+    /// is a capture with an id of its own, and so is what follows it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool_sim::{Operation, SimDevice};
+    /// let device = SimDevice::new();
+    /// let stream = device.create_stream();
+    /// stream.begin_capture()?;
+    /// stream.begin_loop(3)?;
+    /// stream.submit(Operation::new(Duration::from_micros(5)));
+    /// stream.end_loop()?;
+    /// stream.end_capture()?.launch(&stream)?;
+    /// device.advance_to_end();
+    /// assert_eq!(device.counters().operations, 3);
+    /// # Ok::<(), weirpool_device::DeviceError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the stream is not being captured, or the device is broken.
+    pub fn begin_loop(&self, times: usize) -> Result<(), DeviceError> {
+        let raw = self.raw();
+        self.change_loops(|recordings| recordings.begin_loop(raw, times))
+    }
+
+    /// Ends the body of the innermost loop, which began on this stream. If another stream was captured meanwhile, the
+    /// capture is invalidated.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such loop, or the device is broken.
+    pub fn end_loop(&self) -> Result<(), DeviceError> {
+        let raw = self.raw();
+        self.change_loops(|recordings| recordings.end_loop(raw))
+    }
+
+    fn change_loops(
+        &self,
+        change: impl FnOnce(&mut Recordings) -> bool,
+    ) -> Result<(), DeviceError> {
+        self.device().engine.call(|state| {
+            state.check(Call::BeginCapture.name())?;
+            let reason = "the stream is not being captured, or no loop began on it";
+            let is_changed = change(&mut state.recordings);
+            is_changed
+                .then_some(())
+                .ok_or_else(|| unsupported(Call::BeginCapture, reason))
+        })
     }
 
     /// Returns whether the stream is being captured.
@@ -164,6 +214,9 @@ impl<'a> Launch<'a> {
             state.come_after(main, &last);
         }
         let start = state.reach(main);
+        if let Some(judge) = state.judge() {
+            judge.launched(graph.id);
+        }
         Self {
             state,
             graph,
@@ -327,10 +380,7 @@ unsafe impl Captures for SimDevice {
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<CaptureId>, DeviceError> {
         self.engine.peek(|state| {
             state.check("capture_of")?;
-            Ok(state
-                .recordings
-                .valid(stream)
-                .map(|graph| CaptureId(graph.0)))
+            Ok(state.recordings.id(stream).map(CaptureId))
         })
     }
 

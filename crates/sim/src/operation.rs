@@ -29,6 +29,7 @@ pub(super) struct Repeatable {
     accesses: Vec<Access>,
     name: Option<Cow<'static, str>>,
     place: &'static Location<'static>,
+    is_copier: bool,
 }
 
 impl Repeatable {
@@ -41,6 +42,7 @@ impl Repeatable {
             accesses,
             name,
             place,
+            is_copier,
         } = self.clone();
         Operation {
             duration,
@@ -49,7 +51,7 @@ impl Repeatable {
             accesses,
             name,
             place,
-            is_copier: false,
+            is_copier,
         }
     }
 }
@@ -157,7 +159,13 @@ impl Operation {
             accesses: self.accesses,
             name: self.name,
             place: self.place,
+            is_copier: self.is_copier,
         })
+    }
+
+    /// Takes the accesses of an operation that has run.
+    pub(super) fn take_accesses(&mut self) -> Vec<Access> {
+        std::mem::take(&mut self.accesses)
     }
 
     /// Declares that the operation reads `bytes` bytes that begin at `address`.

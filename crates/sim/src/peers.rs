@@ -114,8 +114,14 @@ unsafe impl PeerAccess for SimDevice {
         copy: &CopyBetween,
     ) -> Result<(), DeviceError> {
         self.check_copy(Call::Copy, copy)?;
-        if !copy.is_direct {
-            let reason = "a copy that is staged through the host cannot be captured";
+        let ends = [copy.from.address, copy.to.address];
+        let is_plain = || {
+            self.engine
+                .peek(|state| ends.iter().all(|end| state.space.is_plain_at(*end)))
+        };
+        if !copy.is_direct && !is_plain() {
+            let reason =
+                "a copy that is staged through the host can be captured for plain memory alone";
             return Err(unsupported(Call::Copy, reason));
         }
         self.capture(Call::Copy, stream, between_operation(copy))

@@ -56,6 +56,18 @@ struct Recording {
     kept: Vec<Kept>,
     /// Why the capture was invalidated, if it was.
     flaw: Option<&'static str>,
+    /// The id under which the streams are captured now. The body of a loop has one of its own.
+    id: u64,
+    /// The loops whose bodies are being captured, outermost first.
+    loops: Vec<Loop>,
+}
+
+/// A loop whose body is being captured.
+struct Loop {
+    stream: RawStream,
+    times: usize,
+    /// The number of its first operation.
+    from: usize,
 }
 
 /// A capture that ended: its plan, or the reason why there is none, and the values to keep with the graph.
@@ -96,6 +108,8 @@ impl Recordings {
             },
             kept: Vec::new(),
             flaw: None,
+            id: self.begun,
+            loops: Vec::new(),
         };
         self.open.insert(graph, recording);
         self.streams.insert(origin, graph);
@@ -107,10 +121,62 @@ impl Recordings {
         self.streams.get(&stream).copied()
     }
 
-    /// Returns the capture that a stream is part of, unless it was invalidated.
-    pub(super) fn valid(&self, stream: RawStream) -> Option<GraphId> {
-        let graph = self.of(stream)?;
-        self.open.get(&graph)?.flaw.is_none().then_some(graph)
+    /// Returns the id under which a stream is captured now, unless the capture was invalidated.
+    pub(super) fn id(&self, stream: RawStream) -> Option<u64> {
+        let recording = self.open.get(&self.of(stream)?)?;
+        recording.flaw.is_none().then_some(recording.id)
+    }
+
+    /// Begins the body of a loop on a captured stream. Returns whether the stream is captured.
+    pub(super) fn begin_loop(&mut self, stream: RawStream, times: usize) -> bool {
+        self.begun += 1;
+        let id = self.begun;
+        let Some(recording) = self.recording(stream) else {
+            return false;
+        };
+        recording.id = id;
+        recording.loops.push(Loop {
+            stream,
+            times,
+            from: recording.plan.nodes.len(),
+        });
+        true
+    }
+
+    /// Ends the body of the innermost loop, which began on this stream: the operations since then run as often as the
+    /// loop. Returns whether there is such a loop.
+    pub(super) fn end_loop(&mut self, stream: RawStream) -> bool {
+        self.begun += 1;
+        let id = self.begun;
+        let Some(recording) = self.recording(stream) else {
+            return false;
+        };
+        let Some(ended) = recording.loops.pop_if(|last| last.stream == stream) else {
+            return false;
+        };
+        recording.id = id;
+        let Recording { branches, plan, .. } = recording;
+        let Some(branch) = branches.get_mut(&stream) else {
+            return false;
+        };
+        let length = plan.nodes.len() - ended.from;
+        let is_of_others = |node: &Node| node.branch != branch.number;
+        if plan.nodes[ended.from..].iter().any(is_of_others) {
+            self.invalidate(stream, "another stream was captured in the body of a loop");
+            return true;
+        }
+        for _ in 1..ended.times {
+            for at in plan.nodes.len() - length..plan.nodes.len() {
+                let operation = plan.nodes[at].operation.clone();
+                let after = std::mem::replace(&mut branch.frontier, vec![plan.nodes.len()]);
+                plan.nodes.push(Node {
+                    branch: branch.number,
+                    operation,
+                    after,
+                });
+            }
+        }
+        true
     }
 
     fn recording(&mut self, stream: RawStream) -> Option<&mut Recording> {

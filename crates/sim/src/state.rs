@@ -169,9 +169,23 @@ impl State {
 
     /// Passes on what the schedule did by itself.
     pub(super) fn tell_news(&mut self) {
-        let news = self.schedule.take_news();
-        if let Some(judge) = &mut self.judge {
-            judge.hear(news);
+        {
+            let news = self.schedule.take_news();
+            if let Some(judge) = &mut self.judge {
+                judge.hear(news);
+            }
+        }
+        self.expect_mapped();
+    }
+
+    /// Breaks the device if an operation that ran accesses memory that is not mapped, as a GPU does.
+    fn expect_mapped(&mut self) {
+        for access in self.schedule.take_touched() {
+            let (address, bytes) = (access.address.to_bits(), access.bytes);
+            if let Err(illegal) = self.space.expect_mapped(address, bytes) {
+                let reason = format!("illegal address: an operation at {illegal}");
+                self.break_device(reason.into());
+            }
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Index {
     pub(super) holes: BySize,
     pub(super) pending: ByDonor,
     /// Every reservation that exists, with its reserved blocks.
-    pub(super) reserved: BTreeMap<ReservationId, BySize>,
+    pub(super) reserved: BTreeMap<ReservationId, Reserved>,
     pub(super) stretches: Stretches,
 }
 
@@ -76,8 +76,8 @@ impl Index {
         block: &Block,
         reservation: ReservationId,
     ) {
-        let by_size = self.reserved.entry(reservation).or_default();
-        by_size.insert(block.bytes, block.address, id);
+        let reserved = self.reserved.entry(reservation).or_default();
+        reserved.insert(id, block);
     }
 
     #[inline(never)]
@@ -87,9 +87,46 @@ impl Index {
         block: &Block,
         reservation: ReservationId,
     ) {
-        let by_size = self.reserved.get_mut(&reservation);
-        let by_size = by_size.expect("a reserved block's reservation exists");
-        by_size.remove(block.bytes, block.address, id);
+        let reserved = self.reserved.get_mut(&reservation);
+        let reserved = reserved.expect("a reserved block's reservation exists");
+        reserved.remove(id, block);
+    }
+}
+
+/// The ungranted blocks of a reservation.
+#[derive(Debug, Default)]
+pub(super) struct Reserved {
+    pub(super) by_size: BySize,
+    /// Their bytes.
+    pub(super) bytes: u64,
+    /// The blocks by address, once one was searched for by its address.
+    by_address: Option<BTreeMap<u64, BlockId>>,
+}
+
+impl Reserved {
+    fn insert(&mut self, id: BlockId, block: &Block) {
+        self.by_size.insert(block.bytes, block.address, id);
+        self.bytes += block.bytes;
+        if let Some(by_address) = &mut self.by_address {
+            by_address.insert(block.address, id);
+        }
+    }
+
+    fn remove(&mut self, id: BlockId, block: &Block) {
+        self.by_size.remove(block.bytes, block.address, id);
+        self.bytes -= block.bytes;
+        if let Some(by_address) = &mut self.by_address {
+            by_address.remove(&block.address);
+        }
+    }
+
+    /// Returns the block with the highest address up to this one.
+    pub(super) fn up_to(&mut self, address: u64, blocks: &Blocks) -> Option<BlockId> {
+        let by_address = self.by_address.get_or_insert_with(|| {
+            let all = self.by_size.all().into_iter();
+            all.map(|id| (blocks[id].address, id)).collect()
+        });
+        Some(*by_address.range(..=address).next_back()?.1)
     }
 }
 

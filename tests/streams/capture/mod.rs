@@ -9,6 +9,7 @@
 //! | `checkpoints` | going back to an earlier state of the memory, and its blocks outside captures |
 //! | `odd` | captures beside older handles, streams and requests, and those that outlive them |
 //! | `races` | captures and other threads |
+//! | `uses` | blocks that captured calls name, and launches as uses |
 
 mod checkpoints;
 mod device;
@@ -16,6 +17,7 @@ mod memory;
 mod odd;
 mod races;
 mod sessions;
+mod uses;
 mod work;
 
 use crate::common::{MIB, manual, us};

@@ -228,7 +228,11 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
     let capture = pools[0].capture(&streams[0]).unwrap();
     let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
     assert_eq!(refused, CopyError::NoAccessInCapture);
-    for way in ["enable_access", "outside of the capture"] {
+    for way in [
+        "enable_access",
+        "Upstream::Device",
+        "outside of the capture",
+    ] {
         assert!(refused.to_string().contains(way), "{refused}");
     }
     capture.abort();
@@ -249,6 +253,38 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
         devices[1].read(there.address(), &mut seen).unwrap();
         assert_eq!(seen, [value; 64]);
     }
+}
+
+/// Warp's second way: memory of before the capture, in no pool of the device's virtual memory.
+#[test]
+fn captured_copy_of_plain_memory_runs_at_each_launch_without_access() {
+    let devices = two();
+    let pools = devices.each_ref().map(|device| {
+        let builder = crate::common::builder(device, 4 * MIB);
+        builder.upstream(Upstream::Device).build().unwrap()
+    });
+    let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
+    let [mut from, mut to] = [0, 1].map(|at| pools[at].try_allocate(&streams[at], BYTES).unwrap());
+    let capture = pools[0].capture(&streams[0]).unwrap();
+    now(from.copy_to(0..64, &mut to, 0, &streams[0]).unwrap()).unwrap();
+    let graph = capture.end().unwrap();
+    let address = to.address();
+    drop(to);
+    for value in [3, 4] {
+        from.fill(&streams[0], value).unwrap();
+        graph.launch(&streams[0]).unwrap();
+        devices[0].advance_to_end();
+        let mut seen = [0; 64];
+        devices[1].read(address, &mut seen).unwrap();
+        assert_eq!(seen, [value; 64]);
+        assert!(
+            pools[1].try_allocate(&streams[1], 4 * MIB).is_err(),
+            "the graph keeps it"
+        );
+    }
+    drop((from, graph));
+    devices[0].advance_to_end();
+    assert!(pools[1].try_allocate(&streams[1], 4 * MIB).is_ok());
 }
 
 #[test]

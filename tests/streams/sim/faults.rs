@@ -1,8 +1,9 @@
 //! Faults of work, of calls, and of bodies.
 
 use super::*;
+use crate::common::manual_builder;
 use weirpool::device::MemoryKind;
-use weirpool::device::sim::Call;
+use weirpool::device::sim::{Call, Checker};
 
 #[test]
 fn illegal_address_breaks_the_device() {
@@ -20,6 +21,40 @@ fn illegal_address_breaks_the_device() {
     assert!(sim.create(GRANULE).unwrap_err().is_sticky());
     stream.submit(operation(1));
     assert_eq!(stream.backlog(), 0);
+}
+
+/// As on a GPU: the work itself faults, and not only a body that touches bytes.
+#[test]
+fn work_on_memory_that_is_not_mapped_breaks_the_device() {
+    for is_launch in [false, true] {
+        let sim = manual_builder().checker(Checker::Off).build();
+        let stream = sim.create_stream();
+        let address = sim.reserve(GRANULE).unwrap();
+        let chunk = sim.create(GRANULE).unwrap();
+        sim.map(address, chunk, GRANULE).unwrap();
+        let write = || operation(1).writes(address, GRANULE);
+        if is_launch {
+            stream.begin_capture().unwrap();
+        }
+        stream.submit(write());
+        let graph = is_launch.then(|| stream.end_capture().unwrap());
+        let again = || match &graph {
+            Some(graph) => graph.launch(&stream).unwrap(),
+            None => stream.submit(write()),
+        };
+        again();
+        sim.advance_to_end();
+        sim.unmap(address, GRANULE).unwrap();
+        again();
+        let event = recorded(&sim, &stream);
+        sim.advance_to_end();
+        let error = sim.query(event).unwrap_err();
+        assert!(error.is_sticky());
+        assert!(
+            error.reason().contains("where nothing is mapped"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -163,6 +163,7 @@ impl Judge {
         if let Some(outside) = self.outside(start, end, Usage::new(work, access.kind)) {
             return self.findings.report(outside);
         }
+        self.judge_unlaunched(work, access.kind, (start, end));
         for (start, cell) in self.shadow.all(start, end) {
             let scene = Scene {
                 start,

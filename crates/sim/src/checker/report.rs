@@ -98,6 +98,24 @@ pub(super) fn without_access(
     }
 }
 
+/// Returns the violation of a read of memory of a graph that was not launched.
+pub(super) fn before_launch(
+    (start, end): (u64, u64),
+    usage: Usage,
+    owner: Option<&Arc<Life>>,
+) -> Violation {
+    Violation {
+        kind: ViolationKind::ReadBeforeLaunch,
+        address: start.into(),
+        bytes: end - start,
+        earlier: None,
+        later: Some(usage),
+        memory: owner.map(Allocation::new),
+        next: None,
+        strangers: None,
+    }
+}
+
 fn last_use(cell: &Cell) -> Option<Usage> {
     let last = cell.last.as_ref()?;
     Some(Usage::new(&last.work, last.kind))

@@ -29,6 +29,9 @@ pub enum ViolationKind {
     GrantedTwice,
     /// Memory was unmapped or returned to the device while work may use it.
     UnmappedWhileUsed,
+    /// An operation reads memory that was allocated in a capture, before the first launch of its graph: the bytes are
+    /// undefined, because the captured work did not run.
+    ReadBeforeLaunch,
     /// An operation uses memory of another device, to which its own device has no access.
     NoAccess,
 }
@@ -141,6 +144,9 @@ impl ViolationKind {
             Self::GrantedWhileUsed => "memory was granted, and its earlier use may not be complete",
             Self::GrantedTwice => "memory was granted that is part of another block",
             Self::UnmappedWhileUsed => "memory was unmapped, and a use of it may not be complete",
+            Self::ReadBeforeLaunch => {
+                "memory of a graph is read before the first launch, and its contents are undefined"
+            }
             Self::NoAccess => "memory of another device is used without access",
         }
     }
@@ -170,6 +176,9 @@ impl ViolationKind {
                 "this is a bug of the pool: please report it"
             }
             Self::UnmappedWhileUsed => "await the use before the memory is unmapped",
+            Self::ReadBeforeLaunch => {
+                "launch the graph first: captured work runs at each launch, and not in the capture"
+            }
             Self::NoAccess => {
                 "enable it with `pool.enable_access(&device)` of the memory's pool, or copy with `copy_to`"
             }

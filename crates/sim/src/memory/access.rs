@@ -79,6 +79,12 @@ struct Piece {
 }
 
 impl Space {
+    /// # Errors
+    /// Returns the first address of the range where nothing is mapped.
+    pub(crate) fn expect_mapped(&self, address: u64, bytes: u64) -> Result<(), Illegal> {
+        self.pieces(Viewer::Debugger, address, bytes).map(drop)
+    }
+
     /// Returns whether all of the range is mapped.
     pub(crate) fn is_mapped(&self, address: u64, bytes: u64) -> bool {
         self.pieces(Viewer::Debugger, address, bytes).is_ok()

@@ -165,6 +165,12 @@ impl Space {
         foreign.map(|(_, mapping)| self.physical[&mapping.handle].device)
     }
 
+    /// Returns whether plain memory lies at an address.
+    pub(crate) fn is_plain_at(&self, address: u64) -> bool {
+        let below = self.reservations.range(..=address).next_back();
+        below.is_some_and(|(start, range)| range.plain.is_some() && address - start < range.bytes)
+    }
+
     /// Returns each mapping of a device's memory, and whether a peer may use it.
     pub(crate) fn mapped_for(&self, device: u32, peer: u32) -> Vec<(DeviceAddress, bool)> {
         let mappings = self.mappings.iter();

@@ -111,7 +111,11 @@ impl Schedule {
     fn complete(&mut self, name: RawStream) -> Option<Job> {
         let stream = self.stream(name);
         stream.phase = Phase::Finishing;
-        match head_operation(stream).body.take() {
+        let operation = head_operation(stream);
+        let body = operation.body.take();
+        let mut touched = operation.take_accesses();
+        self.touched.append(&mut touched);
+        match body {
             Some(body) => Some(Job { stream: name, body }),
             None => {
                 self.finish(name);

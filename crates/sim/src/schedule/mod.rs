@@ -16,7 +16,7 @@ mod timeline;
 
 use crate::label::StreamLabel;
 use crate::names::Names;
-use crate::operation::Body;
+use crate::operation::{Access, Body};
 use flags::Flags;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write;
@@ -59,6 +59,8 @@ pub(super) struct Schedule {
     /// Values whose point was reached, to be dropped outside the lock.
     pub(super) released: Vec<Released>,
     news: Vec<News>,
+    /// The declared accesses of operations that ran and were not asked after.
+    touched: Vec<Access>,
     generations: u64,
     arrivals: u64,
     /// The number of operations that completed.
@@ -82,6 +84,7 @@ impl Schedule {
             woken: Vec::new(),
             released: Vec::new(),
             news: Vec::new(),
+            touched: Vec::new(),
             generations: 0,
             arrivals: 0,
             operations: 0,
@@ -250,6 +253,11 @@ impl Schedule {
 
     pub(super) fn watched(&self) -> usize {
         self.watches.len()
+    }
+
+    /// Takes the accesses of operations that ran since the last such call.
+    pub(super) fn take_touched(&mut self) -> Vec<Access> {
+        std::mem::take(&mut self.touched)
     }
 
     /// Takes the news since the last such call, in order.

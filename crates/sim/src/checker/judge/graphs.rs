@@ -7,7 +7,11 @@
 
 use super::Judge;
 use crate::checker::clock::Stamp;
-use crate::checker::shadow::Life;
+use crate::checker::report;
+use crate::checker::shadow::{Life, Work};
+use crate::checker::violation::Usage;
+use crate::label::StreamLabel;
+use crate::operation::AccessKind;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
@@ -41,6 +45,18 @@ pub(super) struct GraphBlocks {
     pieces: BTreeMap<u64, Piece>,
     /// The live blocks, with their sizes.
     blocks: HashMap<u64, u64>,
+    /// Bytes that were allocated in a capture, and that only a launch of the graph writes, by their start.
+    unlaunched: BTreeMap<u64, Unlaunched>,
+}
+
+/// Bytes with undefined contents until the first launch of a graph.
+#[derive(Clone, Debug)]
+struct Unlaunched {
+    end: u64,
+    graph: GraphId,
+    /// A read of the host. The host reads bytes before it changes some of them, so that only the absence of a write shows
+    /// that it was a read.
+    seen_by: Option<Usage>,
 }
 
 impl GraphBlocks {
@@ -51,9 +67,89 @@ impl GraphBlocks {
         let next = before.or_else(|| self.pieces.range(at..end).next());
         next.map(|(start, piece)| (*start, piece.end))
     }
+
+    /// Notes that bytes have contents, or another owner. Returns those of them that only a launch was to write.
+    fn define(&mut self, start: u64, end: u64) -> SmallVec<[(u64, Unlaunched); 1]> {
+        let mut defined = SmallVec::new();
+        loop {
+            let last = self.unlaunched.range(..end).next_back();
+            let last = last.filter(|(_, bytes)| bytes.end > start);
+            let Some((from, bytes)) = last.map(|(from, bytes)| (*from, bytes.clone())) else {
+                return defined;
+            };
+            self.unlaunched.remove(&from);
+            if from < start {
+                let end = start;
+                self.unlaunched.insert(
+                    from,
+                    Unlaunched {
+                        end,
+                        ..bytes.clone()
+                    },
+                );
+            }
+            if bytes.end > end {
+                self.unlaunched.insert(end, bytes.clone());
+            }
+            let end = bytes.end.min(end);
+            defined.push((from.max(start), Unlaunched { end, ..bytes }));
+        }
+    }
 }
 
 impl Judge {
+    /// Notes a launch: what the graph's memory holds is defined from then on.
+    pub(crate) fn launched(&mut self, graph: GraphId) {
+        if self.graphs.unlaunched.is_empty() {
+            return;
+        }
+        let mut seen = SmallVec::<[_; 1]>::new();
+        self.graphs.unlaunched.retain(|start, bytes| {
+            let is_other = bytes.graph != graph;
+            if !is_other {
+                seen.extend(bytes.seen_by.take().map(|by| (*start, bytes.end, by)));
+            }
+            is_other
+        });
+        for (start, end, by) in seen {
+            self.report_unlaunched((start, end), by);
+        }
+    }
+
+    fn report_unlaunched(&mut self, (start, end): (u64, u64), by: Usage) {
+        let owner = self.shadow.all(start, end).next();
+        let owner = owner.and_then(|(_, cell)| cell.owner.clone());
+        let report = report::before_launch((start, end), by, owner.as_ref());
+        self.findings.report(report);
+    }
+
+    /// Reports a read of memory whose contents only a launch defines, before there is one.
+    pub(super) fn judge_unlaunched(
+        &mut self,
+        work: &Work,
+        kind: AccessKind,
+        (start, end): (u64, u64),
+    ) {
+        if self.graphs.unlaunched.is_empty() {
+            return;
+        }
+        let is_host = work.stream == StreamLabel::HOST;
+        for (start, mut bytes) in self.graphs.define(start, end) {
+            let usage = Usage::new(work, kind);
+            match (kind, bytes.seen_by.take()) {
+                (AccessKind::Read, None) if is_host => {
+                    bytes.seen_by = Some(usage);
+                    self.graphs.unlaunched.insert(start, bytes);
+                }
+                (AccessKind::Write, None) => {}
+                (AccessKind::Write, Some(_)) if is_host => {}
+                (AccessKind::Write, Some(usage)) => {
+                    self.report_unlaunched((start, bytes.end), usage)
+                }
+                (AccessKind::Read, _) => self.report_unlaunched((start, bytes.end), usage),
+            }
+        }
+    }
     /// Notes that a block was granted to a captured stream, or, without a graph, of bytes that graphs may use as well.
     pub(crate) fn granted_of_graphs(
         &mut self,
@@ -63,6 +159,16 @@ impl Judge {
         place: &'static Location<'static>,
     ) {
         let end = address + bytes;
+        self.graphs.define(address, end);
+        if let Some(graph) = graph {
+            let seen_by = None;
+            let bytes = Unlaunched {
+                end,
+                graph,
+                seen_by,
+            };
+            self.graphs.unlaunched.insert(address, bytes);
+        }
         self.divide_at(address);
         self.divide_at(end);
         self.graphs.blocks.insert(address, bytes);
@@ -113,6 +219,7 @@ impl Judge {
         if let Some(stamp) = last {
             self.order.reached(stamp);
         }
+        self.launched(graph);
         self.disown(Owner::Graph(graph));
     }
 
@@ -128,6 +235,9 @@ impl Judge {
             is_owned
         });
         for (start, streams) in ended {
+            if let Some(life) = self.lives.get(&start) {
+                self.graphs.define(start, start + life.bytes);
+            }
             self.end(start, &streams, None);
         }
     }

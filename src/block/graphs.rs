@@ -1,0 +1,224 @@
+//! Blocks that graphs use: those of memory for graphs, and any block that a call names while a stream is captured.
+//!
+//! A graph keeps the blocks that its captured work names. A block that ends before its graphs goes to one of them as a
+//! value, and ends with that graph. Launches are uses, besides those that the block notes itself.
+
+use super::uses::Points;
+use super::{Block, Deallocation, Uses};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::error::StreamError;
+use crate::fault::injected;
+use crate::handles::{GraphShare, GraphUses, HostAccess, Registration, Route};
+use crate::id::{StreamId, Ticket};
+use crate::lane::Lane;
+use crate::queue::Passages;
+use crate::rare::Rare;
+use crate::stream::Event;
+use crate::sync::{Arc, Guards, Mutex, plain};
+use smallvec::SmallVec;
+
+/// The graphs that use a block.
+#[derive(Default)]
+pub(super) struct OfGraphs {
+    /// The order of the capture that the block was allocated in.
+    pub(super) capture: Option<StreamId>,
+    /// The memory for graphs that the block was allocated from. Its graphs keep that memory themselves.
+    memory: plain::Weak<GraphShare>,
+    /// The graphs of other memory whose captured work names the block.
+    named_by: SmallVec<[plain::Weak<GraphUses>; 1]>,
+}
+
+impl OfGraphs {
+    /// Notes that captured work names the block. Returns whether the graph has to keep it, and did not know it.
+    fn name(&mut self, uses: &plain::Arc<GraphUses>) -> bool {
+        let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(&uses.share));
+        let is_same =
+            |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(uses));
+        if is_of_memory || self.named_by.iter().any(is_same) {
+            return false;
+        }
+        self.named_by.retain(|known| known.strong_count() > 0);
+        self.named_by.push(plain::Arc::downgrade(uses));
+        true
+    }
+}
+
+impl Block {
+    /// Makes it a block of memory for graphs: of the present capture of a stream, or allocated outside captures.
+    pub(crate) fn of_graph_memory(
+        mut self,
+        memory: &plain::Arc<GraphShare>,
+        route: Option<&Route>,
+    ) -> Self {
+        let extra = self.extra.get_mut().get_or_insert_default();
+        extra.graphs = Some(Box::new(OfGraphs {
+            capture: route.map(Route::order),
+            memory: plain::Arc::downgrade(memory),
+            named_by: SmallVec::new(),
+        }));
+        self
+    }
+
+    /// Notes that captured work uses the block: the graph keeps it.
+    pub(crate) fn name_in_graph(&self, uses: &plain::Arc<GraphUses>) {
+        let is_new = {
+            let mut extra = self.extra.lock();
+            let graphs = &mut extra.get_or_insert_default().graphs;
+            graphs.get_or_insert_default().name(uses)
+        };
+        if is_new {
+            uses.note_grant(self.registration(), self.allocation().after);
+        }
+    }
+
+    /// Names a block in the graph that its stream is being captured into, if a request from before the capture was
+    /// granted it: the pool's work and the stream's need not name it.
+    pub(crate) fn name_if_captured(&self) {
+        if let Some(route) = self.registration().route() {
+            self.name_in_graph(&route.uses);
+        }
+    }
+
+    /// Returns a graph that keeps the block, if there is one.
+    pub(crate) fn graph_that_keeps(&self) -> Option<plain::Arc<GraphUses>> {
+        if injected("graph-forgets-what-it-uses") {
+            return None;
+        }
+        self.extra(|extra| {
+            let mut graphs = extra.graphs.as_ref()?.named_by.iter();
+            graphs.find_map(plain::Weak::upgrade)
+        })
+    }
+
+    /// Leaves a block that ends to a graph that keeps it. Returns whether there is one.
+    pub(super) fn leave_to_graph(&mut self) -> bool {
+        if self.allocation.is_none() {
+            return false;
+        }
+        let Some(graph) = self.graph_that_keeps() else {
+            return false;
+        };
+        let none = Mutex::new(Guards::Block, Rare::NONE);
+        graph.keep(Box::new(Self {
+            registration: self.registration.take(),
+            allocation: self.allocation.take(),
+            charge: self.charge,
+            extra: std::mem::replace(&mut self.extra, none),
+        }));
+        true
+    }
+
+    /// Leaves a block to a graph that keeps it, if there is one. The graph owns it from then on: the future is ready once
+    /// its uses so far are complete.
+    pub(super) fn deallocate_to_graph(&mut self) -> Option<Deallocation> {
+        self.graph_that_keeps()?;
+        let uses = self.uses();
+        let (lanes, earlier) = (uses.lanes(), uses.fence_left_behind());
+        let service = self.registration().service.clone();
+        let fences = service.driver.end_uses(&lanes, earlier, self.size());
+        let mut passages = Passages::new(&service, &lanes, &fences);
+        for (registration, point) in uses.launches() {
+            passages.add(registration.passage(point));
+        }
+        self.leave_to_graph().then(|| Deallocation(passages))
+    }
+}
+
+impl Uses<'_> {
+    /// Notes a use on a stream that is being captured: the graph keeps the block.
+    pub(super) fn note_captured(self, on: &Registration) {
+        if let Some(route) = on.route() {
+            self.block.name_in_graph(&route.uses);
+        }
+    }
+
+    /// Returns the graphs whose launches may use the block.
+    fn graphs(self) -> SmallVec<[plain::Arc<GraphUses>; 1]> {
+        let mut memory = None;
+        let mut all: SmallVec<[_; 1]> = SmallVec::new();
+        self.block.extra(|extra| {
+            let graphs = extra.graphs.as_ref()?;
+            memory = graphs.memory.upgrade();
+            all.extend(graphs.named_by.iter().filter_map(plain::Weak::upgrade));
+            Some(())
+        });
+        all.extend(memory.iter().flat_map(|memory| memory.graphs()));
+        all
+    }
+
+    /// Returns the launches that use the block and may not be complete.
+    pub(super) fn launches(self) -> impl Iterator<Item = (Arc<Registration>, Ticket)> {
+        let graphs = self.graphs();
+        graphs.into_iter().flat_map(|graph| graph.launches())
+    }
+
+    /// Returns the streams that the block is used on, those of launches included.
+    pub(super) fn lanes_with_launches(self) -> SmallVec<[Arc<Lane>; 2]> {
+        let mut lanes = self.lanes();
+        for (registration, point) in self.launches() {
+            let lane = &registration.lane;
+            let is_open = lane.timeline.completed() < point;
+            let is_own = plain::Arc::ptr_eq(&registration.presence, &self.home.presence);
+            if is_open && is_own && lanes.iter().all(|known| known.id != lane.id) {
+                lanes.push(lane.clone());
+            }
+        }
+        lanes
+    }
+
+    /// Adds the points of launches that a use on another stream comes after. Work of a captured stream does not run: its
+    /// own launches come after those.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot record an event for one of them.
+    pub(super) fn add_launches(
+        self,
+        on: Option<&Arc<Registration>>,
+        points: &mut Points,
+    ) -> Result<(), DeviceError> {
+        if on.is_some_and(|on| on.lane.cache.is_captured()) {
+            return Ok(());
+        }
+        for (registration, point) in self.launches() {
+            if on.is_none_or(|on| !Arc::ptr_eq(on, &registration)) {
+                points.extend(self.behind_launch(&registration, point)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a point of a stream of the block's pool behind a launch; `None` if the launch is complete.
+    fn behind_launch(
+        self,
+        launched_on: &Arc<Registration>,
+        point: Ticket,
+    ) -> Result<Option<Event>, DeviceError> {
+        let is_own = plain::Arc::ptr_eq(&launched_on.presence, &self.home.presence);
+        if is_own {
+            let driver = &self.home.service.driver;
+            let marker = driver.marker_for(&launched_on.lane, point)?;
+            return Ok(marker.map(|marker| Event {
+                registration: launched_on.clone(),
+                marker,
+            }));
+        }
+        if launched_on.lane.timeline.completed() >= point {
+            return Ok(None);
+        }
+        let known = Registration::for_copies(&self.home.presence, launched_on);
+        let registration = known.map_err(|error| match error {
+            StreamError::Device(error) => error,
+            error => DeviceError::new("wait", DeviceErrorKind::Unsupported, error.to_string()),
+        })?;
+        let marker = registration.service.driver.mark(&registration.lane)?;
+        Ok(Some(Event {
+            registration,
+            marker,
+        }))
+    }
+
+    /// Lets the host in: until the result is dropped, no graph is launched that uses the block.
+    pub(super) fn begin_host_access(self) -> HostAccess {
+        HostAccess::begin(self.graphs())
+    }
+}

@@ -1,0 +1,157 @@
+//! What a graph uses besides its own memory: the blocks that its captured work names, and the streams of its launches.
+//!
+//! The device keeps one owner of this with the graph, and drops it once no launch can run any more. A block that ends
+//! before is handed over as a value ([`keep`](GraphUses::keep)), and ends with the graph. A launch is a use on its
+//! stream: later uses come after it, and none begins while the host has access to a block of the graph.
+
+use super::{GraphShare, Registration};
+use crate::device::Kept;
+use crate::fault::injected;
+use crate::id::Ticket;
+use crate::sync::{Arc, Guards, Mutex, plain, yield_now};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// Points of streams: where a launch ends, or where a block was granted.
+pub(crate) type Points = SmallVec<[(Arc<Registration>, Ticket); 2]>;
+
+/// See the [module](self).
+pub(crate) struct GraphUses {
+    pub(crate) share: plain::Arc<GraphShare>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The last launch on each stream, as far as it may not be complete.
+    launches: Points,
+    /// Launches whose call of the device has not returned.
+    submitting: usize,
+    /// How many guards give the host access to a block that launches use, or wait for it.
+    host_guards: usize,
+    /// The points after which launches may use the blocks that captured work names.
+    grants: Points,
+    /// What ends with the graph.
+    kept: Vec<Kept>,
+}
+
+/// Notes the later one of two points of a stream, and takes the points out that are complete. They may be the last
+/// owners of their streams: the caller drops them outside the lock.
+#[must_use = "dropped outside the lock"]
+fn note(points: &mut Points, registration: &Arc<Registration>, ticket: Ticket) -> Points {
+    let is_complete = |(of, ticket): &(Arc<Registration>, Ticket)| {
+        !Arc::ptr_eq(of, registration) && of.lane.timeline.completed() >= *ticket
+    };
+    let (complete, mut open): (Points, Points) =
+        std::mem::take(points).into_iter().partition(is_complete);
+    match open
+        .iter_mut()
+        .find(|(of, _)| Arc::ptr_eq(of, registration))
+    {
+        Some((_, known)) => *known = ticket.max(*known),
+        None => open.push((registration.clone(), ticket)),
+    }
+    *points = open;
+    complete
+}
+
+impl GraphUses {
+    /// Creates the uses of a graph whose capture begins.
+    pub(crate) fn new(share: &plain::Arc<GraphShare>) -> plain::Arc<Self> {
+        let uses = plain::Arc::new(Self {
+            share: share.clone(),
+            state: Mutex::new(Guards::Registry, State::default()),
+        });
+        share.enter(&uses);
+        uses
+    }
+
+    /// Keeps a value until no launch can run any more.
+    pub(crate) fn keep(&self, kept: Kept) {
+        self.state.lock().kept.push(kept);
+    }
+
+    /// Notes the point after which a block was granted that captured work names.
+    pub(crate) fn note_grant(&self, home: &Arc<Registration>, after: Ticket) {
+        let complete = note(&mut self.state.lock().grants, home, after);
+        drop(complete);
+    }
+
+    /// Returns the points that a launch comes after.
+    pub(crate) fn grants(&self) -> Points {
+        self.state.lock().grants.clone()
+    }
+
+    /// Begins a launch. Returns `None` while the host has access to a block that it uses.
+    pub(crate) fn begin_launch(&self) -> Option<Launching<'_>> {
+        let mut state = self.state.lock();
+        if state.host_guards > 0 {
+            return None;
+        }
+        state.submitting += 1;
+        Some(Launching(self))
+    }
+
+    /// Returns the launches that may not be complete.
+    pub(crate) fn launches(&self) -> Points {
+        match injected("launch-is-not-a-use") {
+            true => Points::new(),
+            false => self.state.lock().launches.clone(),
+        }
+    }
+
+    /// Lets the host in: from now on no launch begins. Waits, as for a lock, until the calls of launches have returned.
+    fn let_host_in(&self) {
+        self.state.lock().host_guards += 1;
+        while self.state.lock().submitting > 0 {
+            yield_now();
+        }
+    }
+}
+
+/// A launch whose call of the device has not returned.
+#[must_use = "the launch is noted when it was submitted"]
+pub(crate) struct Launching<'a>(&'a GraphUses);
+
+impl Launching<'_> {
+    /// Notes that the launch was submitted, before a point of a stream.
+    pub(crate) fn submitted(self, registration: &Arc<Registration>, point: Ticket) {
+        let complete = note(&mut self.0.state.lock().launches, registration, point);
+        drop(complete);
+    }
+}
+
+impl Drop for Launching<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().submitting -= 1;
+    }
+}
+
+/// Access of the host to memory that graphs use. While this exists, none of them is launched.
+#[derive(Debug)]
+pub(crate) struct HostAccess(SmallVec<[plain::Arc<GraphUses>; 1]>);
+
+impl HostAccess {
+    pub(crate) fn begin(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>) -> Self {
+        graphs.iter().for_each(|graph| graph.let_host_in());
+        Self(graphs)
+    }
+}
+
+impl Drop for HostAccess {
+    fn drop(&mut self) {
+        for graph in &self.0 {
+            graph.state.lock().host_guards -= 1;
+        }
+    }
+}
+
+impl fmt::Debug for GraphUses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("GraphUses")
+            .field("kept", &state.kept.len())
+            .field("launched_on", &state.launches.len())
+            .finish_non_exhaustive()
+    }
+}
