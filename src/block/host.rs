@@ -38,7 +38,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
         let uses = uses_so_far(block);
         async move {
             for mut passage in uses? {
-                poll_fn(|context| passage.poll(context)).await?;
+                poll_fn(|context| passage.poll_synchronizing(context)).await?;
             }
             let driver = &block.registration().service.driver;
             let address = block.allocation().address;

@@ -9,7 +9,7 @@ mod coalescing;
 mod releasing;
 
 use crate::common::*;
-use weirpool::device::sim::{Call, Clock, SimDevice};
+use weirpool::device::sim::{Call, Clock, Operation, SimDevice, SimStream};
 use weirpool::*;
 
 const INTERVAL: u64 = 10_000;
