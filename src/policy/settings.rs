@@ -322,8 +322,10 @@ impl WaitLimit {
             (Self::Tail, None) => false,
             (Self::Tail, Some(sealed_at)) => {
                 let ahead = taker.tail.saturating_sub(taker.now);
-                let expected = (sealed_at + donor.latency).saturating_sub(taker.now);
-                let is_in_time = !ahead.is_zero() && expected <= ahead + ahead / TOLERANCE;
+                let expected = sealed_at.saturating_add(donor.latency);
+                let expected = expected.saturating_sub(taker.now);
+                let latest = ahead.saturating_add(ahead / TOLERANCE);
+                let is_in_time = !ahead.is_zero() && expected <= latest;
                 is_in_time && taker.now < donor.overdue_at(taker.now)
             }
         }
@@ -334,7 +336,8 @@ impl WaitLimit {
     pub(crate) fn allows_from(self, donor: Donor, taker: Taker) -> Option<Duration> {
         let sealed_at = donor.sealed_at.filter(|_| self == Self::Tail)?;
         let ahead = taker.tail.saturating_sub(taker.now);
-        let at = (sealed_at + donor.latency).saturating_sub(ahead + ahead / TOLERANCE);
+        let at = sealed_at.saturating_add(donor.latency);
+        let at = at.saturating_sub(ahead.saturating_add(ahead / TOLERANCE));
         let is_to_come = at > taker.now && at < donor.overdue_at(taker.now);
         (is_to_come && !ahead.is_zero()).then_some(at)
     }
