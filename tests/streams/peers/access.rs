@@ -224,9 +224,10 @@ fn scope_around_a_copy_ends_while_its_arrays_live() {
             let mut a1 = pools[1].try_allocate(&streams[1], MIB).unwrap();
             let copied = a0.copy_to(0..MIB, &mut a1, 0, &streams[1]).unwrap();
             if is_awaited {
-                first.block_on(copied).unwrap();
-                first.block_on(streams[0].synchronize()).unwrap();
-                first.block_on(streams[1].synchronize()).unwrap();
+                first.advance(us(100_000));
+                now(copied).unwrap();
+                now(streams[0].synchronize()).unwrap();
+                now(streams[1].synchronize()).unwrap();
             } else {
                 drop(copied);
             }
