@@ -33,6 +33,7 @@ impl Copy {
     ) -> Poll<Result<R, DeviceError>> {
         let driver = &self.registration.service.driver;
         if let Some(taken) = driver.noted(take(self.transfer.unwatched()))? {
+            self.registration.service.note_synchronized();
             return Poll::Ready(Ok(taken));
         }
         // If the copy completes before this line, the watch wakes at once.

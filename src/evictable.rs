@@ -34,8 +34,9 @@ use sealed::Memory;
 /// Memory that its user can do without: a [`Block`] or a [`Buffer`] that the pool takes back before a request waits or
 /// fails, such as an entry of a prefix cache. It stays readable until then.
 ///
-/// The memory that was used least recently is evicted first. To use it, [pin](Self::pin) it: pinned memory is not
-/// evicted. Evicting memory is an ordinary free: it is ordered after every use on every stream, and the pool neither
+/// The memory that was used least recently is evicted first; of small blocks, those that leave one free range together,
+/// within a [bound on their age](crate::guide::services#freeing-under-pressure). To use it, [pin](Self::pin) it: pinned
+/// memory is not evicted. Evicting memory is an ordinary free: it is ordered after every use on every stream, and the pool neither
 /// copies it nor reports it.
 ///
 /// The pool evicts when a request finds no memory in any other place: after growing, flushing caches and
@@ -235,11 +236,13 @@ impl<T: Memory> Shared<T> {
         let block = slot.memory.as_ref()?.the_block();
         let service = block.registration().service.clone();
         let (address, bytes, tag) = (block.address(), block.size(), block.tag());
+        let in_heap = block.allocation().id;
         let home = block.home();
         let memory: plain::Weak<Self> = plain::Arc::downgrade(self);
         let evictables = &service.driver.evictables;
         slot.place = evictables.list(Candidate {
             memory,
+            block: in_heap,
             address,
             bytes,
             tag,
@@ -304,16 +307,21 @@ impl<T: Memory> fmt::Debug for Pinned<T> {
     }
 }
 
-/// Shows the block, and how often it is pinned.
+/// Shows where the memory is, unless it is gone, and how often it is pinned. It can be evicted meanwhile.
 impl<T: Memory> fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (memory, pins) = {
+        let (place, pins) = {
             let slot = self.slot.lock();
-            (slot.memory.clone(), slot.pins)
+            let block = slot.memory.as_ref().map(|memory| memory.the_block());
+            (
+                block.map(|block| (block.address(), block.size())),
+                slot.pins,
+            )
         };
-        let block = memory.as_ref().map(|memory| memory.the_block());
+        let (address, bytes) = place.unzip();
         f.debug_struct("Evictable")
-            .field("block", &block)
+            .field("address", &address)
+            .field("bytes", &bytes)
             .field("pins", &pins)
             .finish()
     }

@@ -38,6 +38,7 @@ impl Guest {
             return Ok(Self::Registered(home.clone()));
         }
         if let Some(registration) = home.presence.roll.find(device, raw) {
+            registration.lane.set_for_copies(false);
             return Ok(Self::Registered(registration));
         }
         match default {
@@ -52,19 +53,20 @@ impl Guest {
     }
 
     /// Orders a use of the block on the stream, and takes note of it where that can be done.
-    fn use_in_order(&self, block: &Block, access: Access) -> Result<(), DeviceError> {
+    fn use_in_order(&self, block: &Block, access: Access) -> Result<(), StreamError> {
         match self {
             Self::Registered(registration) => {
                 for point in block.uses().points_before(access, Some(registration))? {
                     point.come_before(registration)?;
                 }
-                block.uses().conclude(registration, access)
+                Ok(block.uses().conclude(registration, access)?)
             }
             Self::Stranger(raw) => {
                 let points = block.uses().points_before(access, None)?;
-                points
-                    .iter()
-                    .try_for_each(|point| point.is_awaited_by(*raw))
+                for point in &points {
+                    point.is_awaited_by(*raw)?;
+                }
+                Ok(())
             }
         }
     }

@@ -242,19 +242,21 @@ impl Event {
     /// Makes a stream come after the point. Where it takes no wait, the host waits.
     ///
     /// # Errors
-    /// Returns an error if the device cannot tell when the point is passed.
+    /// Returns an error if the device cannot tell when the point is passed, or if the host must not wait here.
     #[cfg(any(feature = "cuda", feature = "dlpack"))]
-    pub(crate) fn come_before(&self, registration: &Registration) -> Result<(), DeviceError> {
-        use crate::{device::DeviceErrorKind, queue::block_on};
+    pub(crate) fn come_before(&self, registration: &Registration) -> Result<(), StreamError> {
+        use crate::{device::DeviceErrorKind, queue::block_on_unless_in_task};
 
         let Registration { service, lane, .. } = registration;
         let ordered = (service.driver).bring_behind(lane, &self.registration.lane, &self.marker);
         match ordered {
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
                 let mut passage = self.passage();
-                block_on(std::future::poll_fn(|context| passage.poll(context)))
+                let passed = std::future::poll_fn(|context| passage.poll(context));
+                let passed = block_on_unless_in_task(passed).ok_or(StreamError::BlocksRuntime)?;
+                Ok(passed?)
             }
-            ordered => ordered,
+            ordered => Ok(ordered?),
         }
     }
 }

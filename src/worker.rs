@@ -71,7 +71,7 @@ async fn are_over(mut passages: Passages, device: &plain::Arc<dyn Device>) -> bo
             Err(_) if round < AT_ONCE => {}
             Err(_) => {
                 let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
-                let at = device.now() + pause;
+                let at = device.now().saturating_add(pause);
                 let mut alarm = None;
                 poll_fn(|context| {
                     if device.now() >= at {

@@ -71,6 +71,8 @@ impl Block {
         let writer = Registration::for_copies(&ends[1].presence, on)?;
         let device = on.stream_device();
         let device_of = |end: &Registration| end.service.driver.device.id();
+        // The pools keep the access that there is now until the copy is submitted, and then until it is complete.
+        let begun = ends.map(|end| end.service.driver.neighbours.begin_copy(device.id()));
         let copy = CopyBetween {
             from: CopyEnd {
                 device: device_of(ends[0]),
@@ -81,13 +83,7 @@ impl Block {
                 address,
             },
             bytes,
-            // The lanes of both pools keep the access that there is now.
-            is_direct: ends.iter().all(|end| {
-                end.service
-                    .driver
-                    .neighbours
-                    .is_accessible_from(device.id())
-            }),
+            is_direct: begun.iter().all(Option::is_some),
             location: Location::caller(),
         };
         let is_captured = on.lane.cache.is_captured();
@@ -109,11 +105,14 @@ impl Block {
                 self.name_in_graph(&route.uses);
                 to.name_in_graph(&route.uses);
             }
+            // A launch makes the copy later.
+            reader.lane.set_for_copies(false);
+            writer.lane.set_for_copies(false);
             capture(peers, on, &copy)?;
             return Ok(Upload::captured());
         }
         // SAFETY: the lane keeps the stream's owner. Both blocks stay mapped until the stream has passed their frees,
-        // since the uses are noted; the copy is ordered after all other uses. Access stays while the lanes live.
+        // since the uses are noted; the copy is ordered after all other uses. Access stays until it is complete.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
         let transfer = on.service.driver.noted(transfer)?;

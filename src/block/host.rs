@@ -42,7 +42,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
         async move {
             let (access, passages) = uses?;
             for mut passage in passages {
-                poll_fn(|context| passage.poll(context)).await?;
+                poll_fn(|context| passage.poll_synchronizing(context)).await?;
             }
             let driver = &block.registration().service.driver;
             let address = block.allocation().address;

@@ -671,7 +671,7 @@ impl Future for Deallocation {
     type Output = Result<(), DeviceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(context)
+        self.0.poll_synchronizing(context)
     }
 }
 

@@ -112,7 +112,7 @@ impl Block {
     }
 
     #[inline]
-    fn allocation(&self) -> &Allocation {
+    pub(crate) fn allocation(&self) -> &Allocation {
         self.allocation
             .as_ref()
             .expect("present until the block has ended")

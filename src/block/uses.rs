@@ -49,13 +49,13 @@ impl<'a> Uses<'a> {
     /// takes no wait (the host's, or one that is being captured), the host waits.
     ///
     /// # Errors
-    /// Returns an error if the device cannot tell when the earlier uses are over.
+    /// Returns an error if the device cannot tell when the earlier uses are over, or if the host must not wait here.
     #[cfg(feature = "dlpack")]
-    pub(crate) fn order_for_good(self, on: &Arc<Registration>) -> Result<(), DeviceError> {
+    pub(crate) fn order_for_good(self, on: &Arc<Registration>) -> Result<(), StreamError> {
         for point in self.points_before(Access::Write, Some(on))? {
             point.come_before(on)?;
         }
-        self.note(on, Access::Always)
+        Ok(self.note(on, Access::Always)?)
     }
 
     /// Notes a use on a stream that comes after the [points before it](Self::points_before).

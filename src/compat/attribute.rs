@@ -162,7 +162,8 @@ impl Attribute {
     /// [`UsedMemHigh`](Self::UsedMemHigh) to the current figure, for which `value` is 0. That also resets the marks of
     /// the streams, from which it is computed.
     ///
-    /// [`ReservedMemCurrent`](Self::ReservedMemCurrent) makes memory calls, which may take a while.
+    /// [`ReservedMemCurrent`](Self::ReservedMemCurrent) makes memory calls, which may take a while. It releases memory as
+    /// [`Pool::trim_to`] does, and takes memory if the pool then has less.
     ///
     /// # Errors
     /// Returns [`AttributeError::ReadOnly`] for [`UsedMemCurrent`](Self::UsedMemCurrent), [`AttributeError::NotZero`]

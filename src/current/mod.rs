@@ -198,9 +198,16 @@ impl Current {
         pooling.set_default()
     }
 
-    /// Returns whether pooling is enabled for a device, in the process as a whole. Warp's `is_mempool_enabled`.
+    /// Returns whether pooling is enabled for a device: in the innermost [scope](Scope) that this thread or task is in, or
+    /// else in the process as a whole. In a scope of a pool, whether that keeps memory. Warp's `is_mempool_enabled`.
     pub fn pooling(device: &impl AsDevice) -> Pooling {
-        Pooling::of(device.device_id())
+        let id = device.device_id();
+        match scope::innermost(id) {
+            Some(Choice::Pooling(pooling)) => pooling,
+            Some(Choice::Seat(seat)) if seat.pool.describe().is_pooled => Pooling::Enabled,
+            Some(Choice::Seat(_)) => Pooling::Disabled,
+            None => Pooling::of(id),
+        }
     }
 }
 

@@ -72,12 +72,14 @@ impl SharedBlock {
     /// On an external stream, no event is recorded but at the drop of the tensor. So [`read_on`](Self::read_on) and the
     /// like return an error meanwhile; order other streams by an event of your own, and use [`on`](Self::on).
     ///
-    /// Where the stream cannot be made to wait on the device, the host waits for the earlier uses.
+    /// Where the stream cannot be made to wait on the device, the host waits for the earlier uses. In a task of a
+    /// current-thread tokio runtime it does not: await the earlier uses first.
     ///
     /// The tensor can be dropped on any thread. That never blocks and never panics.
     ///
     /// # Errors
-    /// Returns an error if the shape does not have as many bytes as this part, or those of [`read_on`](Self::read_on).
+    /// Returns an error if the shape does not have as many bytes as this part,
+    /// [`StreamError::BlocksRuntime`](crate::StreamError::BlocksRuntime), or those of [`read_on`](Self::read_on).
     #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
     pub fn to_dlpack<M: ManagedTensorBase>(
         &self,

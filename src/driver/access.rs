@@ -1,10 +1,11 @@
 //! Access of other devices to the memory of the pool: how it is given and taken back.
 
-use super::neighbours::Stage;
+use super::neighbours::{AccessScope, CompleteCopies, Stage};
 use super::supply::Supply;
-use crate::device::{Device, Peer};
+use crate::device::{Device, DeviceId, Peer};
 use crate::error::AccessError;
-use crate::sync::plain;
+use crate::lane::Lane;
+use crate::sync::{Arc, plain};
 
 impl Supply {
     /// Returns whether a device could be given access to the pool's memory.
@@ -39,7 +40,7 @@ impl Supply {
             });
         }
         self.neighbours.enter(device);
-        self.change(device, Stage::Open)
+        self.set_access(device, true)
     }
 
     /// Takes the access of a device back. Returns whether it had any.
@@ -54,16 +55,98 @@ impl Supply {
         if device.id() == self.device.id() {
             return Err(AccessError::OwnDevice);
         }
-        // Lanes of streams that are gone are dropped once their work is complete.
-        self.settle()?;
-        self.change(device, Stage::Closed)
+        self.neighbours.enter(device);
+        self.set_access(device, false)
     }
 
-    fn change(&self, device: &plain::Arc<dyn Device>, target: Stage) -> Result<bool, AccessError> {
-        let id = device.id();
-        if !self.neighbours.begin(id, target)? {
-            return Ok(false);
+    fn set_access(
+        &self,
+        device: &plain::Arc<dyn Device>,
+        is_open: bool,
+    ) -> Result<bool, AccessError> {
+        let (before, ()) = self.neighbours.wish(device.id(), |wish| wish.set(is_open));
+        self.change(device).inspect_err(|_| {
+            self.neighbours.wish(device.id(), |wish| *wish = before);
+        })
+    }
+
+    /// Begins a scope in which a device has access, or has none; `None` if it is the pool's own.
+    ///
+    /// # Errors
+    /// Returns the errors of [`enable_access`](Self::enable_access) and [`disable_access`](Self::disable_access).
+    pub(crate) fn begin_access(
+        &self,
+        device: &plain::Arc<dyn Device>,
+        is_open: bool,
+    ) -> Result<Option<AccessScope>, AccessError> {
+        if device.id() == self.device.id() {
+            return if is_open {
+                Ok(None)
+            } else {
+                Err(AccessError::OwnDevice)
+            };
         }
+        if is_open && !self.is_access_supported(&**device) {
+            return Err(AccessError::Unsupported {
+                device: device.describe(),
+                owner: self.device.describe(),
+            });
+        }
+        self.neighbours.enter(device);
+        let (_, scope) = self
+            .neighbours
+            .wish(device.id(), |wish| wish.begin(is_open));
+        match self.change(device) {
+            Ok(_) => Ok(Some(scope)),
+            Err(error) => {
+                self.neighbours.wish(device.id(), |wish| wish.end(scope));
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a scope. If the memory is in use on the device, the access is taken back once it is not.
+    ///
+    /// # Errors
+    /// Returns an error if a device call fails; it is tried again with the next use that ends.
+    pub(crate) fn end_access(
+        &self,
+        device: &plain::Arc<dyn Device>,
+        scope: AccessScope,
+    ) -> Result<(), AccessError> {
+        self.neighbours.wish(device.id(), |wish| wish.end(scope));
+        let changed = self.change(device);
+        if changed.is_err() {
+            self.neighbours.note_due();
+        }
+        match changed {
+            Err(AccessError::InUse { .. } | AccessError::Changing) => Ok(()),
+            changed => changed.map(drop),
+        }
+    }
+
+    /// Changes each access that was to change when a scope ended, if the memory is not in use any more.
+    pub(crate) fn settle_access(&self) {
+        for device in self.neighbours.due() {
+            // It is in use still, or a failure is noted: it is tried again.
+            if self.change(&device).is_err() {
+                self.neighbours.note_due();
+            }
+        }
+    }
+
+    /// Brings the access of a device to what it is to be. Returns whether that is new.
+    fn change(&self, device: &plain::Arc<dyn Device>) -> Result<bool, AccessError> {
+        let id = device.id();
+        let mut copies = CompleteCopies::default();
+        if self.neighbours.is_closing(id) {
+            // Lanes of streams that are gone are dropped once their work is complete.
+            self.settle()?;
+            copies = self.complete_copies(id);
+        }
+        let Some(target) = self.neighbours.begin(id, &copies)? else {
+            return Ok(false);
+        };
         let before = match target {
             Stage::Open => Stage::Closed,
             _ => Stage::Open,
@@ -80,5 +163,22 @@ impl Supply {
         self.neighbours.end(id, stage);
         self.noted(changed)?;
         Ok(true)
+    }
+
+    /// Returns the lanes of a device on which only copies are noted, all of which are complete.
+    fn complete_copies(&self, device: DeviceId) -> CompleteCopies {
+        let begun = self.neighbours.copies_begun(device);
+        let is_complete = |lane: &Arc<Lane>| {
+            let point = self.present_point(lane);
+            let marker = self.marker_for(lane, point);
+            marker.is_ok() && matches!(self.has_passed(lane, point), Ok(true))
+        };
+        let lanes = self.lanes();
+        let of_copies = lanes.iter().filter(|lane| lane.is_for_copies_of(device));
+        let lanes = of_copies.filter(|lane| is_complete(lane)).cloned();
+        CompleteCopies {
+            lanes: lanes.collect(),
+            begun,
+        }
     }
 }

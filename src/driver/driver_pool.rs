@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "calls pools by their handles")]
 
 use crate::device::{
-    Access, AsDevice, Device, DeviceError, DriverPoolProperties, DriverPools, HandleTypes,
-    MemoryKind, Peer, PoolAttribute, RawPool, RawStream,
+    Access, AsDevice, Device, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools,
+    HandleTypes, MemoryKind, Peer, PoolAttribute, RawPool, RawStream,
 };
 use crate::error::BuildError;
 use crate::measure::{Bytes, Level};
@@ -443,7 +443,7 @@ impl DriverPool {
     pub(super) fn left(&self, left: u64) -> u64 {
         let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
         let used = attribute(PoolAttribute::UsedMemCurrent);
-        let free = attribute(PoolAttribute::ReservedMemCurrent).saturating_sub(used);
+        let free = self.free_bytes();
         let most = match self.0.properties.max_size {
             0 => u64::MAX,
             most => most.saturating_sub(used),
@@ -451,7 +451,8 @@ impl DriverPool {
         left.saturating_add(free).min(most)
     }
 
-    /// Allocates in the order of a stream; see [`DriverPools::allocate_from`].
+    /// Allocates in the order of a stream; see [`DriverPools::allocate_from`]. If the driver refuses while its pool keeps
+    /// free memory, which may be too scattered for the request, releases all of it and asks once more.
     ///
     /// # Errors
     /// Returns an error if the device call fails.
@@ -466,7 +467,22 @@ impl DriverPool {
     ) -> Result<u64, DeviceError> {
         let pools = self.pools();
         // SAFETY: the handle keeps the pool; the caller guarantees the stream.
-        unsafe { pools.allocate_from(self.0.raw, bytes, alignment, stream) }
+        let ask = || unsafe { pools.allocate_from(self.0.raw, bytes, alignment, stream) };
+        let refusal = match ask() {
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => error,
+            answer => return answer,
+        };
+        if self.free_bytes() == 0 || self.trim_to(0).is_err() {
+            return Err(refusal);
+        }
+        ask()
+    }
+
+    /// Returns how many bytes the pool keeps that are not allocated; 0 if the driver does not tell.
+    fn free_bytes(&self) -> u64 {
+        let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
+        let used = attribute(PoolAttribute::UsedMemCurrent);
+        attribute(PoolAttribute::ReservedMemCurrent).saturating_sub(used)
     }
 
     /// Frees in the order of a stream; see [`DriverPools::free_to`].

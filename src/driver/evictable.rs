@@ -1,16 +1,31 @@
-//! Evictable memory: blocks that the pool may take back from their user, in the order of their last use.
+//! Evictable memory: blocks that the pool may take back from their user.
+//!
+//! For a request, the pool takes those that are free in one piece then, the least recently used first. Age is counted in
+//! uses. A block is passed over for younger ones only as long as each of these is at least a sixteenth as old as the
+//! oldest block. Where no such piece is found, blocks go by age alone.
 //!
 //! The list knows no blocks. A listed entry evicts itself: it ends a block, which is an ordinary free. Memory in use is
 //! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
 use crate::device::DeviceAddress;
+use crate::fault::injected;
+use crate::heap::{BlockId, Heap, Piece, Run};
 use crate::id::ReservationId;
 use crate::measure::Tag;
-use crate::sync::{Guards, Mutex, plain};
+use crate::sync::{Busy, Guards, Mutex, plain};
 use crate::trace;
 use std::collections::btree_map::{BTreeMap, Entry};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+
+/// How many blocks a choice begins with at most: the oldest ones that no piece before holds.
+const SEEDS: usize = 64;
+
+/// After this many blocks, a choice begins with no further one.
+const STEPS: usize = 2048;
+
+/// Memory of at least this part of the oldest block's age can be evicted before older memory.
+const YOUNGEST: u64 = 16;
 
 /// Memory that can be evicted.
 pub(crate) trait Evict: fmt::Debug + Send + Sync {
@@ -22,6 +37,8 @@ pub(crate) trait Evict: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) memory: plain::Weak<dyn Evict>,
+    /// The block in the heap. Without meaning if the memory is not the pool's.
+    pub(crate) block: BlockId,
     pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
     /// The account that the memory is charged to, if any.
@@ -63,12 +80,14 @@ pub(crate) enum Group {
 }
 
 /// A position on the list: memory at a later one was used later.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ListPosition(u64);
 
 #[derive(Debug, Default)]
 struct List {
     candidates: BTreeMap<ListPosition, Candidate>,
+    /// The entries by their addresses, without those that are not the pool's.
+    positions: HashMap<DeviceAddress, ListPosition>,
     bytes: u64,
     /// The entries of each group, and their bytes. Only groups with entries are here.
     groups: BTreeMap<Group, (BTreeSet<ListPosition>, u64)>,
@@ -89,6 +108,7 @@ impl List {
     fn insert_at(&mut self, position: ListPosition, candidate: Candidate) {
         if candidate.home != Home::Outside {
             self.bytes += candidate.bytes;
+            self.positions.insert(candidate.address, position);
         }
         for group in candidate.groups() {
             let (positions, bytes) = self.groups.entry(group).or_default();
@@ -102,6 +122,7 @@ impl List {
         let candidate = self.candidates.remove(&position)?;
         if candidate.home != Home::Outside {
             self.bytes -= candidate.bytes;
+            self.positions.remove(&candidate.address);
         }
         for group in candidate.groups() {
             if let Entry::Occupied(mut group) = self.groups.entry(group) {
@@ -122,6 +143,45 @@ impl List {
             Some(group) => self.groups.get(&group)?.0.first().copied(),
             None => Some(*self.candidates.first_key_value()?.0),
         }
+    }
+
+    /// Returns the memory of a group that is evicted first for a piece: the run whose youngest block is the oldest, of
+    /// those around the oldest blocks.
+    fn best_run(&self, heap: &Heap, piece: Piece, of: Group) -> Option<Run<ListPosition>> {
+        let (positions, _) = self.groups.get(&of)?;
+        let oldest = *positions.first()?;
+        let age = |position: ListPosition| self.last.0 - position.0;
+        let find = |address| {
+            let position = *self.positions.get(&DeviceAddress::from_bits(address))?;
+            positions.contains(&position).then_some(position)
+        };
+        let mut seen: HashSet<ListPosition> = HashSet::new();
+        let mut seeds = 0;
+        let mut best: Option<Run<ListPosition>> = None;
+        for seed in positions {
+            let is_best = best
+                .as_ref()
+                .is_some_and(|best| best.youngest() <= Some(*seed));
+            if is_best || seeds == SEEDS || seen.len() >= STEPS {
+                break;
+            }
+            if seen.contains(seed) {
+                continue;
+            }
+            seeds += 1;
+            let run = heap.run_around((self.candidates[seed].block, *seed), piece, find);
+            seen.extend(run.members.iter().copied());
+            let is_old = run
+                .members
+                .iter()
+                .all(|it| age(*it) >= age(oldest) / YOUNGEST);
+            let order = |run: &Run<ListPosition>| (run.youngest(), run.members.len());
+            let is_better = best.as_ref().is_none_or(|best| order(&run) < order(best));
+            if run.bytes.is_some() && is_old && is_better {
+                best = Some(run);
+            }
+        }
+        best
     }
 }
 
@@ -229,14 +289,40 @@ impl Evictables {
             let Some(candidate) = self.pop(of) else {
                 break;
             };
-            // Ends the reference, too, before the eviction ends: it may be the last one.
-            let memory = candidate.memory.upgrade();
-            let is_freed = memory.is_some_and(|memory| memory.evict());
-            let bytes = is_freed.then_some(candidate.bytes);
-            self.end_eviction(bytes);
-            evicted += bytes.unwrap_or(0);
+            evicted += self.end(candidate);
         }
         evicted
+    }
+
+    /// Evicts memory of a group for pieces that are free then, until they have that many bytes; see the
+    /// [module](self). Returns the bytes evicted. No lock is held while memory is freed.
+    pub(crate) fn evict_for(
+        &self,
+        heap: &Busy<Box<Heap>>,
+        bytes: u64,
+        piece: Piece,
+        of: Group,
+    ) -> u64 {
+        let (mut evicted, mut freed) = (0, 0);
+        while freed < bytes {
+            let Some((run, candidates)) = self.pop_run(heap, piece, of) else {
+                return evicted + self.evict(bytes - freed, Some(of));
+            };
+            let ended: u64 = candidates.into_iter().map(|it| self.end(it)).sum();
+            evicted += ended;
+            freed += run.bytes.unwrap_or(0).max(ended);
+        }
+        evicted
+    }
+
+    /// Frees memory that was taken off the list. Returns its bytes, or 0 if its user had freed it.
+    fn end(&self, candidate: Candidate) -> u64 {
+        // Ends the reference, too, before the eviction ends: it may be the last one.
+        let memory = candidate.memory.upgrade();
+        let is_freed = memory.is_some_and(|memory| memory.evict());
+        let bytes = is_freed.then_some(candidate.bytes);
+        self.end_eviction(bytes);
+        bytes.unwrap_or(0)
     }
 
     fn pop(&self, of: Option<Group>) -> Option<Candidate> {
@@ -244,5 +330,23 @@ impl Evictables {
         let position = list.first(of)?;
         list.under_way += 1;
         list.remove(position)
+    }
+
+    fn pop_run(
+        &self,
+        heap: &Busy<Box<Heap>>,
+        piece: Piece,
+        of: Group,
+    ) -> Option<(Run<ListPosition>, Vec<Candidate>)> {
+        if injected("evicted-by-age-alone") {
+            return None;
+        }
+        let heap = heap.lock();
+        let mut list = self.list.lock();
+        let run = list.best_run(&heap, piece, of)?;
+        list.under_way += run.members.len();
+        let candidates = run.members.iter().filter_map(|it| list.remove(*it));
+        let candidates = candidates.collect();
+        Some((run, candidates))
     }
 }

@@ -17,7 +17,7 @@ use super::supply::Supply;
 use super::{Change, CoalesceHeuristic, DriverPool, Group, Trimmed, Watches, gate};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
+use crate::heap::{Clock, Figures, Growth, Piece, Placement, Request, Target, View};
 use crate::id::StreamId;
 use crate::lane::{Flush, Lane};
 use crate::measure::Mark;
@@ -411,9 +411,13 @@ impl Maintenance {
         self.release_and_publish(Target::Keep(total))?;
         if self.settings.geometry.virtual_memory {
             self.assemble(bytes, growth)?;
-        } else if figures().largest_free < bytes {
-            self.release_and_publish(Target::Keep(0))?;
-            self.assemble(bytes, Growth::Allowed)?;
+        } else {
+            let smallest = self.settings.geometry.chunk_bytes;
+            let is_too_large = figures().releasable_bytes > bytes.max(smallest);
+            if figures().largest_free < bytes || is_too_large {
+                self.release_and_publish(Target::Keep(0))?;
+                self.assemble(bytes, Growth::Allowed)?;
+            }
         }
         Ok(figures().largest_free)
     }
@@ -461,10 +465,12 @@ impl Maintenance {
     /// # Errors
     /// Returns an error if the device call fails; memory reserved or released before it stays so.
     pub(crate) fn set_reserved(&self, bytes: u64) -> Result<(), DeviceError> {
-        let reserved = self.totals().reserved.current;
-        let Some(more) = bytes.min(self.capacity()).checked_sub(reserved) else {
-            return self.trim(bytes).map(drop);
-        };
+        let reserved = || self.totals().reserved.current;
+        let bytes = bytes.min(self.capacity());
+        if reserved() > bytes {
+            let _ = self.trim(bytes)?;
+        }
+        let more = bytes.saturating_sub(reserved());
         let plan = self.heap.lock().plan_new(more);
         let done = self.carry_out_free(plan);
         self.publish(Change::Memory);
@@ -501,13 +507,20 @@ impl Maintenance {
         self.publish(Change::Memory);
     }
 
-    /// Releases free memory, cached blocks included, until `keep` bytes are reserved.
+    /// Releases free memory, cached blocks included, until `keep` bytes are reserved. Where memory is plain, segments go
+    /// whole, so that fewer may stay.
     ///
     /// # Errors
     /// Returns an error if the device call fails; memory released before stays released.
     pub(crate) fn trim(&self, keep: u64) -> Result<Trimmed, DeviceError> {
         self.reclaim()?;
-        let released = self.release_and_publish(Target::Keep(keep))?;
+        let target = if self.settings.geometry.virtual_memory {
+            Target::Keep(keep)
+        } else {
+            let (reserved, most) = (keep, u64::MAX);
+            Target::DownTo { reserved, most }
+        };
+        let released = self.release_and_publish(target)?;
         if let Some(pool) = self.memory.segments().driver_pool() {
             self.noted(pool.trim_to(keep))?;
         }
@@ -552,7 +565,11 @@ impl Maintenance {
             let beyond = self.held().saturating_sub(bytes);
             let lacking = beyond.saturating_sub(self.totals().pending.current);
             // Blocks that share their chunks with others release nothing: more of them may.
-            if lacking == 0 || self.evictables.evict(lacking, Some(Group::Pool)) == 0 {
+            if lacking == 0 {
+                return Ok(());
+            }
+            let (evictables, piece) = (&self.evictables, Piece::Releasable);
+            if evictables.evict_for(&self.heap, lacking, piece, Group::Pool) == 0 {
                 return Ok(());
             }
             self.reclaim_above(bytes)?;

@@ -86,6 +86,7 @@ pub use lease::BrokerLease;
 pub(crate) use lease::{Lease, LeaseBounds, Lender};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
+pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;

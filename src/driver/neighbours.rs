@@ -3,13 +3,18 @@
 //! A stream of another device is registered for its own uses only where that device has access. Copies are made by the
 //! device itself, and are noted on streams of any device beside the pool's. The access is changed by one thread at a
 //! time, and taken back only while no such stream is registered, nor has work left: each lane counts as an owner of its
-//! [`Neighbour`], and lives until its work is complete.
+//! [`Neighbour`], and lives until its work is complete. A lane on which only copies are noted may live longer, with a
+//! block that names it, and counts until its copies are complete.
+//!
+//! What the access is to be follows from what was set last, and from the scopes that were begun since. A scope that ends
+//! while the memory is in use leaves the access as it is for now: see [`due`](Neighbours::due).
 
 use crate::device::{Device, DeviceId};
 use crate::error::{AccessError, StreamError};
 use crate::fault::injected;
-use crate::lane::Neighbour;
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::lane::{Lane, Neighbour};
+use crate::sync::plain::AtomicBool;
+use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
 
 /// Whether a device has access to the pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +29,86 @@ pub(super) enum Stage {
 struct Entry {
     neighbour: Arc<Neighbour>,
     stage: Stage,
+    wish: Wish,
+    /// The number of copies by streams of the device that were ever begun.
+    copies: u64,
+    /// Copies that are being submitted.
+    copying: usize,
+}
+
+/// What the access is to be.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wish {
+    /// What it is while there are no scopes.
+    is_open: bool,
+    /// The scopes that have not ended, in the order in which they began, with what each one asks for.
+    scopes: Vec<(AccessScope, bool)>,
+    last: AccessScope,
+}
+
+/// Names a scope of an access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AccessScope(u64);
+
+impl Wish {
+    pub(super) fn set(&mut self, is_open: bool) {
+        self.is_open = is_open;
+        self.scopes.iter_mut().for_each(|(_, wish)| *wish = is_open);
+    }
+
+    pub(super) fn begin(&mut self, is_open: bool) -> AccessScope {
+        self.last.0 += 1;
+        self.scopes.push((self.last, is_open));
+        self.last
+    }
+
+    pub(super) fn end(&mut self, scope: AccessScope) {
+        self.scopes.retain(|(known, _)| *known != scope);
+        if injected("access-ends-with-the-first-scope") {
+            self.scopes.clear();
+        }
+    }
+
+    /// The scope that began last decides.
+    fn stage(&self) -> Stage {
+        match self.scopes.last().map_or(self.is_open, |(_, wish)| *wish) {
+            true => Stage::Open,
+            false => Stage::Closed,
+        }
+    }
+}
+
+/// Lanes of a device on which only copies are noted, which are complete.
+#[derive(Debug, Default)]
+pub(super) struct CompleteCopies {
+    pub(super) lanes: Vec<Arc<Lane>>,
+    /// The number of copies that had begun before.
+    pub(super) begun: u64,
+}
+
+/// A copy that is being submitted: it runs with the access that there is now.
+#[must_use = "the access stays as it is until this is dropped"]
+pub(crate) struct Copying<'a> {
+    neighbours: &'a Neighbours,
+    device: DeviceId,
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.neighbours.with(self.device, |entry| {
+            // There is none for the pool's own device.
+            if let Some(entry) = entry {
+                entry.copying -= 1;
+            }
+        });
+    }
+}
+
+impl Entry {
+    /// Returns whether there is access, which is not about to be taken back.
+    fn is_open(&self) -> bool {
+        self.stage == Stage::Open && self.wish.stage() == Stage::Open
+    }
 }
 
 /// See the [module](self). There are as many entries as the host has devices, at most.
@@ -32,6 +117,8 @@ pub(crate) struct Neighbours {
     /// The pool's own device.
     device: plain::Arc<dyn Device>,
     entries: Mutex<Vec<Entry>>,
+    /// A scope has ended and left the access as it was.
+    has_due: AtomicBool,
 }
 
 impl Neighbours {
@@ -39,6 +126,7 @@ impl Neighbours {
         Self {
             device,
             entries: Mutex::new(Guards::Registry, Vec::new()),
+            has_due: AtomicBool::new(false),
         }
     }
 
@@ -57,30 +145,104 @@ impl Neighbours {
             .iter()
             .any(|entry| entry.neighbour.device.id() == id);
         if !is_known {
-            let stage = Stage::Closed;
-            entries.push(Entry { neighbour, stage });
+            entries.push(Entry {
+                neighbour,
+                stage: Stage::Closed,
+                wish: Wish::default(),
+                copies: 0,
+                copying: 0,
+            });
         }
     }
 
-    /// Begins to change an access. Returns whether there is anything to change.
-    pub(super) fn begin(&self, device: DeviceId, target: Stage) -> Result<bool, AccessError> {
+    /// Changes what the access of a device is to be. Returns what it was to be before.
+    pub(super) fn wish<R>(
+        &self,
+        device: DeviceId,
+        change: impl FnOnce(&mut Wish) -> R,
+    ) -> (Wish, R) {
+        self.with(device, |entry| {
+            let wish = &mut entry.expect("entered before").wish;
+            (wish.clone(), change(wish))
+        })
+    }
+
+    /// Notes that an access is not what it is to be.
+    pub(super) fn note_due(&self) {
+        self.has_due.store(true, Ordering::Release);
+    }
+
+    /// Returns the devices whose access is not what it is to be, and not being changed.
+    pub(super) fn due(&self) -> Vec<plain::Arc<dyn Device>> {
+        // The usual case costs no lock and no write.
+        if !self.has_due.load(Ordering::Acquire) || !self.has_due.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let entries = self.entries.lock();
+        let due = entries
+            .iter()
+            .filter(|entry| entry.stage != Stage::Changing && entry.stage != entry.wish.stage());
+        due.map(|entry| entry.neighbour.device.clone()).collect()
+    }
+
+    /// Returns whether the access of a device is to be taken back.
+    pub(super) fn is_closing(&self, device: DeviceId) -> bool {
+        self.with(device, |entry| {
+            entry.is_some_and(|entry| entry.stage == Stage::Open && !entry.is_open())
+        })
+    }
+
+    /// Returns the number of copies by streams of the device that were ever begun.
+    pub(super) fn copies_begun(&self, device: DeviceId) -> u64 {
+        self.with(device, |entry| entry.map_or(0, |entry| entry.copies))
+    }
+
+    /// Notes a copy by a stream of the device, which is submitted until this is dropped. Returns `None` if the device has
+    /// no access.
+    pub(crate) fn begin_copy(&self, device: DeviceId) -> Option<Copying<'_>> {
+        if device != self.device.id() {
+            self.with(device, |entry| {
+                let entry = entry.filter(|entry| entry.is_open())?;
+                entry.copies += 1;
+                entry.copying += 1;
+                Some(())
+            })?;
+        }
+        Some(Copying {
+            neighbours: self,
+            device,
+        })
+    }
+
+    /// Begins to change an access to what it is to be. Returns whether there is anything to change, and to what.
+    pub(super) fn begin(
+        &self,
+        device: DeviceId,
+        copies: &CompleteCopies,
+    ) -> Result<Option<Stage>, AccessError> {
         self.with(device, |entry| {
             let Some(entry) = entry else {
-                return Ok(false);
+                return Ok(None);
             };
             if entry.stage == Stage::Changing {
                 return Err(AccessError::Changing);
             }
+            let target = entry.wish.stage();
             if entry.stage == target {
-                return Ok(false);
+                return Ok(None);
             }
-            let streams = Arc::strong_count(&entry.neighbour) - 1;
+            let complete = match entry.copies == copies.begun {
+                true => copies.lanes.len(),
+                false => 0,
+            };
+            let lanes = Arc::strong_count(&entry.neighbour) - 1 - complete;
+            let streams = lanes.max(entry.copying);
             let is_overlooked = injected("access-taken-back-while-in-use");
             if target == Stage::Closed && streams > 0 && !is_overlooked {
                 return Err(AccessError::InUse { streams });
             }
             entry.stage = Stage::Changing;
-            Ok(true)
+            Ok(Some(target))
         })
     }
 
@@ -117,7 +279,7 @@ impl Neighbours {
             return Ok(None);
         }
         self.with(device, |entry| match entry {
-            Some(entry) if entry.stage == Stage::Open => Ok(Some(entry.neighbour.clone())),
+            Some(entry) if entry.is_open() => Ok(Some(entry.neighbour.clone())),
             _ => Err(StreamError::ForeignDevice),
         })
     }

@@ -159,6 +159,7 @@ impl Driver {
     /// Ends a stream whose last handle and last block are gone: its freed blocks are sealed, and available to all.
     pub(crate) fn retire(&self, lane: &Lane) {
         self.retire_lane(lane);
+        self.settle_access();
         self.publish(Change::Memory);
         self.note_return();
     }

@@ -11,7 +11,7 @@ use super::{Driver, Effort, Expected, Group, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::{
-    Clock, Fences, Fit, GrowBy, Growth, Offers, Placement, Plan, Request, Target, inspect,
+    Clock, Fences, Fit, GrowBy, Growth, Offers, Piece, Placement, Plan, Request, Target, inspect,
 };
 use crate::lane::{Flush, Lane};
 use crate::policy::{Action, Facts, Order, Prepare, Rules, State, Try, WaitLimit};
@@ -372,9 +372,10 @@ impl<'a> Search<'a> {
             return Ok(false);
         }
         let lacking = bytes.saturating_sub(coming.saturating_add(new));
-        let evicted = driver
-            .evictables
-            .evict(lacking.max(bytes / 4), Some(Group::Pool));
+        let piece = Piece::For(self.request, self.to.placement);
+        let lacking = lacking.max(bytes / 4);
+        let evictables = &driver.evictables;
+        let evicted = evictables.evict_for(&driver.heap, lacking, piece, Group::Pool);
         if evicted == 0 {
             return Ok(false);
         }

@@ -101,7 +101,9 @@ impl Streams {
         device: &plain::Arc<dyn Device>,
     ) -> Result<Arc<Lane>, StreamError> {
         let neighbour = self.neighbours.of_copies(device)?;
-        self.register_at(stream, neighbour)
+        let lane = self.register_at(stream, neighbour)?;
+        lane.set_for_copies(true);
+        Ok(lane)
     }
 
     fn register_at(

@@ -16,8 +16,8 @@ use super::{Change, Group, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
 use crate::fault::injected;
 use crate::heap::{
-    Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
-    Target,
+    Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Piece, Plan, Release,
+    Request, Target,
 };
 use crate::id::StreamId;
 use crate::lane::Lane;
@@ -509,7 +509,8 @@ impl Supply {
 
     /// Evicts this many bytes for another pool. Returns how many.
     pub(crate) fn evict_for_others(&self, bytes: u64) -> u64 {
-        let evicted = self.evictables.evict(bytes, Some(Group::Pool));
+        let (evictables, piece) = (&self.evictables, Piece::Releasable);
+        let evicted = evictables.evict_for(&self.heap, bytes, piece, Group::Pool);
         if evicted > 0 {
             self.reclaim_for_others();
         }

@@ -37,7 +37,7 @@ pub struct Trimmed {
     /// by itself.
     pub pending: u64,
     /// Free, and kept: within the target, or in a chunk that is partly in use. Where memory is plain, in a segment that
-    /// is partly in use or larger than the excess.
+    /// is partly in use.
     pub free: u64,
     /// Claimed by another thread that maps or releases memory at this moment.
     pub moving: u64,

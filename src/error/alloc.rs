@@ -179,9 +179,13 @@ pub enum AllocError {
          memory, or call again when the capture is over"
     )]
     StreamCaptured,
-    /// An unpooled pool cannot set memory aside. Build it without
-    /// [`unpooled`](crate::PoolBuilder::unpooled).
-    #[error("an unpooled pool cannot reserve memory; build the pool without `unpooled`")]
+    /// A pool that keeps no freed memory cannot set any aside, for a reservation or a capture. Build it without
+    /// [`unpooled`](crate::PoolBuilder::unpooled), or, over a pool of the driver, with
+    /// [`SubAllocated`](crate::DriverPoolUse::SubAllocated).
+    #[error(
+        "the pool keeps no freed memory, so it cannot set any aside for a reservation or a capture; build it without \
+         `unpooled`, or, over a pool of the driver, with `DriverPoolUse::SubAllocated`"
+    )]
     NotReservable,
     /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken.
     /// Allocate a larger block and copy, or allocate with [room](crate::Allocate::room) from the start; if the room was

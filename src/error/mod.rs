@@ -223,6 +223,13 @@ pub enum StreamError {
     /// The pool is [closed](crate::Pool::close): it begins no capture, and launches no graph.
     #[error("the pool is closed; capture and launch graphs before the pool is closed")]
     Closed,
+    /// The stream takes no wait on the device, and the host cannot wait instead: this is a task of a current-thread tokio
+    /// runtime, and all of the runtime's tasks would wait as well, perhaps one that ends the earlier use among them.
+    #[error(
+        "the stream takes no wait on the device, and to wait here would block the thread of a current-thread tokio \
+         runtime, and all of its tasks; await the earlier uses of the block first, or call from `spawn_blocking`"
+    )]
+    BlocksRuntime,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -70,6 +70,11 @@ impl State {
         matches!(self, Self::Used(_))
     }
 
+    /// Returns whether work may still touch the memory, in a plan or not.
+    fn is_pending(&self) -> bool {
+        matches!(self, Self::Pending(_) | Self::Claimed(Was::Pending(_)))
+    }
+
     /// Returns whether there is memory behind the addresses.
     pub(crate) fn is_backed(&self) -> bool {
         !matches!(
@@ -98,8 +103,9 @@ pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) state: State,
-    /// The stream that it was granted to last.
-    pub(crate) user: StreamId,
+    /// Of a granted block, the number of the stream that it was granted to. Of a pending block, how many frees it is made
+    /// of: one word, so that the block stays one cache line.
+    note: u64,
     pub(crate) previous: Option<BlockId>,
     pub(crate) next: Option<BlockId>,
 }
@@ -107,8 +113,42 @@ pub(crate) struct Block {
 const _: () = assert!(size_of::<Option<Block>>() == 64);
 
 impl Block {
+    pub(crate) fn new(address: u64, bytes: u64, state: State) -> Self {
+        Self {
+            address,
+            bytes,
+            state,
+            note: StreamId::NONE.0,
+            previous: None,
+            next: None,
+        }
+    }
+
     pub(crate) fn end(&self) -> u64 {
         self.address + self.bytes
+    }
+
+    /// Returns the stream that a granted block was granted to.
+    pub(crate) fn user(&self) -> StreamId {
+        StreamId(self.note)
+    }
+
+    pub(crate) fn set_user(&mut self, stream: StreamId) {
+        self.note = stream.0;
+    }
+
+    /// Returns how many frees a pending block is made of, its merged neighbours included; 1 for a block in another state,
+    /// which is one free once it is pending.
+    pub(crate) fn frees(&self) -> u64 {
+        if self.state.is_pending() {
+            self.note
+        } else {
+            1
+        }
+    }
+
+    pub(crate) fn set_frees(&mut self, frees: u64) {
+        self.note = frees.max(1);
     }
 }
 
@@ -160,17 +200,23 @@ impl Blocks {
     pub(crate) fn split(&mut self, id: BlockId, offset: u64) -> BlockId {
         let lower = &mut self[id];
         debug_assert!(0 < offset && offset < lower.bytes);
-        let upper = Block {
+        // Of the frees of a pending block, the upper part is one.
+        let (frees, user) = (lower.frees(), lower.user());
+        let mut upper = Block {
             address: lower.address + offset,
             bytes: lower.bytes - offset,
             state: match &lower.state {
                 State::Pending(_) if injected("fence-lost-in-split") => State::Free,
                 state => state.clone(),
             },
-            user: lower.user,
+            note: user.0,
             previous: Some(id),
             next: lower.next,
         };
+        if lower.state.is_pending() {
+            lower.set_frees(frees - 1);
+            upper.set_frees(1);
+        }
         lower.bytes = offset;
         let above = lower.next;
         let upper = self.insert(upper);

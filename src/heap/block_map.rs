@@ -95,14 +95,7 @@ impl BlockMap {
 
     /// Adds a segment of one block, which is not filed yet.
     pub(super) fn add_segment(&mut self, address: u64, bytes: u64, state: State) -> BlockId {
-        let first = self.blocks.insert(Block {
-            address,
-            bytes,
-            state,
-            user: StreamId::NONE,
-            previous: None,
-            next: None,
-        });
+        let first = self.blocks.insert(Block::new(address, bytes, state));
         self.segments.insert(address, Segment { bytes, first });
         first
     }
@@ -140,17 +133,27 @@ impl BlockMap {
     pub(super) fn carve(&mut self, whole: BlockId, request: Request) -> Grant {
         let offset = self.offset_of(whole, request).expect("the block fits");
         self.remove_from_index(whole);
+        // One of the frees is granted again. The lowest part that stays is made of the others.
+        let frees = self.blocks[whole].frees();
+        let is_above = offset + request.bytes < self.blocks[whole].bytes;
         let mut id = whole;
         if offset > 0 {
             id = self.blocks.split(whole, offset);
+            if is_above && frees > 2 {
+                self.blocks[whole].set_frees(frees - 2);
+            }
             self.insert_into_index(whole);
         }
-        if self.blocks[id].bytes > request.bytes {
+        if is_above {
             let above = self.blocks.split(id, request.bytes);
+            if offset == 0 && frees > 2 {
+                self.blocks[above].set_frees(frees - 1);
+            }
             self.insert_into_index(above);
         }
         self.index.stretches.note(id);
         let block = &mut self.blocks[id];
+        block.set_user(StreamId::NONE);
         let was = std::mem::replace(&mut block.state, State::Used(None));
         let (address, bytes) = (block.address, block.bytes);
         self.totals.subtract(&was, bytes);
@@ -187,6 +190,7 @@ impl BlockMap {
             above = Some(self.blocks.split(id, request.bytes));
         }
         self.blocks[id].state = State::Used(None);
+        self.blocks[id].set_user(StreamId::NONE);
         self.file(id);
         for rest in [below, above].into_iter().flatten() {
             self.settle(rest, State::Free);
@@ -202,7 +206,7 @@ impl BlockMap {
     /// Notes which stream a block is granted to.
     #[inline]
     pub(super) fn set_user(&mut self, id: BlockId, stream: StreamId) {
-        self.blocks[id].user = stream;
+        self.blocks[id].set_user(stream);
     }
 
     /// Notes which reservation a used block returns to.
@@ -262,18 +266,22 @@ impl BlockMap {
         }
         let block = &self.blocks[id];
         let (previous, next, bytes) = (block.previous, block.next, block.bytes);
+        let mut frees = block.frees();
         self.count(&state, bytes);
         if let Some(next) = next.filter(|next| self.merges(*next, &state)) {
             self.remove_from_index(next);
+            frees += self.blocks[next].frees();
             self.blocks.absorb_next(id);
         }
         if let Some(previous) = previous.filter(|previous| self.merges(*previous, &state)) {
             self.remove_from_index(previous);
+            frees += self.blocks[previous].frees();
             self.blocks.absorb_next(previous);
             id = previous;
         } else {
             self.blocks[id].state = state;
         }
+        self.blocks[id].set_frees(frees);
         self.insert_into_index(id);
         id
     }

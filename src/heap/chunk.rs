@@ -92,7 +92,6 @@ impl Chunks {
 mod tests {
     use super::super::block::State;
     use super::*;
-    use crate::id::StreamId;
 
     const CHUNK: u64 = 1000;
 
@@ -105,14 +104,7 @@ mod tests {
     }
 
     fn block(address: u64, bytes: u64) -> Block {
-        Block {
-            address,
-            bytes,
-            state: State::Free,
-            user: StreamId::NONE,
-            previous: None,
-            next: None,
-        }
+        Block::new(address, bytes, State::Free)
     }
 
     #[test]
@@ -155,11 +147,8 @@ mod tests {
         assert_eq!(units(false).releasable(&whole), (2500, 1));
         let neighbour = Some(crate::heap::BlockId::FIRST);
         for (previous, next) in [(neighbour, None), (None, neighbour)] {
-            let part = Block {
-                previous,
-                next,
-                ..whole.clone()
-            };
+            let mut part = whole.clone();
+            (part.previous, part.next) = (previous, next);
             assert_eq!(units(true).releasable(&part), (2000, 2));
             assert_eq!(units(false).releasable(&part), (0, 0));
         }

@@ -22,7 +22,8 @@ pub(crate) struct Donor {
 impl Donor {
     /// Returns when the point is overdue at the latest.
     pub(crate) fn overdue_at(self, now: Duration) -> Duration {
-        self.sealed_at.unwrap_or(now) + self.latency * OVERDUE
+        let sealed_at = self.sealed_at.unwrap_or(now);
+        sealed_at.saturating_add(self.latency.saturating_mul(OVERDUE))
     }
 }
 
@@ -65,14 +66,14 @@ pub(crate) struct Forecast {
 impl Forecast {
     pub(crate) fn of(donor: Donor, taker: Taker) -> Self {
         let sealed_at = donor.sealed_at.unwrap_or(taker.now);
-        let expected_at = donor.expected_at.unwrap_or(sealed_at + donor.latency);
+        let expected_at = (donor.expected_at).unwrap_or(sealed_at.saturating_add(donor.latency));
         let takes = expected_at.saturating_sub(sealed_at);
         let at = expected_at.max(taker.now);
         Self {
             // A point of a stream whose pace is unknown is overdue at once.
-            is_unsure: taker.now >= sealed_at + takes * OVERDUE,
+            is_unsure: taker.now >= sealed_at.saturating_add(takes.saturating_mul(OVERDUE)),
             at,
-            until: at + takes / TOLERANCE,
+            until: at.saturating_add(takes / TOLERANCE),
             number: donor.number,
         }
     }

@@ -101,7 +101,7 @@ impl Found {
             State::Pending(fences) | State::Claimed(Was::Pending(fences)) => {
                 Holding::Pending(fences.clone())
             }
-            State::Used(_) => Holding::Used(block.user),
+            State::Used(_) => Holding::Used(block.user()),
             State::Reserved(reservation, fences) => Holding::Reserved(*reservation, fences.clone()),
             State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room) => return None,
         };
@@ -148,9 +148,9 @@ pub(crate) fn pending_on(heap: &Heap, stream: StreamId) -> u64 {
     heap.map.index().pending.bytes_waiting_for(stream)
 }
 
-/// Returns the number of those blocks, in constant time.
+/// Returns how many frees those blocks are made of, in constant time.
 pub(crate) fn pending_blocks_on(heap: &Heap, stream: StreamId) -> usize {
-    heap.map.index().pending.blocks_waiting_for(stream)
+    heap.map.index().pending.frees_waiting_for(stream) as usize
 }
 
 /// Returns all reservations, with the bytes of each that are not granted.

@@ -66,6 +66,7 @@
 //! | `trim` | giving memory back |
 //! | `reservation` | memory set aside for one holder |
 //! | `exchange` | one range for the scattered blocks of a reservation |
+//! | `run` | which blocks have to go for a range to be free |
 //! | `inspect` | figures, and which block an address is in |
 
 mod block;
@@ -83,6 +84,7 @@ pub(crate) mod inspect;
 mod plan;
 mod request;
 pub(crate) mod reservation;
+mod run;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -100,6 +102,7 @@ pub(crate) use inspect::{Figures, Found, Holding, SegmentBlocks};
 pub(crate) use plan::{Mapping, NewSegment, Outcome, Plan, Step};
 pub(crate) use request::{Grant, Placement, Request, ReturnedTo, View};
 pub(crate) use reservation::ReservationState;
+pub(crate) use run::{Piece, Run};
 pub(crate) use totals::{High, Totals};
 pub(crate) use trim::{Release, Target};
 pub(crate) use window::{Growth, Offers};

@@ -38,7 +38,8 @@ impl PointerData {
     /// Describes a block.
     ///
     /// # Errors
-    /// Returns an error if the block is not one of a driver's pool that can be shared.
+    /// Returns an error if the block is not one of a driver's pool that can be shared, or if its pool does not
+    /// [pass its allocations on](crate::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
     #[doc(alias = "cudaMemPoolExportPointer")]
     #[doc(alias = "hipMemPoolExportPointer")]
     pub fn export(block: &Block) -> Result<Self, IpcError> {
@@ -47,6 +48,12 @@ impl PointerData {
             let reason = "the block is not of a pool of the driver; use an exportable block";
             DeviceError::new("export_block", DeviceErrorKind::Unsupported, reason)
         })?;
+        if !driver.settings.passes_through() {
+            let reason = "the block is a part of what the driver allocated, which cannot be named; build the pool with \
+                          `DriverPoolUse::PassedThrough`, or use an exportable block";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("export_block", kind, reason).into());
+        }
         let data = pool.export_block(block.address().to_bits())?;
         let (first, second) = data.split_at(32);
         let half = |half: &[u8]| half.try_into().expect("32 bytes");

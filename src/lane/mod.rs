@@ -65,13 +65,13 @@ pub(crate) use neighbour::Neighbour;
 pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 
-use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
+use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
 use crate::sync::plain::AtomicBool;
-use crate::sync::{Arc, Foreign, plain};
+use crate::sync::{Arc, Foreign, Ordering, SharedFlag, plain};
 use active::Activity;
 use marker::Recorded;
 use smallvec::SmallVec;
@@ -99,6 +99,8 @@ pub(crate) struct Lane {
     pub(crate) host_tasks: HostTasks,
     /// The stream's device, if that is not the pool's.
     neighbour: Option<Arc<Neighbour>>,
+    /// Only copies are noted on it, which the device makes; so far.
+    is_for_copies: SharedFlag,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: Option<Foreign<plain::Arc<dyn Any + Send + Sync>>>,
 }
@@ -145,6 +147,7 @@ impl Lane {
             host_tasks: HostTasks::new(),
             neighbour: None,
             keep_alive: Some(Foreign::new(stream.keep_alive())),
+            is_for_copies: SharedFlag::new(false),
         }
     }
 
@@ -152,6 +155,18 @@ impl Lane {
     pub(crate) fn on(mut self, neighbour: Option<Arc<Neighbour>>) -> Self {
         self.neighbour = neighbour;
         self
+    }
+
+    /// Notes whether only copies are noted on the lane.
+    pub(crate) fn set_for_copies(&self, is_for_copies: bool) {
+        self.is_for_copies.store(is_for_copies, Ordering::Release);
+    }
+
+    /// Returns whether the stream is one of that other device, and only copies are noted on it.
+    pub(crate) fn is_for_copies_of(&self, device: DeviceId) -> bool {
+        let neighbour = self.neighbour.as_ref();
+        neighbour.is_some_and(|neighbour| neighbour.device.id() == device)
+            && self.is_for_copies.load(Ordering::Acquire)
     }
 
     /// Returns whether the stream is one of another device than the pool's.

@@ -19,7 +19,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Returns when a point that is sealed now is expected to be complete.
     pub(super) fn expect(&mut self, now: Duration) -> Duration {
-        self.tail = self.tail.max(now) + self.step;
+        self.tail = self.tail.max(now).saturating_add(self.step);
         self.tail
     }
 
@@ -50,7 +50,8 @@ impl Pace {
         };
         self.seen_at = now;
         // All later expectations were wrong by the same amount.
-        self.tail = (self.tail + now).saturating_sub(expected);
+        let (late, early) = (now.saturating_sub(expected), expected.saturating_sub(now));
+        self.tail = self.tail.saturating_add(late).saturating_sub(early);
     }
 }
 

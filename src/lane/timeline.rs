@@ -67,7 +67,7 @@ impl Markers {
         if now < self.quiet_until {
             return None;
         }
-        let by = now + self.pace.margin();
+        let by = now.saturating_add(self.pace.margin());
         let is_due = |marker: &Arc<Marker>| marker.expected_at <= by;
         let count = self.incomplete.partition_point(is_due);
         Some(&self.incomplete[count.checked_sub(1)?])
@@ -326,7 +326,8 @@ impl Timeline {
             now.saturating_sub(marker.expected_at)
         });
         let mut markers = self.markers.lock();
-        markers.quiet_until = now + markers.pace.margin() + late / 2;
+        let quiet = markers.pace.margin().saturating_add(late / 2);
+        markers.quiet_until = now.saturating_add(quiet);
     }
 }
 

@@ -140,7 +140,7 @@ impl Budget {
         let accrued = accrued.unwrap_or(Duration::MAX);
         // Fractions of a nanosecond would be lost at each call. The time is left until enough has elapsed.
         if accrued >= LEAST {
-            self.at += elapsed;
+            self.at = self.at.saturating_add(elapsed);
             self.add(accrued);
         }
     }

@@ -322,10 +322,10 @@ impl WaitLimit {
             (Self::Unlimited, _) => true,
             (Self::Tail, None) => false,
             (Self::Tail, Some(sealed_at)) => {
-                let at = sealed_at + donor.latency;
+                let at = sealed_at.saturating_add(donor.latency);
                 let is_in_time = at <= latest(taker);
                 // Nothing tells how long a point that is late will take.
-                let is_late = taker.is_idle() && at + BRIEF < taker.now;
+                let is_late = taker.is_idle() && at.saturating_add(BRIEF) < taker.now;
                 is_in_time && !is_late && taker.now < donor.overdue_at(taker.now)
             }
         }
@@ -337,7 +337,9 @@ impl WaitLimit {
     pub(crate) fn allows_from(self, donor: Donor, taker: Taker) -> Option<Duration> {
         let sealed_at = donor.sealed_at.filter(|_| self == Self::Tail)?;
         let longest = latest(taker).saturating_sub(taker.now);
-        let at = (sealed_at + donor.latency).saturating_sub(longest);
+        let at = sealed_at
+            .saturating_add(donor.latency)
+            .saturating_sub(longest);
         let is_to_come = at > taker.now && at < donor.overdue_at(taker.now);
         (is_to_come && !taker.is_idle()).then_some(at)
     }
@@ -346,7 +348,8 @@ impl WaitLimit {
 /// Returns the time until which a taker may be made to wait within its [tail](WaitLimit::Tail).
 fn latest(taker: Taker) -> Duration {
     let ahead = taker.tail.saturating_sub(taker.now);
-    taker.now + ahead + BRIEF.max(ahead / TOLERANCE)
+    let longest = ahead.saturating_add(BRIEF.max(ahead / TOLERANCE));
+    taker.now.saturating_add(longest)
 }
 
 /// A stream may be made to wait for this long beyond its own work. The wait of a task takes as long beside that of a

@@ -107,6 +107,9 @@ impl Pool {
     /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
     /// first. Used and pending memory stays. Returns how far it got.
     ///
+    /// Chunks go one by one, so that at least `bytes` bytes stay. Where memory is plain, segments go whole: if all free
+    /// segments are larger than the excess, the smallest one goes, and fewer bytes stay.
+    ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
     /// # let device = SimDevice::new();
@@ -208,6 +211,7 @@ impl Pool {
     /// Returns the device's error, if it cannot tell.
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().driver.reap()?;
+        self.service().driver.settle_access();
         Service::serve(self.service());
         Ok(has_news)
     }
@@ -321,7 +325,8 @@ impl Pool {
     /// Returns the number of freed blocks that are pending on a stream, in constant time: for a scheduler that asks
     /// often, where [`Stream::statistics`] would be too slow. 0 for a stream of another pool.
     ///
-    /// A block that was used on several streams counts for each. Blocks cached by the stream's lane count until all
+    /// A block that was used on several streams counts for each. Neighbours that became one piece count one by one; each
+    /// reuse of a part of it takes one off, while any of it is pending. Blocks cached by the stream's lane count until all
     /// that was freed on the stream is known to be complete. Neither seals nor polls events; see [`reap`](Self::reap).
     ///
     /// ```

@@ -2,6 +2,7 @@
 
 use super::Pool;
 use crate::device::{AsDevice, Device};
+use crate::driver::AccessScope;
 use crate::error::AccessError;
 use crate::sync::plain;
 use std::fmt;
@@ -49,10 +50,9 @@ impl Pool {
     #[doc(alias = "is_mempool_access_enabled")]
     #[doc(alias = "is_peer_access_enabled")]
     pub fn is_access_enabled(&self, device: &impl AsDevice) -> bool {
-        self.service()
-            .driver
-            .neighbours
-            .is_accessible_from(device.device_id())
+        let driver = &self.service().driver;
+        driver.settle_access();
+        driver.neighbours.is_accessible_from(device.device_id())
     }
 
     /// Lets the device use the pool's memory, live blocks and memory that is mapped later included. Returns whether it
@@ -84,8 +84,8 @@ impl Pool {
         self.service().driver.disable_access(&device.to_shared())
     }
 
-    /// Enables the access of the device until the guard is dropped. If it is enabled already, the guard changes
-    /// nothing.
+    /// Gives the device access to the pool's memory until the guard is dropped. Scopes may overlap: the access stays
+    /// until the last guard is dropped. If it was enabled before, it stays enabled.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -104,38 +104,72 @@ impl Pool {
     #[doc(alias = "ScopedMempoolAccess")]
     #[doc(alias = "ScopedPeerAccess")]
     pub fn scoped_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
-        let shared = device.to_shared();
-        let is_own = self.service().driver.enable_access(&shared)?;
+        self.begin_access(device, true)
+    }
+
+    /// Takes the device's access to the pool's memory away until the guard is dropped. Where scopes overlap, the one
+    /// that began last decides.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let [first, second] = SimDevice::builder().build_host();
+    /// # let pool = Pool::builder(first.clone()).build()?;
+    /// pool.enable_access(&second)?;
+    /// {
+    ///     let _no_access = pool.scoped_no_access(&second)?;
+    ///     assert!(!pool.is_access_enabled(&second));
+    /// }
+    /// assert!(pool.is_access_enabled(&second));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`disable_access`](Self::disable_access).
+    pub fn scoped_no_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
+        self.begin_access(device, false)
+    }
+
+    fn begin_access(
+        &self,
+        device: &impl AsDevice,
+        is_open: bool,
+    ) -> Result<AccessGuard, AccessError> {
+        let device = device.to_shared();
+        let scope = self.service().driver.begin_access(&device, is_open)?;
         Ok(AccessGuard {
             pool: self.clone(),
-            device: is_own.then_some(shared),
+            scope: scope.map(|scope| (device, scope)),
         })
     }
 }
 
-/// The access of a device to the memory of a pool, until this is dropped. Made by [`Pool::scoped_access`].
+/// A scope of the access of a device to the memory of a pool. Made by [`Pool::scoped_access`] and
+/// [`Pool::scoped_no_access`].
 ///
-/// If the memory is in use on the device when it is dropped, the access stays enabled. [`end`](Self::end) returns that
-/// as an error.
-#[must_use = "the access ends when the guard is dropped"]
+/// When it ends, the access is again what it was set to, or what another scope that has not ended asks for. If that takes
+/// access away while the memory is in use on the device, it takes effect with the last use: once the handles of the
+/// device's streams are dropped, and the pool has noticed that their work and the copies are complete. From then on no
+/// further stream of the device can be registered, and copies are staged through the host. Setting the access
+/// explicitly within a scope holds from then on, after the scope too.
+#[must_use = "the scope ends when the guard is dropped"]
 pub struct AccessGuard {
     pool: Pool,
-    /// `None` if there is nothing to take back.
-    device: Option<plain::Arc<dyn Device>>,
+    /// `None` if there is nothing to end.
+    scope: Option<(plain::Arc<dyn Device>, AccessScope)>,
 }
 
 impl AccessGuard {
-    /// Takes the access back, if the guard enabled it.
+    /// Ends the scope, as dropping it does. [`Pool::is_access_enabled`] tells whether the access is taken back already.
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::disable_access`]. The access stays enabled then.
+    /// Returns the device's error. The change is tried again with the next use that ends.
     pub fn end(mut self) -> Result<(), AccessError> {
-        self.take_back()
+        self.finish()
     }
 
-    fn take_back(&mut self) -> Result<(), AccessError> {
-        match self.device.take() {
-            Some(device) => self.pool.disable_access(&device).map(drop),
+    fn finish(&mut self) -> Result<(), AccessError> {
+        match self.scope.take() {
+            Some((device, scope)) => self.pool.service().driver.end_access(&device, scope),
             None => Ok(()),
         }
     }
@@ -143,16 +177,16 @@ impl AccessGuard {
 
 impl Drop for AccessGuard {
     fn drop(&mut self) {
-        // Documented: the access stays.
-        let _in_use = self.take_back();
+        // Documented: a failed change is tried again.
+        let _failed = self.finish();
     }
 }
 
 impl fmt::Debug for AccessGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.device.as_ref().map(|device| device.id());
+        let device = self.scope.as_ref().map(|(device, _)| device.id());
         f.debug_struct("AccessGuard")
-            .field("ends", &device)
+            .field("device", &device)
             .finish()
     }
 }

@@ -7,12 +7,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Runs a future of the pool to its end on this thread, inside any executor or none: the executor's thread is blocked.
-#[cfg(any(feature = "cuda", feature = "dlpack"))]
-pub(crate) fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
-    at_once(&mut future).unwrap_or_else(|| park_until(future))
-}
-
 /// Runs a future of the pool to its end on this thread. Returns `None` if it has to wait, and this thread runs a task
 /// of a current-thread tokio runtime: all other tasks of the runtime would wait as well, among them those that free
 /// memory.

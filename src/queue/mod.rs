@@ -69,8 +69,6 @@ pub use admission::QueueLimit;
 pub(crate) use allocate::{
     Ask, Asker, Denial, Grant, Late, Made, Waiting, take_own, try_all_now, try_now,
 };
-#[cfg(any(feature = "cuda", feature = "dlpack"))]
-pub(crate) use blocking::block_on;
 pub(crate) use blocking::{block_on_unless_in_task, is_far_from_tasks, may_block};
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};

@@ -47,7 +47,7 @@ impl Passage {
     ) -> Poll<Result<(), DeviceError>> {
         let polled = self.poll(context);
         if let Poll::Ready(Ok(())) = polled {
-            self.service.driver.note_synchronized();
+            self.service.note_synchronized();
         }
         polled
     }
@@ -97,5 +97,18 @@ impl Passages {
             }
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Polls for a caller that synchronizes; see [`Passage::poll_synchronizing`].
+    pub(crate) fn poll_synchronizing(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), DeviceError>> {
+        let service = self.0.first().map(|passage| passage.service.clone());
+        let polled = self.poll(context);
+        if let (Poll::Ready(Ok(())), Some(service)) = (&polled, service) {
+            service.note_synchronized();
+        }
+        polled
     }
 }

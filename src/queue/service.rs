@@ -145,7 +145,10 @@ impl Service {
             }
             let has_unrecorded = this.watch();
             // The record is tried again in the next pass.
-            let retry_at = has_unrecorded.then(|| this.now() + this.driver.maintenance.interval());
+            let retry_at = has_unrecorded.then(|| {
+                this.now()
+                    .saturating_add(this.driver.maintenance.interval())
+            });
             this.set_next_look(look_again_at.into_iter().chain(retry_at).min());
             next = this.funnel.end();
         }
@@ -421,6 +424,15 @@ impl Service {
         let group = Group::Tag(tag);
         (1..=evictables.bytes_of(group)).contains(&lacking)
             && evictables.evict(lacking, Some(group)) > 0
+    }
+
+    /// Does what is due once a caller has waited for the device.
+    pub(crate) fn note_synchronized(&self) {
+        if injected("synchronized-without-a-release") {
+            return;
+        }
+        self.driver.settle_access();
+        self.driver.note_synchronized();
     }
 
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.

@@ -39,6 +39,16 @@ pub struct Order<'s> {
 }
 
 impl Order<'_> {
+    /// # Errors
+    /// Returns an error if work of the host is to use memory that it does not see. A stream uses memory of its own pool.
+    fn expect_seen(&self) -> Result<(), StreamError> {
+        let kind = self.stream.registration().service.driver.settings.kind;
+        match self.uses.is_some() && !kind.is_seen_by_host() {
+            true => Err(StreamError::UnseenByHost),
+            false => Ok(()),
+        }
+    }
+
     fn note<'a>(&mut self, argument: Argument<'a>, is_write: bool) -> Argument<'a> {
         if let Some(uses) = &mut self.uses {
             uses.push(HostUse {
@@ -66,6 +76,7 @@ macro_rules! read {
             type Arguments = Argument<'a>;
 
             fn order(self, order: &mut Order<'_>) -> Result<Argument<'a>, StreamError> {
+                order.expect_seen()?;
                 let argument = self.read_on(order.stream)?;
                 Ok(order.note(argument, false))
             }
@@ -80,6 +91,7 @@ macro_rules! write {
             type Arguments = Argument<'a>;
 
             fn order(self, order: &mut Order<'_>) -> Result<Argument<'a>, StreamError> {
+                order.expect_seen()?;
                 let argument = self.write_on(order.stream)?;
                 Ok(order.note(argument, true))
             }

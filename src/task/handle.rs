@@ -103,7 +103,7 @@ impl<T> Future for Task<T> {
                 this.passage.insert(this.point.passage())
             }
         };
-        ready!(passage.poll(context))?;
+        ready!(passage.poll_synchronizing(context))?;
         *this.passage = None;
         Poll::Ready(match this.value.take().expect(ENDED) {
             Value::Known(value) => Ok(value),

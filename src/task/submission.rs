@@ -52,7 +52,8 @@ impl<'s> Submission<'s> {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Block::read_on`](crate::Block::read_on).
+    /// Returns [`StreamError::UnseenByHost`](crate::StreamError) for memory of the device alone, and the errors of
+    /// [`Block::read_on`](crate::Block::read_on). Nothing is ordered or noted then.
     pub fn uses(mut self, accesses: impl Accesses) -> Result<Self, TaskError> {
         accesses.order(&mut Order {
             stream: self.stream,

@@ -154,3 +154,19 @@ fn wrong_descriptors_pools_and_pointers_are_refused() {
         DeviceErrorKind::InvalidArgument
     );
 }
+
+/// The driver knows what it allocated, and no parts of it: not even the first, which has the address of the whole.
+#[test]
+fn parts_of_what_the_driver_allocated_are_not_exported() {
+    let device = manual();
+    let (driver_pool, _) = shared(&device);
+    let pool = Pool::builder(device.clone()).capacity(64 * MIB);
+    let pool = pool.driver_pool(&driver_pool, DriverPoolUse::SubAllocated);
+    let pool = pool.build().unwrap();
+    let (_work, stream) = stream(&device, &pool);
+    for block in [(); 3].map(|()| pool.try_allocate(&stream, 4096).unwrap()) {
+        let refused = PointerData::export(&block).unwrap_err();
+        assert!(refused.to_string().contains("PassedThrough"), "{refused}");
+        assert_eq!(kind_of(refused), DeviceErrorKind::Unsupported);
+    }
+}

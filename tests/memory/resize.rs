@@ -1,6 +1,7 @@
 //! Changing the capacity at run time.
 
 use crate::common::*;
+use weirpool::compat::Attribute;
 use weirpool::device::sim::SimDevice;
 use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::testing::Invariants;
@@ -247,15 +248,15 @@ fn trim_reports_the_memory_above_its_target() {
         let (_, stream) = stream(&device, &pool);
         drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
         device.advance(us(500));
-        // A plain segment is released as a whole, or not at all.
+        // A plain segment is released as a whole.
         let trimmed = pool.trim_to(2 * MIB).unwrap();
-        let kept = if is_virtual { 2 * MIB } else { 32 * MIB };
+        let kept = if is_virtual { 2 * MIB } else { 0 };
         assert_eq!((trimmed.reserved, trimmed.free), (kept, kept));
-        assert_eq!(trimmed.is_reached(), is_virtual);
+        assert!(trimmed.is_reached());
         let block = pool.try_allocate(&stream, MIB).unwrap();
         let reservation = pool.reserve(MIB).try_now().unwrap();
         let trimmed = pool.trim_to(0).unwrap();
-        assert_eq!((trimmed.used, trimmed.excess()), (2 * MIB, kept));
+        assert_eq!((trimmed.used, trimmed.excess()), (2 * MIB, 2 * MIB));
         assert_eq!(trimmed.used + trimmed.free, trimmed.reserved);
         drop((block, reservation));
         assert!(pool.trim_to(0).unwrap().is_reached());
@@ -274,4 +275,35 @@ fn request_behind_the_head_hears_of_a_lower_capacity() {
     settle(&mut tasks);
     let answer = tasks[0].output.take();
     assert!(matches!(answer, Some(Err(AllocError::TooLarge { .. }))));
+}
+
+/// One free piece of 100 MiB: each way to have less releases it, on plain memory as on virtual memory.
+#[test]
+fn each_way_to_have_less_memory_releases_one_large_piece() {
+    let ways: [fn(&Pool); 5] = [
+        |pool| drop(pool.trim_to(MIB).unwrap()),
+        |pool| Attribute::ReservedMemCurrent.set(pool, 4 * MIB).unwrap(),
+        |pool| {
+            pool.set_release_threshold(ReleaseThreshold::Bytes(MIB))
+                .unwrap()
+        },
+        |pool| Attribute::ReservedMemHigh.set(pool, MIB).unwrap(),
+        |pool| drop(pool.resize(4 * MIB).unwrap()),
+    ];
+    for device in devices() {
+        for (number, less) in ways.iter().enumerate() {
+            let pool = builder(&device, 128 * MIB).build().unwrap();
+            let (_, stream) = stream(&device, &pool);
+            drop(pool.try_allocate(&stream, 100 * MIB).unwrap());
+            now(stream.synchronize()).unwrap();
+            less(&pool);
+            (0..10).for_each(|_| device.advance(us(100_000)));
+            let reserved = pool.statistics().reserved.current;
+            assert!(reserved <= 4 * MIB, "way {number}: {reserved}");
+            if number == 1 {
+                assert_eq!(reserved, 4 * MIB);
+            }
+            pool.check_conserved().unwrap();
+        }
+    }
 }

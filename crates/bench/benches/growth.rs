@@ -75,7 +75,7 @@ const fn row(
     }
 }
 
-const ROWS: [Row; 23] = [
+const ROWS: [Row; 24] = [
     row(
         "streams",
         "allocate and free on one",
@@ -124,6 +124,12 @@ const ROWS: [Row; 23] = [
         "grow for one more, 16 MiB",
         1_000_000,
         grow_among_blocks,
+    ),
+    row(
+        "evictable blocks",
+        "evict a chunk of 128 of them",
+        1_000_000,
+        evict_a_chunk,
     ),
     row(
         "free blocks",
@@ -522,6 +528,28 @@ fn map_into_a_stretch(count: usize) -> Cost {
         assert_ne!(trimmed.reserved, 0, "live blocks keep theirs");
     });
     let time = median(|| live.push(block(6 * MIB)));
+    Cost { time, bytes }
+}
+
+/// The blocks were used in rounds, so that the oldest ones lie in different chunks.
+fn evict_a_chunk(count: usize) -> Cost {
+    const BLOCK: u64 = 16 << 10;
+    const ROUNDS: usize = 4;
+    // Enough for each measurement, whatever the number of items.
+    let all = count.max(128 * 128);
+    let needed = (all as u64 * BLOCK).next_multiple_of(2 * MIB);
+    let (pool, stream) = with_one_stream(needed, 2 * MIB, 0);
+    let block = |bytes| pool.try_allocate(&stream, bytes).expect("memory");
+    let mut blocks = Vec::with_capacity(all);
+    let ((), bytes) = grown(all, || {
+        blocks.extend((0..all).map(|_| block(BLOCK).into_evictable()));
+    });
+    for round in 0..ROUNDS {
+        let used = blocks.iter().skip(round).step_by(ROUNDS);
+        used.for_each(|block| drop(block.pin()));
+    }
+    let mut live = Vec::new();
+    let time = median(|| live.push(block(2 * MIB)));
     Cost { time, bytes }
 }
 

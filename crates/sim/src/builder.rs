@@ -50,7 +50,8 @@ pub enum Clock {
     /// watched or an alarm is set, in tokio's steps of 1 ms: work that completes within a step is seen at its end.
     ///
     /// The runtime must have its time driver enabled. Await on the runtime instead of calling
-    /// [`block_on`](SimDevice::block_on), which would block it.
+    /// [`block_on`](SimDevice::block_on), which would block it. Once the runtime has ended, the device goes on in real
+    /// time.
     #[cfg(feature = "tokio")]
     Tokio,
 }

@@ -176,12 +176,24 @@ impl Engine {
     fn start_ticker(&self) {
         let (notifier, engine) = (self.notifier.clone(), self.this.clone());
         #[cfg(feature = "tokio")]
-        if let Some(OuterClock::Tokio(clock)) = &self.outer {
-            // A runtime that is shutting down drops the task: then no task waits there.
-            drop(clock.runtime.spawn(run_task(notifier, engine)));
+        if let Some(OuterClock::Tokio(clock)) = &self.outer
+            && !clock.has_ended()
+        {
+            drop(clock.runtime.spawn(run_task(notifier, Standing(engine))));
             return;
         }
         start(notifier, engine);
+    }
+
+    /// Follows real time from now on, since the runtime of tokio's clock has ended.
+    #[cfg(feature = "tokio")]
+    fn leave_tokio(&self) {
+        if let Some(OuterClock::Tokio(clock)) = &self.outer {
+            clock.note_end();
+        }
+        let mut state = self.locked();
+        state.ticker = Phase::Absent;
+        self.unlock_and_wake(state);
     }
 
     // ---- time ------------------------------------------------------------------------------
@@ -392,10 +404,25 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
     }
 }
 
+/// The engine of the task that stands in for the thread on tokio's clock. A runtime that ends drops the task, and so does
+/// one that has ended already.
+#[cfg(feature = "tokio")]
+struct Standing(Weak<Engine>);
+
+#[cfg(feature = "tokio")]
+impl Drop for Standing {
+    fn drop(&mut self) {
+        // The task itself ends with the engine.
+        if let Some(engine) = self.0.upgrade() {
+            engine.leave_tokio();
+        }
+    }
+}
+
 /// The task that stands in for the thread on tokio's clock.
 #[cfg(feature = "tokio")]
-async fn run_task(notifier: Arc<Notifier>, engine: Weak<Engine>) {
-    while let Some(rest) = engine.upgrade().map(|engine| tick_outer(&engine)) {
+async fn run_task(notifier: Arc<Notifier>, engine: Standing) {
+    while let Some(rest) = engine.0.upgrade().map(|engine| tick_outer(&engine)) {
         if notifier.rest_on_tokio(rest).await == Signal::Closed {
             return;
         }

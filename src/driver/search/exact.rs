@@ -40,8 +40,8 @@ impl Search<'_> {
         let (taker, limit) = (self.to.taker(), self.to.driver.settings.wait_limit);
         let own = self.to.lane.timeline.newest();
         let own = own.map(|newest| newest.expected_at).unwrap_or_default();
-        let latest = own.max(taker.tail) + UNASKED;
-        let is_near = |at: Duration| at <= latest && taker.now <= at + UNASKED;
+        let latest = own.max(taker.tail).saturating_add(UNASKED);
+        let is_near = |at: Duration| at <= latest && taker.now <= at.saturating_add(UNASKED);
         let forecast = |lane: &Lane, fence: Fence| {
             let donor = lane.timeline.donor(fence.ticket);
             // A block that is long overdue, or whose stream has no known pace yet, may have been complete for long.

@@ -23,6 +23,8 @@ pub(crate) struct Donated {
     by_ticket: ByTicket,
     /// The bytes of all blocks that wait for this stream, alone or with others.
     bytes: u64,
+    /// The number of frees that those blocks are made of.
+    frees: u64,
 }
 
 impl ByDonor {
@@ -55,6 +57,7 @@ impl ByDonor {
     ) -> &mut Donated {
         let donated = self.donors.entry(fence.stream).or_default();
         donated.bytes += block.bytes;
+        donated.frees += block.frees;
         let stream = fence.stream;
         let is_waiting = |ticket, id| is_waiting(id, Fence { stream, ticket });
         donated.by_ticket.insert(fence.ticket, block.id, is_waiting);
@@ -79,6 +82,7 @@ impl ByDonor {
     fn take_away(&mut self, block: Indexed, fence: Fence) -> &mut Donated {
         let donated = self.donors.get_mut(&fence.stream).expect("a donor");
         donated.bytes -= block.bytes;
+        donated.frees -= block.frees;
         donated.by_ticket.note_gone();
         donated
     }
@@ -103,10 +107,9 @@ impl ByDonor {
         self.donated_by(stream).map_or(0, |donated| donated.bytes)
     }
 
-    /// Returns the number of those blocks.
-    pub(crate) fn blocks_waiting_for(&self, stream: StreamId) -> usize {
-        self.donated_by(stream)
-            .map_or(0, |donated| donated.by_ticket.live)
+    /// Returns the number of frees that those blocks are made of.
+    pub(crate) fn frees_waiting_for(&self, stream: StreamId) -> u64 {
+        self.donated_by(stream).map_or(0, |donated| donated.frees)
     }
 
     pub(crate) fn donated_by(&self, stream: StreamId) -> Option<&Donated> {
@@ -218,6 +221,7 @@ mod tests {
             id: BlockId::of_slot(slot),
             bytes,
             address: slot as u64,
+            frees: 1,
         };
         let [one, other] = [1, 2].map(StreamId);
         let both: Fences = [one, other]
@@ -231,7 +235,7 @@ mod tests {
         index.insert(block(0, 10), &both, |_, _| true);
         index.insert(block(1, 7), &alone, |_, _| true);
         assert_eq!(index.bytes_waiting_for(one), 17);
-        assert_eq!(index.blocks_waiting_for(one), 2);
+        assert_eq!(index.frees_waiting_for(one), 2);
         assert_eq!(index.bytes_waiting_for(other), 10);
         assert_eq!(index.several().count(), 1);
         assert_eq!(
@@ -244,7 +248,7 @@ mod tests {
         );
         index.remove(block(0, 10), &both);
         assert_eq!(index.bytes_waiting_for(one), 7);
-        assert_eq!(index.blocks_waiting_for(one), 1);
+        assert_eq!(index.frees_waiting_for(one), 1);
         assert_eq!(index.bytes_waiting_for(other), 0);
         assert_eq!(index.several().count(), 0);
         index.remove(block(1, 7), &alone);

@@ -31,6 +31,7 @@ struct Indexed {
     id: BlockId,
     bytes: u64,
     address: u64,
+    frees: u64,
 }
 
 impl Indexed {
@@ -39,6 +40,7 @@ impl Indexed {
             id,
             bytes: block.bytes,
             address: block.address,
+            frees: block.frees(),
         }
     }
 }

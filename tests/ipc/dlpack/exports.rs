@@ -245,3 +245,36 @@ fn external_stream_of_the_consumer_is_named_only_in_calls() {
     drop(next);
     site.settle();
 }
+
+/// The host would wait for a task of the thread that waits.
+#[test]
+fn export_refuses_to_block_a_current_thread_runtime() {
+    for memory in devices() {
+        let is_virtual = weirpool::device::Device::capabilities(&memory).virtual_memory;
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .virtual_memory(is_virtual)
+            .clock(weirpool::device::sim::Clock::Wall)
+            .device_side_waits(false)
+            .build();
+        let pool = pool(&device, 8 * MIB);
+        let [(_, home), (_, consumer)] = streams(&device, &pool);
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let block = pool.try_allocate(&home, 4096).unwrap();
+            let task = home.spawn(tokio::task::yield_now()).unwrap();
+            let block = block.share();
+            let _ = block.read_on(&home).unwrap();
+            let ended = tokio::spawn(task);
+            let export =
+                || block.to_dlpack::<DLManagedTensorVersioned>(DLDataType::U8, &[4096], &consumer);
+            let refused = export().err();
+            let blocks = DlpackError::Stream(StreamError::BlocksRuntime);
+            assert_eq!(refused, Some(blocks));
+            ended.await.unwrap().unwrap();
+            home.synchronize().await.unwrap();
+            assert!(export().is_ok());
+        });
+    }
+}

@@ -379,3 +379,30 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
         pool.check().unwrap();
     }
 }
+
+/// All of the memory is one free piece, which is larger than the mark.
+#[test]
+fn high_water_mark_heuristic_shrinks_one_free_piece() {
+    for device in devices() {
+        let pool = builder(&device, 128 * MIB)
+            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        drop(pool.try_allocate(&stream, 100 * MIB).unwrap());
+        pool.reap().unwrap();
+        pool.reset_high_water_marks();
+        drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+        let_pass(&device, 4);
+        let reserved = || pool.statistics().reserved.current;
+        assert_eq!(
+            (reserved(), pool.statistics().largest_free),
+            (8 * MIB, 8 * MIB)
+        );
+        let calls = memory_calls(&device);
+        drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+        let_pass(&device, 20);
+        assert_eq!((reserved(), memory_calls(&device)), (8 * MIB, calls));
+    }
+}

@@ -11,7 +11,7 @@ mod releasing;
 mod resting;
 
 use crate::common::*;
-use weirpool::device::sim::{Call, Clock, SimDevice};
+use weirpool::device::sim::{Call, Clock, Operation, SimDevice, SimStream};
 use weirpool::*;
 
 const INTERVAL: u64 = 10_000;

@@ -1,6 +1,8 @@
 //! Memory above the release threshold is released.
 
 use super::*;
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 use weirpool::device::sim::Checker;
 use weirpool::testing::Invariants;
@@ -297,4 +299,75 @@ fn block_freed_into_an_emptied_cache_is_released() {
     drop(block);
     let_pass(&device, 6);
     assert_eq!(reserved(&pool), 0);
+}
+
+/// [18] CUDA, HIP: memory above the threshold is released at a synchronization of a stream or an event. So is it each time
+/// that a future of the device's progress is awaited, long before the maintenance is due.
+#[test]
+fn awaiting_any_point_of_a_stream_is_a_synchronization() {
+    type Awaited = Pin<Box<dyn Future<Output = ()>>>;
+    type Await = fn(&Stream, Block) -> Awaited;
+    let ways: [(&str, Await); 8] = [
+        ("a stream", |stream, block| {
+            drop(block);
+            let synchronized = stream.synchronize();
+            Box::pin(async { synchronized.await.unwrap() })
+        }),
+        ("an event", |stream, block| {
+            drop(block);
+            let event = stream.event().unwrap();
+            Box::pin(async { event.await.unwrap() })
+        }),
+        ("a deallocation", |_, block| {
+            let freed = block.deallocate();
+            Box::pin(async { freed.await.unwrap() })
+        }),
+        ("a task", |stream, mut block| {
+            let task = stream.submit(&mut block, |work: &SimStream, block| {
+                work.submit(Operation::new(us(10)).writes(block.address(), block.size()));
+            });
+            drop(block);
+            Box::pin(async { task.unwrap().await.unwrap() })
+        }),
+        ("a function of the host", |stream, block| {
+            drop(block);
+            let task = stream.run(|| ()).unwrap();
+            Box::pin(async { task.await.unwrap() })
+        }),
+        ("a future of the host", |stream, block| {
+            drop(block);
+            let task = stream.spawn(async {}).unwrap();
+            Box::pin(async { task.await.unwrap() })
+        }),
+        ("a download", |stream, block| {
+            let bytes = block.download(stream, 0..64).unwrap();
+            drop(block);
+            Box::pin(async { drop(bytes.await.unwrap()) })
+        }),
+        ("an upload", |stream, mut block| {
+            let sent = block.upload(stream, 0, b"weir").unwrap();
+            drop(block);
+            Box::pin(async { sent.await.unwrap() })
+        }),
+    ];
+    for (name, wait) in ways {
+        for device in devices() {
+            let pool = keeping(&device, 4 * CHUNK).build().unwrap();
+            let (work, stream) = stream(&device, &pool);
+            let blocks = [(); 8].map(|()| pool.try_allocate(&stream, CHUNK).unwrap());
+            let last = pool.try_allocate(&stream, CHUNK).unwrap();
+            blocks
+                .iter()
+                .for_each(|block| use_block(&work, block, us(10)));
+            drop(blocks);
+            let mut awaited = wait(&stream, last);
+            let is_ready = (0..10).any(|_| {
+                let is_ready = poll(&mut awaited).is_ready();
+                device.advance(us(100));
+                is_ready
+            });
+            assert!(is_ready, "{name}");
+            assert_eq!(reserved(&pool), 4 * CHUNK, "{name}");
+        }
+    }
 }

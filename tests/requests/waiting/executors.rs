@@ -249,6 +249,34 @@ mod on_tokios_clock {
             .build()
     }
 
+    /// The paused clock of the runtime that the device was built in stands still once that has ended.
+    #[test]
+    fn device_goes_on_in_real_time_once_its_runtime_has_ended() {
+        let runtime = || {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            builder.enable_all().start_paused(true).build().unwrap()
+        };
+        for (is_virtual, is_used_before) in [(true, false), (true, true), (false, false)] {
+            let first = runtime();
+            let (device, pool) = first.block_on(async {
+                let device = device(is_virtual);
+                let pool = pool(&device, 8 * MIB);
+                if is_used_before {
+                    device.sleep(us(1_000)).await;
+                }
+                (device, pool)
+            });
+            let (_, a) = stream(&device, &pool);
+            let _held = pool.try_allocate(&a, 8 * MIB).unwrap();
+            let before = device.now();
+            drop(first);
+            let waiting = pool.allocate(&a, MIB).timeout(us(5_000));
+            let refused = runtime().block_on(waiting).unwrap_err();
+            assert!(matches!(refused, AllocError::TimedOut { .. }), "{refused}");
+            assert!(device.now() >= before + us(5_000));
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn timeouts_of_tokio_and_of_the_pool_fire_at_the_same_device_time() {
         for is_virtual in [true, false] {

@@ -134,21 +134,116 @@ fn access_is_not_taken_back_while_memory_may_be_in_use() {
 }
 
 #[test]
-fn guard_takes_back_only_what_it_enabled() {
-    let [first, second] = two();
-    let pool = pool(&first, 8 * MIB);
-    let outer = pool.scoped_access(&second).unwrap();
-    let inner = pool.scoped_access(&second).unwrap();
-    drop(inner);
-    assert!(pool.is_access_enabled(&second));
-    outer.end().unwrap();
-    assert!(!pool.is_access_enabled(&second));
-    let guard = pool.scoped_access(&second).unwrap();
-    let stream = pool.register(&second.create_stream()).unwrap();
-    assert_eq!(guard.end(), Err(AccessError::InUse { streams: 1 }));
-    assert!(pool.is_access_enabled(&second));
-    drop(stream);
-    assert_eq!(pool.disable_access(&second), Ok(true));
+fn access_stays_until_the_last_scope_ends() {
+    for memory in Memory::ALL {
+        let [first, second] = two();
+        let pool = memory.pool(&first);
+        let is_open = || pool.is_access_enabled(&second);
+        let [early, late] = [(); 2].map(|()| pool.scoped_access(&second).unwrap());
+        drop(early);
+        assert!(is_open(), "{memory:?}");
+        late.end().unwrap();
+        assert!(!is_open(), "{memory:?}");
+        // Set before or within a scope, it stays as it was set.
+        assert_eq!(pool.enable_access(&second), Ok(true));
+        drop(pool.scoped_access(&second).unwrap());
+        assert!(is_open());
+        let scope = pool.scoped_access(&second).unwrap();
+        assert_eq!(pool.disable_access(&second), Ok(true));
+        drop(scope);
+        assert!(!is_open());
+    }
+}
+
+#[test]
+fn scope_without_access_gives_it_back() {
+    for memory in Memory::ALL {
+        let [first, second] = two();
+        let pool = memory.pool(&first);
+        let is_open = || pool.is_access_enabled(&second);
+        pool.enable_access(&second).unwrap();
+        let without = pool.scoped_no_access(&second).unwrap();
+        assert!(!is_open());
+        let work = second.create_stream();
+        let refused = pool.register(&work).unwrap_err();
+        assert_eq!(refused, StreamError::ForeignDevice);
+        let with = pool.scoped_access(&second).unwrap();
+        assert!(is_open(), "the scope that began last decides");
+        drop(without);
+        assert!(is_open());
+        drop(with);
+        assert!(is_open(), "{memory:?}");
+        let stream = pool.register(&work).unwrap();
+        let refused = pool.scoped_no_access(&second).unwrap_err();
+        assert_eq!(refused, AccessError::InUse { streams: 1 });
+        drop(stream);
+        drop(pool.scoped_no_access(&second).unwrap());
+        assert!(is_open());
+        let refused = pool.scoped_no_access(&first).unwrap_err();
+        assert_eq!(refused, AccessError::OwnDevice);
+    }
+}
+
+#[test]
+fn scope_that_ends_while_memory_is_in_use_ends_with_the_last_use() {
+    for memory in Memory::ALL {
+        let [first, second] = two();
+        let pool = memory.pool(&first);
+        let home = pool.create_stream().unwrap();
+        let guard = pool.scoped_access(&second).unwrap();
+        let work = second.create_stream();
+        let stream = pool.register(&work).unwrap();
+        let block = pool.try_allocate(&home, MIB).unwrap();
+        work.submit(Operation::new(us(50)).reads(block.read_on(&stream).unwrap().address(), 64));
+        guard.end().unwrap();
+        assert!(pool.is_access_enabled(&second) && may_use(&second, &block));
+        let refused = pool.register(&second.create_stream()).unwrap_err();
+        assert_eq!(refused, StreamError::ForeignDevice, "its end is near");
+        drop((stream, block));
+        pool.reap().unwrap();
+        assert!(pool.is_access_enabled(&second), "the work runs");
+        second.advance(us(50));
+        pool.reap().unwrap();
+        let block = pool.try_allocate(&home, MIB).unwrap();
+        assert!(!may_use(&second, &block), "{memory:?}");
+        assert!(!pool.is_access_enabled(&second));
+        second.assert_ordered();
+    }
+}
+
+/// Warp's example of `ScopedMempoolAccess`: the arrays outlive the scope.
+#[test]
+fn scope_around_a_copy_ends_while_its_arrays_live() {
+    for memory in Memory::ALL {
+        for (is_awaited, is_dropped) in [(true, false), (true, true), (false, true)] {
+            let [first, second] = two();
+            let pools = [memory.pool(&first), memory.pool(&second)];
+            let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
+            let scope = pools[0].scoped_access(&second).unwrap();
+            let a0 = pools[0].try_allocate(&streams[0], MIB).unwrap();
+            let mut a1 = pools[1].try_allocate(&streams[1], MIB).unwrap();
+            let copied = a0.copy_to(0..MIB, &mut a1, 0, &streams[1]).unwrap();
+            if is_awaited {
+                first.advance(us(100_000));
+                now(copied).unwrap();
+                now(streams[0].synchronize()).unwrap();
+                now(streams[1].synchronize()).unwrap();
+            } else {
+                drop(copied);
+            }
+            match is_dropped {
+                true => drop(scope),
+                false => scope.end().unwrap(),
+            }
+            assert_eq!(may_use(&second, &a0), !is_awaited, "{memory:?}");
+            first.advance(us(100_000));
+            assert!(!pools[0].is_access_enabled(&second));
+            assert!(!may_use(&second, &a0), "{memory:?}");
+            drop(a0.copy_to(0..MIB, &mut a1, 0, &streams[1]).unwrap()); // staged
+            first.advance(us(100_000));
+            first.assert_ordered();
+        }
+    }
 }
 
 /// Plain memory is accessible as a whole. Each pool counts.

@@ -1,6 +1,7 @@
 //! A stream's own figures.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 #[test]
 fn a_stream_has_figures_of_its_own() {
@@ -96,6 +97,34 @@ fn named_stream_is_shown_with_its_name() {
     drop(block);
     let snapshot = pool.snapshot().to_string();
     assert!(snapshot.contains("waits for decode (S1)"), "{snapshot}");
+}
+
+/// Each free counts, although neighbours become one block. The blocks fill their chunks, so that none is free beside them.
+#[test]
+fn neighbours_that_merge_are_counted_one_by_one() {
+    for device in devices() {
+        for lane_bytes in [0, 1 << 20] {
+            let pool = builder(&device, 64 * MIB).lane_bytes(lane_bytes);
+            let pool = pool.build().unwrap();
+            let [(work, a), (_, b)] = streams(&device, &pool);
+            let take = || pool.try_allocate(&a, 512).unwrap();
+            let blocks: Vec<_> = (0..8192).map(|_| take()).collect();
+            run(&work, us(10));
+            drop(blocks);
+            let count = || pool.pending_blocks(&a);
+            assert_eq!((count(), pool.pending_blocks(&b)), (8192, 0));
+            pool.check().unwrap();
+            let again = [(); 100].map(|()| take());
+            assert_eq!(count(), 8092);
+            drop(again);
+            assert_eq!(count(), 8192);
+            device.advance(us(10));
+            now(a.synchronize()).unwrap();
+            pool.reap().unwrap();
+            assert_eq!(count(), 0);
+            pool.check_conserved().unwrap();
+        }
+    }
 }
 
 /// On virtual and on plain memory: blocks in the heap, in the lane, used on two streams, and of a foreign pool.

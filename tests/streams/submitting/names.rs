@@ -49,6 +49,26 @@ fn checker_names_a_host_function() {
     assert!(report.contains(file!()), "{report}");
 }
 
+/// Work of the host that names memory of the device alone would fault.
+#[test]
+fn host_function_is_refused_memory_that_the_host_does_not_see() {
+    let device = SimDevice::new();
+    for upstream in [Upstream::Virtual, Upstream::Device, Upstream::Managed] {
+        let pool = builder(&device, 8 * MIB)
+            .upstream(upstream)
+            .build()
+            .unwrap();
+        let stream = pool.create_stream().unwrap();
+        let mut block = pool.try_allocate(&stream, MIB).unwrap();
+        let declared = stream.task("sum").uses((&mut block, ()));
+        let refused = declared.err();
+        let unseen = Some(TaskError::Stream(StreamError::UnseenByHost));
+        let expected = unseen.filter(|_| upstream != Upstream::Managed);
+        assert_eq!(refused, expected, "{upstream}");
+        assert!(stream.task("none").uses(()).is_ok());
+    }
+}
+
 #[test]
 fn history_has_named_work_alone() {
     let device = manual();
