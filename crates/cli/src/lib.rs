@@ -107,6 +107,18 @@ fn replay(mut options: Replay) -> anyhow::Result<()> {
 
 fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
     let traces = traces(&options.source, options.policy.conditions.seed)?;
+    let named = |file: &Path| {
+        let several = traces.len() > 1;
+        let name = |trace: &Trace| plot::file_for(file, &trace.name, several);
+        traces.iter().map(name).collect::<Vec<_>>()
+    };
+    let outputs = [&options.plot, &options.policy.html, &options.policy.record];
+    let outputs: Vec<_> = outputs
+        .into_iter()
+        .flatten()
+        .flat_map(|file| named(file))
+        .collect();
+    output::check_files(&options.source.inputs(), &outputs)?;
     let mut reports = Vec::new();
     for trace in &traces {
         let progress = Progress::new(&trace.name, trace.events.len(), options.json);
@@ -134,6 +146,7 @@ fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
 
 fn frontier(options: &Frontier) -> anyhow::Result<()> {
     let traces = traces(&options.source, options.conditions.seed)?;
+    output::check_files(&options.source.inputs(), options.plot.as_slice())?;
     let setting = frontier::Setting {
         conditions: &options.conditions,
         json: options.json,

@@ -212,6 +212,14 @@ pub(crate) enum Generated {
 }
 
 impl Source {
+    /// Returns the files that are read.
+    pub(crate) fn inputs(&self) -> Vec<PathBuf> {
+        match self.generate {
+            Some(_) => Vec::new(),
+            None => self.files(),
+        }
+    }
+
     /// Returns the files to replay, when no trace is generated.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         if self.paths.is_empty() {
