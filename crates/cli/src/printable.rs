@@ -19,7 +19,7 @@ pub(crate) fn is_printable(character: char) -> bool {
     if is_invisible(character) {
         return false;
     }
-    // The debug form of a text escapes what has no form. It leaves a combining mark behind another character.
+    // The debug form of a text escapes characters without a form. It leaves a combining mark behind another character.
     let mut text = String::from("x");
     text.push(character);
     let is_shown = text.escape_debug().nth(2).is_none();

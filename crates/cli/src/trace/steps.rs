@@ -21,7 +21,7 @@ impl Counts {
     /// a reference to an event of a snapshot, whose keys are looked up ten times.
     const MOST: (u64, u64) = (128, 4096);
 
-    /// Returns what was counted since an earlier count.
+    /// Returns the difference to an earlier count.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             steps: self.steps - earlier.steps,
