@@ -104,7 +104,7 @@ fn directory_that_others_can_replace_is_refused() {
     assert_accepted(&inner);
     // By way of links, and of a name that goes up.
     let safe = base.folder("safe", 0o700);
-    symlink(&open.join("inner"), safe.join("link")).unwrap();
+    symlink(open.join("inner"), safe.join("link")).unwrap();
     let (link, up) = (safe.join("link"), safe.join("../open/inner"));
     for path in [link, up] {
         let bound = Listener::bind(path.join("socket"), Allowed::own());
@@ -137,7 +137,7 @@ fn directory_and_link_of_another_user_are_refused() {
     create(&inner, 0o700);
     assert_refused(&inner, &theirs);
     let link = sticky.join("link");
-    symlink(&safe, &link).unwrap();
+    symlink(safe, &link).unwrap();
     lchown(&link, OTHER, OTHER).unwrap();
     assert_refused(&link, &link);
 }

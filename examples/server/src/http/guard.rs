@@ -9,18 +9,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
-/// What browsers keep from pages of other sites: the answer as a resource, in a frame, or as another type than it has.
-const HEADERS: [(HeaderName, &str); 4] = [
-    (
-        HeaderName::from_static("cross-origin-resource-policy"),
-        "same-origin",
-    ),
-    (header::X_FRAME_OPTIONS, "DENY"),
-    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    (header::CONTENT_SECURITY_POLICY, "frame-ancestors 'none'"),
-];
-
-/// Answers requests for the server's own hosts, of its own pages and of programs.
+/// Answers requests for the server's own hosts, of its own pages and of programs. By headers, browsers keep the answers from
+/// pages of other sites: as a resource, in a frame, or as another type than they have.
 pub(super) async fn guard(
     State(app): State<Arc<App>>,
     request: Request<Body>,
@@ -30,7 +20,15 @@ pub(super) async fn guard(
         Ok(()) => next.run(request).await,
         Err(foreign) => Failure::new(foreign.status(), foreign.to_string()).into_response(),
     };
-    for (name, value) in HEADERS {
+    for (name, value) in [
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_SECURITY_POLICY, "frame-ancestors 'none'"),
+    ] {
         let headers = response.headers_mut();
         // The page has a policy of its own, which forbids more.
         headers
