@@ -27,6 +27,7 @@
 //! | `frontier` | memory against device time, by chunk size and policy |
 //! | `load` | requests to an inference server, and their outcomes |
 //! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
+//! | `overwrite` | outputs that are inputs as well |
 //! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 
 #[cfg(target_os = "linux")]
@@ -37,6 +38,7 @@ pub mod fuzzing;
 mod load;
 mod options;
 mod output;
+mod overwrite;
 mod read;
 mod replay;
 mod show;
@@ -118,7 +120,7 @@ fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
         .flatten()
         .flat_map(|file| named(file))
         .collect();
-    output::check_files(&options.source.inputs(), &outputs)?;
+    overwrite::check_files(&options.source.inputs(), &outputs)?;
     let mut reports = Vec::new();
     for trace in &traces {
         let progress = Progress::new(&trace.name, trace.events.len(), options.json);
@@ -146,7 +148,7 @@ fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
 
 fn frontier(options: &Frontier) -> anyhow::Result<()> {
     let traces = traces(&options.source, options.conditions.seed)?;
-    output::check_files(&options.source.inputs(), options.plot.as_slice())?;
+    overwrite::check_files(&options.source.inputs(), options.plot.as_slice())?;
     let setting = frontier::Setting {
         conditions: &options.conditions,
         json: options.json,
