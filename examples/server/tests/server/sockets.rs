@@ -366,10 +366,13 @@ async fn pages_of_other_sites_neither_compute_nor_read() {
         assert_eq!(status, 421, "{path}");
         let origin = line("origin: http://evil.example");
         assert_eq!(ask("GET", path, &[own.clone(), origin], "").await, 403);
-        let status = ask("GET", path, &[own.clone()], "").await;
+        let status = ask("GET", path, std::slice::from_ref(&own), "").await;
         assert_eq!(status, if path == "/nowhere" { 404 } else { 200 }, "{path}");
     }
-    assert_eq!(ask("OPTIONS", completions, &[own.clone()], "").await, 405);
+    assert_eq!(
+        ask("OPTIONS", completions, std::slice::from_ref(&own), "").await,
+        405
+    );
     let answer = ask("GET", "http://evil.example/metrics", &[own], "").await;
     assert_eq!(answer, 421, "a target with a host of its own");
     assert_idle(&server, idle).await;
