@@ -8,6 +8,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use weirpool_wire::{Allowed, Error, Listener, private};
 
+/// Puts something at a path; a link leads to the first one.
+type Plant = fn(&Path, &Path);
+
 /// A folder of a test's own, removed at its end.
 struct Folder(PathBuf);
 
@@ -161,7 +164,7 @@ fn planted_files_are_not_read() {
     let file = folder.file();
     let target = folder.0.join("target");
     fs::write(&target, "text").unwrap();
-    let plants: [(&str, fn(&Path, &Path)); 5] = [
+    let plants: [(&str, Plant); 5] = [
         ("link", |target, file| symlink(target, file).unwrap()),
         ("FIFO", |_, file| fifo(file)),
         ("folder", |_, file| create(file, 0o700)),
@@ -200,7 +203,7 @@ fn planted_file_does_not_keep_another_from_being_replaced() {
     let (file, new) = (folder.file(), folder.0.join("record.new"));
     let target = folder.0.join("target");
     fs::write(&target, "important").unwrap();
-    let plants: [(&str, fn(&Path, &Path)); 4] = [
+    let plants: [(&str, Plant); 4] = [
         ("link", |target, new| symlink(target, new).unwrap()),
         ("broken link", |_, new| symlink("nowhere", new).unwrap()),
         ("FIFO", |_, new| fifo(new)),
