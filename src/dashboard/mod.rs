@@ -11,9 +11,12 @@
 //!
 //! # Security
 //! The page shows names of tags and streams, addresses, and source locations. It changes nothing. Put it behind the same
-//! authentication as your metrics. Answers forbid framing and any script but the page's own.
+//! authentication as your metrics. Answers forbid framing, use by pages of other sites, and any script but the page's own.
+//! Requests of other sites' pages are refused, those by DNS rebinding included: a service that is reached by a name other
+//! than `localhost` has to [say so](Dashboard::hosts).
 
 mod frame;
+mod hosts;
 mod page;
 mod service;
 mod viewers;
@@ -26,6 +29,7 @@ use std::time::Duration;
 use viewers::Viewers;
 
 pub use frame::Frame;
+pub use hosts::{Foreign, Hosts};
 pub use page::Recording;
 pub use service::Body;
 
@@ -55,13 +59,14 @@ pub use service::Body;
 /// the pool before waiting for connections to end.
 ///
 /// # Errors
-/// Answers 405 for methods other than `GET` and `HEAD`, and 503 with `Retry-After` for events beyond 64 viewers, or
+/// Answers 421 for a header `Host` that is not among its [hosts](Self::hosts), 403 for the `Origin` of another site, 405 for methods other than `GET` and `HEAD`, and 503 with `Retry-After` for events beyond 64 viewers, or
 /// outside of a tokio runtime.
 ///
 /// [`tower`]: https://docs.rs/tower
 #[derive(Clone)]
 pub struct Dashboard {
     title: String,
+    hosts: Hosts,
     viewers: Arc<Viewers>,
 }
 
@@ -74,6 +79,7 @@ impl Dashboard {
         };
         Self {
             title,
+            hosts: Hosts::local(),
             viewers: Arc::new(Viewers::new(pool.clone())),
         }
     }
@@ -82,6 +88,13 @@ impl Dashboard {
     #[must_use]
     pub fn title(mut self, title: impl Into<String>) -> Self {
         self.title = title.into();
+        self
+    }
+
+    /// Sets the names under which the page is reached. The default is `localhost` and any IP address.
+    #[must_use]
+    pub fn hosts(mut self, hosts: Hosts) -> Self {
+        self.hosts = hosts;
         self
     }
 

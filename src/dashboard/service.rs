@@ -5,7 +5,7 @@ use super::page;
 use super::viewers::Refusal;
 use bytes::Bytes;
 use futures::stream::BoxStream;
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use std::convert::Infallible;
@@ -86,14 +86,17 @@ impl Dashboard {
                 .filter_map(|value| value.to_str().ok())
                 .any(|value| value.contains(kind))
         };
-        let mut answer = match *request.method() {
-            Method::GET | Method::HEAD if wants("text/event-stream") => self.events(),
-            Method::GET | Method::HEAD if wants("application/json") && !wants("text/html") => {
+        let mut answer = match (self.hosts.check(request), request.method()) {
+            (Err(foreign), _) => whole(foreign.status(), TEXT, format!("{foreign}\n")),
+            (Ok(()), &Method::GET | &Method::HEAD) if wants("text/event-stream") => self.events(),
+            (Ok(()), &Method::GET | &Method::HEAD)
+                if wants("application/json") && !wants("text/html") =>
+            {
                 let frame = serde_json::to_string(&self.viewers.frame());
                 let frame = frame.expect("plain data, with names as keys");
                 whole(StatusCode::OK, "application/json", frame)
             }
-            Method::GET | Method::HEAD => self.document(),
+            (Ok(()), &Method::GET | &Method::HEAD) => self.document(),
             _ => {
                 let text = "use GET\n".to_owned();
                 let mut answer = whole(StatusCode::METHOD_NOT_ALLOWED, TEXT, text);
@@ -116,6 +119,11 @@ impl Dashboard {
             (header::VARY, "Accept"),
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
             (header::REFERRER_POLICY, "no-referrer"),
+            (header::X_FRAME_OPTIONS, "DENY"),
+            (
+                HeaderName::from_static("cross-origin-resource-policy"),
+                "same-origin",
+            ),
         ] {
             let headers = answer.headers_mut();
             headers.insert(name, HeaderValue::from_static(value));

@@ -175,7 +175,7 @@ pub enum BuildError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BrokerFailure {
-    /// No broker listens at the socket.
+    /// No broker listens at the socket, or it does not answer.
     #[error("{reason}")]
     Unreachable {
         /// The reason, with the socket and the remedy.

@@ -114,7 +114,7 @@ impl BrokerOptions {
     }
 
     /// Runs without a broker if none listens when the pool is built. By default the build fails. A broker that refuses
-    /// the pool is an error either way.
+    /// the pool, or that does not answer, is an error either way.
     pub fn or_alone(mut self) -> Self {
         self.is_optional = true;
         self
@@ -196,6 +196,7 @@ fn failure(error: &ClientError) -> BrokerFailure {
                 "{reason}, or let the pool run without one (`BrokerOptions::or_alone`)"
             ),
         },
+        ClientError::Silent { .. } => BrokerFailure::Unreachable { reason },
         _ => BrokerFailure::Refused { reason },
     }
 }

@@ -4,7 +4,7 @@ use crate::common::{MIB, eventually};
 use crate::hostile::{connect, join, joining};
 use crate::processes::until;
 use crate::puppet::Puppet;
-use crate::{Folder, broker};
+use crate::{Folder, broker, broker_for_this_process};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -153,7 +153,7 @@ fn lease_that_is_granted_to_a_leaving_client_is_free_again() {
 #[test]
 fn refusal_of_a_full_broker_reaches_each_client() {
     let folder = Folder::new("refusals");
-    let _broker = broker(&folder.socket(), 64 * MIB);
+    let _broker = broker_for_this_process(&folder.socket(), 64 * MIB);
     let clients: Vec<_> = (0..128).map(|key| join(&folder, joining(key))).collect();
     let welcome = |(_, reply): &_| matches!(reply, Reply::Welcome { .. });
     assert!(clients.iter().all(welcome));
@@ -234,7 +234,7 @@ fn broker_without_descriptors_sleeps_until_it_has_some() {
 #[test]
 fn figures_of_as_many_clients_as_are_served_arrive() {
     let folder = Folder::new("many-figures");
-    let _broker = broker(&folder.socket(), 64 * MIB);
+    let _broker = broker_for_this_process(&folder.socket(), 64 * MIB);
     let most = Statement {
         used: u64::MAX,
         reserved: u64::MAX,
@@ -273,7 +273,7 @@ fn figures_of_as_many_clients_as_are_served_arrive() {
 #[test]
 fn clients_without_connections_are_bounded() {
     let folder = Folder::new("absent");
-    let _broker = broker(&folder.socket(), 64 * MIB);
+    let _broker = broker_for_this_process(&folder.socket(), 64 * MIB);
     for key in 0..128 {
         drop(holder(&folder, key, 1));
     }

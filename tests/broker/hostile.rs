@@ -1,11 +1,15 @@
 //! Clients that lie, send malformed messages, or read nothing. Others go on.
 
 use crate::common::MIB;
-use crate::{Folder, broker};
+use crate::{Folder, broker, broker_for_this_process};
+use rustix::fs::{CWD, FileType, Mode};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
 use std::time::Duration;
 use weirpool_broker::ledger::{Joining, Refused};
 use weirpool_broker::message::{Reply, Request, VERSION};
-use weirpool_broker::{Share, Statement};
+use weirpool_broker::{Broker, BrokerConfig, BrokerError, LONGEST, Share, Statement};
 use weirpool_wire::{Allowed, Connection, Error};
 
 pub(crate) fn connect(folder: &Folder) -> Connection {
@@ -289,7 +293,7 @@ fn connections_without_end_leave_nothing_behind() {
 #[test]
 fn more_clients_than_are_served_are_refused_and_cost_nothing() {
     let folder = Folder::new("full");
-    let _broker = broker(&folder.socket(), 64 * MIB);
+    let _broker = broker_for_this_process(&folder.socket(), 64 * MIB);
     let many: Vec<_> = (0..160).map(|_| connect(&folder)).collect();
     let refused = many.iter().filter(|connection| {
         let version = VERSION;
@@ -309,5 +313,126 @@ fn more_clients_than_are_served_are_refused_and_cost_nothing() {
         let watch = weirpool_broker::Watch::connect(&folder.socket());
         watch.is_ok_and(|mut watch| watch.next_figures().is_ok())
     });
+    assert_unharmed(&folder);
+}
+
+/// More than are served at once, and they send nothing.
+#[test]
+fn silent_connections_keep_no_client_out() {
+    let folder = Folder::new("silent");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let silent: Vec<_> = (0..160).map(|_| connect(&folder)).collect();
+    for key in 0..8 {
+        let (_, welcome) = join(&folder, joining(key));
+        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+    }
+    assert_unharmed(&folder);
+    drop(silent);
+}
+
+#[test]
+fn process_has_a_share_of_the_connections() {
+    let folder = Folder::new("share");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let clients: Vec<_> = (0..40).map(|key| join(&folder, joining(key))).collect();
+    let crowded = Refused::Crowded {
+        process: std::process::id(),
+        most: 32,
+    };
+    let refused = clients
+        .iter()
+        .filter(|(_, reply)| matches!(reply, Reply::Refused(refused) if *refused == crowded));
+    assert_eq!(refused.count(), 8);
+}
+
+fn fifo(path: &Path) {
+    let mode = Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, mode, 0).unwrap();
+}
+
+#[test]
+fn planted_files_end_no_running_broker() {
+    let folder = Folder::new("planted");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (record, new) = (
+        folder.file("broker.leases"),
+        folder.file("broker.leases.new"),
+    );
+    let target = folder.file("target");
+    fs::write(&target, "important").unwrap();
+    let plants: [&dyn Fn(); 3] = [
+        &|| symlink(&target, &new).unwrap(),
+        &|| fs::write(&new, "").unwrap(),
+        &|| fifo(&new),
+    ];
+    for (key, plant) in plants.iter().enumerate() {
+        plant();
+        let (_connection, welcome) = join(&folder, joining(key as u64));
+        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+        let state = fs::symlink_metadata(&record).unwrap();
+        assert!(state.is_file());
+        assert_eq!(state.mode() & 0o777, 0o600, "it has keys of clients");
+    }
+    assert_eq!(fs::read(&target).unwrap(), b"important");
+    assert_unharmed(&folder);
+}
+
+#[test]
+fn record_that_is_no_file_of_this_user_is_refused_at_the_start() {
+    let folder = Folder::new("record");
+    let record = folder.file("broker.leases");
+    let target = folder.file("target");
+    fs::write(&target, "[]").unwrap();
+    let plants: [&dyn Fn(); 4] = [
+        &|| symlink(&target, &record).unwrap(),
+        &|| fifo(&record),
+        &|| symlink("/dev/zero", &record).unwrap(),
+        &|| fs::write(&record, vec![b' '; (1 << 20) + 1]).unwrap(),
+    ];
+    for plant in plants {
+        plant();
+        let bound = Broker::bind(BrokerConfig::new(folder.socket(), 64 * MIB));
+        let error = bound.map(drop).unwrap_err();
+        assert!(matches!(error, BrokerError::Socket(_)), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("broker.leases") && text.contains("remove it"),
+            "{text}"
+        );
+        fs::remove_file(&record).unwrap();
+    }
+    drop(broker(&folder.socket(), 64 * MIB));
+}
+
+/// The kernel refuses to wait for them, at the first recall.
+#[test]
+fn extreme_times_of_a_broker_are_refused() {
+    let folder = Folder::new("extreme");
+    let standard = BrokerConfig::new(folder.socket(), 64 * MIB);
+    for time in [
+        LONGEST + Duration::from_nanos(1),
+        Duration::from_secs(1 << 63),
+        Duration::MAX,
+    ] {
+        for config in [
+            BrokerConfig {
+                grace: time,
+                ..standard.clone()
+            },
+            BrokerConfig {
+                longest_hold: time,
+                ..standard.clone()
+            },
+        ] {
+            let error = Broker::bind(config).map(drop).unwrap_err();
+            assert!(matches!(error, BrokerError::TooLong { .. }), "{error}");
+        }
+    }
+    let longest = BrokerConfig {
+        grace: LONGEST,
+        longest_hold: LONGEST,
+        ..standard
+    };
+    let _broker = Broker::bind(longest).unwrap().spawn().unwrap();
     assert_unharmed(&folder);
 }

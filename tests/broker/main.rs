@@ -46,6 +46,16 @@ pub(crate) fn broker(socket: &Path, capacity: u64) -> Running {
     broker_with(socket, capacity, Duration::from_secs(60))
 }
 
+/// Starts a broker that leases to as many clients of one process as it serves.
+pub(crate) fn broker_for_this_process(socket: &Path, capacity: u64) -> Running {
+    let config = BrokerConfig {
+        grace: Duration::from_secs(60),
+        most_of_a_process: usize::MAX,
+        ..BrokerConfig::new(socket, capacity)
+    };
+    Broker::bind(config).unwrap().spawn().unwrap()
+}
+
 pub(crate) fn broker_with(socket: &Path, capacity: u64, grace: Duration) -> Running {
     let config = BrokerConfig {
         grace,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tower::ServiceExt;
 use weirpool::Pool;
-use weirpool::dashboard::{Body, Dashboard, Frame};
+use weirpool::dashboard::{Body, Dashboard, Frame, Hosts};
 use weirpool::device::sim::SimDevice;
 
 fn pool() -> Pool {
@@ -83,6 +83,32 @@ async fn answer_depends_on_the_accepted_types() {
     let refused = ask(&dashboard, Method::POST, "text/html").await;
     assert_eq!(refused.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(refused.headers()[header::ALLOW], "GET, HEAD");
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_are_refused() {
+    let pool = pool();
+    let dashboard = Dashboard::new(&pool);
+    let named = dashboard.clone().hosts(Hosts::local().and("example.com"));
+    let answer = async |dashboard: &Dashboard, host: &str, origin: Option<&str>| {
+        let mut request = Request::get("/").header(header::HOST, host);
+        if let Some(origin) = origin {
+            request = request.header(header::ORIGIN, origin);
+        }
+        let request = request.header(header::ACCEPT, EVENTS).body(()).unwrap();
+        let answer = dashboard.clone().oneshot(request).await.unwrap();
+        let headers = answer.headers();
+        assert_eq!(headers["cross-origin-resource-policy"], "same-origin");
+        assert_eq!(headers[header::X_FRAME_OPTIONS], "DENY");
+        assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        answer.status().as_u16()
+    };
+    let own = Some("http://localhost:8080");
+    assert_eq!(answer(&dashboard, "127.0.0.1:8080", None).await, 200);
+    assert_eq!(answer(&dashboard, "localhost:8080", own).await, 200);
+    assert_eq!(answer(&dashboard, "127.0.0.1:8080", own).await, 403);
+    assert_eq!(answer(&dashboard, "example.com", None).await, 421);
+    assert_eq!(answer(&named, "example.com", None).await, 200);
 }
 
 #[tokio::test(start_paused = true)]

@@ -25,7 +25,7 @@ use weirpool_wire::{Allowed, Connection};
 /// The first and the longest time between two attempts to reconnect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// How long the broker may take to admit a client.
+/// How long the broker may take to admit a client, or to send the first figures.
 const ADMISSION: Duration = Duration::from_secs(5);
 
 /// How long the broker may take to answer a caller that waits.
@@ -92,6 +92,14 @@ pub enum ClientError {
     #[error("no broker listens: {reason}; start one with `weirpool broker`")]
     Unreachable {
         /// The system's reason, with the socket.
+        reason: String,
+    },
+    /// A broker listens and does not answer, or ends the connection without an answer.
+    #[error("the broker at {} is silent: {reason}; look whether its process is stopped", socket.display())]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+        /// What became of the connection.
         reason: String,
     },
     /// The broker does not admit the client.
@@ -221,10 +229,10 @@ impl Client {
     /// Joins the broker, and waits until it admits the client. [Start](Reader::start) it once there is a tenant.
     ///
     /// # Errors
-    /// Returns an error if no broker listens, or it refuses.
+    /// Returns an error if no broker listens, or it is silent, refuses, or has another version of the protocol.
     pub fn join(config: ClientConfig) -> Result<(Self, Reader), ClientError> {
         let key = RandomState::new().hash_one(std::process::id());
-        let (connection, capacity, terms) = admitted(&config, key, 0, 0)?;
+        let (connection, capacity, terms) = admitted(&config, key, 0, 0, ADMISSION)?;
         let shared = Arc::new(Shared {
             key,
             capacity,
@@ -586,7 +594,8 @@ impl Shared {
             let state = self.lock();
             (state.granted, state.returned)
         };
-        let (connection, _, terms) = admitted(&self.config, self.key, granted, returned)?;
+        let (connection, _, terms) =
+            admitted(&self.config, self.key, granted, returned, ADMISSION)?;
         let mut state = self.lock();
         state.refused = None;
         state.acted = 0;
@@ -625,14 +634,48 @@ fn send(connection: Option<Arc<Connection>>, request: &Request) {
     }
 }
 
-fn connect(socket: &Path) -> Result<Connection, ClientError> {
-    let connection = Connection::connect(socket, &Allowed::own());
-    connection.map_err(|error| unreachable(&error))
+/// Connects, to wait for at most `patience` for each message.
+fn connect(socket: &Path, patience: Duration) -> Result<Connection, ClientError> {
+    let connection = Connection::connect_within(socket, &Allowed::own(), patience);
+    let connection = connection.map_err(|error| match error {
+        weirpool_wire::Error::TimedOut => silent(socket, &error),
+        error => ClientError::Unreachable {
+            reason: error.to_string(),
+        },
+    })?;
+    connection
+        .set_timeouts(Some(patience), Some(patience))
+        .map_err(|error| silent(socket, &error))?;
+    Ok(connection)
 }
 
-fn unreachable(error: &weirpool_wire::Error) -> ClientError {
-    let reason = error.to_string();
-    ClientError::Unreachable { reason }
+/// The error of a broker that listens.
+fn silent(socket: &Path, error: &weirpool_wire::Error) -> ClientError {
+    ClientError::Silent {
+        socket: socket.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+/// Sends the first message, and waits for the answer. A broker that refuses the connection says so, and may have closed
+/// it before the message.
+fn exchange(
+    connection: &Connection,
+    socket: &Path,
+    request: &Request,
+) -> Result<Reply, ClientError> {
+    match connection.send(request, &[]) {
+        Ok(()) | Err(weirpool_wire::Error::Closed) => {}
+        Err(error) => return Err(silent(socket, &error)),
+    }
+    match connection.receive::<Reply>() {
+        Ok((Reply::Refused(refused), _)) => Err(refused.into()),
+        Ok((reply, _)) => Ok(reply),
+        Err(error @ (weirpool_wire::Error::Closed | weirpool_wire::Error::TimedOut)) => {
+            Err(silent(socket, &error))
+        }
+        Err(error) => Err(ClientError::Protocol(error.to_string())),
+    }
 }
 
 /// Connects and joins, with the bytes granted and returned so far. Returns the broker's capacity and terms.
@@ -641,9 +684,10 @@ fn admitted(
     key: u64,
     granted: u64,
     returned: u64,
+    patience: Duration,
 ) -> Result<(Arc<Connection>, u64, Terms), ClientError> {
-    let connection = connect(&config.socket)?;
-    let failed = |error: weirpool_wire::Error| unreachable(&error);
+    let socket = &config.socket;
+    let connection = connect(socket, patience)?;
     let client = Joining {
         key,
         name: config.name.clone(),
@@ -652,23 +696,20 @@ fn admitted(
         returned,
     };
     let version = VERSION;
-    connection
-        .set_timeouts(None, Some(ADMISSION))
-        .map_err(failed)?;
-    match connection.send(&Request::Join { version, client }, &[]) {
-        // A broker that refuses the connection says so, and may have closed it before this message.
-        Ok(()) | Err(weirpool_wire::Error::Closed) => {}
-        Err(error) => return Err(failed(error)),
-    }
-    let (answer, _) = connection.receive::<Reply>().map_err(failed)?;
-    match answer {
+    match exchange(&connection, socket, &Request::Join { version, client })? {
         Reply::Welcome {
-            capacity, terms, ..
+            version: VERSION,
+            capacity,
+            terms,
         } => {
-            connection.set_timeouts(None, None).map_err(failed)?;
+            connection
+                .set_timeouts(None, None)
+                .map_err(|error| silent(socket, &error))?;
             Ok((Arc::new(connection), capacity, terms))
         }
-        Reply::Refused(refused) => Err(refused.into()),
+        Reply::Welcome { version, .. } => Err(ClientError::Protocol(format!(
+            "version {version} of the protocol; this client has version {VERSION}"
+        ))),
         other => Err(ClientError::Protocol(format!(
             "{other:?} in place of a welcome"
         ))),
@@ -679,6 +720,7 @@ fn admitted(
 #[derive(Debug)]
 pub struct Watch {
     connection: Connection,
+    socket: PathBuf,
     seen: Option<u64>,
 }
 
@@ -688,37 +730,45 @@ impl Watch {
     /// # Errors
     /// Returns an error if no broker listens.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let connection = connect(socket)?;
+        Self::connect_within(socket, ADMISSION)
+    }
+
+    /// Connects to the broker at a socket, which may take this long for the first figures.
+    ///
+    /// # Errors
+    /// Returns an error if no broker listens.
+    pub fn connect_within(socket: &Path, patience: Duration) -> Result<Self, ClientError> {
         Ok(Self {
-            connection,
+            connection: connect(socket, patience)?,
+            socket: socket.to_owned(),
             seen: None,
         })
     }
 
-    /// Waits until the figures change; returns at once the first time. `None` when the broker has ended.
+    /// Waits until the figures change; returns at once the first time. `None` when the broker has ended after that.
     ///
     /// # Errors
-    /// Returns an error if the broker refuses, or its answer is not valid.
+    /// Returns an error if the broker refuses, if it does not answer the first time, or if its answer is not valid.
     pub fn next_figures(&mut self) -> Result<Option<Figures>, ClientError> {
-        let seen = self.seen;
-        let watch = Request::Watch {
-            version: VERSION,
-            seen,
-        };
-        if self.connection.send(&watch, &[]).is_err() {
-            return Ok(None);
-        }
-        match self.connection.receive::<Reply>() {
-            Ok((Reply::Figures { version, figures }, _)) => {
+        let (version, seen) = (VERSION, self.seen);
+        let watch = Request::Watch { version, seen };
+        match exchange(&self.connection, &self.socket, &watch) {
+            Ok(Reply::Figures { version, figures }) => {
                 self.seen = Some(version);
+                // They may stay as they are for any time.
+                self.connection
+                    .set_timeouts(None, None)
+                    .map_err(|error| silent(&self.socket, &error))?;
                 Ok(Some(figures))
             }
-            Ok((Reply::Refused(refused), _)) => Err(refused.into()),
-            Ok((other, _)) => Err(ClientError::Protocol(format!(
+            Ok(other) => Err(ClientError::Protocol(format!(
                 "{other:?} in place of figures"
             ))),
-            Err(weirpool_wire::Error::Closed) => Ok(None),
-            Err(error) => Err(ClientError::Protocol(error.to_string())),
+            Err(ClientError::Silent { .. }) if seen.is_some() => Ok(None),
+            Err(error) => Err(error),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,12 @@ use std::time::Duration;
 /// into a frame.
 pub const MOST_CONNECTIONS: usize = 128;
 
+/// The most connections of one process, and the most leases, unless the broker's configuration says otherwise.
+pub const MOST_OF_A_PROCESS: usize = 32;
+
+/// How long a connection may take to send its first message. Clients send it at once.
+pub const FIRST_MESSAGE: Duration = Duration::from_secs(5);
+
 /// The longest name of a client, in bytes.
 const LONGEST_NAME: usize = 64;
 
@@ -29,8 +35,10 @@ struct Connection {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// It has sent nothing.
-    New,
+    /// It has sent nothing since then.
+    New {
+        since: Duration,
+    },
     Client(ClientId),
     /// It waits for figures of another version.
     Watcher {
@@ -45,31 +53,108 @@ pub struct Desk {
     /// The ledger. Call [`actions`](Self::actions) after a change.
     pub ledger: Ledger,
     connections: BTreeMap<u64, Connection>,
+    most_of_a_process: usize,
     actions: Vec<Action>,
 }
 
 impl Desk {
-    /// Creates a desk over a ledger.
-    pub fn new(ledger: Ledger) -> Self {
+    /// Creates a desk over a ledger, which serves this many connections and leases of one process at most.
+    pub fn new(ledger: Ledger, most_of_a_process: usize) -> Self {
         Self {
             ledger,
             connections: BTreeMap::new(),
+            most_of_a_process,
             actions: Vec::new(),
         }
     }
 
-    /// Begins a connection of a process, under a number that no other connection has.
-    pub fn connect(&mut self, number: u64, process: Process) {
-        let clients = self.connections.len();
-        if clients >= MOST_CONNECTIONS {
-            self.refuse(number, Refused::Full { clients });
-            return;
+    /// Begins a connection of a process, under a number that no other connection has and that is above all earlier ones.
+    ///
+    /// At a limit, the oldest connection that has sent nothing makes room: one of the process that has most of them. So
+    /// connections that stay silent keep no client out.
+    pub fn connect(&mut self, number: u64, process: Process, now: Duration) {
+        let of_process = self.connections.values();
+        let of_process = of_process.filter(|connection| connection.process == process);
+        let of_process = of_process.count();
+        let (is_full, is_crowded) = (
+            self.connections.len() >= MOST_CONNECTIONS,
+            of_process >= self.most_of_a_process,
+        );
+        let silent = match (is_crowded, is_full) {
+            (true, _) => self.oldest_silent(process),
+            (false, true) => self
+                .most_silent()
+                .and_then(|process| self.oldest_silent(process)),
+            (false, false) => None,
+        };
+        if let Some(silent) = silent {
+            self.connections.remove(&silent);
+            self.actions.push(Action::Close(silent));
+        } else if is_crowded {
+            return self.refuse(number, self.crowded(process));
+        } else if is_full {
+            let clients = self.connections.len();
+            return self.refuse(number, Refused::Full { clients });
         }
         let connection = Connection {
             process,
-            role: Role::New,
+            role: Role::New { since: now },
         };
         self.connections.insert(number, connection);
+    }
+
+    fn crowded(&self, process: Process) -> Refused {
+        Refused::Crowded {
+            process: process.id,
+            most: self.most_of_a_process,
+        }
+    }
+
+    /// Returns the connections that have sent nothing, the oldest first.
+    fn silent(&self) -> impl Iterator<Item = (u64, Process, Duration)> {
+        let connections = self.connections.iter();
+        connections.filter_map(|(number, connection)| match connection.role {
+            Role::New { since } => Some((*number, connection.process, since)),
+            _ => None,
+        })
+    }
+
+    fn oldest_silent(&self, process: Process) -> Option<u64> {
+        let mut silent = self.silent().filter(|(_, of, _)| *of == process);
+        silent.next().map(|(number, ..)| number)
+    }
+
+    /// Returns the process with the most connections that have sent nothing.
+    fn most_silent(&self) -> Option<Process> {
+        let mut counts = BTreeMap::<Process, usize>::new();
+        for (_, process, _) in self.silent() {
+            *counts.entry(process).or_default() += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        most.map(|(process, _)| process)
+    }
+
+    /// Notes the time: connections that have sent nothing for [`FIRST_MESSAGE`] end.
+    pub fn pass_time(&mut self, now: Duration) {
+        let late = self
+            .silent()
+            .filter(|(.., since)| now >= since.saturating_add(FIRST_MESSAGE));
+        let late: Vec<_> = late.map(|(number, ..)| number).collect();
+        for number in late {
+            self.connections.remove(&number);
+            self.actions.push(Action::Close(number));
+        }
+        if self.ledger.next_time().is_some_and(|at| at <= now) {
+            self.ledger.pass_time(now);
+        }
+    }
+
+    /// Returns when to [pass the time](Self::pass_time) next, if at all.
+    pub fn next_time(&self) -> Option<Duration> {
+        let silent = self
+            .silent()
+            .map(|(.., since)| since.saturating_add(FIRST_MESSAGE));
+        silent.chain(self.ledger.next_time()).min()
     }
 
     /// Takes a message of a connection.
@@ -97,7 +182,7 @@ impl Desk {
                     format!("version {version} of the protocol; this broker has version {VERSION}");
                 self.fault(number, reason, now);
             }
-            (Request::Join { mut client, .. }, Role::New) => {
+            (Request::Join { mut client, .. }, Role::New { .. }) => {
                 if client.name.len() > LONGEST_NAME {
                     return self.fault(
                         number,
@@ -113,6 +198,10 @@ impl Desk {
                 let is_known = || self.ledger.leases().any(|(key, ..)| key == client.key);
                 if clients >= MOST_CONNECTIONS && !is_known() {
                     return self.refuse(number, Refused::Full { clients });
+                }
+                let of_process = self.ledger.leases().filter(|lease| lease.2 == process);
+                if of_process.count() >= self.most_of_a_process && !is_known() {
+                    return self.refuse(number, self.crowded(process));
                 }
                 match self.ledger.join(process, &client, now) {
                     Ok(id) => self.welcome(number, id),
@@ -130,7 +219,10 @@ impl Desk {
                 let answer = [Action::Send(number, Reply::Left), Action::Close(number)];
                 self.actions.extend(answer);
             }
-            (Request::Watch { seen, .. }, Role::New | Role::Watcher { waits: false, .. }) => {
+            (
+                Request::Watch { seen, .. },
+                Role::New { .. } | Role::Watcher { waits: false, .. },
+            ) => {
                 let watcher = Role::Watcher { seen, waits: true };
                 self.connections.get_mut(&number).expect("it is known").role = watcher;
             }
@@ -218,3 +310,6 @@ impl Desk {
         self.connections.contains_key(&number)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! The entry point of the fuzz target: any messages, from several connections of two processes.
 
-use crate::desk::{Action, Desk};
+use crate::desk::{Action, Desk, MOST_OF_A_PROCESS};
 use crate::ledger::{Ledger, Process};
 use crate::message::{Reply, Request};
 use std::time::Duration;
@@ -13,11 +13,8 @@ const CAPACITY: u64 = 1 << 20;
 /// # Panics
 /// If an invariant of the ledger does not hold, or a client is granted more than the capacity.
 pub fn run(data: &[u8]) -> (usize, usize) {
-    let mut desk = Desk::new(Ledger::new(
-        CAPACITY,
-        Duration::from_millis(9),
-        Duration::from_millis(5),
-    ));
+    let ledger = Ledger::new(CAPACITY, Duration::from_millis(9), Duration::from_millis(5));
+    let mut desk = Desk::new(ledger, MOST_OF_A_PROCESS);
     let (mut admitted, mut terms) = (0, 0);
     let mut now = Duration::ZERO;
     let process = |number: u64| Process {
@@ -33,10 +30,10 @@ pub fn run(data: &[u8]) -> (usize, usize) {
         match first >> 4 & 7 {
             0 => desk.disconnect(number, now),
             1 => desk.ledger.exit(process(number), now),
-            2 => desk.ledger.pass_time(now),
+            2 => desk.pass_time(now),
             _ => {
                 if !desk.is_connected(number) {
-                    desk.connect(number, process(number));
+                    desk.connect(number, process(number), now);
                 }
                 match serde_json::from_slice::<Request>(message) {
                     Ok(request) => desk.receive(number, request, now),

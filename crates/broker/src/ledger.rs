@@ -128,6 +128,24 @@ pub enum Refused {
     /// The message is not one of this protocol, or of another version.
     #[error("the message is not valid: {0}")]
     Protocol(String),
+    /// The process has as many connections or leases as one process may have.
+    #[error(
+        "process {process} has {most} connections or leases, the most of one process; share a pool, or close some"
+    )]
+    Crowded {
+        /// The process.
+        process: u32,
+        /// The most of one process.
+        most: usize,
+    },
+    /// The broker cannot learn when the client's process ends.
+    #[error("the broker cannot watch process {process}: {reason}")]
+    Unwatched {
+        /// The process.
+        process: u32,
+        /// The reason, with the remedy.
+        reason: String,
+    },
     /// The number of connected clients has reached its limit.
     #[error("{clients} clients are connected, which is the limit")]
     Full {

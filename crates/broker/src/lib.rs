@@ -15,5 +15,5 @@ mod share;
 #[cfg(target_os = "linux")]
 pub use client::{Bounds, Client, ClientConfig, ClientError, Held, Reader, Tenant, Watch};
 #[cfg(target_os = "linux")]
-pub use server::{Broker, BrokerConfig, BrokerError, Running, Stop};
+pub use server::{Broker, BrokerConfig, BrokerError, LONGEST, Running, Stop};
 pub use share::{Share, Statement, Terms};

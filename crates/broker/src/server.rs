@@ -11,9 +11,10 @@
 //!
 //! Before a change is sent, the leases are written to a file beside the socket. A broker that starts reads it, and
 //! counts the leases of processes that live, so that it can grant at once without waiting for them. Clients reconnect,
-//! and state their leases, which cannot exceed the recorded ones.
+//! and state their leases, which cannot exceed the recorded ones. The file is private, since it holds the keys of clients:
+//! see [`weirpool_wire::private`].
 
-use crate::desk::{Action, Desk};
+use crate::desk::{Action, Desk, MOST_OF_A_PROCESS};
 use crate::ledger::{Ledger, Process, Refused};
 use crate::message::{Reply, Request};
 use crate::share::Share;
@@ -24,7 +25,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,7 +47,15 @@ pub struct BrokerConfig {
     /// and no longer than this. A shorter one reduces the longest waits and the throughput, where clients compete.
     /// Default: 1 s.
     pub longest_hold: Duration,
+    /// The most connections of one process, and the most leases: one process cannot keep the others out. Default: 32.
+    pub most_of_a_process: usize,
 }
+
+/// The longest grace period and the longest hold that a broker takes: 30 days.
+pub const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The most bytes of a record of leases. As many clients as are served, with the longest names, take a tenth of it.
+const MOST_RECORDED: u64 = 1 << 20;
 
 impl BrokerConfig {
     /// Creates a configuration with the default grace period.
@@ -56,7 +65,20 @@ impl BrokerConfig {
             capacity,
             grace: Duration::from_secs(1),
             longest_hold: Duration::from_secs(1),
+            most_of_a_process: MOST_OF_A_PROCESS,
         }
+    }
+
+    fn check(&self) -> Result<(), BrokerError> {
+        for (name, time) in [
+            ("grace period", self.grace),
+            ("longest hold", self.longest_hold),
+        ] {
+            if time > LONGEST {
+                return Err(BrokerError::TooLong { name, time });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -64,10 +86,18 @@ impl BrokerConfig {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BrokerError {
-    /// The socket cannot be used: another broker has it, or its directory is not private.
+    /// The socket or the record of leases cannot be used: another broker has it, or others can change its directory.
     #[error(transparent)]
     Socket(#[from] weirpool_wire::Error),
-    /// A file cannot be used.
+    /// A time of the configuration is longer than [`LONGEST`].
+    #[error("the {name} of {time:?} exceeds {LONGEST:?}; choose a shorter one")]
+    TooLong {
+        /// The name of the time.
+        name: &'static str,
+        /// The time.
+        time: Duration,
+    },
+    /// The socket cannot be waited for.
     #[error("{}: {error}", .path.display())]
     Io {
         /// The file.
@@ -154,32 +184,34 @@ impl Drop for Running {
     }
 }
 
-fn beside(file: &Path, ending: &str) -> PathBuf {
-    let mut path = file.as_os_str().to_owned();
-    path.push(ending);
-    path.into()
-}
-
 impl Broker {
     /// Listens at the socket, and counts the leases of an earlier broker.
     ///
     /// # Errors
-    /// Returns an error if another broker has the socket, or a file cannot be used.
+    /// Returns an error if another broker has the socket, if a file cannot be used, or if a time is too long.
     pub fn bind(config: BrokerConfig) -> Result<Self, BrokerError> {
+        config.check()?;
         let BrokerConfig {
             socket,
             capacity,
             grace,
             longest_hold,
+            most_of_a_process,
         } = config;
         // First: another broker may run, and write the record.
         let listener = Listener::bind(&socket, Allowed::own())?;
-        let record = beside(&socket, ".leases");
+        let mut record = socket.clone().into_os_string();
+        record.push(".leases");
+        let record = PathBuf::from(record);
         let mut ledger = Ledger::new(capacity, grace, longest_hold);
         let mut processes = BTreeMap::new();
         for recorded in read_record(&record)? {
             let process = recorded.process;
-            if let Some(pidfd) = open_process(process) {
+            let pidfd = open_process(process).map_err(|error| BrokerError::Io {
+                path: record.clone(),
+                error,
+            })?;
+            if let Some(pidfd) = pidfd {
                 let Recorded {
                     key,
                     name,
@@ -197,7 +229,7 @@ impl Broker {
             error: error.into(),
         })?;
         Ok(Self {
-            desk: Desk::new(ledger),
+            desk: Desk::new(ledger, most_of_a_process),
             listener,
             socket,
             record,
@@ -262,9 +294,10 @@ impl Broker {
         let now = self.now();
         let accepts = now >= self.accepts_from;
         let pause = (!accepts).then_some(self.accepts_from);
-        let timeout = self.desk.ledger.next_time().into_iter().chain(pause).min();
+        let timeout = self.desk.next_time().into_iter().chain(pause).min();
         let timeout = timeout.map(|at| {
-            let left = at.saturating_sub(now);
+            // The kernel refuses times that its clock cannot hold; after this one, the broker looks again.
+            let left = at.saturating_sub(now).min(LONGEST);
             Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: i64::from(left.subsec_nanos()),
@@ -310,10 +343,7 @@ impl Broker {
         if ready[1] {
             self.accept();
         }
-        let now = self.now();
-        if self.desk.ledger.next_time().is_some_and(|at| at <= now) {
-            self.desk.ledger.pass_time(now);
-        }
+        self.desk.pass_time(self.now());
         Ok(true)
     }
 
@@ -332,14 +362,22 @@ impl Broker {
         let process = Process { id, started };
         let watched = self.processes.entry(process);
         if let Entry::Vacant(unwatched) = watched {
-            let Some(pidfd) = open_process(process) else {
-                let reason =
-                    format!("process {id} cannot be watched; run the broker where its id is known");
-                let refused = Reply::Refused(Refused::Protocol(reason));
+            let reason = match open_process(process) {
+                Ok(Some(pidfd)) => {
+                    unwatched.insert(pidfd);
+                    None
+                }
+                Ok(None) => Some("its id is not known here; run the broker where it is".to_owned()),
+                Err(error) => Some(format!(
+                    "{error}; raise the broker's limit of open files, `ulimit -n`"
+                )),
+            };
+            if let Some(reason) = reason {
+                let process = id;
+                let refused = Reply::Refused(Refused::Unwatched { process, reason });
                 let _ = connection.try_send(&refused, &[]);
                 return;
-            };
-            unwatched.insert(pidfd);
+            }
         }
         let number = self.next;
         self.next += 1;
@@ -350,7 +388,7 @@ impl Broker {
                 process,
             },
         );
-        self.desk.connect(number, process);
+        self.desk.connect(number, process, self.now());
     }
 
     /// Takes one message: a client that sends without end holds up no other.
@@ -426,31 +464,22 @@ impl Broker {
         if record == self.recorded {
             return Ok(());
         }
-        let new = beside(&self.record, ".new");
         // Replaced as a whole: a broker that ends in between leaves one or the other. The written record survives the
         // process without a flush; if the machine ends, so do the clients.
-        let written = fs::write(&new, &record).and_then(|()| fs::rename(&new, &self.record));
-        written.map_err(|error| BrokerError::Io {
-            path: self.record.clone(),
-            error,
-        })?;
+        weirpool_wire::private::replace(&self.record, &record)?;
         self.recorded = record;
         Ok(())
     }
 }
 
 fn read_record(path: &Path) -> Result<Vec<Recorded>, BrokerError> {
-    match fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| BrokerError::Record {
-            path: path.to_owned(),
-            reason: error.to_string(),
-        }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(BrokerError::Io {
-            path: path.to_owned(),
-            error,
-        }),
-    }
+    let Some(bytes) = weirpool_wire::private::read(path, MOST_RECORDED)? else {
+        return Ok(Vec::new());
+    };
+    serde_json::from_slice(&bytes).map_err(|error| BrokerError::Record {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 /// Returns when a process started, in ticks since boot.
@@ -462,8 +491,21 @@ fn started(process: u32) -> Option<u64> {
 }
 
 /// Opens a process, if it still is the one that is meant.
-fn open_process(process: Process) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(process.id).ok()?)?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-    (started(process.id).unwrap_or(0) == process.started).then_some(pidfd)
+///
+/// # Errors
+/// Returns an error if this process has no descriptor left.
+fn open_process(process: Process) -> io::Result<Option<OwnedFd>> {
+    use rustix::io::Errno;
+    let pid = i32::try_from(process.id).ok().and_then(Pid::from_raw);
+    let Some(pid) = pid else {
+        return Ok(None);
+    };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => {
+            let is_meant = started(process.id).unwrap_or(0) == process.started;
+            Ok(is_meant.then_some(pidfd))
+        }
+        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error.into()),
+        Err(_) => Ok(None),
+    }
 }

@@ -14,10 +14,10 @@ use weirpool_broker::{Broker, BrokerConfig, Watch};
 
 /// Serves until a signal ends it: SIGINT or SIGTERM.
 pub(crate) fn serve(options: &BrokerCommand) -> anyhow::Result<()> {
-    let capacity = options.capacity.as_u64();
+    let capacity = options.capacity;
     let config = BrokerConfig {
-        grace: options.grace.into(),
-        longest_hold: options.longest_hold.into(),
+        grace: options.grace,
+        longest_hold: options.longest_hold,
         ..BrokerConfig::new(&options.socket, capacity)
     };
     check_capacity(options.device, capacity)?;
@@ -59,7 +59,7 @@ fn check_capacity(device: u32, capacity: u64) -> anyhow::Result<()> {
 
 /// Prints the figures of a broker each time that they change.
 pub(crate) fn top(options: &Top) -> anyhow::Result<()> {
-    let mut watch = Watch::connect(&options.socket)?;
+    let mut watch = Watch::connect_within(&options.socket, options.timeout)?;
     let clears = stdout().is_terminal() && !options.once && !options.json;
     while let Some(figures) = watch.next_figures()? {
         let text = match options.json {

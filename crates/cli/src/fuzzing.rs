@@ -1,12 +1,12 @@
 //! The entry points of the fuzz targets in `fuzz/`, one for each format of a trace.
 //!
 //! Each function reads its input as the contents of a file, within small limits, and panics if the trace that comes of
-//! it breaks a promise. `cargo test` runs them over the corpora of `fuzz/corpus` and over mutations of their entries;
+//! it breaks a promise, or if the reader took more steps than are in proportion to the length of the input. `cargo test` runs them over the corpora of `fuzz/corpus` and over mutations of their entries;
 //! `cargo +nightly fuzz run csv` (or `rmm`, `instance`, `pickle`, `gzip`) at the root of the repository searches for more.
 
 use crate::read::{self, Request};
 use crate::trace::limits::Limits;
-use crate::trace::{Kind, Trace};
+use crate::trace::{Kind, Trace, steps};
 use std::time::Duration;
 
 /// Small enough that no input takes long, and large enough that real ones are read.
@@ -25,7 +25,11 @@ const REQUEST: Request = Request {
 /// # Errors
 /// Returns an error if the input is not a valid trace.
 pub fn file(data: &[u8]) -> Result<usize, String> {
-    let recording = read::parse_any(data, REQUEST)?;
+    let before = steps::counts();
+    let recording = read::parse_any(data, REQUEST);
+    let counts = steps::counts().since(before);
+    assert!(counts.are_linear(), "{counts:?}");
+    let recording = recording?;
     check(&recording.trace);
     Ok(recording.trace.events.len())
 }

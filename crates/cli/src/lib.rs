@@ -27,6 +27,7 @@
 //! | `frontier` | memory against device time, by chunk size and policy |
 //! | `load` | requests to an inference server, and their outcomes |
 //! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
+//! | `overwrite` | outputs that are inputs as well |
 //! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 
 #[cfg(target_os = "linux")]
@@ -37,6 +38,7 @@ pub mod fuzzing;
 mod load;
 mod options;
 mod output;
+mod overwrite;
 mod read;
 mod replay;
 mod show;
@@ -107,6 +109,18 @@ fn replay(mut options: Replay) -> anyhow::Result<()> {
 
 fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
     let traces = traces(&options.source, options.policy.conditions.seed)?;
+    let named = |file: &Path| {
+        let several = traces.len() > 1;
+        let name = |trace: &Trace| plot::file_for(file, &trace.name, several);
+        traces.iter().map(name).collect::<Vec<_>>()
+    };
+    let outputs = [&options.plot, &options.policy.html, &options.policy.record];
+    let outputs: Vec<_> = outputs
+        .into_iter()
+        .flatten()
+        .flat_map(|file| named(file))
+        .collect();
+    overwrite::check_files(&options.source.inputs(), &outputs)?;
     let mut reports = Vec::new();
     for trace in &traces {
         let progress = Progress::new(&trace.name, trace.events.len(), options.json);
@@ -134,6 +148,7 @@ fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
 
 fn frontier(options: &Frontier) -> anyhow::Result<()> {
     let traces = traces(&options.source, options.conditions.seed)?;
+    overwrite::check_files(&options.source.inputs(), options.plot.as_slice())?;
     let setting = frontier::Setting {
         conditions: &options.conditions,
         json: options.json,

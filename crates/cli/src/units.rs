@@ -1,20 +1,11 @@
 //! Numbers and names for people. The inference example shares this file.
 
+#[path = "printable.rs"]
+mod printable;
+
+pub(crate) use printable::printable;
 use std::path::Path;
 use std::time::Duration;
-
-/// Returns text without control characters, so that a name cannot change the terminal.
-pub(crate) fn printable(text: &str) -> String {
-    let mut printable = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            printable.extend(character.escape_default());
-        } else {
-            printable.push(character);
-        }
-    }
-    printable
-}
 
 /// Returns the name of a file for a message.
 pub(crate) fn path(path: &Path) -> String {
@@ -88,6 +79,7 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(printable("a\u{1b}[2Jb\n\u{9b}é"), "a\\u{1b}[2Jb\\n\\u{9b}é");
+        assert_eq!(printable("\u{202e}vsc.x"), "\\u{202e}vsc.x");
         assert_eq!(path(Path::new("x\ty.csv")), "x\\ty.csv");
     }
 

@@ -2,11 +2,26 @@
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use weirpool::{BrokerOptions, Pool, device::sim::SimDevice};
+use weirpool_broker::desk::MOST_CONNECTIONS;
+use weirpool_wire::{Allowed, Connection, Listener};
 
 struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("weirpool-cli-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .unwrap();
+        Self(path)
+    }
+}
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -38,8 +53,7 @@ fn top(arguments: &[&str], socket: &Path) -> Output {
 
 #[test]
 fn top_shows_what_the_broker_leases_until_a_signal() {
-    let folder = Folder(std::env::temp_dir().join(format!("weirpool-cli-{}", std::process::id())));
-    std::fs::create_dir(&folder.0).unwrap();
+    let folder = Folder::new("top");
     let socket = folder.0.join("gpu0");
     let refused = top(&["top", "--once"], &socket);
     assert!(!refused.status.success());
@@ -94,4 +108,63 @@ fn top_shows_what_the_broker_leases_until_a_signal() {
     assert!(shown.contains("48.0 MiB free"), "{shown}");
     broker.kill().unwrap();
     broker.wait().unwrap();
+}
+
+/// The listener accepts nothing, like a broker that is stopped.
+#[test]
+fn top_of_a_silent_broker_says_so_and_fails() {
+    let folder = Folder::new("silent");
+    let socket = folder.0.join("gpu0");
+    let _listener = Listener::bind(&socket, Allowed::own()).unwrap();
+    for arguments in [&["top", "--once"][..], &["top"]] {
+        let output = top(&[arguments, &["--timeout=20ms"]].concat(), &socket);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains("is silent"), "{message}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn silent_connections_keep_top_from_nothing() {
+    let folder = Folder::new("connections");
+    let socket = folder.0.join("gpu0");
+    let mut broker = start(&socket);
+    let silent: Vec<_> = (0..MOST_CONNECTIONS + 8)
+        .map(|_| Connection::connect(&socket, &Allowed::own()).unwrap())
+        .collect();
+    let output = top(&["top", "--once"], &socket);
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(shown.contains("64.0 MiB free"), "{shown}");
+    drop(silent);
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+}
+
+#[test]
+fn extreme_options_are_refused_at_the_start() {
+    let folder = Folder::new("extreme");
+    let socket = folder.0.join("gpu0");
+    for argument in [
+        "--grace=9223372036854775808s",
+        "--grace=18446744073709551615s",
+        "--grace=31days",
+        "--longest-hold=31days",
+        "--capacity=0",
+        "--capacity=16EiB",
+    ] {
+        let mut command = weirpool(&["broker"], &socket);
+        if !argument.starts_with("--capacity") {
+            command.arg("--capacity=1GiB");
+        }
+        let output = command.arg(argument).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{argument}: {message}");
+        assert!(message.contains("expected"), "{argument}: {message}");
+        assert!(!socket.exists());
+    }
+    for argument in ["--timeout=0s", "--timeout=2h"] {
+        assert_eq!(top(&["top", argument], &socket).status.code(), Some(2));
+    }
 }

@@ -1,4 +1,5 @@
-//! The fuzz targets over their corpora and over mutations of them: no input makes a reader panic.
+//! The fuzz targets over their corpora and over mutations of them: no input makes a reader panic, or take more steps than
+//! are in proportion to its length.
 //!
 //! `cargo +nightly fuzz run csv` (or `rmm`, `instance`, `pickle`, `gzip`) at the root of the repository searches for more.
 

@@ -508,7 +508,8 @@ fn name_of_a_trace_cannot_leave_its_element() {
     let (data, _) = data.split_once("</script>").unwrap();
     assert!(!head.contains("alert") && !data.contains('<'), "{data}");
     let title = &element(&page, "start")["title"];
-    assert!(title.as_str().unwrap().starts_with(name), "{title}");
+    let shown = name.replace('\u{2028}', "\\u{2028}");
+    assert!(title.as_str().unwrap().starts_with(&shown), "{title}");
 }
 
 #[test]
@@ -536,4 +537,73 @@ fn traces_have_a_page_each() {
     for page in ["page.one.html", "page.two.html"] {
         assert!(folder.0.join(page).is_file(), "{page}");
     }
+}
+
+/// By the same name, by links of both kinds, and through a folder that is a link.
+#[cfg(unix)]
+#[test]
+fn outputs_do_not_overwrite_the_input() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new("overwrite");
+    let file = folder.file("trace.csv", TRACE.as_bytes());
+    let at = |name: &str| folder.0.join(name);
+    symlink(&file, at("soft.csv")).unwrap();
+    fs::hard_link(&file, at("hard.csv")).unwrap();
+    symlink(&folder.0, at("folder")).unwrap();
+    let names = [
+        "trace.csv",
+        "soft.csv",
+        "hard.csv",
+        "folder/trace.csv",
+        "folder/soft.csv",
+    ];
+    for option in ["record", "html", "plot", "frontier"] {
+        for name in names {
+            let output = format!("--{option}={}", at(name).display());
+            for input in [&file, &at("soft.csv")] {
+                let message = refusal(input, &[&output]);
+                assert!(message.contains("would overwrite"), "{output}: {message}");
+                assert_eq!(fs::read(&file).unwrap(), TRACE.as_bytes(), "{output}");
+            }
+        }
+    }
+    // With several traces, each output has a name of its own.
+    let (one, two) = (
+        folder.file("one.csv", TRACE.as_bytes()),
+        folder.file("page.one.html", TRACE.as_bytes()),
+    );
+    let html = format!("--html={}", at("page.html").display());
+    let output = weirpool().args([&one, &two]).arg(&html).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(fs::read(&two).unwrap(), TRACE.as_bytes());
+    // Two outputs of one name are refused as well, and others are written.
+    let both = |html: &str, plot: &str| {
+        let [html, plot] = [("html", html), ("plot", plot)]
+            .map(|(option, name)| format!("--{option}={}", at(name).display()));
+        replay(&file, &[&html, &plot, "--json"]).status.code()
+    };
+    assert_eq!(both("out", "out"), Some(1));
+    assert!(!at("out").exists());
+    assert_eq!(both("out.html", "out.svg"), Some(0));
+    assert_eq!(
+        both("out.html", "out.svg"),
+        Some(0),
+        "an earlier output is replaced"
+    );
+    assert_eq!(
+        replay(&file, &["--html=/dev/null", "--json"]).status.code(),
+        Some(0)
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn overrides_of_the_writing_direction_are_escaped() {
+    let folder = Folder::new("direction");
+    let file = folder.file("a\u{202e}vsc.csv", b"nonsense");
+    let output = replay(&file, &[]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(message.contains("a\\u{202e}vsc.csv"), "{message}");
 }

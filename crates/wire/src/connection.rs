@@ -59,11 +59,35 @@ impl Connection {
     /// # Errors
     /// Returns [`Error::Refused`] if the user is not allowed, and [`Error::System`] if no process listens.
     pub fn connect(path: impl AsRef<Path>, allowed: &Allowed) -> Result<Self, Error> {
-        let path = path.as_ref();
+        Self::connect_on(socket()?, path.as_ref(), allowed)
+    }
+
+    /// Connects like [`connect`](Self::connect), and waits for at most this long while the listener's backlog is full.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] after that time, and the errors of `connect`.
+    pub fn connect_within(
+        path: impl AsRef<Path>,
+        allowed: &Allowed,
+        patience: Duration,
+    ) -> Result<Self, Error> {
+        use sockopt::Timeout;
         let socket = socket()?;
-        rustix::net::connect(&socket, &address(path)?)
-            .map_err(Error::system(format!("connecting to {}", path.display())))?;
-        Self::checked(socket, allowed)
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(patience))
+            .map_err(Error::system("setting the timeout of a connection"))?;
+        let connection = Self::connect_on(socket, path.as_ref(), allowed)?;
+        connection.set_timeouts(None, None)?;
+        Ok(connection)
+    }
+
+    fn connect_on(socket: OwnedFd, path: &Path, allowed: &Allowed) -> Result<Self, Error> {
+        match rustix::net::connect(&socket, &address(path)?) {
+            Ok(()) => Self::checked(socket, allowed),
+            Err(Errno::AGAIN) => Err(Error::TimedOut),
+            Err(error) => Err(Error::system(format!("connecting to {}", path.display()))(
+                error,
+            )),
+        }
     }
 
     /// Takes a connected socket of type `SEQPACKET`: one inherited from a parent process, say. Checks its peer.

@@ -40,8 +40,20 @@ pub enum Error {
     /// The path exists and is no socket, or is the socket of another user.
     #[error("{} exists and is not a socket of this user; remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// Other users can rename or replace files in the directory of the path.
-    #[error("{} can be changed by other users; choose a directory that only this user can write, for example $XDG_RUNTIME_DIR", .0.display())]
+    /// The path exists and is no regular file of this user, or other users can write it.
+    #[error("{} is not a regular file that only this user can write; remove it, or choose another path", .0.display())]
+    NotAFile(PathBuf),
+    /// A file is longer than its reader allows.
+    #[error("{} has more than {most} bytes; remove it, or choose another path", path.display())]
+    LongFile {
+        /// The file.
+        path: PathBuf,
+        /// The most bytes that are read.
+        most: u64,
+    },
+    /// Other users can create or replace files in the directory, or replace the directory. A sticky directory such as
+    /// `/tmp` is one in which they can create files.
+    #[error("{} can be changed by other users; choose a directory that only this user can write, for example $XDG_RUNTIME_DIR, or take their permission away with `chmod go-w`", .0.display())]
     OpenDirectory(PathBuf),
     /// A call of the operating system failed.
     #[error("{call} failed: {error}")]

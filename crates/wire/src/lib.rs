@@ -2,6 +2,7 @@
 //!
 //! - A [`Listener`] creates its socket in a directory that no other user can change, with mode 0600. It refuses to
 //!   replace the socket of a live process, replaces that of a dead one, and removes its own when it is dropped.
+//! - [`private`] reads and replaces files beside the socket, which no other user can plant.
 //! - A [`Connection`] sends and receives values as frames of up to [`MAX_FRAME`] bytes, each with up to
 //!   [`MAX_DESCRIPTORS`] file descriptors. It blocks, and [`Connection::shutdown`] ends the waits of other threads.
 //! - Both check the user id of the peer ([`Allowed`]) before a byte is read.
@@ -22,6 +23,7 @@ mod allowed;
 mod connection;
 mod error;
 mod listener;
+pub mod private;
 
 pub use allowed::{Allowed, Peer};
 pub use connection::{Connection, MAX_DESCRIPTORS, MAX_FRAME};

@@ -1,7 +1,8 @@
 use crate::allowed::own_uid;
 use crate::connection::{address, retry, socket};
+use crate::private::{beside, check_directory_of, file_at, open};
 use crate::{Allowed, Connection, Error};
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +30,7 @@ impl Listener {
     /// connection decide. A socket that no process listens on any more is replaced.
     ///
     /// # Errors
-    /// Returns [`Error::OpenDirectory`] if other users can rename files in the directory, [`Error::InUse`] if a process
+    /// Returns [`Error::OpenDirectory`] if other users can change the directory or replace it, [`Error::InUse`] if a process
     /// listens on the path, [`Error::NotASocket`] if the path is something else, and [`Error::System`].
     pub fn bind(path: impl AsRef<Path>, allowed: Allowed) -> Result<Self, Error> {
         let path = path.as_ref();
@@ -120,16 +121,6 @@ fn probe(flags: SocketFlags) -> Result<OwnedFd, Error> {
         .map_err(Error::system("opening a Unix socket"))
 }
 
-fn file_at(path: &Path) -> Result<Option<Stat>, Error> {
-    match rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(file) => Ok(Some(file)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(error) => Err(Error::system(format!("looking at {}", path.display()))(
-            error,
-        )),
-    }
-}
-
 /// Keeps other listeners from the path: two that find a dead socket must not both replace it.
 ///
 /// A file of this user beside the socket, for as long as this lives. Locking the directory instead would let any user
@@ -141,19 +132,14 @@ struct PathLock {
 
 impl PathLock {
     fn take(path: &Path) -> Result<Self, Error> {
-        check_directory(path)?;
-        let mut name = path.as_os_str().to_owned();
-        name.push(".lock");
-        let path = PathBuf::from(name);
+        check_directory_of(path)?;
+        let path = beside(path, ".lock");
         let call = || format!("locking {}", path.display());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         loop {
-            let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
-                .map_err(Error::system(call()))?;
+            let Some(file) = open(&path, OFlags::RDWR | OFlags::CREATE)? else {
+                continue;
+            };
             let opened = rustix::fs::fstat(&file).map_err(Error::system(call()))?;
-            if opened.st_uid != own_uid() {
-                return Err(Error::NotASocket(path));
-            }
             retry(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))
                 .map_err(Error::system(call()))?;
             // The last owner removed the file that this one waited for: lock the next one.
@@ -168,23 +154,5 @@ impl PathLock {
 impl Drop for PathLock {
     fn drop(&mut self) {
         let _ = rustix::fs::unlink(&self.path);
-    }
-}
-
-/// Checks that only this user and root can rename files in the directory of a path.
-fn check_directory(path: &Path) -> Result<(), Error> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let state = rustix::fs::stat(directory)
-        .map_err(Error::system(format!("looking at {}", directory.display())))?;
-    let mode = Mode::from_raw_mode(state.st_mode);
-    let is_ours = state.st_uid == own_uid() || state.st_uid == 0;
-    let others = mode.intersects(Mode::WGRP | Mode::WOTH);
-    // In a sticky directory such as /tmp, only the owner of a file can rename it.
-    match is_ours && (!others || mode.contains(Mode::SVTX)) {
-        true => Ok(()),
-        false => Err(Error::OpenDirectory(directory.into())),
     }
 }

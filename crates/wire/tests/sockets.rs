@@ -190,16 +190,6 @@ fn other_files_are_not_replaced() {
 }
 
 #[test]
-fn directory_that_others_can_write_is_refused() {
-    let folder = Folder::new("open");
-    fs::set_permissions(&folder.0, Permissions::from_mode(0o777)).unwrap();
-    let refused = Listener::bind(folder.socket(), Allowed::own());
-    assert!(matches!(refused, Err(Error::OpenDirectory(path)) if path == folder.0));
-    fs::set_permissions(&folder.0, Permissions::from_mode(0o1777)).unwrap();
-    Listener::bind(folder.socket(), Allowed::own()).unwrap();
-}
-
-#[test]
 fn peer_of_another_user_is_refused_on_both_sides() {
     let folder = Folder::new("user");
     let nobody = Allowed::only([54_321]);

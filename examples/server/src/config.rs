@@ -3,6 +3,8 @@
 use crate::engine::{ACTIVATIONS, Admission, WEIGHTS, WORKSPACE};
 use crate::http::ANONYMOUS;
 use crate::model::Shape;
+use crate::printable::{is_printable, printable};
+use axum::http::uri::Authority;
 use bytesize::ByteSize;
 use clap::Parser;
 use figment::Figment;
@@ -32,6 +34,9 @@ pub enum DeviceName {
 pub struct Config {
     /// The address to listen on. Port 0 takes any free port.
     pub listen: SocketAddr,
+    /// The names under which the server is reached, beside `localhost` and IP addresses: `*` for any. Others may be those
+    /// of web pages that use a visitor's browser.
+    pub hosts: Vec<String>,
     /// The device.
     pub device: DeviceName,
     /// The number of the GPU.
@@ -116,8 +121,11 @@ impl ModelConfig {
     }
 }
 
+/// The name of [`Config::hosts`] that stands for any.
+pub(crate) const ANY_HOST: &str = "*";
+
 /// A tenant: a client with an API key.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// The name in metrics and on the page.
@@ -135,8 +143,69 @@ pub struct TenantConfig {
     pub queue: Option<usize>,
 }
 
+/// Without the key, which is a secret.
+impl std::fmt::Debug for TenantConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            name,
+            key: _,
+            quota,
+            weight,
+            queue,
+        } = self;
+        f.debug_struct("TenantConfig")
+            .field("name", name)
+            .field("quota", quota)
+            .field("weight", weight)
+            .field("queue", queue)
+            .finish_non_exhaustive()
+    }
+}
+
 fn one() -> u32 {
     1
+}
+
+/// Returns the errors of settings without the text of the file and without the values of tenants: keys are among them.
+fn explained(errors: figment::Error) -> anyhow::Error {
+    use figment::error::Kind;
+    let explain = |mut error: figment::Error| {
+        let is_secret = error
+            .path
+            .first()
+            .is_some_and(|setting| setting == "tenants");
+        let is_name = |name: &str| {
+            let mut bytes = name.bytes();
+            name.len() <= 32 && bytes.all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        };
+        let message = match &error.kind {
+            Kind::MissingField(_) | Kind::DuplicateField(_) => None,
+            // The name may be a key that stands in the wrong place.
+            Kind::UnknownField(name, known) if !is_name(name) => Some(format!(
+                "unknown field, expected one of `{}`",
+                known.join("`, `")
+            )),
+            Kind::UnknownField(..) => None,
+            Kind::InvalidType(_, expected) | Kind::InvalidValue(_, expected) if is_secret => {
+                Some(format!("a value of another type, expected {expected}"))
+            }
+            _ if is_secret => Some("the value is not valid".to_owned()),
+            // The errors of a parser show the line below their first one.
+            Kind::Message(text) => text.lines().next().map(str::to_owned),
+            _ => None,
+        };
+        if let Some(message) = message {
+            error.kind = Kind::Message(message);
+        }
+        let is_index = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+        let parts = error.path.iter_mut();
+        for part in parts.filter(|part| is_secret && !is_name(part) && !is_index(part)) {
+            "…".clone_into(part);
+        }
+        error.to_string()
+    };
+    let errors: Vec<_> = errors.into_iter().map(explain).collect();
+    anyhow::Error::msg(errors.join("; "))
 }
 
 /// An inference server whose requests wait for memory instead of failing.
@@ -154,6 +223,10 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
+    /// The names under which the server is reached, beside localhost and IP addresses, separated by commas; `*` for any.
+    #[arg(long, value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<Vec<String>>,
     /// The device [default: sim].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -260,6 +333,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: ([127, 0, 0, 1], 8080).into(),
+            hosts: Vec::new(),
             device: DeviceName::Sim,
             ordinal: 0,
             slowdown: 20.0,
@@ -313,7 +387,8 @@ impl Config {
         let config: Self = figment
             .merge(environment)
             .merge(Serialized::defaults(flags))
-            .extract()?;
+            .extract()
+            .map_err(explained)?;
         config.checked()
     }
 
@@ -369,30 +444,40 @@ impl Config {
         if let Some(reason) = self.model.shape().invalid() {
             anyhow::bail!("the model is invalid: {reason}");
         }
+        for host in &self.hosts {
+            let is_name = host
+                .parse::<Authority>()
+                .is_ok_and(|name| name.host() == host);
+            anyhow::ensure!(
+                host == ANY_HOST || is_name,
+                "the host {host:?} is not a name without a port; use one as in http://NAME, or `*` for any"
+            );
+        }
         for (index, tenant) in self.tenants.iter().enumerate() {
             let name = &tenant.name;
+            let shown = printable(name);
             anyhow::ensure!(
                 !tenant.key.is_empty() && tenant.key.bytes().all(|byte| byte.is_ascii_graphic()),
-                "the key of tenant {name:?} cannot be sent in a header; use visible ASCII characters without spaces"
+                "the key of tenant \"{shown}\" cannot be sent in a header; use visible ASCII characters without spaces"
             );
             anyhow::ensure!(
-                (1..=64).contains(&name.chars().count()) && !name.chars().any(char::is_control),
-                "the name of tenant {name:?} must have 1 to 64 printable characters"
+                (1..=64).contains(&name.chars().count()) && name.chars().all(is_printable),
+                "the name of tenant \"{shown}\" must have 1 to 64 printable characters"
             );
             anyhow::ensure!(
                 ![WEIGHTS, ACTIVATIONS, WORKSPACE, ANONYMOUS].contains(&name.as_str()),
-                "the name {name:?} is reserved for memory of the server; choose another name for the tenant"
+                "the name \"{shown}\" is reserved for memory of the server; choose another name for the tenant"
             );
             anyhow::ensure!(
                 tenant.weight > 0,
-                "the weight of tenant {name:?} is 0; it must be at least 1"
+                "the weight of tenant \"{shown}\" is 0; it must be at least 1"
             );
             let others = &self.tenants[..index];
             anyhow::ensure!(
                 others
                     .iter()
                     .all(|other| other.key != tenant.key && other.name != tenant.name),
-                "two tenants share the name or the key of {name:?}; give each its own"
+                "two tenants share the name or the key of \"{shown}\"; give each its own"
             );
         }
         Ok(self)

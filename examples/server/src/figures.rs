@@ -5,7 +5,7 @@ use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use weirpool::dashboard::{Dashboard, Latency};
+use weirpool::dashboard::{Dashboard, Hosts, Latency};
 
 /// The bounds of the histograms, in seconds.
 const BOUNDS: [f64; 16] = [
@@ -147,6 +147,8 @@ impl Figures {
         let (running, tokens, histograms, ends, memory) = registered;
         let [prompt_tokens, cached_tokens, answer_tokens] = tokens;
         let dashboard = Dashboard::new(engine.pool()).title("weirpool-server");
+        // The router checks the hosts of all pages.
+        let dashboard = dashboard.hosts(Hosts::any());
         let [first_token, per_token, duration] = histograms;
         let times = |metric, name| Times {
             metric,

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --release -p weirpool-server                          # on the simulated device
 //! cargo run --release -p weirpool-server --features cuda -- --device cuda --capacity 8GiB --layers 12 --width 768 --heads 12
-//! curl localhost:8080/v1/completions -d '{"prompt": "Hello", "max_tokens": 20, "stream": true}' -N
+//! curl localhost:8080/v1/completions --json '{"prompt": "Hello", "max_tokens": 20, "stream": true}' -N
 //! ```
 //!
 //! It serves a transformer in the shape of GPT-2 through OpenAI's interface for completions. A request is admitted once
@@ -20,6 +20,7 @@
 //! | [`model`] | sizes, weights, one step as a list of kernels; a reference implementation for tests |
 //! | `kernels` | the kernels of each device: the only part that differs |
 //! | `patient` | clients that read slowly |
+//! | `printable` | characters that names may have |
 //! | `figures` | metrics |
 
 pub mod config;
@@ -29,6 +30,8 @@ mod http;
 mod kernels;
 pub mod model;
 mod patient;
+#[path = "../../../crates/cli/src/printable.rs"]
+mod printable;
 pub mod server;
 
 pub use config::{Config, Flags};

@@ -17,7 +17,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
-    match runtime.block_on(run(&flags)) {
+    let ran = runtime.block_on(run(&flags));
+    // A signal may have come while a thread reads the weights: it is not waited for.
+    runtime.shutdown_background();
+    match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

@@ -1,6 +1,6 @@
 //! The server as a whole: started from its settings, and shut down in order.
 
-use crate::config::{Config, DeviceName};
+use crate::config::{ANY_HOST, Config, DeviceName};
 use crate::engine::{Engine, Settings};
 use crate::figures::Figures;
 use crate::http::{App, Tenants, router};
@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use weirpool::dashboard::Hosts;
 use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::{Pool, PoolBuilder};
@@ -59,10 +60,13 @@ impl Server {
             config.capacity,
             ByteSize(needed),
         );
-        let weights = match &config.model.weights {
-            Some(path) => Weights::read(path, shape.heads)?,
-            None => Weights::generate(shape, config.model.seed),
-        };
+        let (path, seed) = (config.model.weights.clone(), config.model.seed);
+        // On a thread of its own: this future can be dropped meanwhile.
+        let weights = tokio::task::spawn_blocking(move || match path {
+            Some(path) => Weights::read(&path, shape.heads),
+            None => Ok(Weights::generate(shape, seed)),
+        });
+        let weights = weights.await.context("the weights cannot be prepared")??;
         match config.device {
             DeviceName::Sim => {
                 let memory = config.capacity.as_u64().saturating_add(64 << 20);
@@ -102,6 +106,7 @@ impl Server {
         let app = Arc::new(App {
             figures: Figures::new(&engine)?,
             tenants: Tenants::new(&config, &engine),
+            hosts: hosts(&config.hosts),
             engine,
             config,
             next: AtomicU64::new(1),
@@ -171,6 +176,12 @@ impl Server {
         let _ = tokio::time::timeout(self.app.config.client_timeout, self.connections.wait()).await;
         drained
     }
+}
+
+fn hosts(names: &[String]) -> Hosts {
+    let is_any = names.iter().any(|name| name == ANY_HOST);
+    let hosts = if is_any { Hosts::any() } else { Hosts::local() };
+    names.iter().fold(hosts, Hosts::and)
 }
 
 /// Accepts connections until the server stops.

@@ -62,7 +62,9 @@ fn answers() -> Result<(), Failed> {
         let prompt: Vec<u32> = shared.into_iter().chain(own).collect();
         let tokens = random.usize(1..50);
         let body = serde_json::json!({"prompt": prompt, "max_tokens": tokens}).to_string();
-        let request = Request::post("/v1/completions").body(Body::from(body));
+        let request = Request::post("/v1/completions")
+            .header("content-type", "application/json")
+            .body(Body::from(body));
         let response = server.router().oneshot(request?).await?;
         let bytes = response.into_body().collect().await?.to_bytes();
         let answer: serde_json::Value = serde_json::from_slice(&bytes)?;

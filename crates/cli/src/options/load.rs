@@ -1,7 +1,10 @@
 //! The options of `weirpool load`.
 
 use super::lengths::Lengths;
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
+use std::ffi::OsStr;
 use std::time::Duration;
 
 /// Where requests go: the parts of an `http` URL.
@@ -26,7 +29,7 @@ const PATH: &str = "/v1/completions";
 #[command(name = "load")]
 pub(crate) struct Load {
     /// The server: http://HOST:PORT, or with the path of the completions [default path: /v1/completions]
-    #[arg(value_parser = target)]
+    #[arg(value_parser = Secret(target))]
     pub(crate) url: Target,
 
     /// The mean number of requests that arrive in a second, at random (a Poisson process) [default: 10]
@@ -62,7 +65,7 @@ pub(crate) struct Load {
     pub(crate) shared_prefix: f64,
 
     /// An API key, and its share of the requests relative to the other keys: KEY, or KEY=WEIGHT; can be repeated
-    #[arg(long = "key", value_name = "KEY[=WEIGHT]", value_parser = key)]
+    #[arg(long = "key", value_name = "KEY[=WEIGHT]", value_parser = Secret(key))]
     pub(crate) keys: Vec<Key>,
 
     /// The model that requests name
@@ -136,6 +139,28 @@ impl std::fmt::Debug for Key {
             .debug_struct("Key")
             .field("weight", &self.weight)
             .finish_non_exhaustive()
+    }
+}
+
+/// Parses a value that may hold a secret: its errors leave it out.
+#[derive(Clone, Copy)]
+struct Secret<T>(fn(&str) -> Result<T, String>);
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Secret<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
+        let text = value.to_str().ok_or_else(|| "expected UTF-8".to_owned());
+        text.and_then(self.0).map_err(|reason| {
+            let name = argument.map(ToString::to_string).unwrap_or_default();
+            let message = format!("invalid value for '{name}': {reason}\n");
+            clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command)
+        })
     }
 }
 
@@ -241,6 +266,20 @@ mod tests {
         }
         let debug = format!("{:?}", key("secret=2").unwrap());
         assert!(!debug.contains("secret"), "{debug}");
+    }
+
+    #[test]
+    fn errors_print_no_key() {
+        for arguments in [
+            &["http://localhost:1", "--key=two secrets"][..],
+            &["http://localhost:1", "--key", "secret=0"],
+            &["http://user:secret@localhost:1"],
+        ] {
+            let parsed = Load::try_parse_from([&["load"], arguments].concat());
+            let message = parsed.unwrap_err().to_string();
+            assert!(!message.contains("secret"), "{message}");
+            assert!(message.contains("invalid value for '"), "{message}");
+        }
     }
 
     #[test]

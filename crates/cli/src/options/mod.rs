@@ -15,6 +15,8 @@ pub(crate) use load::{Load, PromptForm, Retry, Target as LoadTarget};
 pub(crate) use names::{Extent, OrderName, RemappingName, UpstreamName};
 pub(crate) use policy::{Conditions, Policy};
 use std::path::PathBuf;
+#[cfg(target_os = "linux")]
+use std::time::Duration;
 pub(crate) use target::{DeviceName, Pace, Target};
 
 /// The traces of the repository.
@@ -127,20 +129,20 @@ pub(crate) struct Broker {
     pub(crate) device: u32,
 
     /// The bytes that can be leased: less than the memory of the GPU, which contexts and other users need as well
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) capacity: bytesize::ByteSize,
+    #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
+    pub(crate) capacity: u64,
 
     /// The socket, in a directory that only this user can change
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: PathBuf,
 
-    /// How long a process may take to act on a recall before others are asked in its place
-    #[arg(long, value_name = "TIME", default_value = "1s")]
-    pub(crate) grace: humantime::Duration,
+    /// How long a process may take to act on a recall before others are asked in its place, up to 30 days
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::days)]
+    pub(crate) grace: Duration,
 
     /// The longest time for which a process keeps memory that others gave back for it: 16 times what that took, at most this
-    #[arg(long, value_name = "TIME", default_value = "1s")]
-    pub(crate) longest_hold: humantime::Duration,
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = values::days)]
+    pub(crate) longest_hold: Duration,
 }
 
 /// Shows the processes of a broker, their leases, the memory that they use and wait for, each time that a figure
@@ -156,6 +158,10 @@ pub(crate) struct Top {
     /// Shows the present figures, and ends
     #[arg(long)]
     pub(crate) once: bool,
+
+    /// How long the broker may take to send the first figures
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::some_duration)]
+    pub(crate) timeout: Duration,
 
     /// Prints one JSON object for each change, each on one line
     #[arg(long)]
@@ -206,6 +212,14 @@ pub(crate) enum Generated {
 }
 
 impl Source {
+    /// Returns the files that are read.
+    pub(crate) fn inputs(&self) -> Vec<PathBuf> {
+        match self.generate {
+            Some(_) => Vec::new(),
+            None => self.files(),
+        }
+    }
+
     /// Returns the files to replay, when no trace is generated.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         if self.paths.is_empty() {

@@ -33,6 +33,24 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected one hour at most".to_owned())
 }
 
+/// Parses a duration of an hour at most, and more than none.
+#[cfg(target_os = "linux")]
+pub(super) fn some_duration(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("expected more than 0 s".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+/// Parses a duration of 30 days at most, as a broker takes.
+#[cfg(target_os = "linux")]
+pub(super) fn days(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    Some(duration)
+        .filter(|duration| *duration <= weirpool_broker::LONGEST)
+        .ok_or_else(|| "expected 30 days at most".to_owned())
+}
+
 /// Parses a share of a whole, more than 0 and up to 1.
 pub(super) fn share(text: &str) -> Option<f64> {
     let share = text.parse::<f64>().ok()?;
@@ -60,6 +78,19 @@ mod tests {
         assert_eq!(duration("1h"), Ok(LONGEST));
         for text in ["61min", "18446744073709551615s", "500000years", "-1s", ""] {
             assert!(duration(text).is_err(), "{text}");
+        }
+        #[cfg(target_os = "linux")]
+        {
+            assert_eq!(days("30days"), Ok(weirpool_broker::LONGEST));
+            for text in [
+                "31days",
+                "9223372036854775808s",
+                "18446744073709551615s",
+                "-1s",
+            ] {
+                assert!(days(text).is_err(), "{text}");
+            }
+            assert!(some_duration("0s").is_err());
         }
         assert_eq!((share("1"), share("0.125")), (Some(1.0), Some(0.125)));
         for text in ["0", "1.5", "-0.5", "nan", "inf", "1e-400", ""] {

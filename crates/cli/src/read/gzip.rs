@@ -1,6 +1,7 @@
 //! Decompression with an end: gzip members up to the end of the file, and a bound on the bytes that a file gives.
 
 use crate::trace::fault::Fault;
+use crate::trace::steps;
 use flate2::bufread::GzDecoder;
 use std::io::{self, BufRead, Read};
 
@@ -79,6 +80,7 @@ impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.source.read(into)?;
         self.read += read as u64;
+        steps::read(read);
         if self.read > self.most {
             let (what, most) = ("bytes", self.most);
             return Err(io::Error::other(Fault::TooMany { what, most }));

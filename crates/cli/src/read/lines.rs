@@ -2,7 +2,7 @@
 
 use super::AtLocation;
 use crate::trace::fault::{Fault, Location};
-use crate::trace::limits;
+use crate::trace::{limits, steps};
 use crate::units;
 use std::io::{self, BufRead, Read};
 
@@ -44,6 +44,7 @@ impl<R: BufRead> Lines<R> {
         let mut rest = self.source.by_ref().take(most);
         let read = rest.read_until(b'\n', &mut self.line);
         let read = read.map_err(|error| broken(&error))?;
+        steps::take(read);
         let line = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if line.len() > limits::LINE_BYTES {

@@ -1,12 +1,14 @@
 //! Pickles, decoded as far as memory snapshots need: in one pass, without recursion, in bounded memory.
 //!
-//! A pickle is a program for a stack machine. Its values are kept flat, and refer to each other by index, so that a
-//! pickle that nests deeply, or shares values many times, costs no more than its own length. Objects of Python
+//! A pickle is a program for a stack machine. Its values are kept flat, and refer to each other by index, so that decoding
+//! a pickle that nests deeply, or shares values many times, costs no more than its own length. Walking such a value is
+//! the reader's affair: a list of `n` references to one list of `n` items has `n * n` of them. Objects of Python
 //! classes are never made: they decode to [`Value::Other`], as do texts beyond the [`Word`]s, floats and large numbers.
 
 use super::lines::broken;
 use crate::trace::fault::{Fault, Location};
 use crate::trace::limits::LINE_BYTES;
+use crate::trace::steps;
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 
@@ -73,13 +75,19 @@ pub(super) struct Pickle {
     root: Value,
     /// Lists and tuples.
     lists: Vec<Vec<Value>>,
-    /// The entries whose keys are words; a later entry of the same key replaces an earlier one.
+    /// The entries whose keys are words, one for each key: a later one of the same key replaces it.
     dicts: Vec<Vec<(Word, Value)>>,
+    bytes: u64,
 }
 
 impl Pickle {
     pub(super) fn root(&self) -> Value {
         self.root
+    }
+
+    /// Returns the length of the pickle. It has no more items than bytes, each counted once.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Returns the items of a list; `None` if `value` is something else.
@@ -95,9 +103,10 @@ impl Pickle {
         let Value::Dict(dict) = value else {
             return None;
         };
-        let entries = self.dicts[dict as usize].iter().rev();
-        let mut entries = entries.filter(|(name, _)| *name == key);
-        entries.next().map(|(_, value)| *value)
+        let entries = &self.dicts[dict as usize];
+        let found = entries.iter().position(|(name, _)| *name == key);
+        steps::take(found.map_or(entries.len(), |at| at + 1));
+        found.map(|at| entries[at].1)
     }
 }
 
@@ -110,6 +119,7 @@ pub(super) fn decode(source: impl BufRead, most: usize) -> Result<Pickle, (Locat
         root,
         lists: machine.lists,
         dicts: machine.dicts,
+        bytes: at,
     })
     .map_err(|fault| (Location::Byte(at), fault))
 }
@@ -138,6 +148,7 @@ impl<R: BufRead> Bytes<R> {
     fn consume(&mut self, bytes: usize) {
         self.source.consume(bytes);
         self.read += bytes as u64;
+        steps::take(bytes);
     }
 
     /// Passes over the next bytes, and returns them if they may be a word.
@@ -304,7 +315,9 @@ impl<R: BufRead> Machine<R> {
     /// Takes the last mark and all values above it.
     fn pop_to_mark(&mut self) -> Result<Vec<Value>, Fault> {
         let mark = self.marks.pop().ok_or_else(underflow)?;
-        Ok(self.stack.split_off(mark))
+        let items = self.stack.split_off(mark);
+        steps::take(items.len());
+        Ok(items)
     }
 
     // ---- the memo ----------------------------------------------------------------------------------
@@ -499,8 +512,16 @@ impl<R: BufRead> Machine<R> {
         };
         for pair in items.chunks_exact(2) {
             if let [Value::Word(key), value] = pair {
-                self.dicts[dict].push((*key, *value));
-                self.kept += ITEM_BYTES;
+                let entries = &mut self.dicts[dict];
+                let known = entries.iter_mut().find(|(name, _)| name == key);
+                steps::take(WORDS.len());
+                match known {
+                    Some((_, known)) => *known = *value,
+                    None => {
+                        entries.push((*key, *value));
+                        self.kept += ITEM_BYTES;
+                    }
+                }
             }
         }
         Ok(())

@@ -12,7 +12,7 @@ use super::pickle::{self, Pickle, Value, Word};
 use super::{AtLocation, Recording, Request};
 use crate::trace::fault::{Fault, Location};
 use crate::trace::limits::{ALLOCATION_BYTES, Limits};
-use crate::trace::{Builder, Op, Row};
+use crate::trace::{Builder, Op, Row, steps};
 use std::io::BufRead;
 
 /// The time between events of old snapshots, which have no times.
@@ -29,7 +29,7 @@ pub(super) fn parse(
         pickle: pickle::decode(source, request.limits.pickle_bytes)?,
     };
     let traces = snapshot.device_traces().map_err(whole)?;
-    let recorded = snapshot.recorded_devices(&traces);
+    let recorded = snapshot.recorded_devices(&traces).map_err(whole)?;
     let device = chosen(&recorded, request.device).map_err(whole)?;
     let events = traces[device];
     let mut replayed = Replayed::new(request.limits, snapshot.has_times(events));
@@ -44,6 +44,23 @@ pub(super) fn parse(
     let notes = replayed.notes(earlier.map_err(whole)?, device, &recorded);
     let trace = replayed.builder.finish(name).map_err(whole)?;
     Ok(Recording { trace, notes })
+}
+
+/// The items that one pass over a snapshot may look at: as many as the snapshot has bytes, since an item takes a byte at
+/// least where it is not shared. Lists that refer to one list many times have items without end.
+struct Pass {
+    left: u64,
+}
+
+impl Pass {
+    fn take(&mut self) -> Result<(), Fault> {
+        steps::take(1);
+        let left = self.left.checked_sub(1);
+        self.left = left.ok_or_else(|| {
+            unlike("it repeats one list so often that it has more items than bytes")
+        })?;
+        Ok(())
+    }
 }
 
 /// A decoded snapshot. Newer versions of PyTorch add keys, and stacks are not read.
@@ -62,6 +79,12 @@ struct Event {
 }
 
 impl Snapshot {
+    fn pass(&self) -> Pass {
+        Pass {
+            left: self.pickle.bytes(),
+        }
+    }
+
     /// Returns the events of each device.
     fn device_traces(&self) -> Result<Vec<&[Value]>, Fault> {
         let traces = self.pickle.get(self.pickle.root(), Word::DeviceTraces);
@@ -80,11 +103,19 @@ impl Snapshot {
         }
     }
 
-    fn recorded_devices(&self, traces: &[&[Value]]) -> Vec<usize> {
-        let is_alloc = |event: &Value| self.op(*event) == Some(Op::Allocate);
-        let recorded = traces.iter().enumerate();
-        let recorded = recorded.filter(|(_, events)| events.iter().any(is_alloc));
-        recorded.map(|(device, _)| device).collect()
+    fn recorded_devices(&self, traces: &[&[Value]]) -> Result<Vec<usize>, Fault> {
+        let mut recorded = Vec::new();
+        let mut pass = self.pass();
+        for (device, events) in traces.iter().enumerate() {
+            for event in *events {
+                pass.take()?;
+                if self.op(*event) == Some(Op::Allocate) {
+                    recorded.push(device);
+                    break;
+                }
+            }
+        }
+        Ok(recorded)
     }
 
     /// Returns whether each event that is replayed has a time.
@@ -132,6 +163,7 @@ impl Snapshot {
             return Ok((0, 0));
         };
         let segments = self.pickle.items(segments);
+        let mut pass = self.pass();
         for segment in segments.ok_or_else(|| unlike("`segments` is not a list"))? {
             let number = |value, word| match self.pickle.get(value, word) {
                 Some(Value::Int(number)) => Some(number as u64),
@@ -147,6 +179,7 @@ impl Snapshot {
                 return Err(unlike("a segment has no `address` or no list `blocks`"));
             };
             for block in blocks {
+                pass.take()?;
                 let size = number(*block, Word::Size);
                 let size = size.ok_or_else(|| unlike("a block has no `size`"))?;
                 let used = Some(Value::Word(Word::ActiveAllocated));

@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use super::limits::{self, Limits};
-use super::{Event, Kind, Trace};
+use super::{Event, Kind, Trace, steps};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -58,6 +58,7 @@ impl Builder {
 
     /// Takes the next row, or returns the reason why no trace has such a row.
     pub(crate) fn push(&mut self, row: Row) -> Result<(), Fault> {
+        steps::take(1);
         check("operations", self.events.len(), self.limits.events)?;
         let time = self.times.next(row.time_us)?;
         let kind = match row.op {

@@ -7,6 +7,7 @@ mod builder;
 pub(crate) mod fault;
 pub(crate) mod generate;
 pub(crate) mod limits;
+pub(crate) mod steps;
 
 pub(crate) use builder::{Builder, Op, Row};
 use fault::Fault;

@@ -1,5 +1,6 @@
 //! `POST /v1/completions`.
 
+use super::guard::check_type;
 use super::openai::{Answer, Completion, Text, usage};
 use super::{App, Failure, unix_time};
 use crate::engine::{Admitted, Event, Finish, Job};
@@ -30,6 +31,7 @@ pub(super) async fn complete(
 ) -> Result<Response, Failure> {
     let arrived = Instant::now();
     let tenant = app.tenants.of(request.headers())?;
+    check_type(request.headers())?;
     let (allowed, is_urgent) = allowed(request.headers(), app.config.timeout)?;
     let model = &app.config.model.name;
     // The body is not kept while the request waits: it can be far larger than the request in it.

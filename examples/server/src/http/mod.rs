@@ -1,6 +1,7 @@
 //! HTTP: routes, tenants, and the answers to requests that fail.
 
 mod completions;
+mod guard;
 mod openai;
 mod refusal;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 use weirpool::Tag;
+use weirpool::dashboard::Hosts;
 
 /// The tag of requests if there are no tenants.
 pub(crate) const ANONYMOUS: &str = "requests";
@@ -30,6 +32,8 @@ pub(crate) struct App {
     pub(crate) figures: Figures,
     pub(crate) config: Config,
     pub(crate) tenants: Tenants,
+    /// The names under which the server is reached.
+    pub(crate) hosts: Hosts,
     /// The number of the next answer.
     pub(crate) next: AtomicU64,
 }
@@ -77,6 +81,7 @@ impl Tenants {
 pub(crate) fn router(app: Arc<App>) -> Router {
     let completions = post(completions::complete);
     let counted = from_fn_with_state(app.clone(), count);
+    let guarded = from_fn_with_state(app.clone(), guard::guard);
     Router::new()
         .route("/v1/completions", completions.layer(counted))
         .route("/v1/models", get(models))
@@ -91,6 +96,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
                 "this page does not answer this method",
             )
         })
+        .layer(guarded)
         .with_state(app)
 }
 

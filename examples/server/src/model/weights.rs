@@ -3,6 +3,8 @@
 use super::Shape;
 use super::shape::{Part, Parts};
 use safetensors::{Dtype, SafeTensors};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// The weights of a model, in host memory.
@@ -40,6 +42,46 @@ pub enum WeightsError {
         /// The problem.
         problem: String,
     },
+}
+
+/// The most bytes of a header, as the format allows.
+const MOST_HEADER: u64 = 100_000_000;
+
+/// Reads a regular file that has the length that its header states: a device may have no end, and reading a FIFO may wait
+/// for ever.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let check = |metadata: Metadata| match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(io::Error::other("it is not a regular file")),
+    };
+    // Before the file is opened, which may wait, too.
+    check(fs::metadata(path)?)?;
+    let mut file = File::open(path)?;
+    let length = check(file.metadata()?)?;
+    let mut bytes = Vec::new();
+    Read::by_ref(&mut file).take(8).read_to_end(&mut bytes)?;
+    let Ok(header) = <[u8; 8]>::try_from(&bytes[..]) else {
+        // The parser says what is missing.
+        return Ok(bytes);
+    };
+    let header = u64::from_le_bytes(header).min(MOST_HEADER);
+    Read::by_ref(&mut file)
+        .take(header)
+        .read_to_end(&mut bytes)?;
+    let Ok(stated) = serde_json::from_slice::<safetensors::tensor::Metadata>(&bytes[8..]) else {
+        return Ok(bytes);
+    };
+    let tensors = stated.tensors();
+    let ends = tensors.values().map(|tensor| tensor.data_offsets.1 as u64);
+    let expected = (8 + header).saturating_add(ends.max().unwrap_or(0));
+    if length != expected {
+        let problem = format!("it has {length} bytes, and {expected} by its header");
+        return Err(io::Error::other(problem));
+    }
+    tracing::info!("reading {length} bytes of weights from {}", path.display());
+    bytes.reserve_exact(usize::try_from(length - 8 - header).map_err(io::Error::other)?);
+    file.take(length - 8 - header).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl Weights {
@@ -97,9 +139,9 @@ impl Weights {
     /// from the tensors; `heads` is not among them.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or lacks a tensor in F32 of the right size.
+    /// Returns an error if the file is not regular, cannot be read, or lacks a tensor in F32 of the right size.
     pub fn read(path: &Path, heads: usize) -> Result<Self, WeightsError> {
-        let bytes = std::fs::read(path).map_err(|error| WeightsError::Unreadable {
+        let bytes = read_file(path).map_err(|error| WeightsError::Unreadable {
             path: path.to_owned(),
             error,
         })?;

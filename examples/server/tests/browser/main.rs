@@ -114,6 +114,7 @@ impl Service {
                         .collect();
                     let body = json!({"prompt": prompt, "max_tokens": random.u32(8..64)});
                     let request = Request::post("/v1/completions")
+                        .header("content-type", "application/json")
                         .header("authorization", format!("Bearer key of {tenant}"))
                         .body(Body::from(body.to_string()));
                     let answer = router.clone().oneshot(request.expect("a request")).await;

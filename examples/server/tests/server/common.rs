@@ -70,6 +70,7 @@ pub(crate) fn body(prompt: &[u32], max_tokens: usize) -> Value {
 
 pub(crate) fn request(body: &Value) -> Request<Body> {
     Request::post("/v1/completions")
+        .header("content-type", "application/json")
         .body(Body::from(body.to_string()))
         .expect("a request")
 }

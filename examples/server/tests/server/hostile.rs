@@ -477,14 +477,6 @@ async fn unusual_methods_and_types_are_answered_clearly() {
         let response = send(&server, request.unwrap()).await;
         assert_eq!(response.status().as_u16(), status, "{method} {path}");
     }
-    // The type is not asked for: curl sends that of a form.
-    for (kind, status) in [
-        ("text/plain", 200),
-        ("application/x-www-form-urlencoded", 200),
-    ] {
-        let response = ask(&server, &body(&[1], 1), &[("content-type", kind)]).await;
-        assert_eq!(response.status().as_u16(), status);
-    }
     let (status, error) = post(&server, &json!({"prompt": "x", "stop": "\n"})).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert_eq!(error["error"]["type"], "invalid_request_error");

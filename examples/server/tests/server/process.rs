@@ -42,7 +42,7 @@ impl Program {
         let length = body.len();
         write!(
             stream,
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         )
         .unwrap();
         stream
@@ -118,7 +118,10 @@ fn bad_settings_are_explained() {
         ("--config=/no/such/file", "no file"),
         ("--listen=192.0.2.1:80", "cannot listen"),
         ("--weights=/no/such/weights", "cannot read the weights"),
-        ("--weights=/dev/null", "not a safetensors file"),
+        ("--weights=/dev/null", "not a regular file"),
+        ("--weights=/dev/zero", "not a regular file"),
+        ("--hosts=a:80", "not a name without a port"),
+        ("--hosts=", "not a name without a port"),
         ("--layers=16777216", "lower the number of layers"),
         ("--width=16777216", "lower its sizes"),
         ("--vocabulary=16777216", "raise the capacity"),
@@ -221,4 +224,107 @@ fn bad_settings_of_the_environment_and_of_tenants_are_explained() {
     // Flags are above the environment, which is above the defaults.
     let (_, text) = refused(&["--streams=0"], &[("WEIRPOOL_SERVER_STREAMS", "3")]);
     assert!(text.contains("streams is 0"), "{text}");
+}
+
+/// The settings of tenants hold their keys: whatever is wrong with them, and wherever a key stands, errors leave it out.
+#[test]
+fn errors_of_settings_print_no_key() {
+    let file = std::env::temp_dir().join(format!("weirpool-keys-{}.toml", std::process::id()));
+    let option = format!("--config={}", file.display());
+    let tenant = "[[tenants]]\nname = 'a'\n";
+    for (text, expected) in [
+        (format!("{tenant}key = sk-secret\n"), "line 3, column 7"),
+        (format!("{tenant}key = 'sk-secret\n"), "line 3"),
+        (format!("{tenant}key 'sk-secret'\n"), "line 3"),
+        (format!("{tenant}key = 'sk-secret' weight = 2\n"), "line 3"),
+        (
+            format!("{tenant}key = 'sk-secret'\nkey = 'sk-secret'\n"),
+            "line 4",
+        ),
+        (format!("{tenant}weight = 'sk-secret'\n"), "expected u32"),
+        (format!("{tenant}key = 'k'\nquota = 'sk-secret'\n"), "quota"),
+        (
+            format!("{tenant}key = ['sk-secret']\n"),
+            "expected a string",
+        ),
+        (format!("{tenant}'sk-secret' = 'key'\n"), "unknown field"),
+        ("tenants = 'sk-secret'\n".to_owned(), "tenants"),
+        ("tenants = ['sk-secret']\n".to_owned(), "tenants"),
+        ("[tenants]\na = 'sk-secret'\n".to_owned(), "tenants"),
+        (format!("{tenant}key = 'sk-secret \\n'\n"), "cannot be sent"),
+        (
+            format!("{tenant}key = \"sk-secret \\n\"\n"),
+            "cannot be sent",
+        ),
+        (
+            format!("{tenant}key = 'sk-secret'\nweight = 0\n"),
+            "at least 1",
+        ),
+        (
+            format!("{tenant}key = 'sk-secret'\n{tenant}key = 'sk-secret'\n"),
+            "share",
+        ),
+    ] {
+        std::fs::write(&file, &text).unwrap();
+        let (status, said) = refused(&[&option], &[]);
+        assert_eq!(status, Some(1), "{text}: {said}");
+        assert!(!said.contains("secret"), "{text}: {said}");
+        assert!(said.contains(expected), "{text}: {said}");
+        assert_eq!(said.lines().count(), 1, "{text}: {said}");
+    }
+    std::fs::remove_file(file).unwrap();
+    for value in [
+        "sk-secret",
+        "[sk-secret]",
+        r#"[{name="a", key=["sk-secret"]}]"#,
+        r#"[{name="a", key="k", weight="sk-secret"}]"#,
+        r#"[{name="a", key="k", quota="sk-secret"}]"#,
+        r#"[{name="a", key="sk-secret"#,
+        r#"{a="sk-secret"}"#,
+    ] {
+        let (status, said) = refused(&[], &[("WEIRPOOL_SERVER_TENANTS", value)]);
+        assert_eq!(status, Some(1), "{value}: {said}");
+        assert!(!said.contains("secret"), "{value}: {said}");
+    }
+}
+
+#[test]
+fn names_of_tenants_are_printable() {
+    for name in ["\u{202e}rtl\u{2028}evil\u{2029}", "a\u{200b}", "\u{3164}"] {
+        let value = format!(r#"[{{name="{name}", key="k"}}]"#);
+        let (status, said) = refused(&[], &[("WEIRPOOL_SERVER_TENANTS", &value)]);
+        assert_eq!(status, Some(1), "{name:?}: {said}");
+        assert!(said.contains("printable"), "{name:?}: {said}");
+        assert!(!said.contains(name), "{name:?}: {said}");
+    }
+}
+
+/// The file is long enough to take a while, and takes no space.
+#[cfg(unix)]
+#[test]
+fn signal_ends_the_server_while_it_reads_weights() {
+    const BYTES: u64 = 3 << 30;
+    let header =
+        format!(r#"{{"x":{{"dtype":"U8","shape":[{BYTES}],"data_offsets":[0,{BYTES}]}}}}"#);
+    let path = std::env::temp_dir().join(format!("weirpool-sparse-{}", std::process::id()));
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + BYTES).unwrap();
+    let program = Program::start(&[&format!("--weights={}", path.display())]);
+    assert!(
+        program.address.contains("bytes of weights"),
+        "{}",
+        program.address
+    );
+    program.signal("TERM");
+    let (status, text) = program.rest();
+    assert_eq!((status, &*text), (Some(0), ""));
+    // One whose length is another than its header says is not read.
+    file.set_len(8 + header.len() as u64 + BYTES - 1).unwrap();
+    let (status, text) = refused(&[&format!("--weights={}", path.display())], &[]);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("by its header"), "{text}");
 }

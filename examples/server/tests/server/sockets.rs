@@ -38,7 +38,7 @@ async fn read(stream: &mut TcpStream) -> String {
 fn post(body: &str) -> String {
     let length = body.len();
     format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     )
 }
 
@@ -51,13 +51,16 @@ async fn assert_serves(address: SocketAddr) {
 async fn hostile_requests_get_clear_answers() {
     let (server, address, idle) = listening(quick()).await;
     let header = |line: &str| {
-        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{line}\r\n\r\n")
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{line}\r\n\r\n"
+        )
     };
     let deep = format!("{{\"prompt\": {}", "[".repeat(500_000));
     for (bytes, status) in [
         ("GARBAGE\r\n\r\n".to_owned(), "400"),
         (
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n".to_owned(),
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n"
+                .to_owned(),
             "400",
         ),
         (header(&format!("x: {}", "y".repeat(1 << 20))), "431"),
@@ -80,11 +83,12 @@ async fn hostile_requests_get_clear_answers() {
         (post(&deep), "400"),
         (post("\u{0}\u{1}"), "400"),
         (
-            "GET /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(),
+            "GET /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+                .to_owned(),
             "405",
         ),
         (
-            "GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(),
+            "GET /nowhere HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".to_owned(),
             "404",
         ),
     ] {
@@ -120,7 +124,7 @@ async fn unusual_clients_are_served_and_keep_nothing() {
             .collect::<String>()
             + "0\r\n\r\n"
     };
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n";
     let spread = valid.replace(' ', &" ".repeat(3_000));
     let mut stream = write(address, format!("{head}\r\n{}", chunks(&spread)).as_bytes()).await;
     assert!(read(&mut stream).await.starts_with("HTTP/1.1 200"));
@@ -145,7 +149,7 @@ async fn unusual_clients_are_served_and_keep_nothing() {
     // It asks before it sends the body.
     let length = valid.len();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
     );
     let mut stream = write(address, head.as_bytes()).await;
     let mut first = [0; 25];
@@ -250,5 +254,127 @@ async fn killed_clients_and_slow_readers_keep_no_memory() {
     futures::future::join_all(clients).await;
     assert_idle(&server, idle).await;
     assert_serves(address).await;
+    server.shut_down().await.unwrap();
+}
+
+/// The requests of a page of another site: without asking first, and by DNS rebinding; and those of the server's own page.
+#[tokio::test]
+async fn pages_of_other_sites_neither_compute_nor_read() {
+    let config = Config {
+        hosts: vec!["pool.example.com".to_owned()],
+        ..config()
+    };
+    let (server, address, idle) = listening(config).await;
+    let port = address.port();
+    let body = r#"{"prompt": "csrf", "max_tokens": 40}"#;
+    let ask = async |method: &str, path: &str, headers: &[String], body: &str| {
+        let headers: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+        let length = body.len();
+        let text = format!(
+            "{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+        );
+        let answer = read(&mut write(address, text.as_bytes()).await).await;
+        for kept in [
+            "cross-origin-resource-policy: same-origin",
+            "x-frame-options: DENY",
+            "x-content-type-options: nosniff",
+            "frame-ancestors 'none'",
+        ] {
+            assert!(answer.contains(kept), "{kept}: {answer}");
+        }
+        answer[9..12].parse::<u16>().unwrap()
+    };
+    let own = format!("host: 127.0.0.1:{port}");
+    let json = "content-type: application/json".to_owned();
+    let line = |line: &str| line.to_owned();
+    let completions = "/v1/completions";
+    for (headers, status) in [
+        // What a page can send without asking first, and what it would ask for.
+        (vec![own.clone(), line("content-type: text/plain")], 415),
+        (vec![own.clone()], 415),
+        (
+            vec![own.clone(), line("content-type: application/json2")],
+            415,
+        ),
+        (
+            vec![
+                own.clone(),
+                json.clone(),
+                line("origin: http://evil.example"),
+            ],
+            403,
+        ),
+        (vec![own.clone(), json.clone(), line("origin: null")], 403),
+        (
+            vec![
+                own.clone(),
+                json.clone(),
+                format!("origin: http://localhost:{port}"),
+            ],
+            403,
+        ),
+        // Its name resolves to the server's address.
+        (
+            vec![format!("host: evil.example:{port}"), json.clone()],
+            421,
+        ),
+        (
+            vec![line("host: localhost.evil.example"), json.clone()],
+            421,
+        ),
+        (
+            vec![own.clone(), line("host: evil.example"), json.clone()],
+            421,
+        ),
+        (vec![own.clone(), json.clone()], 200),
+        (
+            vec![
+                own.clone(),
+                json.clone(),
+                format!("origin: http://127.0.0.1:{port}"),
+            ],
+            200,
+        ),
+        (
+            vec![
+                format!("host: localhost:{port}"),
+                line("content-type: Application/JSON; charset=utf-8"),
+            ],
+            200,
+        ),
+        (
+            vec![
+                line("host: pool.example.com"),
+                json.clone(),
+                line("origin: https://pool.example.com"),
+            ],
+            200,
+        ),
+    ] {
+        let answered = ask("POST", completions, &headers, body).await;
+        assert_eq!(answered, status, "{headers:?}");
+    }
+    for path in [
+        "/",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+        "/v1/models",
+        "/nowhere",
+    ] {
+        let status = ask("GET", path, &[line("host: evil.example")], "").await;
+        assert_eq!(status, 421, "{path}");
+        let origin = line("origin: http://evil.example");
+        assert_eq!(ask("GET", path, &[own.clone(), origin], "").await, 403);
+        let status = ask("GET", path, std::slice::from_ref(&own), "").await;
+        assert_eq!(status, if path == "/nowhere" { 404 } else { 200 }, "{path}");
+    }
+    assert_eq!(
+        ask("OPTIONS", completions, std::slice::from_ref(&own), "").await,
+        405
+    );
+    let answer = ask("GET", "http://evil.example/metrics", &[own], "").await;
+    assert_eq!(answer, 421, "a target with a host of its own");
+    assert_idle(&server, idle).await;
     server.shut_down().await.unwrap();
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::trace::steps;
 use crate::trace::{Kind, Trace};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -296,4 +297,103 @@ fn pickle_with_a_changed_byte_is_read_or_refused_with_a_reason() {
         }
     }
     assert!(refused > 1000, "{refused}");
+}
+
+/// Returns a text, as a pickle of protocol 2 writes it.
+fn text(text: &str) -> Vec<u8> {
+    let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+    [&b"X"[..], &length, text.as_bytes()].concat()
+}
+
+/// Returns a snapshot whose events repeat one dictionary `m` times, in which one key is set `n` times.
+fn shared_event(n: usize, m: usize) -> Vec<u8> {
+    [
+        &b"\x80\x02}q\x20("[..],
+        &text("action"),
+        &text("segment_map"),
+        &[&text("size")[..], b"K\x01"].concat().repeat(n),
+        b"u0}(",
+        &text("device_traces"),
+        b"](](",
+        &b"h\x20".repeat(m),
+        b"eeu.",
+    ]
+    .concat()
+}
+
+/// Returns a snapshot of one allocation, with `m` segments of the same list of `n` blocks.
+fn shared_blocks(n: usize, m: usize) -> Vec<u8> {
+    let event = [
+        &b"}("[..],
+        &text("action"),
+        &text("alloc"),
+        &text("addr"),
+        b"K\x01",
+        &text("size"),
+        b"K\x08",
+        &text("stream"),
+        b"K\0u",
+    ];
+    [
+        &b"\x80\x02}q\x20("[..],
+        &text("size"),
+        b"K\x01u0]q\x21(",
+        &b"h\x20".repeat(n),
+        b"e0}q\x22(",
+        &text("address"),
+        b"K\x01",
+        &text("blocks"),
+        b"h\x21u0}(",
+        &text("segments"),
+        b"](",
+        &b"h\x22".repeat(m),
+        b"e",
+        &text("device_traces"),
+        b"](](",
+        &event.concat(),
+        b"eeu.",
+    ]
+    .concat()
+}
+
+/// Returns a snapshot of `m` devices with the same list of `n` events, none of which is replayed.
+fn shared_trace(n: usize, m: usize) -> Vec<u8> {
+    [
+        &b"\x80\x02}("[..],
+        &text("action"),
+        &text("snapshot"),
+        b"uq\x200](",
+        &b"h\x20".repeat(n),
+        b"eq\x210}(",
+        &text("device_traces"),
+        b"](",
+        &b"h\x21".repeat(m),
+        b"eu.",
+    ]
+    .concat()
+}
+
+#[test]
+fn steps_are_in_proportion_to_the_length_whatever_is_shared() {
+    const MANY: usize = 100_000;
+    let read = |pickle: &[u8]| {
+        let before = steps::counts();
+        let read = super::super::parse(pickle, "snapshot", Request::default());
+        let counts = steps::counts().since(before);
+        assert_eq!(counts.bytes, pickle.len() as u64);
+        assert!(counts.are_linear(), "{counts:?}");
+        read
+    };
+    let (location, fault) = read(&shared_event(MANY, MANY)).unwrap_err();
+    assert_eq!((location, fault), (Location::File, Fault::NoRecording));
+    for pickle in [shared_blocks(MANY, MANY), shared_trace(MANY, MANY)] {
+        let (location, fault) = read(&pickle).unwrap_err();
+        assert_eq!(location, Location::File);
+        let reason = fault.to_string();
+        assert!(reason.contains("more items than bytes"), "{reason}");
+    }
+    // A list that is shared a few times is read.
+    let recording = read(&shared_blocks(3, 3)).unwrap();
+    assert_eq!(recording.trace.allocations, 1);
+    assert_eq!(read(&shared_trace(3, 3)).unwrap_err().1, Fault::NoRecording);
 }
