@@ -8,4 +8,3 @@ mod overload;
 mod process;
 mod sockets;
 mod statuses;
-mod tenants;
