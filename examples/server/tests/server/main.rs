@@ -8,3 +8,4 @@ mod overload;
 mod process;
 mod sockets;
 mod statuses;
+mod tenants;
