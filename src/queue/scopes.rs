@@ -9,11 +9,14 @@ use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
 use std::collections::BTreeMap;
 use std::task::Waker;
 
+/// A reservation, and the position of a request in its scope.
+type Key = (ReservationId, Position);
+
 /// See the [module](self). Most pools have none, which is known without the lock.
 #[derive(Debug)]
 pub(super) struct Scopes {
     count: AtomicU64,
-    waiters: Mutex<BTreeMap<(ReservationId, Position), Foreign<Arc<Waiter>>>>,
+    waiters: Mutex<BTreeMap<Key, Foreign<Arc<Waiter>>>>,
 }
 
 impl Scopes {
@@ -93,6 +96,6 @@ impl Drop for Scopes {
     }
 }
 
-fn key(waiter: &Waiter) -> Option<(ReservationId, Position)> {
+fn key(waiter: &Waiter) -> Option<Key> {
     Some((waiter.scope?, waiter.sort_key.position))
 }

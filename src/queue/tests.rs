@@ -177,7 +177,7 @@ fn limits_and_weights_are_set_without_looking_at_those_that_wait() {
             pool.tag(tag).set_limit(Some(4096));
         }
         let waiting = wait(&pool, &stream, tag, count);
-        (locks(), VISITS.take());
+        let _ = (locks(), VISITS.take());
         if !is_throttled {
             pool.tag(tag).set_limit(None);
         }

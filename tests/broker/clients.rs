@@ -331,3 +331,23 @@ fn need_that_is_met_already_is_not_refused_after_an_unanswered_one() {
     drop(sender);
     broker.join().unwrap();
 }
+
+/// The broker ends first, as when a program drops both. A thread of the client waits for the next broker only for as long
+/// as a lease is recorded for it.
+#[test]
+fn closed_client_leaves_no_thread_once_no_lease_is_recorded() {
+    let folder = Folder::new("no-thread");
+    let running = broker(&folder.socket(), 64 * MIB);
+    let tenant = Arc::new(Keeper::default());
+    let client = client(&folder, tenant.clone());
+    assert!(client.ask_and_wait(8 * MIB, Duration::from_secs(10)));
+    drop(running);
+    client.close();
+    // The lease is recorded: the thread waits for the next broker.
+    thread::sleep(Duration::from_millis(50));
+    assert!(Arc::strong_count(&tenant) > 1, "a thread has the tenant");
+    let mut record = folder.socket().into_os_string();
+    record.push(".leases");
+    std::fs::remove_file(record).unwrap();
+    eventually(|| Arc::strong_count(&tenant) == 1);
+}

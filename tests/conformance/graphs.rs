@@ -236,10 +236,8 @@ pub(crate) fn closed_pool_captures_and_launches_nothing<B: Bench>() {
     assert_eq!(graph.launch(&captured.stream).unwrap_err(), closed);
     assert_eq!(memory.capture(&captured.stream).unwrap_err(), closed);
     // SAFETY: the host has access to no block of the graph while it is launched.
-    assert_eq!(
-        unsafe { memory.join(&captured.stream) }.unwrap_err(),
-        closed
-    );
+    let joined = unsafe { memory.join(&captured.stream) };
+    assert_eq!(joined.unwrap_err(), closed);
     assert_eq!(site.pool.capture(&captured.stream).unwrap_err(), closed);
     captured.expect(&block, 1);
     captured.settle();

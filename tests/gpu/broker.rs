@@ -13,7 +13,7 @@ use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, PoolBuilder, Stream};
-use weirpool_broker::{Broker, BrokerConfig};
+use weirpool_broker::{Broker, BrokerConfig, Watch};
 
 pub(crate) const TENANT: &str = "use memory that a broker leases";
 
@@ -117,6 +117,12 @@ pub(crate) fn broker_moves_memory_between_processes() {
         "the driver has the memory of the killed process back"
     );
     here.pool.check_conserved().unwrap();
-    drop((here, running));
+    // The broker ends last: it hears that the pool is gone, and no lease is left.
+    drop(here);
+    let mut watch = Watch::connect(&socket).unwrap();
+    while let Some(figures) = watch.next_figures().unwrap()
+        && !figures.clients.is_empty()
+    {}
+    drop(running);
     let _ = std::fs::remove_dir_all(folder);
 }

@@ -21,10 +21,8 @@ pub(crate) fn graph_of_cudarc_keeps_its_memory() {
         let [captured, other] = site.workers();
         let memory = site.pool.graph_memory();
         // SAFETY: the host has access to no block of the graph while it is launched.
-        assert!(
-            unsafe { memory.join(&captured.stream) }.is_err(),
-            "it is not captured"
-        );
+        let joined = unsafe { memory.join(&captured.stream) };
+        assert!(joined.is_err(), "it is not captured");
         captured.work.begin_capture(mode).unwrap();
         // SAFETY: the host has access to no block of the graph while it is launched.
         let joined = unsafe { memory.join(&captured.stream) }.unwrap();

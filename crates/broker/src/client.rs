@@ -2,7 +2,8 @@
 //!
 //! Two threads sleep until something happens. The *reader* takes the broker's terms, and reconnects when the connection
 //! ends: after 5 ms, and then after twice as long each time, up to 500 ms. The *worker* looks again when memory came
-//! back, and says goodbye. Either one applies terms to the tenant, which may take as long as unmapping does, and states
+//! back, and says goodbye. A client that is closed while no broker listens waits for the next one, to give its lease back,
+//! for as long as a lease is recorded beside the socket. Either one applies terms to the tenant, which may take as long as unmapping does, and states
 //! the result: the reader where it has news and the worker is idle, because each change of the thread costs a wake-up.
 //!
 //! Calls of the tenant send their messages themselves if that does not wait, and leave it to the worker otherwise. None
@@ -10,9 +11,11 @@
 
 use crate::ledger::{Figures, Joining, Refused};
 use crate::message::{Reply, Request, VERSION};
+use crate::server::record_of;
 use crate::share::{Share, Statement, Terms};
 use std::collections::hash_map::RandomState;
 use std::fmt;
+use std::fs;
 use std::hash::BuildHasher;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -392,8 +395,8 @@ impl Client {
         }
     }
 
-    /// Ends the lease, after the tenant's memory is back with the device. Where there is no broker now, the next one is
-    /// told, for as long as this process lives.
+    /// Ends the lease, after the tenant's memory is back with the device. Where there is no broker now, a thread waits for
+    /// the next one to tell it so, for as long as the process lives and the last broker's record is there.
     pub fn close(&self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
@@ -564,7 +567,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a broker that takes the client back. Returns `None` if it is closed, and a broker refuses it.
+    /// Waits for a broker that takes the client back. Returns `None` if it is closed, and a broker refuses it, or no lease
+    /// is recorded for the next broker: then there is nothing to give back.
     fn connect_again(&self) -> Option<Arc<Connection>> {
         let mut pause = BACK_OFF.0;
         loop {
@@ -584,9 +588,16 @@ impl Shared {
                         return None;
                     }
                 }
+                Err(_) if self.lock().is_closed && !self.is_recorded() => return None,
                 Err(_) => {}
             }
         }
+    }
+
+    /// Returns whether there is a record of leases for the next broker.
+    fn is_recorded(&self) -> bool {
+        let record = fs::symlink_metadata(record_of(&self.config.socket));
+        record.is_ok_and(|record| record.is_file())
     }
 
     fn reconnect(&self) -> Result<Arc<Connection>, ClientError> {

@@ -184,6 +184,13 @@ impl Drop for Running {
     }
 }
 
+/// Returns the path of the record of the leases of the broker at a socket.
+pub(crate) fn record_of(socket: &Path) -> PathBuf {
+    let mut record = socket.as_os_str().to_owned();
+    record.push(".leases");
+    record.into()
+}
+
 impl Broker {
     /// Listens at the socket, and counts the leases of an earlier broker.
     ///
@@ -200,9 +207,7 @@ impl Broker {
         } = config;
         // First: another broker may run, and write the record.
         let listener = Listener::bind(&socket, Allowed::own())?;
-        let mut record = socket.clone().into_os_string();
-        record.push(".leases");
-        let record = PathBuf::from(record);
+        let record = record_of(&socket);
         let mut ledger = Ledger::new(capacity, grace, longest_hold);
         let mut processes = BTreeMap::new();
         for recorded in read_record(&record)? {

@@ -140,11 +140,13 @@ fn newcomer_that_leaves(device: &SimDevice, pool: &Pool, asked: &Asked, panics: 
     drop(request);
 }
 
+type Act = Box<dyn FnOnce() + Send>;
+
 /// A device that acts within a reading of its clock, as another thread could at that moment.
 #[derive(Clone)]
 struct Between {
     sim: SimDevice,
-    acts: Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>,
+    acts: Arc<Mutex<Vec<Act>>>,
 }
 
 impl std::fmt::Debug for Between {
@@ -204,9 +206,8 @@ fn owner_of_a_stream_is_not_dropped_with_the_last_search_of_a_deadlocked_queue()
         let asked = Asked::of(&pool);
         for turn in 0..12 {
             let (p, s, of) = (pool.clone(), sim.clone(), asked.clone());
-            let come: Box<dyn FnOnce() + Send> =
-                Box::new(move || newcomer_that_leaves(&s, &p, &of, false));
-            let wait = || -> Box<dyn FnOnce() + Send> { Box::new(|| {}) };
+            let come: Act = Box::new(move || newcomer_that_leaves(&s, &p, &of, false));
+            let wait = || -> Act { Box::new(|| {}) };
             // The last of them acts first: at the reading after `turn` others.
             *device.acts.lock().unwrap() = std::iter::once(come)
                 .chain((0..turn).map(|_| wait()))

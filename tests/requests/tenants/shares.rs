@@ -61,7 +61,7 @@ fn flood_of_a_tag_refuses_no_request_of_another() {
             settle(&mut others);
             flood.iter_mut().chain(&mut others).for_each(|waiter| {
                 // The block is freed, and the next request served.
-                waiter.output.take().map(drop);
+                drop(waiter.output.take());
             });
         }
         assert!(
