@@ -7,7 +7,7 @@ use futures::channel::oneshot;
 use futures::executor::block_on;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind::{Other, Unsupported};
 use weirpool::{Accesses, StreamError, Task, TaskError};
@@ -195,6 +195,39 @@ pub(crate) fn panic_of_a_host_function_is_its_tasks_error<B: Bench>() {
     worker.submit((), |_, ()| worker.use_up(&block, 1));
     worker.settle();
     drop(block);
+    site.assert_sound();
+}
+
+/// Each task begins once the stream has passed the event before its hold, whatever events other threads record behind the
+/// hold at the same time.
+pub(crate) fn host_tasks_begin_although_other_threads_seal_their_stream<B: Bench>() {
+    const TASKS: usize = 2000;
+    let site = Site::<B>::new(16 * MIB);
+    let worker = site.worker();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for turn in 0..4u64 {
+            let (worker, is_over) = (worker.clone(), &is_over);
+            scope.spawn(move || {
+                for turn in turn.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    drop(worker.try_take(4096));
+                    match turn % 4 {
+                        0 => drop(worker.stream.event().unwrap()),
+                        1 => drop(block_on(worker.stream.synchronize())),
+                        _ => worker.stream.seal().unwrap(),
+                    }
+                }
+            });
+        }
+        for _ in 0..TASKS {
+            let task = worker.stream.spawn(async { 6 }).unwrap();
+            assert_eq!(block_on(task), Ok(6));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
     site.assert_sound();
 }
 

@@ -86,6 +86,7 @@ macro_rules! suite {
                     host_function_runs_in_stream_order,
                     panic_of_a_host_function_is_its_tasks_error,
                     host_task_takes_its_turn_in_the_stream,
+                    host_tasks_begin_although_other_threads_seal_their_stream,
                     abandoned_host_task_lets_its_stream_go_on,
                     many_host_tasks_hold_many_streams,
                     refused_host_work_leaves_the_stream_free;
