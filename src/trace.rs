@@ -175,11 +175,6 @@ pub(crate) fn waker_panicked() {
     tell!(WARN, "a waker panicked");
 }
 
-/// Reports that the destructor of an owner, a waker or a value panicked.
-pub(crate) fn destructor_panicked() {
-    tell!(WARN, "a destructor panicked");
-}
-
 /// Reports the bytes that were taken from the device, and the number of chunks.
 pub(crate) fn grown(bytes: u64, chunks: u64) {
     tell!(DEBUG, bytes, chunks, "grown");

@@ -29,6 +29,14 @@ pub(super) struct OfGraphs {
 }
 
 impl OfGraphs {
+    /// Returns a graph that keeps the block, if there is one.
+    fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
+        if injected("graph-forgets-what-it-uses") {
+            return None;
+        }
+        self.named_by.iter().find_map(plain::Weak::upgrade)
+    }
+
     /// Notes that captured work names the block. Returns whether the graph has to keep it, and did not know it.
     fn name(&mut self, uses: &plain::Arc<GraphUses>) -> bool {
         let is_of_memory = std::ptr::eq(self.memory.as_ptr(), plain::Arc::as_ptr(&uses.share));
@@ -81,13 +89,7 @@ impl Block {
 
     /// Returns a graph that keeps the block, if there is one.
     pub(crate) fn graph_that_keeps(&self) -> Option<plain::Arc<GraphUses>> {
-        if injected("graph-forgets-what-it-uses") {
-            return None;
-        }
-        self.extra(|extra| {
-            let mut graphs = extra.graphs.as_ref()?.named_by.iter();
-            graphs.find_map(plain::Weak::upgrade)
-        })
+        self.extra(|extra| extra.graphs.as_ref()?.keeper())
     }
 
     /// Leaves a block that ends to a graph that keeps it. Returns whether there is one.
@@ -95,7 +97,9 @@ impl Block {
         if self.allocation.is_none() {
             return false;
         }
-        let Some(graph) = self.graph_that_keeps() else {
+        // Without the lock, since nothing else has the block.
+        let extra = self.extra.get_mut().as_ref();
+        let Some(graph) = extra.and_then(|extra| extra.graphs.as_ref()?.keeper()) else {
             return false;
         };
         let none = Mutex::new(Guards::Block, Rare::NONE);

@@ -118,13 +118,13 @@ impl Maintenance {
 
     /// Starts the maintenance: `keeper` does it when it is due, and `progress` [notes](Self::note_progress) that a stream
     /// has got further.
-    pub(crate) fn start_upkeep(&self, keeper: Waker, progress: Waker) {
+    pub(crate) fn start_maintenance(&self, keeper: Waker, progress: Waker) {
         self.progress.set(Some(progress));
         self.alarm.set_waker(Some(keeper));
     }
 
     /// Ends the maintenance.
-    pub(crate) fn end_upkeep(&self) {
+    pub(crate) fn end_maintenance(&self) {
         self.alarm.set_waker(None);
         self.progress.set(None);
         self.watches.set(None);

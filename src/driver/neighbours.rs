@@ -6,7 +6,7 @@
 //! [`Neighbour`], and lives until its work is complete. A lane on which only copies are noted may live longer, with a
 //! block that names it, and counts until its copies are complete.
 //!
-//! What the access is to be follows from what was set last, and from the scopes that were begun since. A scope that ends
+//! The access that is due follows from the last setting, and from the scopes that were begun since. A scope that ends
 //! while the memory is in use leaves the access as it is for now: see [`due`](Neighbours::due).
 
 use crate::device::{Device, DeviceId};

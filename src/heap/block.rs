@@ -103,8 +103,8 @@ pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) state: State,
-    /// Of a granted block, the number of the stream that it was granted to. Of a pending block, how many frees it is made
-    /// of: one word, so that the block stays one cache line.
+    /// For a granted block, the number of the stream that it was granted to. For a pending block, how many frees it is
+    /// made of. It is one word, so that the block stays one cache line.
     note: u64,
     pub(crate) previous: Option<BlockId>,
     pub(crate) next: Option<BlockId>,
@@ -200,7 +200,7 @@ impl Blocks {
     pub(crate) fn split(&mut self, id: BlockId, offset: u64) -> BlockId {
         let lower = &mut self[id];
         debug_assert!(0 < offset && offset < lower.bytes);
-        // Of the frees of a pending block, the upper part is one.
+        // The upper part of a pending block counts as one of its frees.
         let (frees, user) = (lower.frees(), lower.user());
         let mut upper = Block {
             address: lower.address + offset,

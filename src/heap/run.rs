@@ -4,7 +4,7 @@ use super::Heap;
 use super::block::{Block, BlockId, State};
 use super::request::{Placement, Request};
 
-/// What is to be free in one piece.
+/// The piece that is to be free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece {
     /// Memory that the device can have back: a whole chunk, or a whole segment where memory is plain.
@@ -33,7 +33,7 @@ enum Extent {
 }
 
 impl Heap {
-    /// Finds what has to be freed besides the used block `seed`, for the piece to be free with it. `find` returns the
+    /// Finds the blocks that have to be freed besides the used block `seed`, for the piece to be free with it. `find` returns the
     /// used block at an address if it can be freed; of two blocks, the lesser one is freed rather.
     ///
     /// Takes time in proportion to the blocks of the piece.

@@ -126,7 +126,7 @@ pub struct Reuse {
     pub follow_event_dependencies: bool,
     /// Memory of other streams whose work is complete, found by polling events during an allocation. Without it,
     /// reuse is deterministic: memory of other streams becomes free only when a caller synchronizes or waits for
-    /// memory.
+    /// memory, or when it is above the [release threshold](ReleaseThreshold).
     pub opportunistic: bool,
     /// Memory pending on another stream, behind a wait on the device that the pool inserts. Switch it off where streams
     /// wait for each other without events, as kernels do that read a flag: if that stream waits for later work of this

@@ -92,7 +92,7 @@ impl Service {
         let (keeper, stand_in) = (Link::new(this), Link::new(this));
         let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
         let progress = Waker::from(plain::Arc::new(Progress(keeper.clone())));
-        this.driver.maintenance.start_upkeep(waker, progress);
+        this.driver.maintenance.start_maintenance(waker, progress);
         this.keeper.set(Some(keeper));
         let waker = Waker::from(plain::Arc::new(StandIn(stand_in.clone())));
         this.funnel.set_stand_in(Some(waker));
@@ -426,7 +426,7 @@ impl Service {
             && evictables.evict(lacking, Some(group)) > 0
     }
 
-    /// Does what is due once a caller has waited for the device.
+    /// Releases memory above the threshold once a caller has waited for the device.
     pub(crate) fn note_synchronized(&self) {
         if injected("synchronized-without-a-release") {
             return;
@@ -549,7 +549,7 @@ impl Service {
         self.funnel.wake_reclaimers();
         // Only forgotten requests can still wait.
         self.dismiss_reclaimer();
-        self.driver.maintenance.end_upkeep();
+        self.driver.maintenance.end_maintenance();
         let keeper = self.keeper.take();
         self.funnel.set_stand_in(None);
         let stand_in = self.stand_in.take();

@@ -15,7 +15,6 @@
 //! A value that is overlooked leaks, and in debug builds it panics.
 
 use super::{Guard, Mutex, assert_unlocked, plain};
-use crate::trace;
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -47,13 +46,11 @@ impl<T> Foreign<T> {
         ManuallyDrop::into_inner(self.value)
     }
 
-    /// Drops the value. A panic of its destructor is reported, and affects nothing else.
+    /// Drops the value. A panic of its destructor affects nothing else: the panic hook has reported it.
     pub(crate) fn release(self) {
         assert_unlocked("a foreign value is dropped");
         let value = self.into_inner();
-        if plain::catch(|| drop(value)) {
-            trace::destructor_panicked();
-        }
+        plain::catch(|| drop(value));
     }
 }
 

@@ -158,6 +158,8 @@ pub(crate) fn uses_of_a_block_come_after_launches<B: Bench>() {
     let download = block.download(&other.stream, 0..MIB).unwrap();
     gate.open();
     assert!(block_on(download).unwrap().iter().all(|byte| *byte == 1));
+    other.expect(&block, 1);
+    other.settle();
     graph.launch(&launching.stream).unwrap();
     block_on(block.deallocate()).unwrap();
     drop(graph);

@@ -228,6 +228,10 @@ pub(crate) fn host_tasks_begin_although_other_threads_seal_their_stream<B: Bench
         }
         is_over.store(true, Ordering::Relaxed);
     });
+    let block = worker.take(MIB);
+    worker.use_up(&block, 1);
+    worker.settle();
+    drop(block);
     site.assert_sound();
 }
 
