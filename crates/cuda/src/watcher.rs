@@ -16,7 +16,7 @@ use cudarc::driver::sys::{CUevent, CUresult, cuEventQuery};
 use std::collections::{BTreeMap, HashMap};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, thread, wake_all};
+use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, catch, thread};
 use weirpool_device::{AlarmId, RawEvent, WatchId};
 
 /// The shortest pause between two queries.
@@ -52,7 +52,7 @@ struct Shared {
 struct State {
     next: u64,
     watches: HashMap<WatchId, Watched>,
-    alarms: BTreeMap<(Duration, AlarmId), Waker>,
+    alarms: BTreeMap<(Duration, AlarmId), Arc<Waker>>,
     has_thread: bool,
     is_asleep: bool,
     is_closed: bool,
@@ -68,7 +68,8 @@ struct State {
 struct Watched {
     event: RawEvent,
     since: Instant,
-    waker: Waker,
+    /// Counted: a clone of the waker itself would call foreign code under the lock.
+    waker: Arc<Waker>,
 }
 
 impl Watcher {
@@ -93,7 +94,7 @@ impl Watcher {
         let watched = Watched {
             event,
             since: Instant::now(),
-            waker: waker.clone(),
+            waker: Arc::new(waker.clone()),
         };
         let mut state = self.0.state.lock();
         let id = WatchId(state.number());
@@ -118,7 +119,7 @@ impl Watcher {
     }
 
     pub(super) fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
-        let waker = waker.clone();
+        let waker = Arc::new(waker.clone());
         let mut state = self.0.state.lock();
         let id = AlarmId(state.number());
         state.alarms.insert((at, id), waker);
@@ -158,15 +159,10 @@ impl Watcher {
         let wakers: Vec<_> = {
             let mut state = self.0.state.lock();
             state.has_thread = false;
-            // Taken out, not cloned: a clone would call foreign code under the lock.
-            let watches = std::mem::take(&mut state.watches).into_values();
-            let watches = watches.map(|watched| watched.waker);
-            let alarms = std::mem::take(&mut state.alarms).into_values();
-            state.note_going();
-            watches.chain(alarms).collect()
+            let watches = state.watches.values().map(|watched| &watched.waker);
+            watches.chain(state.alarms.values()).cloned().collect()
         };
-        // A panic in one does not end the thread, because other tasks rely on it.
-        wake_all(wakers);
+        call_all(wakers);
     }
 }
 
@@ -220,7 +216,7 @@ impl State {
     }
 
     /// Takes the wakers of the alarms that are due by now.
-    fn take_due(&mut self, now: Duration) -> Vec<Waker> {
+    fn take_due(&mut self, now: Duration) -> Vec<Arc<Waker>> {
         let later = self.alarms.split_off(&(now, AlarmId(u64::MAX)));
         let due = std::mem::replace(&mut self.alarms, later);
         due.into_values().collect()
@@ -244,7 +240,7 @@ impl Shared {
                 state = self.pause(state);
             } else {
                 drop(state);
-                wake_all(wakers);
+                call_all(wakers);
                 state = self.state.lock();
             }
         }
@@ -302,7 +298,7 @@ impl Shared {
 /// Takes the wakers of the events that are complete or have failed. A woken task queries its event, and gets the error.
 ///
 /// The events are queried under the lock, so that none is destroyed meanwhile. A query does not wait.
-fn take_complete(state: &mut State, may_ask: bool) -> Vec<Waker> {
+fn take_complete(state: &mut State, may_ask: bool) -> Vec<Arc<Waker>> {
     if state.watches.is_empty() {
         return Vec::new();
     }
@@ -333,6 +329,14 @@ fn is_under_way(event: RawEvent) -> bool {
     // `unwatch` has not returned yet.
     let answer = unsafe { cuEventQuery(event.0 as CUevent) };
     answer == CUresult::CUDA_ERROR_NOT_READY
+}
+
+/// Calls wakers, with no lock held. A panic in one does not end the thread, because other tasks rely on it.
+fn call_all(wakers: Vec<Arc<Waker>>) {
+    for waker in wakers {
+        catch(|| waker.wake_by_ref());
+        catch(|| drop(waker));
+    }
 }
 
 fn spend(pause: Duration) {
