@@ -9,6 +9,7 @@ mod external;
 mod figures;
 mod foreign;
 mod grants;
+mod guide;
 mod handles;
 mod leases;
 mod limits;
@@ -100,8 +101,8 @@ fn run(work: &SimStream, us: u64) {
     work.submit(Operation::new(Duration::from_micros(us)));
 }
 
-fn poll(allocate: &mut Allocate<'_>) -> Poll<Result<Block, weirpool::AllocError>> {
-    Pin::new(allocate).poll_once()
+fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll_once()
 }
 
 fn poll_with(

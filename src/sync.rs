@@ -8,6 +8,13 @@
 //!
 //! The device layer is below the models: it uses [`plain`], which is always std.
 
+// A stack that overflows panics, and a test that expects a panic of its model would pass. See `build.rs`.
+#[cfg(all(weirpool_loom, not(weirpool_shuttle), weirpool_unoptimized))]
+compile_error!(
+    "loom gives a thread 32 KiB of stack, and a pool needs more in a build without optimizations; build with \
+     `--release`, or set `opt-level = 1` in the profile"
+);
+
 #[cfg(not(weirpool_loom))]
 use std::sync as primitive;
 
