@@ -209,16 +209,16 @@ fn launch(
     let stream = all.stream(device, stream)?;
     let site = all.site(device)?;
     let kernel = if is_sum { &site.add } else { &site.write };
-    let block = match memory {
-        Memory::Own(block) => Some(block),
-        Memory::Foreign(foreign) => foreign.block_mut(),
+    let bytes = match memory {
+        Memory::Own(block) => block.slice_mut(0..block.requested()).ok(),
+        Memory::Foreign(foreign) => foreign.bytes_mut(),
         Memory::Shared(_) => None,
     };
-    let block = block.ok_or("the block is shared, or read-only, and cannot be written")?;
-    let count = (block.requested() / 4) as u32;
+    let mut bytes = bytes.ok_or("the block is shared, or read-only, and cannot be written")?;
+    let count = (bytes.size() / 4) as u32;
     let submitted = stream
         .task("kernel")
-        .try_submit(block, |work: &CudaStream, words| {
+        .try_submit(&mut bytes, |work: &CudaStream, words| {
             let mut launch = work.launch_builder(kernel);
             launch.arg(&words).arg(&count).arg(&stamp).arg(&cycles);
             // SAFETY: the kernel accesses `count` words of the block.

@@ -4,6 +4,7 @@
 use super::error::{DlpackError, ImportError};
 use super::export::device_of;
 use crate::block::{Block, Outside};
+use crate::buffer::SliceMut;
 use crate::device::Device;
 use crate::error::StreamError;
 use crate::queue::Passages;
@@ -37,9 +38,12 @@ impl Foreign {
         &self.block
     }
 
-    /// Returns the memory for writing; `None` if the tensor is read-only.
-    pub fn block_mut(&mut self) -> Option<&mut Block> {
-        (!self.is_read_only).then_some(&mut self.block)
+    /// Returns the bytes of the tensor for writing; `None` if it is read-only. (Not the block itself: safe code could swap
+    /// it for another one, which the shape would describe wrongly.)
+    pub fn bytes_mut(&mut self) -> Option<SliceMut<'_, u8>> {
+        let bytes = self.block.requested();
+        let all = (!self.is_read_only).then(|| self.block.slice_mut(0..bytes));
+        all.map(|all| all.expect("a block has the bytes that were requested"))
     }
 
     /// Returns the type of the elements.

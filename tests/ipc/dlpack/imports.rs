@@ -65,7 +65,8 @@ fn tensor_is_released_once_all_work_on_it_is_complete() {
     // On a further stream, which comes after the point at which the data was ready.
     let other = &site.streams[2].1;
     producer.used_on(other).unwrap();
-    let task = other.submit(foreign.block_mut().unwrap(), kernel).unwrap();
+    let mut bytes = foreign.bytes_mut().unwrap();
+    let task = other.submit(&mut bytes, kernel).unwrap();
     drop(foreign);
     site.device.advance(us(1400));
     assert!(!task.is_complete().unwrap());
@@ -181,5 +182,5 @@ fn unsuitable_tensor_is_given_back() {
         produced::<DLManagedTensorVersioned>((4096, 64), own, DlpackFlags::READ_ONLY, &released);
     // SAFETY: as above.
     let mut foreign = unsafe { consumer.import_dlpack(read_only) }.unwrap();
-    assert!(foreign.is_read_only() && foreign.block_mut().is_none());
+    assert!(foreign.is_read_only() && foreign.bytes_mut().is_none());
 }
