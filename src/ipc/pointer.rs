@@ -26,7 +26,8 @@ use std::task::{Context, Poll};
 /// ([`DriverPoolUse::PassedThrough`](crate::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the
 /// processes: the exporter keeps the block until the importer has dropped its own, and the importer's first use comes
 /// after the exporter's writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block
-/// over a [`Connection`](super::Connection) does that by itself.
+/// over a [`Connection`](super::Connection) does that by itself. The checker of the simulated device reports a block that
+/// is freed before importers of the same process have freed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointerData {
     /// The driver's description.

@@ -1,9 +1,10 @@
 use super::*;
 use crate::common::now;
 use std::os::fd::OwnedFd;
+use weirpool::device::sim::{Checker, Clock, ViolationKind};
 use weirpool::device::{DeviceErrorKind, HandleTypes};
 use weirpool::ipc::PointerData;
-use weirpool::{AllocError, BuildError, DriverPool, DriverPoolUse, Upstream};
+use weirpool::{AllocError, Block, BuildError, DriverPool, DriverPoolUse, Upstream};
 
 /// A pool over a pool of the driver that can be shared.
 fn shared(device: &SimDevice) -> (DriverPool, Pool) {
@@ -63,6 +64,55 @@ fn block_of_an_imported_pool_is_the_exporters() {
     side.device.advance(us(200));
     block_on(freed);
     assert_eq!(imported.used().unwrap().current, 0);
+}
+
+/// [CUDA: the importing process frees a pointer before the exporting process does, and its free is complete]
+#[test]
+fn block_that_is_freed_before_its_importer_frees_it_is_a_violation() {
+    for importers in [1, 2] {
+        let device = SimDevice::builder().clock(Clock::Manual);
+        let device = device.checker(Checker::Collect).build();
+        let (driver_pool, pool) = shared(&device);
+        let (_work, stream) = stream(&device, &pool);
+        let imports = |block: &Block| {
+            let data = PointerData::export(block).unwrap();
+            let side = Side::new(manual());
+            let imported = DriverPool::import(&side.device, driver_pool.export().unwrap());
+            let imported = imported.unwrap();
+            let import = |_| data.import(&side.pool, &side.stream, &imported).unwrap();
+            let blocks: Vec<_> = (0..importers).map(import).collect();
+            (side, blocks)
+        };
+        // In order: the free comes after the last importer's, whose work is complete.
+        let block = pool.try_allocate(&stream, CHUNK).unwrap();
+        let (side, blocks) = imports(&block);
+        for (there, freed) in blocks {
+            use_block(&side.work, &there, us(100));
+            drop(there);
+            side.device.advance(us(200));
+            block_on(freed);
+        }
+        drop(block);
+        device.advance_to_end();
+        assert_eq!(device.take_violations(), []);
+        // Another block may have the same bytes.
+        let block = pool.try_allocate(&stream, CHUNK).unwrap();
+        let (side, mut blocks) = imports(&block);
+        let (there, mut freed) = blocks.pop().unwrap();
+        use_block(&side.work, &there, us(100));
+        drop(there);
+        assert!(common::poll(&mut freed).is_pending(), "its work runs");
+        let address = block.address();
+        drop(block);
+        device.advance_to_end();
+        let found = device.take_violations();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].kind, ViolationKind::FreedWhileImported);
+        assert_eq!((found[0].address, found[0].bytes), (address, CHUNK));
+        assert!(found[0].memory.is_some() && found[0].to_string().contains("pointers.rs"));
+        side.device.advance(us(200));
+        block_on(freed);
+    }
 }
 
 #[test]

@@ -205,6 +205,28 @@ impl State {
         Ok(address)
     }
 
+    /// Reports the free of a block that another device of this process has imported and not freed.
+    #[cfg(target_os = "linux")]
+    fn judge_imports(&mut self, pool: RawPool, address: u64) {
+        let Some(found) = self
+            .pools
+            .names
+            .get(pool.0)
+            .filter(|pool| !pool.is_imported)
+        else {
+            return;
+        };
+        let (Some(file), Some(part)) = (&found.file, self.space.part_at(address)) else {
+            return;
+        };
+        let extent = found.extents.get(&address).map(|(bytes, _)| *bytes);
+        if let Some(bytes) = extent.filter(|_| file.is_imported(&part))
+            && let Some(judge) = self.judge()
+        {
+            judge.freed_while_imported(address, bytes);
+        }
+    }
+
     fn free_to(
         &mut self,
         pool: RawPool,
@@ -218,6 +240,8 @@ impl State {
             );
             return Err(invalid(call, reason));
         }
+        #[cfg(target_os = "linux")]
+        self.judge_imports(pool, address);
         let extent = match stream {
             RawStream::HOST => Extent::Free,
             _ => {

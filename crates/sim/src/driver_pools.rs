@@ -52,6 +52,9 @@ pub(super) struct SimPool {
     /// Its blocks lie here, if it can be shared.
     #[cfg(target_os = "linux")]
     pub(super) file: Option<super::memory::PoolFile>,
+    /// Its blocks by address, if it is imported, until their frees are known to be complete.
+    #[cfg(target_os = "linux")]
+    pub(super) imported: BTreeMap<u64, super::memory::Imported>,
     /// Another process created it: nothing is allocated from it.
     pub(super) is_imported: bool,
     /// It goes with its last block.
@@ -75,6 +78,8 @@ impl SimPool {
             is_default,
             #[cfg(target_os = "linux")]
             file: None,
+            #[cfg(target_os = "linux")]
+            imported: BTreeMap::new(),
             is_imported: false,
             is_destroyed: false,
             extents: BTreeMap::new(),
@@ -125,6 +130,10 @@ impl SimPool {
             Some((bytes, extent @ Extent::Used)) => {
                 *extent = becomes;
                 self.used.current -= *bytes;
+                #[cfg(target_os = "linux")]
+                if matches!(becomes, Extent::Free) {
+                    self.imported.remove(&address);
+                }
                 true
             }
             _ => false,
@@ -142,10 +151,12 @@ impl SimPool {
 
     /// Frees the pending extents that are complete. Returns their events.
     pub(super) fn settle(&mut self, is_complete: impl Fn(Point) -> bool) -> Vec<RawEvent> {
-        let extents = self.extents.values_mut();
-        let complete = extents.filter_map(|(_, extent)| match *extent {
+        let extents = self.extents.iter_mut();
+        let complete = extents.filter_map(|(_address, (_, extent))| match *extent {
             Extent::Pending(freed) if is_complete(freed.point) => {
                 *extent = Extent::Free;
+                #[cfg(target_os = "linux")]
+                self.imported.remove(_address);
                 Some(freed.event)
             }
             _ => None,

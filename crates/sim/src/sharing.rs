@@ -82,6 +82,7 @@ impl SimDevice {
                 let reason = format!("the block has {size} bytes, fewer than {bytes}");
                 return Err(invalid(call, reason));
             }
+            let imported = file.note_import(&part);
             let address = state
                 .space
                 .allocate_shared(self.number, MemoryKind::Device, size, part, true)
@@ -89,6 +90,7 @@ impl SimDevice {
             let found = state.pool(call, pool)?;
             found.grow(address, size);
             found.take(address);
+            found.imported.insert(address, imported);
             Ok(address)
         })
     }

@@ -156,6 +156,9 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     assert!(poll(&mut waiting).is_pending());
     let refused = pool.try_allocate(&stream, MIB).unwrap_err();
     assert_eq!(refused, AllocError::NotReservable);
+    // This pool was not built with `unpooled`.
+    let text = refused.to_string();
+    assert!(text.contains("`DriverPoolUse::SubAllocated`"), "{text}");
     drop(capture.end().unwrap());
     device.advance(us(10_000));
     let block = device.block_on(&mut waiting).unwrap();

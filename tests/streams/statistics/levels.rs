@@ -19,6 +19,39 @@ fn the_high_of_used_is_exact_on_one_stream() {
     assert!((MIB..=MIB + (128 << 10)).contains(&high), "{high}");
 }
 
+/// On one thread with several streams, the high of used bytes is above the true peak by no more than lanes cached, and
+/// exact where they cache nothing.
+#[test]
+fn high_of_used_exceeds_the_peak_by_what_lanes_cached_at_most() {
+    for device in devices() {
+        for lane_bytes in [0, 1 << 20, 8 << 20] {
+            let pool = builder(&device, 64 * MIB).lane_bytes(lane_bytes);
+            let pool = pool.build().unwrap();
+            let streams: [_; 4] = streams(&device, &pool);
+            let mut random = fastrand::Rng::with_seed(lane_bytes);
+            let mut live: Vec<Block> = Vec::new();
+            let (mut peak, mut cached) = (0, 0);
+            for step in 0..4_000 {
+                if step % 1_000 == 999 {
+                    live.clear();
+                } else if live.len() > 40 || random.u8(..) < 120 && !live.is_empty() {
+                    drop(live.swap_remove(random.usize(..live.len())));
+                } else {
+                    let (_, stream) = &streams[random.usize(..4)];
+                    let bytes = 512 << random.u32(..10);
+                    live.push(pool.try_allocate(stream, bytes).unwrap());
+                }
+                let figures = pool.statistics();
+                peak = peak.max(figures.used.current);
+                cached = cached.max(figures.cached_in_lanes);
+                let high = figures.used.high;
+                assert!((peak..=peak + cached).contains(&high), "{high} {peak}");
+            }
+            assert_eq!(cached == 0, lane_bytes == 0);
+        }
+    }
+}
+
 #[test]
 fn free_memory_in_one_piece_is_not_fragmented() {
     let device = manual();

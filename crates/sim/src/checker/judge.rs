@@ -302,6 +302,17 @@ impl Judge {
         self.shadow.mend(address, address + life.bytes);
     }
 
+    /// Reports the free of a block that an importer has not freed.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn freed_while_imported(&mut self, address: u64, bytes: u64) {
+        let (start, end) = (address, address + bytes);
+        let mut cells = self.shadow.known(start, end);
+        let owner = cells.find_map(|(_, cell)| cell.owner.clone());
+        drop(cells);
+        let report = report::freed_while_imported((start, end), owner.as_ref());
+        self.findings.report(report);
+    }
+
     // ---- mappings --------------------------------------------------------------------------------
 
     /// From now on the range has no memory behind it, or other memory.

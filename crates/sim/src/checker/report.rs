@@ -116,6 +116,23 @@ pub(super) fn before_launch(
     }
 }
 
+/// Returns the violation of a free of a block that is imported.
+pub(super) fn freed_while_imported(
+    (start, end): (u64, u64),
+    owner: Option<&Arc<Life>>,
+) -> Violation {
+    Violation {
+        kind: ViolationKind::FreedWhileImported,
+        address: start.into(),
+        bytes: end - start,
+        earlier: None,
+        later: None,
+        memory: owner.map(Allocation::new),
+        next: None,
+        strangers: None,
+    }
+}
+
 fn last_use(cell: &Cell) -> Option<Usage> {
     let last = cell.last.as_ref()?;
     Some(Usage::new(&last.work, last.kind))

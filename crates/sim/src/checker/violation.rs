@@ -34,6 +34,9 @@ pub enum ViolationKind {
     ReadBeforeLaunch,
     /// An operation uses memory of another device, to which its own device has no access.
     NoAccess,
+    /// A block was freed that was exported by pointer, while an importer has it. Importers in other processes are not
+    /// seen.
+    FreedWhileImported,
 }
 
 /// A device, by its number on its host, that uses memory of another one.
@@ -148,6 +151,7 @@ impl ViolationKind {
                 "memory of a graph is read before the first launch, and its contents are undefined"
             }
             Self::NoAccess => "memory of another device is used without access",
+            Self::FreedWhileImported => "a block was freed before an importer has freed it",
         }
     }
 
@@ -181,6 +185,9 @@ impl ViolationKind {
             }
             Self::NoAccess => {
                 "enable it with `pool.enable_access(&device)` of the memory's pool, or copy with `copy_to`"
+            }
+            Self::FreedWhileImported => {
+                "drop the imported block, await its end (`Freed`), and free the exported block after that"
             }
         }
     }

@@ -11,7 +11,7 @@ mod space;
 
 pub(super) use access::{Illegal, Viewer};
 #[cfg(target_os = "linux")]
-pub(super) use shared::PoolFile;
+pub(super) use shared::{Imported, PoolFile};
 pub(super) use space::{Refusal, Space};
 use std::fmt;
 use weirpool_device::DeviceAddress;

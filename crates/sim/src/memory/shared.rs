@@ -4,10 +4,11 @@ use super::bytes::Bytes;
 use super::shared_bytes::SharedBytes;
 use super::space::{Refusable, Space, check_size, exhausted, invalid};
 use rustix::fs::{FileType, MemfdFlags, SealFlags};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use weirpool_device::MemoryKind;
-use weirpool_device::plain::Arc;
+use weirpool_device::plain::{Arc, Mutex};
 
 /// The size of a pool's file, most of which is a hole: more than any pool gives out.
 const POOL: u64 = 1 << 46;
@@ -40,6 +41,30 @@ pub(crate) struct PoolFile {
 
 /// The beginning of the description of a block.
 const MARK: [u8; 8] = *b"simblock";
+
+/// How often the devices of this process have imported each part of a pool's file, by the file's number and the
+/// beginning of the part.
+static IMPORTS: Mutex<BTreeMap<(u64, u64), usize>> = Mutex::new(BTreeMap::new());
+
+/// A part of a pool's file that a device has imported, until it is freed there.
+#[derive(Debug)]
+pub(crate) struct Imported {
+    part: (u64, u64),
+    /// Keeps the number of the file from being given to another one.
+    _file: Arc<File>,
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        let mut imports = IMPORTS.lock();
+        if let Some(count) = imports.get_mut(&self.part) {
+            *count -= 1;
+            if *count == 0 {
+                imports.remove(&self.part);
+            }
+        }
+    }
+}
 
 impl PoolFile {
     pub(crate) fn create() -> Refusable<Self> {
@@ -87,6 +112,20 @@ impl PoolFile {
     /// The number of the file, which is the same in each process.
     fn number(&self) -> u64 {
         rustix::fs::fstat(&self.file).map_or(0, |state| state.st_ino)
+    }
+
+    pub(crate) fn note_import(&self, part: &SharedBytes) -> Imported {
+        let part = (self.number(), part.begin);
+        *IMPORTS.lock().entry(part).or_default() += 1;
+        Imported {
+            part,
+            _file: self.file.clone(),
+        }
+    }
+
+    /// Returns whether a device of this process has imported a part.
+    pub(crate) fn is_imported(&self, part: &SharedBytes) -> bool {
+        IMPORTS.lock().contains_key(&(self.number(), part.begin))
     }
 
     /// Describes a part.
