@@ -132,7 +132,7 @@ fn newcomer_that_leaves(device: &SimDevice, pool: &Pool, asked: &Asked, panics: 
     let stream = pool.register(&wrapped).unwrap();
     drop(wrapped);
     let waker = asked.waker(panics);
-    let mut request = Box::pin(pool.allocate(&stream, 6 * MIB).tag(tag()));
+    let mut request = Box::pin(pool.allocate(&stream, 6 * MIB));
     if poll_as(&mut request, &waker) {
         // With another waker: the first one is replaced.
         poll_as(&mut request, &asked.waker(panics));
