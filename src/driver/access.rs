@@ -66,7 +66,8 @@ impl Supply {
     ) -> Result<bool, AccessError> {
         let (before, ()) = self.neighbours.wish(device.id(), |wish| wish.set(is_open));
         self.change(device).inspect_err(|_| {
-            self.neighbours.wish(device.id(), |wish| *wish = before);
+            self.neighbours
+                .wish(device.id(), |wish| wish.unset(&before));
         })
     }
 

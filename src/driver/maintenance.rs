@@ -196,7 +196,8 @@ impl Maintenance {
     /// Does the maintenance that was put off, if no request waits any more.
     #[inline]
     pub(crate) fn resume(&self) {
-        if self.is_put_off.load(Ordering::Relaxed) {
+        // In one order with the gate, which the caller may just have opened: see `keep_up`.
+        if self.is_put_off.load(Ordering::SeqCst) {
             self.resume_if_none_waits();
         }
     }

@@ -56,6 +56,16 @@ impl Wish {
         self.scopes.iter_mut().for_each(|(_, wish)| *wish = is_open);
     }
 
+    /// Takes a [`set`](Self::set) back that was made when the wish was as `before`. Scopes may have begun and ended since.
+    pub(super) fn unset(&mut self, before: &Self) {
+        self.is_open = before.is_open;
+        for (scope, wish) in &mut self.scopes {
+            if let Some((_, was)) = before.scopes.iter().find(|(known, _)| known == scope) {
+                *wish = *was;
+            }
+        }
+    }
+
     pub(super) fn begin(&mut self, is_open: bool) -> AccessScope {
         self.last.0 += 1;
         self.scopes.push((self.last, is_open));
@@ -246,11 +256,17 @@ impl Neighbours {
         })
     }
 
-    /// Ends a change that [began](Self::begin).
+    /// Ends a change that [began](Self::begin). If another access is asked for by now, it is [due](Self::due): the thread
+    /// that asked found the change under way.
     pub(super) fn end(&self, device: DeviceId, stage: Stage) {
-        self.with(device, |entry| {
-            entry.expect("entries stay").stage = stage;
+        let is_due = self.with(device, |entry| {
+            let entry = entry.expect("entries stay");
+            entry.stage = stage;
+            stage != entry.wish.stage()
         });
+        if is_due {
+            self.note_due();
+        }
     }
 
     /// Returns whether the device has access to the pool's memory: it is the pool's own, or was given it.
@@ -304,5 +320,47 @@ impl Neighbours {
             Some(entry) if entry.stage != Stage::Changing => Ok(Some(entry.neighbour.clone())),
             _ => Err(StreamError::AccessChanging),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A set that is refused is taken back, and nothing else: other threads begin and end scopes meanwhile.
+    #[test]
+    fn refused_set_leaves_the_scopes_of_other_threads_as_they_are() {
+        let mut wish = Wish::default();
+        let ends = wish.begin(true);
+        let stays = wish.begin(true);
+        let before = wish.clone();
+        wish.set(false);
+        let begun = wish.begin(true);
+        wish.end(ends);
+        wish.unset(&before);
+        assert_eq!(wish.scopes, [(stays, true), (begun, true)]);
+        assert!(![ends, stays, begun].contains(&wish.begin(false)));
+        assert!(!wish.is_open);
+    }
+
+    #[test]
+    fn scope_that_ends_during_a_change_is_due_after_it() {
+        use crate::device::sim::SimDevice;
+        let [own, other] = SimDevice::builder().build_host();
+        let (own, other): (plain::Arc<dyn Device>, plain::Arc<dyn Device>) =
+            (plain::Arc::new(own), plain::Arc::new(other));
+        let neighbours = Neighbours::new(own);
+        neighbours.enter(&other);
+        let id = other.id();
+        let (_, scope) = neighbours.wish(id, |wish| wish.begin(true));
+        let none = CompleteCopies::default();
+        assert_eq!(neighbours.begin(id, &none), Ok(Some(Stage::Open)));
+        // Another thread ends the scope, and a third one settles.
+        neighbours.wish(id, |wish| wish.end(scope));
+        assert!(neighbours.begin(id, &none).is_err());
+        neighbours.note_due();
+        assert!(neighbours.due().is_empty(), "it is being changed");
+        neighbours.end(id, Stage::Open);
+        assert_eq!(neighbours.due().len(), 1);
     }
 }

@@ -47,8 +47,9 @@ struct Markers {
     pace: Pace,
     /// A query in vain keeps the stream from being queried again before this time.
     quiet_until: Duration,
-    /// Called when a marker is published, or that of this ticket or an earlier one cannot be recorded.
-    on_next: Option<(Ticket, Waker)>,
+    /// Each is called when a marker is published, or that of its ticket or an earlier one cannot be recorded. Requests and
+    /// the maintenance may both wait for it.
+    on_next: SmallVec<[(Ticket, Waker); 1]>,
 }
 
 /// Markers that follow each other. Mostly one: it is on the stack.
@@ -165,7 +166,7 @@ impl Timeline {
                     marker
                 }
             };
-            (published, markers.on_next.take())
+            (published, std::mem::take(&mut markers.on_next))
         };
         // After the lock is released: its event is put back under another lock.
         drop(late);
@@ -177,7 +178,11 @@ impl Timeline {
     pub(crate) fn note_unrecorded(&self, ticket: Ticket) {
         let on_next = {
             let on_next = &mut self.markers.lock().on_next;
-            on_next.take_if(|(closed, _)| ticket <= *closed)
+            let (called, later): (SmallVec<[_; 1]>, _) = std::mem::take(on_next)
+                .into_iter()
+                .partition(|(closed, _)| ticket <= *closed);
+            *on_next = later;
+            called
         };
         on_next.into_iter().for_each(|(_, waker)| waker.wake());
     }
@@ -228,7 +233,9 @@ impl Timeline {
         to_watch.dedup_by_key(|marker| marker.ticket);
         let is_coming = to_watch.is_empty() && self.completed() < closed;
         if is_coming && !injected("marker-to-come-overlooked") {
-            markers.on_next = Some((closed, waker.clone()));
+            let on_next = &mut markers.on_next;
+            on_next.retain(|(_, known)| !known.will_wake(waker));
+            on_next.push((closed, waker.clone()));
         }
         to_watch
     }
@@ -585,9 +592,30 @@ fn last_complete(mut markers: Run) -> (Option<Arc<Marker>>, Result<(), DeviceErr
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::Pool;
     use crate::device::sim::{Operation, SimDevice};
-    use std::time::Duration;
+
+    /// Requests and the maintenance both wait for the marker of a ticket that another thread closed.
+    #[test]
+    fn each_of_two_watchers_hears_of_the_marker_to_come() {
+        struct Flag(AtomicBool);
+        impl std::task::Wake for Flag {
+            fn wake(self: std::sync::Arc<Self>) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let timeline = Timeline::new(Ticket(0));
+        let flags = [0; 2].map(|_| std::sync::Arc::new(Flag(AtomicBool::new(false))));
+        for flag in &flags {
+            let waker = Waker::from(flag.clone());
+            assert!(timeline.to_watch(Ticket(1), &waker).is_empty());
+            assert!(timeline.to_watch(Ticket(1), &waker).is_empty());
+        }
+        assert_eq!(timeline.markers.lock().on_next.len(), 2);
+        timeline.note_unrecorded(Ticket(1));
+        assert!(flags.iter().all(|flag| flag.0.load(Ordering::Relaxed)));
+    }
 
     /// A stream for each request hands its result to a stream that stays, and takes its input from there.
     #[test]

@@ -106,8 +106,13 @@ impl<'a> Pass<'a> {
             self.look_again_at(until);
             return false;
         }
-        !injected("silent-request-keeps-its-turn")
-            && service.queue.set_aside(head, &service.driver.gate)
+        let is_aside = !injected("silent-request-keeps-its-turn")
+            && service.queue.set_aside(head, &service.driver.gate);
+        if is_aside {
+            // It may have been the last one that the maintenance was put off for.
+            service.driver.maintenance.resume();
+        }
+        is_aside
     }
 
     /// Serves a request that may pass the head, which cannot be served.

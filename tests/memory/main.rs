@@ -46,3 +46,5 @@ mod remapping;
 mod resize;
 mod shards;
 mod shared;
+
+mod zz_hostile;
