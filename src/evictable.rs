@@ -195,16 +195,17 @@ impl<T: Memory> Drop for Evictable<T> {
 
 impl<T: Memory> Drop for Pinned<T> {
     fn drop(&mut self) {
-        let graph = (**self).the_block().graph_that_keeps();
         // First: a thread that finds no pin under the lock has the only reference.
         drop(self.memory.take());
         let (mut for_graph, mut listed) = (None, None);
         {
             let mut slot = self.shared.slot.lock();
-            if slot.pins == 1 && graph.is_some() {
-                for_graph = slot.memory.clone();
-            }
-            if for_graph.is_none() {
+            // Under the lock: the pin that ended last may have named the block in a capture.
+            let memory = slot.memory.as_ref().filter(|_| slot.pins == 1);
+            let graph = memory.and_then(|memory| memory.the_block().graph_that_keeps());
+            if let Some(graph) = graph {
+                for_graph = slot.memory.clone().map(|memory| (graph, memory));
+            } else {
                 slot.pins -= 1;
                 if slot.pins == 0 {
                     listed = self.shared.list(&mut slot);
@@ -212,9 +213,9 @@ impl<T: Memory> Drop for Pinned<T> {
             }
         }
         listed.into_iter().for_each(Listed::publish);
-        if let (Some(graph), memory @ Some(_)) = (graph, for_graph) {
+        if let Some((graph, memory)) = for_graph {
             // The pin ends with the graph.
-            let shared = self.shared.clone();
+            let (shared, memory) = (self.shared.clone(), Some(memory));
             graph.keep(Box::new(Self { shared, memory }));
         }
     }

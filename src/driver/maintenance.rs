@@ -291,7 +291,12 @@ impl Maintenance {
         let mut watches = self.watches.take().unwrap_or_default();
         let has_unrecorded = self.watch_streams(&mut watches, &waker);
         self.watches.set(Some(watches));
-        if has_unrecorded {
+        // Another thread may have found a stream further just before it was watched, and not told the heap yet.
+        let before = self.totals().progress;
+        self.active_lanes()
+            .iter()
+            .for_each(|lane| self.catch_up(lane));
+        if has_unrecorded || self.totals().progress != before {
             self.arm_once();
         }
     }

@@ -9,6 +9,7 @@
 //! | `faults` | a device that fails by script |
 //! | `fills` | memory that is filled |
 //! | `full_device` | evictable memory beside other pools and programs that fill the device |
+//! | `going_on` | maintenance that was put off, requests that were set aside, memory for graphs |
 //! | `grow` | blocks that grow in place |
 //! | `handoff` | memory that passes between streams while kernels are short |
 //! | `in_place` | memory that host and device share |
@@ -33,6 +34,7 @@ mod fault_sweep;
 mod faults;
 mod fills;
 mod full_device;
+mod going_on;
 mod grow;
 mod handoff;
 mod in_place;
@@ -46,5 +48,3 @@ mod remapping;
 mod resize;
 mod shards;
 mod shared;
-
-mod zz_hostile;

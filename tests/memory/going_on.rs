@@ -1,4 +1,4 @@
-//! Attacks: maintenance.
+//! What goes on by itself: maintenance that was put off, requests that were set aside, memory for graphs.
 
 use crate::common::*;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn releasing(device: &SimDevice) -> Pool {
 
 /// A forgotten request is set aside; the maintenance that was put off for it is resumed.
 #[test]
-fn zz_set_aside_resumes_maintenance() {
+fn request_that_is_set_aside_resumes_the_maintenance() {
     for device in devices() {
         let pool = releasing(&device);
         let (_work, stream) = stream(&device, &pool);
@@ -45,7 +45,7 @@ fn zz_set_aside_resumes_maintenance() {
 
 /// Memory that is freed on a captured stream is released once the capture has ended.
 #[test]
-fn zz_capture_that_ends() {
+fn memory_freed_during_a_capture_is_released_after_it() {
     for device in devices() {
         for waits in [false, true] {
             let pool = releasing(&device);
@@ -69,7 +69,7 @@ fn busy(work: &SimStream, block: &Block, time: Duration) {
 }
 
 #[test]
-fn zz_release_paths() {
+fn pending_memory_above_the_threshold_is_released_on_every_path() {
     for device in devices() {
         // A stream that retires while its work runs.
         let pool = releasing(&device);
@@ -121,7 +121,7 @@ fn zz_release_paths() {
 
 /// A stream that may be destroyed: only its users' calls record events.
 #[test]
-fn zz_external_stream() {
+fn memory_of_an_external_stream_is_released() {
     for device in devices() {
         let pool = releasing(&device);
         let work = device.create_stream();
@@ -136,7 +136,7 @@ fn zz_external_stream() {
 
 /// Memory for graphs that work outside of them uses still, reused in a capture, whose launch is on another stream.
 #[test]
-fn zz_graph_memory_from_outside() {
+fn graph_memory_used_outside_is_reused_in_order() {
     for device in devices() {
         for within in [false, true] {
             let pool = builder(&device, 16 * MIB).build().unwrap();
@@ -166,7 +166,7 @@ fn zz_graph_memory_from_outside() {
 
 /// The head is set aside, and then ends in every way.
 #[test]
-fn zz_set_aside_head_ends_in_every_way() {
+fn head_that_is_set_aside_ends_in_every_way() {
     const SECOND: Duration = Duration::from_secs(1);
     for device in devices() {
         for way in 0..8 {
