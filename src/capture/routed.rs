@@ -125,7 +125,7 @@ impl Drop for Routed {
             .driver
             .end_capture(lane, &orders.unwrap_or_default());
         service.publish(Change::Memory);
-        // What was freed on the captured stream had no event to watch.
+        // Memory that was freed on the captured stream had no event to watch.
         service.driver.maintenance.note_progress();
     }
 }

@@ -268,7 +268,9 @@ mod tests {
             cost
         };
         let few = if cfg!(miri) { 6 } else { 100 };
-        assert_eq!(cost(few), cost(3 * few));
+        // A lane takes a lock that outlives it from those of other tests, or a new one.
+        let (few, many) = (cost(few), cost(3 * few));
+        assert!(few.abs_diff(many) <= 4, "{few} and {many} locks");
     }
 
     #[test]

@@ -595,18 +595,19 @@ mod tests {
     use super::*;
     use crate::Pool;
     use crate::device::sim::{Operation, SimDevice};
+    use crate::sync::plain;
 
     /// Requests and the maintenance both wait for the marker of a ticket that another thread closed.
     #[test]
     fn each_of_two_watchers_hears_of_the_marker_to_come() {
         struct Flag(AtomicBool);
         impl std::task::Wake for Flag {
-            fn wake(self: std::sync::Arc<Self>) {
+            fn wake(self: plain::Arc<Self>) {
                 self.0.store(true, Ordering::Relaxed);
             }
         }
         let timeline = Timeline::new(Ticket(0));
-        let flags = [0; 2].map(|_| std::sync::Arc::new(Flag(AtomicBool::new(false))));
+        let flags = [0; 2].map(|_| plain::Arc::new(Flag(AtomicBool::new(false))));
         for flag in &flags {
             let waker = Waker::from(flag.clone());
             assert!(timeline.to_watch(Ticket(1), &waker).is_empty());
