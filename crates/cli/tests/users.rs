@@ -89,7 +89,11 @@ mod linux {
             let sockets = place.0.join("sockets");
             fs::create_dir_all(&sockets).unwrap();
             fs::set_permissions(&place.0, Permissions::from_mode(0o755)).unwrap();
-            fs::copy(env!("CARGO_BIN_EXE_weirpool"), place.0.join("weirpool")).unwrap();
+            // By another process: a child that a test starts meanwhile would inherit a file that is open for writing, and
+            // the program could not be run.
+            let mut copy = Command::new("cp");
+            copy.args([env!("CARGO_BIN_EXE_weirpool"), "weirpool"]);
+            assert!(copy.current_dir(&place.0).status().unwrap().success());
             chown(&sockets, Some(VICTIM), Some(VICTIM)).unwrap();
             fs::set_permissions(&sockets, Permissions::from_mode(mode)).unwrap();
             place
