@@ -31,7 +31,7 @@ async fn flood_of_a_tenant_gets_no_request_of_another_refused() {
         let server = start(config).await;
         let idle = used(&server);
         let is_over = Cell::new(false);
-        let flood = join_all((0..40).map(async |client: u64| {
+        let flood = join_all((0..64).map(async |client: u64| {
             let mut statuses = Vec::new();
             while !is_over.get() {
                 let status = ask(&server, "sk-alice", client, 20).await;
@@ -59,7 +59,8 @@ async fn flood_of_a_tenant_gets_no_request_of_another_refused() {
             *statuses.entry(status).or_insert(0) += 1;
         }
         let refusal = if queue.is_some() { 429 } else { 503 };
-        assert!(statuses[&200] > 0 && statuses[&refusal] > 0, "{statuses:?}");
+        let has = |status| statuses.contains_key(&status);
+        assert!(has(200) && has(refusal), "{statuses:?}");
         assert_idle(&server, idle).await;
         server.shut_down().await.unwrap();
     }
