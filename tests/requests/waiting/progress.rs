@@ -18,9 +18,9 @@ const ALL: u64 = 16 * MIB;
 const STREAMS: usize = 3;
 const TAG: &str = "waiting: progress";
 
-/// Longer than notifications may be unanswered, than a deadlock's grace, and than the time after which a pool asks the
-/// device again.
-const LONG: std::time::Duration = us(50_000);
+/// Twice as long is longer than a head may be silent before it is set aside, than notifications may be unanswered, than a
+/// deadlock's grace, and than the time after which a pool asks the device again.
+const LONG: std::time::Duration = us(100_000);
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
