@@ -94,12 +94,12 @@ impl Block {
 
     /// Leaves a block that ends to a graph that keeps it. Returns whether there is one.
     pub(super) fn leave_to_graph(&mut self) -> bool {
-        if self.allocation.is_none() {
-            return false;
-        }
         // Without the lock, since nothing else has the block.
         let extra = self.extra.get_mut().as_ref();
-        let Some(graph) = extra.and_then(|extra| extra.graphs.as_ref()?.keeper()) else {
+        let Some(graphs) = extra.and_then(|extra| extra.graphs.as_ref()) else {
+            return false;
+        };
+        let Some(graph) = graphs.keeper().filter(|_| self.allocation.is_some()) else {
             return false;
         };
         let none = Mutex::new(Guards::Block, Rare::NONE);
@@ -115,7 +115,8 @@ impl Block {
     /// Leaves a block to a graph that keeps it, if there is one. The graph owns it from then on: the future is ready once
     /// its uses so far are complete.
     pub(super) fn deallocate_to_graph(&mut self) -> Option<Deallocation> {
-        self.graph_that_keeps()?;
+        let extra = self.extra.get_mut().as_ref();
+        extra?.graphs.as_ref()?.keeper()?;
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes(), uses.fence_left_behind());
         let service = self.registration().service.clone();
@@ -134,6 +135,13 @@ impl Uses<'_> {
         if let Some(route) = on.route() {
             self.block.name_in_graph(&route.uses);
         }
+    }
+
+    /// Returns whether any graph ever used the block.
+    fn has_graphs(self) -> bool {
+        self.block
+            .extra(|extra| extra.graphs.as_ref().map(drop))
+            .is_some()
     }
 
     /// Returns the graphs whose launches may use the block.
@@ -159,6 +167,14 @@ impl Uses<'_> {
     /// Returns the streams that the block is used on, those of launches included.
     pub(super) fn lanes_with_launches(self) -> SmallVec<[Arc<Lane>; 2]> {
         let mut lanes = self.lanes();
+        if self.has_graphs() {
+            self.add_lanes_of_launches(&mut lanes);
+        }
+        lanes
+    }
+
+    #[cold]
+    fn add_lanes_of_launches(self, lanes: &mut SmallVec<[Arc<Lane>; 2]>) {
         for (registration, point) in self.launches() {
             let lane = &registration.lane;
             let is_open = lane.timeline.completed() < point;
@@ -167,7 +183,6 @@ impl Uses<'_> {
                 lanes.push(lane.clone());
             }
         }
-        lanes
     }
 
     /// Adds the points of launches that a use on another stream comes after. Work of a captured stream does not run: its
@@ -180,7 +195,7 @@ impl Uses<'_> {
         on: Option<&Arc<Registration>>,
         points: &mut Points,
     ) -> Result<(), DeviceError> {
-        if on.is_some_and(|on| on.lane.cache.is_captured()) {
+        if !self.has_graphs() || on.is_some_and(|on| on.lane.cache.is_captured()) {
             return Ok(());
         }
         for (registration, point) in self.launches() {

@@ -184,20 +184,26 @@ impl Streams {
             let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
             self.catch_up(lane);
         }
-        self.forget_done(asked);
+        self.forget_all_done(asked);
     }
 
     /// Forgets those of the lanes whose streams are gone and whose work is complete.
-    fn forget_done(&self, lanes: Vec<Arc<Lane>>) {
-        let done: Vec<_> = lanes.into_iter().filter(|lane| lane.is_done()).collect();
-        if done.is_empty() {
-            return;
+    fn forget_all_done(&self, mut lanes: Vec<Arc<Lane>>) {
+        lanes.retain(|lane| lane.is_done());
+        if !lanes.is_empty() {
+            self.forget_done(&lanes);
         }
+    }
+
+    /// Forgets lanes whose streams are gone and whose work is complete.
+    #[cold]
+    #[inline(never)]
+    fn forget_done(&self, done: &[Arc<Lane>]) {
         // First, so that nothing is pending for a stream that no search finds any more.
         done.iter().for_each(|lane| self.catch_up(lane));
         let done = {
             let mut registry = self.lanes.lock();
-            let done = registry.remove_done(&done);
+            let done = registry.remove_done(done);
             if !injected("figures-lost-with-their-stream") {
                 done.iter().for_each(|lane| registry.retired.absorb(lane));
             }
@@ -245,27 +251,31 @@ impl Streams {
             self.unless_sticky(ask(lane))?;
         }
         let mut known = SmallVec::<[Ticket; 16]>::new();
-        let news = {
+        let (mut streams, mut done) = (0, Vec::new());
+        {
             let mut heap = self.heap.lock();
             let furthest = lanes.iter().map(|lane| lane.timeline.completed()).max();
-            let news = |lane: &&Arc<Lane>| {
+            for lane in lanes.iter() {
                 let completed = lane.timeline.completed();
                 let is_mistaken = injected("completed-by-another-streams-event");
                 let completed = furthest.filter(|_| is_mistaken).unwrap_or(completed);
                 known.push(completed);
-                heap.complete(lane.id, completed)
-            };
-            lanes.iter().filter(news).cloned().collect::<Vec<_>>()
-        };
+                if heap.complete(lane.id, completed) {
+                    streams += 1;
+                    done.extend(lane.is_done().then(|| lane.clone()));
+                }
+            }
+        }
         if !lanes.are_few() {
             let told = lanes.iter().zip(known);
             told.for_each(|(lane, completed)| lane.cache.rest(completed));
         }
-        let streams = news.len();
         if streams > 0 {
             trace::reaped(streams);
             self.write_down(|| HistoryEvent::Reaped { streams });
-            self.forget_done(news);
+        }
+        if !done.is_empty() {
+            self.forget_done(&done);
         }
         Ok(streams > 0)
     }
@@ -380,7 +390,7 @@ impl Streams {
             settled = settled.and(sealed).and(reaped.map(drop));
         }
         let leaving = self.lanes.lock().leaving();
-        self.forget_done(leaving);
+        self.forget_all_done(leaving);
         settled
     }
 

@@ -101,6 +101,9 @@ impl LargeCache {
     /// Takes the blocks that were freed at least `age` ago.
     pub(super) fn take_older(&mut self, now: Duration, age: Duration) -> Vec<CachedBlock> {
         let mut taken = Vec::new();
+        if self.all.is_empty() {
+            return taken;
+        }
         self.all.retain(|large| {
             let is_older = now.saturating_sub(large.since) >= age;
             if is_older {

@@ -58,9 +58,16 @@ type Run = SmallVec<[Arc<Marker>; 4]>;
 impl Markers {
     /// Returns the first marker whose completion proves `ticket`.
     fn covering(&self, ticket: Ticket) -> Option<&Arc<Marker>> {
+        self.incomplete.get(self.position_of(ticket))
+    }
+
+    /// Returns the position of the first marker with this ticket or a later one. Mostly there is none.
+    fn position_of(&self, ticket: Ticket) -> usize {
         let is_before = |marker: &Arc<Marker>| marker.ticket < ticket;
-        let at = self.incomplete.partition_point(is_before);
-        self.incomplete.get(at)
+        match self.incomplete.back() {
+            Some(last) if !is_before(last) => self.incomplete.partition_point(is_before),
+            _ => self.incomplete.len(),
+        }
     }
 
     /// Returns the last of the markers that are expected to be complete by now.
@@ -149,10 +156,11 @@ impl Timeline {
         let (marker, on_next) = {
             let mut markers = self.markers.lock();
             let is_left_out = !injected("marker-behind-a-later-one");
-            let published = match markers.covering(marker.ticket).cloned() {
+            let at = markers.position_of(marker.ticket);
+            let published = match markers.incomplete.get(at) {
                 Some(earlier) if is_left_out => {
                     late = Some(marker);
-                    earlier
+                    earlier.clone()
                 }
                 // A later ticket is complete, and so is this one: there is nothing to wait for.
                 _ if is_left_out && self.completed() >= marker.ticket => Arc::new(marker),
@@ -160,17 +168,19 @@ impl Timeline {
                     marker.expected_at = markers.pace.expect(marker.sealed_at);
                     let marker = Arc::new(marker);
                     let incomplete = &mut markers.incomplete;
-                    let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
                     incomplete.insert(at, marker.clone());
                     self.note_incomplete(incomplete.len());
                     marker
                 }
             };
-            (published, std::mem::take(&mut markers.on_next))
+            let on_next = &mut markers.on_next;
+            let called = (!on_next.is_empty()).then(|| std::mem::take(on_next));
+            (published, called)
         };
         // After the lock is released: its event is put back under another lock.
         drop(late);
-        on_next.into_iter().for_each(|(_, waker)| waker.wake());
+        let called = on_next.into_iter().flatten();
+        called.for_each(|(_, waker)| waker.wake());
         marker
     }
 

@@ -172,10 +172,13 @@ impl<T> FairQueue<T> {
     /// Returns the waiter that is served next.
     pub(super) fn head(&self) -> Option<&T> {
         let (_, sort_key, flow) = self.firsts.first()?;
-        self.flows[flow]
-            .waiters
-            .get(sort_key)
-            .map(|(_, waiter)| waiter)
+        self.get(*flow, *sort_key)
+    }
+
+    /// Returns a waiter of a flow.
+    pub(super) fn get(&self, flow: Flow, sort_key: SortKey) -> Option<&T> {
+        let waiters = &self.flows.get(&flow)?.waiters;
+        waiters.get(&sort_key).map(|(_, waiter)| waiter)
     }
 
     /// Returns the first `most` waiters in the order in which they are served if no request comes, given the weight of

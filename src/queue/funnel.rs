@@ -286,8 +286,15 @@ impl Funnel {
         if self.state.load(Ordering::Acquire) & DRAINING != 0 {
             self.wake_drains();
         }
-        let in_scopes = self.queue.scopes.wakers_for_pieces();
-        wake_all(in_scopes);
+        self.tell_scopes();
+    }
+
+    /// Wakes the requests in scopes that memory of the pool may help.
+    #[inline]
+    fn tell_scopes(&self) {
+        if !self.queue.scopes.is_empty() {
+            wake_all(self.queue.scopes.wakers_for_pieces());
+        }
     }
 
     /// Wakes the reclaimers: the last handle of the pool is gone.
@@ -362,8 +369,9 @@ impl Publish for Funnel {
                 if is_awaited {
                     self.notify();
                 }
-                wake_all(self.queue.scopes.wakers_for_pieces());
+                self.tell_scopes();
             }
+            Change::Reservation(_) if self.queue.scopes.is_empty() => {}
             Change::Reservation(reservation) => {
                 let in_scope = self.queue.scopes.wakers_of(reservation);
                 wake_all(in_scope);

@@ -10,13 +10,16 @@ use crate::sync::{Arc, Foreign, Trash};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Where a request is in the order.
+pub(super) type Place = (Flow, SortKey);
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Queued {
     order: FairQueue<Foreign<Arc<Waiter>>>,
     pub(super) admission: Admission,
     /// The requests of each tag.
-    pub(super) shares: Shares<Foreign<Arc<Waiter>>>,
+    pub(super) shares: Shares<Place>,
     /// When each request arrived, in the order of arrival.
     arrivals: BTreeMap<Position, Duration>,
     /// How many requests are for each stream.
@@ -60,10 +63,9 @@ impl Queued {
             bytes,
         };
         self.admission.join(bytes, now);
-        let of_tag = Foreign::new((*waiter).clone());
-        self.shares.join(candidate, waiter.sort_key, of_tag);
-        *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
+        self.shares.join(candidate, sort_key, (flow, sort_key));
+        *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         self.arrivals.insert(sort_key.position, waiter.since);
         let must_be_tried = self.scan.note_newcomer(&waiter);
         self.order.join(flow, sort_key, bytes, waiter);
@@ -83,7 +85,7 @@ impl Queued {
             return false;
         }
         trash.add(left);
-        trash.add(self.shares.leave(waiter.demand.tag, waiter.sort_key));
+        self.shares.leave(waiter.demand.tag, waiter.sort_key);
         self.arrivals.remove(&waiter.sort_key.position);
         if let Some(count) = self.by_stream.get_mut(&waiter.lane.id) {
             *count -= 1;
@@ -102,13 +104,18 @@ impl Queued {
     /// Takes all requests out: the pool ends.
     pub(super) fn take_all(&mut self, trash: &mut Trash<Arc<Waiter>>) {
         trash.add(self.order.take_all());
-        trash.add(self.shares.take_all());
+        self.shares = Shares::new();
         self.scan.forget(trash);
     }
 
     /// Returns whether the request is here.
     pub(super) fn has(&self, waiter: &Waiter) -> bool {
         self.arrivals.contains_key(&waiter.sort_key.position)
+    }
+
+    /// Returns the request at a place.
+    pub(super) fn at(&self, (flow, sort_key): Place) -> Option<&Arc<Waiter>> {
+        self.order.get(flow, sort_key).map(|waiter| &**waiter)
     }
 
     /// Returns the request that is served next.

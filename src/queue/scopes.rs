@@ -61,15 +61,13 @@ impl Scopes {
     }
 
     /// Returns whether no request in a scope waits.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Returns the wakers of the requests made in the scope of a reservation.
     pub(super) fn wakers_of(&self, reservation: ReservationId) -> Vec<Waker> {
-        if self.is_empty() {
-            return Vec::new();
-        }
         let waiters = self.waiters.lock();
         let range = (reservation, Position::MIN)..=(reservation, Position::MAX);
         let in_scope = waiters.range(range).map(|(_, waiter)| waiter);
@@ -79,9 +77,6 @@ impl Scopes {
     /// Returns the wakers of the requests whose reservations have enough, in pieces that memory of the pool could be
     /// exchanged for.
     pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
-        if self.is_empty() {
-            return Vec::new();
-        }
         let waiters = self.waiters.lock();
         let expecting = waiters.values().filter(|waiter| waiter.expects_pieces());
         expecting.filter_map(|waiter| waiter.notify()).collect()

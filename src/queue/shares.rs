@@ -166,12 +166,6 @@ impl<T> Shares<T> {
         Some(waiter)
     }
 
-    /// Takes all requests out, in no order.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = T> {
-        let parties = std::mem::replace(self, Self::new()).parties.into_values();
-        parties.flat_map(|waiting| waiting.waiters.into_values().map(|(_, waiter)| waiter))
-    }
-
     /// Notes a party's new weight.
     pub(super) fn set_weight(&mut self, party: Party, weight: u32) {
         if let Some(waiting) = self.parties.get_mut(&party) {

@@ -199,10 +199,9 @@ impl Standing {
         {
             return Err(AllocError::Shed { expected, limit });
         }
-        Ok(displaced
-            .into_iter()
-            .map(|waiter| (**waiter).clone())
-            .collect())
+        let displaced = displaced.into_iter();
+        let displaced = displaced.filter_map(|place| self.queued.at(*place));
+        Ok(displaced.cloned().collect())
     }
 
     /// Returns the queue limit that holds for the requests of a tag alone, if any, with those that wait: its own limit
@@ -570,7 +569,7 @@ impl Queue {
         };
         let standing = self.standing.lock();
         let queued = standing.queued.shares.larger_than(Some(tag), limit);
-        let queued = queued.map(|waiter| &**waiter);
+        let queued = queued.filter_map(|place| standing.queued.at(*place));
         let throttled = standing.quotas.larger_than(tag, limit);
         let is_meant = |waiter: &&Arc<Waiter>| {
             waiter.demand.tag == Some(tag) && waiter.demand.request.bytes > limit

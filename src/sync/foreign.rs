@@ -91,7 +91,9 @@ impl<T> Trash<T> {
     /// Adds values, or none.
     #[inline]
     pub(crate) fn add(&mut self, values: impl IntoIterator<Item = Foreign<T>>) {
-        self.0.extend(values);
+        for value in values {
+            self.0.push(value);
+        }
     }
 }
 

@@ -162,7 +162,9 @@ impl Engine {
             None => {}
         }
         let is_any = !woken.is_empty();
-        wake_all(woken);
+        if is_any {
+            wake_all(woken);
+        }
         // Last, and each for itself: a panic of a user's destructor loses no wake-up.
         for item in debris {
             catch(|| drop(item));

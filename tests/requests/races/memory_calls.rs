@@ -265,6 +265,8 @@ fn growth_that_fails_in_any_call_loses_no_chunk_and_no_charge() {
     {
         for (nth, is_blocking) in (1..=4).flat_map(|nth| [(nth, false), (nth, true)]) {
             let sim = SimDevice::builder()
+                // Virtual time would pass while the thread that grows is not scheduled.
+                .clock(Clock::Wall)
                 .memory(16 * MIB)
                 .blocking_memory_calls(true);
             let sim = sim.build();

@@ -24,7 +24,7 @@ use hooked::Hooked;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::device::sim::{Call, Fault, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
 use weirpool::*;
 
 /// A device with hooks, and a pool over it.
