@@ -75,7 +75,8 @@ pub enum Attribute {
     #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
     UsedMemCurrent,
     /// The highest number of bytes of live blocks since the pool was built or this attribute was set to
-    /// 0. [`Statistics::used`](crate::Statistics::used) states how exact it is.
+    /// 0. [`Statistics::used`](crate::Statistics::used) states how exact it is;
+    /// [`Pool::exact_statistics_scope`] makes it exact.
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
     #[doc(alias = "CU_MEMPOOL_ATTR_USED_MEM_HIGH")]
     #[doc(alias = "hipMemPoolAttrUsedMemHigh")]

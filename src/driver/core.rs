@@ -32,6 +32,8 @@ pub(crate) mod gate {
     /// A request waits in the scope of a reservation, perhaps for the limit of its tag and not in the fair queue: caches
     /// are bypassed, and requests are still granted.
     pub(crate) const SCOPED: u8 = 32;
+    /// High-water marks are to be exact: caches are bypassed, so that the heap sees each allocation and free.
+    pub(crate) const MEASURED: u8 = 64;
 }
 
 /// The validated settings of a pool.
@@ -77,6 +79,8 @@ pub(crate) struct Core {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: Gate,
+    /// How many [exact](gate::MEASURED) measurements run.
+    pub(super) measurements: Mutex<usize>,
     pub(super) publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     /// How the pool's requests waited: counted by the queue.
@@ -112,6 +116,7 @@ impl Core {
         Self {
             capabilities: device.capabilities(),
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
+            measurements: Mutex::new(Guards::Registry, 0),
             publisher,
             counters: Counters::new(),
             waits,
@@ -134,13 +139,18 @@ impl Core {
         effort != Effort::Poll || !self.capabilities.memory_calls_block
     }
 
+    /// Returns whether nothing waits for memory, and the pool grants.
     pub(crate) fn is_open(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) == 0
+        self.gate.load(Ordering::Relaxed) & !gate::MEASURED == 0
+    }
+
+    pub(crate) fn is_measured(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::MEASURED != 0
     }
 
     /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
     pub(crate) fn is_granting(&self) -> bool {
-        let allowed = gate::DRAINING | gate::RECALLED | gate::SCOPED;
+        let allowed = gate::DRAINING | gate::RECALLED | gate::SCOPED | gate::MEASURED;
         self.gate.load(Ordering::Relaxed) & !allowed == 0
     }
 

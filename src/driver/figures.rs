@@ -7,11 +7,12 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Hits, Maintenance, Statistics};
+use super::{Hits, Maintenance, Statistics, gate};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
+use crate::fault::injected;
 use crate::heap::{Figures, High, Request, inspect};
-use crate::lane::{Lane, LaneFigures};
+use crate::lane::{Flush, Lane, LaneFigures};
 use crate::measure::{Level, Mark};
 use crate::sync::Ordering;
 
@@ -212,6 +213,26 @@ impl Maintenance {
         registry.retired.marks.retain(|(known, _)| *known != mark);
         registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
         heap.end_mark(mark);
+    }
+
+    /// Bypasses all caches until [`end_exact`](Self::end_exact) is called as often: high-water marks are exact meanwhile.
+    pub(crate) fn begin_exact(&self) {
+        {
+            let mut measurements = self.measurements.lock();
+            *measurements += 1;
+            if !injected("measured-pool-caches") {
+                self.gate.fetch_or(gate::MEASURED, Ordering::SeqCst);
+            }
+        }
+        self.flush(Flush::All);
+    }
+
+    pub(crate) fn end_exact(&self) {
+        let mut measurements = self.measurements.lock();
+        *measurements -= 1;
+        if *measurements == 0 {
+            self.gate.fetch_and(!gate::MEASURED, Ordering::SeqCst);
+        }
     }
 
     /// Returns the state of the memory, for an error.

@@ -49,7 +49,7 @@ pub struct Statistics {
     /// ([`PoolConfig::lane_bytes`](crate::PoolConfig::lane_bytes) is 0). Otherwise it is the lower of two bounds: the
     /// sum of the streams' own marks, and the mark that counts cached blocks as used, which is too high by at most the
     /// bytes that lanes cached then. An exact mark would need a sum over all streams at each allocation, and so a
-    /// shared write in it.
+    /// shared write in it: [`Pool::exact_statistics_scope`](crate::Pool::exact_statistics_scope) has one for a while.
     #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]

@@ -10,23 +10,29 @@ use std::fmt;
 /// [`Pool::statistics_scope`](crate::Pool::statistics_scope), after RMM's statistics adaptor.
 ///
 /// Scopes are independent: they may nest or overlap, and each has its own high-water marks. An allocation costs the
-/// same with and without open scopes. A scope is a handle of the pool and keeps it alive.
+/// same with and without open scopes, except for [exact](crate::Pool::exact_statistics_scope) ones. A scope is a handle of
+/// the pool and keeps it alive.
 #[must_use = "a scope reports something when it is read or ended"]
 pub struct StatisticsScope {
     presence: Arc<Presence>,
     mark: Mark,
     before: Statistics,
+    is_exact: bool,
 }
 
 impl StatisticsScope {
-    pub(crate) fn new(presence: Arc<Presence>) -> Self {
+    pub(crate) fn new(presence: Arc<Presence>, is_exact: bool) -> Self {
         let driver = &presence.service.driver;
+        if is_exact {
+            driver.begin_exact();
+        }
         let mark = driver.begin();
         let before = driver.statistics_since(mark);
         Self {
             presence,
             mark,
             before,
+            is_exact,
         }
     }
 
@@ -50,7 +56,11 @@ impl StatisticsScope {
 
 impl Drop for StatisticsScope {
     fn drop(&mut self) {
-        self.presence.service.driver.end(self.mark);
+        let driver = &self.presence.service.driver;
+        driver.end(self.mark);
+        if self.is_exact {
+            driver.end_exact();
+        }
     }
 }
 

@@ -380,7 +380,28 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn statistics_scope(&self) -> StatisticsScope {
-        StatisticsScope::new(self.presence.clone())
+        StatisticsScope::new(self.presence.clone(), false)
+    }
+
+    /// Begins a scope whose high-water marks are exact on any number of threads and streams, as those of CUDA's and HIP's
+    /// pools are. Those of other scopes may be too high by what streams' caches hold.
+    ///
+    /// While such a scope is open, every allocation and free of the pool bypasses the caches, and takes several times as
+    /// long.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let [a, b] = [(); 2].map(|()| pool.register(&device.create_stream()).unwrap());
+    /// let scope = pool.exact_statistics_scope();
+    /// drop(pool.try_allocate(&a, 2 << 20)?);
+    /// drop(pool.try_allocate(&b, 1 << 20)?);
+    /// assert_eq!(scope.end().used.high, 2 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn exact_statistics_scope(&self) -> StatisticsScope {
+        StatisticsScope::new(self.presence.clone(), true)
     }
 
     /// Sets all high-water marks, including those of streams and tags, to the current figures. Scopes keep

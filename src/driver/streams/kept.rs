@@ -91,7 +91,7 @@ impl ReservationState {
 
 impl Streams {
     /// Has a reservation keep a block that `free` frees. Returns `false` if it does not, and the block is still to be
-    /// freed: the reservation has ended, keeps enough blocks already, or `free` did nothing.
+    /// freed: the reservation has ended, keeps enough blocks already, figures are to be exact, or `free` did nothing.
     pub(crate) fn keep(
         &self,
         reservation: ReservationId,
@@ -101,7 +101,7 @@ impl Streams {
         let mut locked = state.lock();
         let is_over = locked.is_over && !injected("kept-after-the-end");
         let is_first = !std::mem::replace(&mut locked.has_freed, true);
-        if is_over || is_first || locked.kept.len() == ROOM {
+        if is_over || is_first || locked.kept.len() == ROOM || self.is_measured() {
             return false;
         }
         let Some(kept) = free() else {

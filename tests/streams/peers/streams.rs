@@ -148,10 +148,13 @@ fn request_waits_for_work_of_another_device() {
     pool.enable_access(&second).unwrap();
     let home = pool.create_stream().unwrap();
     let guest = pool.register(&second.create_stream()).unwrap();
-    let mut block = pool.try_allocate(&guest, 2 * MIB).unwrap();
-    drop(guest.submit(&mut block, write(50)).unwrap());
-    drop(block);
-    let _next = first.block_on(pool.allocate(&home, 2 * MIB)).unwrap();
-    assert_eq!(first.now(), us(50));
+    // Outside of `block_on`, virtual time passes while this thread is not scheduled.
+    let (_next, at) = first.block_on(async {
+        let mut block = pool.try_allocate(&guest, 2 * MIB).unwrap();
+        drop(guest.submit(&mut block, write(50)).unwrap());
+        drop(block);
+        (pool.allocate(&home, 2 * MIB).await.unwrap(), first.now())
+    });
+    assert_eq!(at, us(50));
     first.assert_ordered();
 }

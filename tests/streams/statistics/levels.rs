@@ -1,6 +1,7 @@
 //! Bytes by state, and their highs.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 /// Memory that lanes kept does not count as used in the high, as long as one stream is used.
 #[test]
@@ -49,6 +50,87 @@ fn high_of_used_exceeds_the_peak_by_what_lanes_cached_at_most() {
             }
             assert_eq!(cached == 0, lane_bytes == 0);
         }
+    }
+}
+
+/// In an exact scope, caches are bypassed: the peak is that of the bytes that were in use at one moment, on any number of
+/// streams and with reservations. Scopes nest, and the caches work again after the last one.
+#[test]
+fn peak_of_an_exact_scope_is_exact_on_many_streams() {
+    for (device, sharded) in devices()
+        .into_iter()
+        .flat_map(|it| [(it.clone(), false), (it, true)])
+    {
+        let mut pool = builder(&device, 64 * MIB);
+        if sharded {
+            pool = pool.per_thread_caches();
+        }
+        let pool = pool.build().unwrap();
+        let streams: [_; 4] = streams(&device, &pool);
+        let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+        let mut random = fastrand::Rng::with_seed(u64::from(sharded));
+        let mut live: Vec<Block> = Vec::new();
+        let mut step = |live: &mut Vec<Block>| {
+            if live.len() > 40 || random.u8(..) < 120 && !live.is_empty() {
+                drop(live.swap_remove(random.usize(..live.len())));
+                return;
+            }
+            let (_, stream) = &streams[random.usize(..4)];
+            let bytes = 512 << random.u32(..10);
+            live.push(match random.u8(..4) {
+                0 => reservation
+                    .allocate(stream, bytes)
+                    .unwrap_or_else(|_| pool.try_allocate(stream, bytes).unwrap()),
+                _ => pool.try_allocate(stream, bytes).unwrap(),
+            });
+        };
+        // Caches are warm when the first scope begins.
+        (0..500).for_each(|_| step(&mut live));
+        live.clear();
+        let outer = pool.exact_statistics_scope();
+        let mut peaks = [pool.statistics().used.current; 2];
+        for _ in 0..4 {
+            let inner = pool.exact_statistics_scope();
+            peaks[1] = pool.statistics().used.current;
+            for _ in 0..300 {
+                step(&mut live);
+                let used = pool.statistics().used.current;
+                peaks = peaks.map(|peak| peak.max(used));
+                assert_eq!(inner.read().used.high, peaks[1]);
+            }
+            live.truncate(live.len() / 2);
+            drop(inner);
+        }
+        assert_eq!(outer.end().used.high, peaks[0]);
+        live.clear();
+        let hits = || pool.statistics().hits.of(Source::Lane);
+        let (_, stream) = &streams[0];
+        let before = hits();
+        (0..3).for_each(|_| drop(pool.try_allocate(stream, 4096).unwrap()));
+        assert!(hits() > before, "the caches work again");
+        drop(reservation);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Threads on streams of their own: none sees its blocks counted twice, or kept as used by a cache.
+#[test]
+fn exact_peak_of_threads_is_at_most_what_they_held() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB).build().unwrap();
+        let scope = pool.exact_statistics_scope();
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    let (_, stream) = stream(&device, &pool);
+                    for round in 0..200 {
+                        drop(pool.try_allocate(&stream, 4096 << (round % 4)).unwrap());
+                    }
+                });
+            }
+        });
+        let high = scope.end().used.high;
+        assert!((32 << 10..=4 * (32 << 10)).contains(&high), "{high}");
     }
 }
 
