@@ -74,19 +74,19 @@
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
-//! | `policy` | the order of all allocation sources, as a state machine; the settings that decisions follow | how an action is executed |
-//! | `heap` | segments and blocks, and which of them are free | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | events and spans for subscribers of `tracing` | |
-//! | `error`, `id` | errors; ids and names | |
+//! | `error` | errors | |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
-//! | `fault` | faults that are injected on purpose, to check the tests | |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
 //! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its
-//! argument. The backends are crates of their own: `crates/sim` and `crates/cuda`, behind the contract of
-//! `crates/device`.
+//! argument.
+//!
+//! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
+//! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
+//! `crates/sim` and `crates/cuda`.
 //!
 //! # Features
 //!
@@ -130,11 +130,8 @@ pub mod dlpack;
 mod driver;
 mod error;
 mod evictable;
-mod fault;
 pub mod guide;
 mod handles;
-mod heap;
-mod id;
 #[cfg(feature = "cuda")]
 mod interop;
 #[cfg(all(feature = "ipc", target_os = "linux"))]
@@ -143,7 +140,6 @@ pub mod ipc;
 mod lane;
 mod measure;
 mod observe;
-mod policy;
 mod pool;
 mod queue;
 mod rare;
@@ -176,15 +172,12 @@ pub use error::{
     FullQueue, Shortfall, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
-pub use heap::GrowBy;
-pub use id::StreamId;
 pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
-pub use policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 #[cfg(all(feature = "broker", target_os = "linux"))]
 pub use pool::BrokerOptions;
 pub use pool::{
@@ -206,6 +199,10 @@ pub use tower::{
 pub use tower::{
     Need, RefusalFuture, RefusalLayer, RefusalService, ReserveError, ReserveFuture, ReserveLayer,
     ReserveService,
+};
+pub(crate) use weirpool_heap::{self as heap, fault, id};
+pub use weirpool_heap::{
+    GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,
 };
 
 #[cfg(doctest)]

@@ -9,9 +9,9 @@ use super::{
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::{self, Geometry, Heap, Totals};
+use crate::heap::{Order, Remapping, Reuse, WaitLimit};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
-use crate::policy::{Order, Remapping, Reuse, WaitLimit};
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;

@@ -7,8 +7,8 @@ use crate::device::{
     HandleTypes, MemoryKind, Peer, PoolAttribute, RawPool, RawStream,
 };
 use crate::error::BuildError;
+use crate::heap::{ReleaseThreshold, Reuse};
 use crate::measure::{Bytes, Level};
-use crate::policy::{ReleaseThreshold, Reuse};
 use crate::sync::{assert_unlocked, plain};
 use std::fmt;
 

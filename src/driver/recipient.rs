@@ -4,11 +4,11 @@ use super::allocation::Allocation;
 use super::supply::For;
 use super::{Driver, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
+use crate::heap::WaitLimit;
 use crate::heap::{Clock, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, View};
 use crate::heap::{Donor, Taker};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
-use crate::policy::WaitLimit;
 use crate::sync::Arc;
 use std::time::Duration;
 

@@ -291,4 +291,28 @@ mod tests {
         assert_eq!(lanes.0.iter().filter(is_shared).count(), lanes.0.len() - 1);
         assert_eq!((snapshot.len(), lanes.len()), (others.len(), all.len()));
     }
+
+    #[test]
+    fn stream_ids_continue_beyond_32_bits() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let register = || pool.register(&device.create_stream()).unwrap();
+        let first = register();
+        pool.service().driver.skip_stream_ids(u64::from(u32::MAX));
+        let later = [(); 3].map(|()| register());
+        let ids = later.each_ref().map(|stream| stream.id());
+        assert!(ids.is_sorted() && ids[0] > first.id());
+        assert!(ids.iter().all(|id| id.of_a_stream().is_some()));
+        let block = pool.try_allocate(&later[0], 512).unwrap();
+        let address = block.address();
+        drop(block);
+        assert_ne!(
+            pool.try_allocate(&later[1], 512).unwrap().address(),
+            address
+        );
+        assert_eq!(
+            pool.try_allocate(&later[0], 512).unwrap().address(),
+            address
+        );
+    }
 }

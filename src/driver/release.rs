@@ -1,10 +1,10 @@
 //! The way back: frees, and allocations that were never used.
 
 use super::{Allocation, Allocations, Change, Driver};
+use crate::heap::Order;
 use crate::heap::{Fence, Fences, ReturnedTo};
 use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
-use crate::policy::Order;
 use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::time::Duration;

@@ -6,12 +6,12 @@ use super::supply::For;
 use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
+use crate::heap::WaitLimit;
 use crate::heap::{
     self, Exchange, Exchanged, Grant, Growth, Heap, Request, ReservationState, View,
 };
 use crate::id::ReservationId;
 use crate::lane::Flush;
-use crate::policy::WaitLimit;
 use crate::sync::yield_now;
 
 /// The outcome of drawing from a reservation.

@@ -10,11 +10,11 @@ use super::supply::For;
 use super::{Driver, Effort, Expected, Group, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
+use crate::heap::{Action, Facts, Order, Prepare, Rules, Sequence, Try, WaitLimit};
 use crate::heap::{
     Clock, Fences, Fit, GrowBy, Growth, Offers, Piece, Placement, Plan, Request, Target, inspect,
 };
 use crate::lane::{Flush, Lane};
-use crate::policy::{Action, Facts, Order, Prepare, Rules, State, Try, WaitLimit};
 use crate::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) struct Search<'a> {
     to: Recipient<'a>,
     request: Request,
     mode: Mode<'a>,
-    state: State,
+    state: Sequence,
     /// The points that streams were asked for during this search.
     asked: Clock,
     /// How many blocks had been taken back from caches when this search last did so.
@@ -113,7 +113,7 @@ impl<'a> Search<'a> {
             to,
             request,
             mode,
-            state: State::new(rules),
+            state: Sequence::new(rules),
             asked: Clock::default(),
             taken_back: None,
             is_last: false,
@@ -144,7 +144,7 @@ impl<'a> Search<'a> {
     #[inline(never)]
     fn try_sources(&mut self) -> Result<Found, Refusal> {
         loop {
-            match self.state.next() {
+            match self.state.next_action() {
                 Action::Prepare(prepare) => {
                     if self.prepare(prepare)? {
                         self.state.note_news();

@@ -15,6 +15,7 @@ use super::streams::Streams;
 use super::{Change, Group, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
 use crate::fault::injected;
+use crate::heap::{Budget, Order};
 use crate::heap::{
     Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Piece, Plan, Release,
     Request, Target,
@@ -22,7 +23,6 @@ use crate::heap::{
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::measure::Bytes;
-use crate::policy::{Budget, Order};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use crate::trace;
 use std::ops::Deref;

@@ -2,8 +2,8 @@
 
 use crate::driver::{CoalesceHeuristic, Fill, Upstream};
 use crate::heap::{GRANULE, GrowBy};
+use crate::heap::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::{Tag, debug_in_units};
-use crate::policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::queue::{Overtaking, QueueLimit};
 use std::collections::BTreeMap;
 use std::time::Duration;

