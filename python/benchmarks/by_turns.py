@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the time of PyTorch on memory from weirpool with that on its own allocator, by turns in one process.
 
-    cargo build --release --features cuda --example pytorch
-    python3 examples/pytorch/by_turns.py
+    pip install weirpool
+    python3 benchmarks/by_turns.py
 
 The training and the requests are those of train_and_serve.py and, with `--models`, of models.py, which run each allocator in a
 process of its own, and report memory. Times of processes differ by a third on a shared host. Here each step of the training, each request,
@@ -25,8 +25,9 @@ from pathlib import Path
 import train_and_serve
 import torch
 
-import weirpool_torch
+import weirpool.torch
 from train_and_serve import DEVICE
+from weirpool.torch._build import build
 
 STEPS, REQUESTS, STREAMS = 20, 200, 4
 # Batches of requests to the four models, and the requests of a batch to each model.
@@ -36,12 +37,12 @@ ALLOCATORS = ["PyTorch", "weirpool"]
 BETWEEN_WAITS = 10
 
 
-def install(library):
+def install():
     """Installs weirpool beside PyTorch's own allocator. Returns a function that switches between them."""
-    switch = ctypes.CDLL(weirpool_torch.build(Path(library).parent, "switch_allocator"))
+    switch = ctypes.CDLL(build("switch_allocator", Path(__file__).with_name("switch_allocator.cpp")))
     switch.use_own.argtypes = [ctypes.c_bool]
     switch.find_own()
-    weirpool_torch.use_weirpool(library, trees=False, keep_streams=True)
+    weirpool.torch.use()
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.cuda.init()
@@ -131,11 +132,10 @@ def compare(name, work, use, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=weirpool_torch.default_library())
     parser.add_argument("--models", action="store_true", help="also serve the four models of models.py")
     parser.add_argument("--seconds", type=float, default=60, help="time of each comparison")
     arguments = parser.parse_args()
-    use = install(train_and_serve.library_at(arguments))
+    use = install()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(1)

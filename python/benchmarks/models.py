@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Serves four models at once, on PyTorch's allocator and on weirpool, and compares memory, time and answers.
 
-    cargo build --release --features cuda --example pytorch
+    pip install weirpool
     pip install torchvision transformers
-    python3 examples/pytorch/models.py --rounds 5
+    python3 benchmarks/models.py --rounds 5
 
 ResNet-50, ViT-B/16, BERT, and GPT-2 with a cache of keys and values have random weights and a Python thread and a stream
 each. In each round three processes take turns: PyTorch's allocator, the same with expandable segments, and weirpool. The
@@ -22,8 +22,9 @@ import torch
 from torchvision.models import resnet50, vit_b_16
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
-from train_and_serve import DEVICE, fingerprint, in_a_process, library_at, medians, timed
-from weirpool_torch import FIGURES, default_library, use_weirpool
+import weirpool
+import weirpool.torch
+from train_and_serve import DEVICE, fingerprint, in_a_process, medians, timed
 
 SETTINGS = {"pytorch": "expandable_segments:False", "expandable": "expandable_segments:True", "weirpool": ""}
 
@@ -84,9 +85,9 @@ def run(arguments):
     """Runs one allocator in this process. Returns its figures."""
     # Set before CUDA is used, because PyTorch reads it then.
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS[arguments.allocator]
-    library = None
-    if arguments.allocator == "weirpool":
-        library = use_weirpool(library_at(arguments), trees=False, keep_streams=arguments.keep_streams)
+    is_weirpool = arguments.allocator == "weirpool"
+    if is_weirpool:
+        weirpool.torch.use(keep_streams=not arguments.ask_for_streams)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
     every = services()
@@ -98,16 +99,14 @@ def run(arguments):
         answers, first = timed(serve_all, threads, every, streams, arguments.requests)
         _, again = timed(serve_all, threads, every, streams, arguments.requests)
     figures = {"first": first, "again": again, "answers": answers, "gpu": torch.cuda.get_device_name()}
-    if library:
-        figures |= {name: getattr(library, f"weirpool_{name}")(0) for name in FIGURES}
-    else:
-        figures |= {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
+    if is_weirpool:
+        figures |= weirpool.statistics()
+    figures |= {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
     return figures
 
 
 def compare(arguments):
     """Runs all variants in turn and prints the results side by side. Exits with 1 if answers differ, or if an allocation failed."""
-    library_at(arguments)
     rounds = [{allocator: in_a_process(run, arguments, allocator=allocator) for allocator in SETTINGS} for _ in range(arguments.rounds)]
     columns = [medians([one[allocator] for one in rounds]) for allocator in SETTINGS]
     print(f"{columns[0]['gpu']}, PyTorch {torch.__version__}, medians of {arguments.rounds} by turns\n")
@@ -126,9 +125,8 @@ def compare(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=SETTINGS, help="run only this variant, and print JSON")
-    parser.add_argument("--library", default=default_library())
     parser.add_argument("--requests", type=int, default=40, help="requests to each model, twice")
-    parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")
+    parser.add_argument("--ask-for-streams", action="store_true", help="have weirpool treat PyTorch's streams as ones that may be destroyed")
     parser.add_argument("--rounds", type=int, default=1, help="turns of each; the figures are medians")
     arguments = parser.parse_args()
     if arguments.allocator:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares PyTorch on memory from weirpool with PyTorch on its own allocator.
 
-    cargo build --release --features cuda --example pytorch
-    python3 examples/pytorch/train_and_serve.py
+    pip install weirpool
+    python3 benchmarks/train_and_serve.py
 
 A small transformer is trained, and then serves requests of different sizes on several streams. This runs three
 times: with PyTorch's allocator; with weirpool; and with weirpool and too little memory for all streams, which must
@@ -20,8 +20,6 @@ import random
 import statistics
 import sys
 import time
-from functools import partial
-from pathlib import Path
 
 # Must be set before CUDA is used. Without it cuBLAS does not give the same bits on several streams.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -30,7 +28,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weirpool_torch import FIGURES, default_library, use_weirpool
+import weirpool
+import weirpool.torch
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 4096, 512, 8, 6, 768
 DEVICE = "cuda"
@@ -143,8 +142,9 @@ def run(arguments):
     """Runs one variant in this process. Returns its figures."""
     if arguments.capacity:
         os.environ["WEIRPOOL_CAPACITY"] = arguments.capacity
-    use = partial(use_weirpool, library_at(arguments), trees=False, keep_streams=arguments.keep_streams)
-    library = use() if arguments.allocator == "weirpool" else None
+    is_weirpool = arguments.allocator == "weirpool"
+    if is_weirpool:
+        weirpool.torch.use(keep_streams=not arguments.ask_for_streams)
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.use_deterministic_algorithms(True)
@@ -161,12 +161,9 @@ def run(arguments):
     answers, serving_first = timed(serve, *work)
     more_answers, serving = timed(serve, *work)
 
-    if library:
-        figures = {name: getattr(library, f"weirpool_{name}")(0) for name in FIGURES}
-    else:
-        # PyTorch reports figures only for its own allocator; with another one these calls raise.
-        own = {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
-        figures = dict.fromkeys(FIGURES) | own
+    figures = dict.fromkeys(weirpool.statistics()) if not is_weirpool else weirpool.statistics()
+    # Both allocators count these in the same way.
+    figures |= {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
     results = {"losses": losses + more_losses, "answers": answers + more_answers}
     times = {"training": training, "serving_first": serving_first, "serving": serving}
     versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -195,7 +192,6 @@ def in_a_process(run, arguments, **changes):
 
 def compare(arguments):
     """Runs all three variants and prints the results side by side. Exits with 1 if they differ, or if an allocation failed."""
-    library_at(arguments)
     os.environ.pop("WEIRPOOL_CAPACITY", None)
     runs = [[], [], []]
     for number in range(arguments.rounds):
@@ -248,21 +244,13 @@ def medians(runs):
     return {name: median(name, first) for name, first in runs[0].items()}
 
 
-def library_at(arguments):
-    path = Path(arguments.library).resolve()
-    if not path.is_file():
-        sys.exit(f"{path} does not exist: run cargo build --release --features cuda --example pytorch, or pass --library")
-    return str(path)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this variant, and print JSON")
     parser.add_argument("--capacity", help="the most that weirpool may reserve, such as 2GiB; applies to the third run if all run")
-    parser.add_argument("--library", default=default_library())
     parser.add_argument("--steps", type=int, default=60, help="training steps")
     parser.add_argument("--requests", type=int, default=200, help="requests to serve, twice")
-    parser.add_argument("--keep-streams", action="store_true", help="have weirpool rely on PyTorch never destroying its streams")
+    parser.add_argument("--ask-for-streams", action="store_true", help="have weirpool treat PyTorch's streams as ones that may be destroyed")
     parser.add_argument("--rounds", type=int, default=1, help="turns of the first two; the figures are medians")
     parser.add_argument("--streams", type=int, default=4, help="streams for the requests")
     arguments = parser.parse_args()

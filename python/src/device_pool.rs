@@ -32,7 +32,7 @@ pub(crate) struct DevicePool {
     permanent: RwLock<FxHashMap<usize, ExternalStream>>,
     /// The stream of memory that is shared with other processes, since PyTorch's streams may be gone before that
     /// memory.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     own_stream: OnceLock<Result<Stream, StreamError>>,
 }
 
@@ -56,6 +56,14 @@ pub(crate) fn open(device: c_int) -> Result<&'static DevicePool, String> {
 /// Returns the pool of a device, if it was created.
 pub(crate) fn opened(device: c_int) -> Option<&'static DevicePool> {
     slot(device)?.get()?.as_ref().ok()
+}
+
+/// Returns the lowest number of a device whose pool was created.
+#[cfg(feature = "module")]
+pub(crate) fn first_opened() -> Option<usize> {
+    POOLS
+        .iter()
+        .position(|slot| matches!(slot.get(), Some(Ok(_))))
 }
 
 fn slot(device: c_int) -> Option<&'static OnceLock<Result<DevicePool, String>>> {
@@ -106,7 +114,7 @@ impl DevicePool {
             failures: AtomicU64::new(0),
             graphs: Graphs::default(),
             permanent: RwLock::default(),
-            #[cfg(all(feature = "ipc", target_os = "linux"))]
+            #[cfg(target_os = "linux")]
             own_stream: OnceLock::new(),
         })
     }
@@ -116,7 +124,7 @@ impl DevicePool {
     }
 
     /// Returns a stream of the pool, which is created on the first call.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     pub(crate) fn own_stream(&self) -> Result<Stream, String> {
         let made = self.own_stream.get_or_init(|| self.pool().create_stream());
         made.clone().map_err(|error| error.to_string())

@@ -1,57 +1,48 @@
-//! Memory from weirpool for PyTorch: a C library for `torch.cuda.memory.CUDAPluggableAllocator`.
+//! The native part of weirpool's package for Python.
 //!
-//! ```text
-//! cargo build --release --features cuda --example pytorch   # target/release/examples/libpytorch.so
-//! python3 examples/pytorch/train_and_serve.py
-//! ```
+//! The shared object is the Python module `weirpool._native` (feature `module`), and a C library: PyTorch's allocator calls
+//! its functions, through `weirpool/torch/allocator.cpp` or through `torch.cuda.memory.CUDAPluggableAllocator`.
 //!
 //! Each device has a pool. It is created at the first allocation on the device, in the context that PyTorch uses. An
 //! allocation blocks until memory is available, for a bounded time ([`settings`]); a free never blocks. A stream can
 //! reuse memory it freed immediately, and other streams once that is safe. PyTorch's own allocator keeps memory for the
 //! stream that it was first allocated on.
 //!
-//! PyTorch (at least 2.11) does not check what its allocator returns: a null pointer becomes a tensor, and a kernel
-//! faults on it. So [`weirpool_alloc_or_throw`] throws an exception that C++ catches and Python raises as a
-//! `RuntimeError` with the reason. [`weirpool_alloc`] is for callers that check for null. `Tensor.record_stream` has an
-//! effect only once [`weirpool_record_stream`] is registered; the script shows how.
-//!
-//! `torch.cuda.graph` works once the three functions for pools of graphs are registered
-//! ([`weirpool_begin_allocate_to_pool`] and its neighbours). `examples/pytorch/graphs.py` checks that.
-//! `torch.compile(mode="reduce-overhead")` makes *trees* of graphs, which need checkpoints of their pool: PyTorch has
-//! no hooks for these, so the extension `graph_trees.cpp` derives PyTorch's class and calls the functions of
-//! [`checkpoints`]. `examples/pytorch/graph_trees.py` checks that.
-//!
-//! Some features of PyTorch do not work with any pluggable allocator. Its own figures (`memory_stats`,
-//! `memory_allocated`, `max_memory_reserved`, `reset_peak_memory_stats`, `memory_snapshot`) raise errors. Its own
-//! sharing of tensors with other processes is replaced by the functions of `sharing` (feature `ipc`). `empty_cache` has
-//! no effect.
+//! PyTorch (at least 2.11) does not check what a pluggable allocator returns: a null pointer becomes a tensor, and a
+//! kernel faults on it. So [`weirpool_alloc_or_throw`] throws an exception that C++ catches and Python raises as a
+//! `RuntimeError` with the reason. [`weirpool_alloc`] is for callers that check for null.
 //!
 //! | module | purpose |
 //! |---|---|
+//! | `module` | the functions for Python, with the feature `module` |
 //! | [`settings`] | settings from the environment |
 //! | [`device_pool`] | the pool of each device, used by addresses and stream handles |
+//! | [`figures`] | the figures of a pool |
 //! | [`graphs`] | the memory pools of graphs |
 //! | [`checkpoints`] | checkpoints of these pools |
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | detection of a process that was forked from the one with the memory |
-//! | `dlpack` | tensors for other libraries, with the feature `dlpack` |
-//! | `sharing` | tensors between processes, with the feature `ipc` |
+//! | [`dlpack`] | tensors for other libraries |
+//! | `sharing` | tensors between processes, on Linux |
 //! | [`report`] | messages on stderr |
 
 pub mod checkpoints;
 mod device_pool;
-#[cfg(feature = "dlpack")]
 pub mod dlpack;
 mod exception;
+mod figures;
 mod fork;
 mod graphs;
+#[cfg(feature = "module")]
+mod module;
 mod report;
 mod settings;
-#[cfg(all(feature = "ipc", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub mod sharing;
 
 use cudarc::driver::sys::CUstream;
 use device_pool::DevicePool;
+use figures::Figures;
 pub use graphs::MempoolId;
 use report::{Once, print};
 use std::ffi::{c_int, c_void};
@@ -262,76 +253,6 @@ pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
     with_graphs(device, |pool| pool.graphs.release(id));
 }
 
-/// Returns the bytes that are set aside for graphs.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_in_graphs(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().in_graphs)
-}
-
-/// Returns the bytes that the device's pool reserves now; 0 without a pool.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_reserved(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().reserved.current)
-}
-
-/// Returns the freed bytes that work may still access, as far as the pool knows. Records the events of all frees; they
-/// complete soon after the work, so call this again.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_pending(device: c_int) -> u64 {
-    figure(device, |pool| {
-        // Releases nothing, but records the events.
-        let _ = pool.pool().trim_to(u64::MAX);
-        // Completed work may not be noted yet.
-        let _ = pool.pool().reap();
-        pool.statistics().pending.current
-    })
-}
-
-/// Returns the peak of the bytes that the device's pool reserved; 0 without a pool.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_peak_reserved(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().reserved.high)
-}
-
-/// Returns the peak of the bytes that were allocated.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_peak_used(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().used.high)
-}
-
-/// Returns the number of allocations that waited on the host and were granted.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_waits(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().waits.served)
-}
-
-/// Returns the total wait of these allocations, in microseconds.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_waited_us(device: c_int) -> u64 {
-    figure(device, |pool| {
-        let waited = pool.statistics().waits.times.total().as_micros();
-        waited.try_into().unwrap_or(u64::MAX)
-    })
-}
-
-/// Returns the number of device-side waits that were inserted before reusing another stream's memory.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_device_waits(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().device_waits)
-}
-
-/// Returns the number of chunks of free memory that were mapped elsewhere to make larger blocks.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_remaps(device: c_int) -> u64 {
-    figure(device, |pool| pool.statistics().remaps)
-}
-
-/// Returns the number of allocations that failed.
-#[unsafe(no_mangle)]
-pub extern "C" fn weirpool_failures(device: c_int) -> u64 {
-    figure(device, DevicePool::failures)
-}
-
 /// # Safety
 /// The conditions of [`weirpool_alloc`] apply.
 unsafe fn allocate(
@@ -382,6 +303,15 @@ fn with_graphs(device: c_int, call: impl FnOnce(&DevicePool)) {
 fn guarded<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let panicked = |_| Err("weirpool panicked; this is a bug in weirpool".to_owned());
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)
+}
+
+/// Returns the figures of a device's pool.
+fn figures_of(device: c_int) -> Figures {
+    if fork::is_child() {
+        return Figures::default();
+    }
+    let read = guarded(|| Ok(device_pool::opened(device).map(Figures::of)));
+    read.ok().flatten().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
 
 use bytesize::ByteSize;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use weirpool::{Remapping, Sealing};
 
@@ -16,6 +18,30 @@ const CAPACITY: &str = "WEIRPOOL_CAPACITY";
 const REMAPPING: &str = "WEIRPOOL_REMAPPING";
 const SEALING: &str = "WEIRPOOL_SEALING";
 const TIMEOUT: &str = "WEIRPOOL_TIMEOUT_MS";
+
+/// Values that replace those of the environment.
+static SET: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+
+/// Sets a variable's value in place of the environment's, or removes the replacement.
+///
+/// # Errors
+/// Returns an error if there is no such variable, or if the value is invalid. Nothing changes then.
+#[cfg_attr(
+    not(feature = "module"),
+    expect(dead_code, reason = "called from Python")
+)]
+pub(crate) fn set(name: &str, value: Option<String>) -> Result<(), String> {
+    if ![CAPACITY, REMAPPING, SEALING, TIMEOUT].contains(&name) {
+        return Err(format!("there is no setting {name}"));
+    }
+    Settings::of(|known| value.as_ref().filter(|_| known == name).map(OsString::from))?;
+    let mut set = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    match value {
+        Some(value) => set.insert(name.to_owned(), value),
+        None => set.remove(name),
+    };
+    Ok(())
+}
 
 /// Longer than the work that is usually queued on a GPU, and short enough for a user to wait.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +62,11 @@ impl Settings {
     /// # Errors
     /// Returns an error that names a variable with an invalid value.
     pub(crate) fn of_environment() -> Result<Self, String> {
-        Self::of(|name| std::env::var_os(name))
+        let set = SET.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::of(|name| {
+            let set = set.get(name).map(OsString::from);
+            set.or_else(|| std::env::var_os(name))
+        })
     }
 
     fn of(value: impl Fn(&str) -> Option<OsString>) -> Result<Self, String> {

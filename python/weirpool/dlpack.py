@@ -1,10 +1,11 @@
 """Blocks of weirpool as DLPack tensors, for every library that takes them: PyTorch, CuPy, JAX.
 
-    library = weirpool_dlpack.load(path)                  # built with the features `cuda` and `dlpack`
-    memory = weirpool_dlpack.Memory(library, (1024, 1024), "float32")
+    from weirpool import dlpack
+    library = dlpack.load()
+    memory = dlpack.Memory(library, (1024, 1024), "float32")
     tensor = torch.from_dlpack(memory)                    # no copy: the same address
     del memory                                            # the tensor keeps the block
-    taken = weirpool_dlpack.Taken(library, tensor)        # a tensor of another library as a block of the pool
+    taken = dlpack.Taken(library, tensor)                 # a tensor of another library as a block of the pool
 
 A consumer names the stream that it uses the tensor on (`__dlpack__(stream=...)`), and that stream waits for the block's earlier
 uses. Once the consumer drops the tensor, the memory is reused in the order of that stream, which must still exist: PyTorch never destroys its
@@ -12,6 +13,8 @@ streams; a `cupy.cuda.Stream` has to be kept until the arrays that were made on 
 """
 
 import ctypes
+
+from . import library_path
 
 TYPES = {
     "bool": (6, 8), "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8),
@@ -29,8 +32,9 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_SetName", _python))
 
 
-def load(path):
-    library = ctypes.CDLL(path)
+def load():
+    """Returns the functions in C, which the classes here call."""
+    library = ctypes.CDLL(library_path())
     number, word, pointer = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
     for name, arguments, result in [
         ("stream", [word, word], pointer),
@@ -45,8 +49,6 @@ def load(path):
     ]:
         function = getattr(library, f"weirpool_dlpack_{name}")
         function.argtypes, function.restype = arguments, result
-    library.weirpool_device_waits.restype = number
-    library.weirpool_device_waits.argtypes = [word]
     # Releases the tensor of a capsule that was never consumed.
     library.destroyers = {version: _destroyer(library, version) for version in NAMES}
     return library

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """PyTorch, CuPy and JAX read blocks of weirpool in place, and weirpool takes tensors of PyTorch.
 
-    cargo build --release --features cuda,dlpack --example pytorch
-    python3 examples/pytorch/dlpack.py
+    pip install weirpool
+    python3 tests/gpu/dlpack.py
 
 Kernels of weirpool write blocks on streams of the pool, and spin before they do; other libraries read them on their own streams. In
 random rounds, tensors are dropped while the work that reads them has not begun, and their memory is written again for the next round. The
@@ -20,9 +20,9 @@ CAPACITY = 24 << 20
 os.environ["WEIRPOOL_CAPACITY"] = str(CAPACITY)
 
 import torch
-import weirpool_dlpack
-from weirpool_dlpack import Memory, Taken
-from weirpool_torch import default_library
+import weirpool
+from weirpool import dlpack
+from weirpool.dlpack import Memory, Taken
 
 try:
     import cupy
@@ -221,18 +221,17 @@ def taken(library, count):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=default_library())
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.zeros(1, device="cuda")
-    library = weirpool_dlpack.load(arguments.library)
+    library = dlpack.load()
     in_place(library)
     lifetimes(library)
     wrong, reused = rounds(library, arguments.rounds, arguments.seed)
     assert wrong == 0, f"{wrong} words were read wrong: memory was reused too early, or read too early"
     assert reused > arguments.rounds // 2, f"memory was reused only {reused} times"
-    waits = library.weirpool_device_waits(0)
+    waits = weirpool.statistics()["device_waits"]
     print(f"{arguments.rounds} rounds: every word right, memory reused {reused} times, {waits} waits on the device")
     whole(library)
     idle = torch.cuda.Stream()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares `torch.compile(mode="reduce-overhead")` on memory from weirpool with the same mode on PyTorch's own allocator.
 
-    cargo build --release --features cuda --example pytorch
-    python3 examples/pytorch/graph_trees.py
+    pip install weirpool
+    python3 tests/gpu/graph_trees.py
 
 The mode records trees of graphs that share one pool. Each allocator runs in a process of its own, which
 
@@ -24,9 +24,13 @@ import subprocess
 import sys
 import time
 import traceback
+from pathlib import Path
 
-from train_and_serve import DEVICE, WIDTH, fingerprint, library_at
-from weirpool_torch import default_library, use_weirpool
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import weirpool
+import weirpool.torch
+from train_and_serve import DEVICE, WIDTH, fingerprint
 
 import torch
 from torch import nn
@@ -167,15 +171,15 @@ def count_calls():
     return calls
 
 
-def in_graphs(library):
+def in_graphs(is_weirpool):
     """Returns the bytes that are set aside for graphs."""
-    if library is not None:
-        return library.weirpool_in_graphs(0)
+    if is_weirpool:
+        return weirpool.statistics()["in_graphs"]
     segments = torch.cuda.memory_snapshot()
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
-def released(library):
+def released(is_weirpool):
     """Drops all graphs. Returns the bytes that are still set aside for them."""
     from torch._inductor import cudagraph_trees
 
@@ -184,7 +188,7 @@ def released(library):
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return settled(lambda: in_graphs(library))
+    return settled(lambda: in_graphs(is_weirpool))
 
 
 def settled(count):
@@ -196,17 +200,17 @@ def settled(count):
     return left
 
 
-def in_a_pool(library):
+def in_a_pool(is_weirpool):
     """Allocates outside captures from a pool of PyTorch's. Returns the bytes set aside meanwhile, and afterwards."""
-    before = in_graphs(library)
+    before = in_graphs(is_weirpool)
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = torch.ones(4 << 20, device=DEVICE)
-    meanwhile = in_graphs(library) - before
+    meanwhile = in_graphs(is_weirpool) - before
     assert inside.sum().item() == 4 << 20
     del inside, pool
     gc.collect()
-    return meanwhile, in_graphs(library) - before
+    return meanwhile, in_graphs(is_weirpool) - before
 
 
 def tried(name, results, function):
@@ -222,7 +226,9 @@ def tried(name, results, function):
 
 def run(arguments):
     """Runs one allocator in this process. Prints one line of JSON."""
-    library = use_weirpool(library_at(arguments)) if arguments.allocator == "weirpool" else None
+    is_weirpool = arguments.allocator == "weirpool"
+    if is_weirpool:
+        weirpool.torch.use()
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     import torch._inductor.config as inductor
@@ -237,24 +243,24 @@ def run(arguments):
     calls = count_calls()
     results = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "trees": inductor.triton.cudagraph_trees}
     tried("answers", results, lambda: called(model))
-    tried("in_graphs", results, lambda: in_graphs(library))
+    tried("in_graphs", results, lambda: in_graphs(is_weirpool))
     tried("times", results, lambda: timed(model))
-    tried("left_after_calls", results, lambda: released(library))
+    tried("left_after_calls", results, lambda: released(is_weirpool))
     tried("gradients", results, lambda: trained(model))
-    tried("in_graphs_of_training", results, lambda: in_graphs(library))
-    tried("left_after_training", results, lambda: released(library))
-    if library:
-        results["pending"] = settled(lambda: library.weirpool_pending(0))
-    results["peak"] = library.weirpool_peak_reserved(0) if library else torch.cuda.max_memory_reserved()
+    tried("in_graphs_of_training", results, lambda: in_graphs(is_weirpool))
+    tried("left_after_training", results, lambda: released(is_weirpool))
+    if is_weirpool:
+        results["pending"] = settled(lambda: weirpool.statistics()["pending"])
+    results["peak"] = torch.cuda.max_memory_reserved()
     results["calls"] = calls
     print(json.dumps(results), flush=True)
-    if library:
-        tried("mem_pool", results, lambda: in_a_pool(library))
+    if is_weirpool:
+        tried("mem_pool", results, lambda: in_a_pool(is_weirpool))
         print(json.dumps(results), flush=True)
 
 
 def in_a_process(arguments, allocator):
-    command = [sys.executable, __file__, "--allocator", allocator, "--library", arguments.library]
+    command = [sys.executable, __file__, "--allocator", allocator]
     print("running:", *command[1:], file=sys.stderr)
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     lines = child.stdout.splitlines()
@@ -266,7 +272,6 @@ def in_a_process(arguments, allocator):
 
 def compare(arguments):
     """Runs both allocators and prints the results side by side. Exits with 1 if they differ, or if the memory of graphs was not released."""
-    library_at(arguments)
     own, pooled = in_a_process(arguments, "pytorch"), in_a_process(arguments, "weirpool")
     print(f"{own.get('gpu')}, PyTorch {own.get('torch')}, trees: {own.get('trees')}, {pooled.get('trees')}\n")
     print(f"{'':36}{'PyTorch':>12}{'weirpool':>12}")
@@ -306,7 +311,6 @@ def compare(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this allocator, and print JSON")
-    parser.add_argument("--library", default=default_library())
     arguments = parser.parse_args()
     (run if arguments.allocator else compare)(arguments)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares PyTorch's CUDA graphs on memory from weirpool with graphs on PyTorch's own allocator.
 
-    cargo build --release --features cuda --example pytorch
-    python3 examples/pytorch/graphs.py
+    pip install weirpool
+    python3 tests/gpu/graphs.py
 
 Each allocator runs in a process of its own. Each process
 
@@ -23,11 +23,16 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-from train_and_serve import DEVICE, VOCABULARY, WIDTH, Layer, Transformer, fingerprint, library_at
-from weirpool_torch import default_library, turn_trees_off, use_weirpool
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import weirpool
+import weirpool.torch
+from train_and_serve import DEVICE, VOCABULARY, WIDTH, Layer, Transformer, fingerprint
 
 import torch
+import torch._inductor.config
 
 REPLAYS, ROUNDS, STEPS = 100, 7, 50
 
@@ -104,7 +109,7 @@ def replayed(model, in_graphs):
 def compiled(layer):
     """Calls a compiled layer with other work in between. Returns fingerprints, or the reason why there is no compiler."""
     # On both allocators; graph_trees.py is about the trees.
-    turn_trees_off()
+    torch._inductor.config.triton.cudagraph_trees = False
     is_later = torch.ones(64, 64, dtype=torch.bool, device=DEVICE).triu(1)
     inputs = [torch.randn(4, 64, WIDTH, device=DEVICE) for _ in range(REPLAYS)]
     try:
@@ -148,14 +153,16 @@ def timed(model):
 
 def run(arguments):
     """Runs one allocator in this process. Prints one line of JSON."""
-    library = use_weirpool(library_at(arguments), trees=False) if arguments.allocator == "weirpool" else None
+    is_weirpool = arguments.allocator == "weirpool"
+    if is_weirpool:
+        weirpool.torch.use()
     if not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(1)
     other_work.side = torch.cuda.Stream()
-    in_graphs = (lambda: library.weirpool_in_graphs(0)) if library else (lambda: 0)
+    in_graphs = (lambda: weirpool.statistics()["in_graphs"]) if is_weirpool else (lambda: 0)
 
     model, layer = Transformer().to(DEVICE).eval(), Layer().to(DEVICE).eval()
     answers, used, left = replayed(model, in_graphs)
@@ -168,7 +175,7 @@ def run(arguments):
 
 
 def in_a_process(arguments, allocator):
-    command = [sys.executable, __file__, "--allocator", allocator, "--library", arguments.library]
+    command = [sys.executable, __file__, "--allocator", allocator]
     command += ["--no-compile"] if arguments.no_compile else []
     print("running:", *command[1:], file=sys.stderr)
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -179,7 +186,6 @@ def in_a_process(arguments, allocator):
 
 def compare(arguments):
     """Runs both allocators and prints the results side by side. Exits with 1 if they differ, or if a graph's memory was not released."""
-    library_at(arguments)
     own, pooled = in_a_process(arguments, "pytorch"), in_a_process(arguments, "weirpool")
     print(f"{own['gpu']}, PyTorch {own['torch']}\n")
     print(f"{'':34}{'PyTorch':>12}{'weirpool':>12}")
@@ -203,7 +209,6 @@ def compare(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this allocator, and print JSON")
-    parser.add_argument("--library", default=default_library())
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     arguments = parser.parse_args()
     (run if arguments.allocator else compare)(arguments)

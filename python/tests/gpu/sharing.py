@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Shares tensors between two processes on memory from weirpool.
 
-    cargo build --release --features cuda,ipc --example pytorch
-    python3 examples/pytorch/sharing.py
+    pip install weirpool
+    python3 tests/gpu/sharing.py
 
 The parent shares a tensor; the child, a new process, doubles it in place; the parent sees that. Then it prints the time of a round
 trip and the result of PyTorch's own way, and checks that all tensors were equal.
@@ -15,17 +15,16 @@ import subprocess
 import sys
 import time
 
-from train_and_serve import library_at
-from weirpool_torch import default_library, use_weirpool
 
 import torch
-import weirpool_sharing
+import weirpool.torch
+from weirpool.torch import sharing
 
 ROUNDS = 50
 
 
-def child(library, descriptor):
-    peer = weirpool_sharing.Connection(library, socket.socket(fileno=descriptor))
+def child(descriptor):
+    peer = sharing.Connection(socket.socket(fileno=descriptor))
     while True:
         try:
             tensor = peer.receive()
@@ -35,16 +34,16 @@ def child(library, descriptor):
         del tensor  # released once the kernel is complete
 
 
-def parent(library, path):
+def parent():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, "--library", path, "--child", str(theirs.fileno())]
+    command = [sys.executable, __file__, "--child", str(theirs.fileno())]
     importer = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
-    peer = weirpool_sharing.Connection(library, ours)
+    peer = sharing.Connection(ours)
     times = []
     for dtype, shape in [(torch.float32, (1024, 1024)), (torch.float16, (64, 3, 224, 224)), (torch.int64, (7,))]:
         tensor = torch.randint(0, 100, shape, device="cuda").to(dtype)
-        shared = weirpool_sharing.share(library, tensor)
+        shared = sharing.share(tensor)
         for round_ in range(ROUNDS):
             shared.tensor.copy_(tensor)
             torch.cuda.synchronize()
@@ -66,15 +65,13 @@ def parent(library, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=default_library())
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    path = library_at(arguments)
-    library = use_weirpool(path, trees=False)
+    weirpool.torch.use()
     if arguments.child is None:
-        parent(library, path)
+        parent()
     else:
-        child(library, arguments.child)
+        child(arguments.child)
 
 
 if __name__ == "__main__":

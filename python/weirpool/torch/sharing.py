@@ -1,14 +1,11 @@
 """Tensors that processes share, on memory from weirpool.
 
-    shared = weirpool_sharing.share(library, tensor)     # a copy in memory of its own, which other processes can open
-    peer = weirpool_sharing.Connection(library, socket)  # a connected socket of type SOCK_SEQPACKET
-    peer.send(shared)                                    # sent once this stream's work on it is complete
-    tensor = peer.receive()                              # in the other process: the same bytes, no copy
-    shared.wait()                                        # waits until the other processes have released it
-
-`library` is the one that `weirpool_torch.use_weirpool` returns, built with the features `cuda` and `ipc`. PyTorch's own way does not work
-with a pluggable allocator: `Tensor.share_memory_` and queues of `torch.multiprocessing` end with "CUDAPluggableAllocator does not yet support
-shareIpcHandle" (PyTorch 2.11).
+    from weirpool.torch import sharing
+    shared = sharing.share(tensor)            # a copy in memory of its own, which other processes can open
+    peer = sharing.Connection(socket)         # a connected socket of type SOCK_SEQPACKET
+    peer.send(shared)                         # sent once this stream's work on it is complete
+    tensor = peer.receive()                   # in the other process: the same bytes, no copy
+    shared.wait()                             # waits until the other processes have released it
 """
 
 import ctypes
@@ -17,10 +14,13 @@ import math
 
 import torch
 
+from .. import library_path
+
 LABEL = 1024
 
 
-def _declare(library):
+def _load():
+    library = ctypes.CDLL(library_path())
     number, text = ctypes.c_uint64, ctypes.c_char_p
     for name, arguments, result in [
         ("allocate", [ctypes.c_int, number], number),
@@ -33,6 +33,10 @@ def _declare(library):
     ]:
         function = getattr(library, f"weirpool_ipc_{name}")
         function.argtypes, function.restype = arguments, result
+    return library
+
+
+_library = _load()
 
 
 def _stream():
@@ -42,8 +46,8 @@ def _stream():
 class _Memory:
     """Owns shared memory. A tensor over it keeps it."""
 
-    def __init__(self, library, address, size):
-        self.library, self.address = library, address
+    def __init__(self, address, size):
+        self.address = address
         self.__cuda_array_interface__ = {
             "version": 3,
             "shape": (size,),
@@ -52,7 +56,7 @@ class _Memory:
         }
 
     def __del__(self):
-        self.library.weirpool_ipc_free(self.address, _stream())
+        _library.weirpool_ipc_free(self.address, _stream())
 
 
 def _tensor(memory, dtype, shape):
@@ -62,25 +66,24 @@ def _tensor(memory, dtype, shape):
 class Shared:
     """A tensor that can be sent to other processes: `tensor`."""
 
-    def __init__(self, library, like):
-        _declare(library)
+    def __init__(self, like):
         size = max(1, like.numel() * like.element_size())
-        address = library.weirpool_ipc_allocate(like.device.index or 0, size)
+        address = _library.weirpool_ipc_allocate(like.device.index or 0, size)
         if address == 0:
             raise RuntimeError("no memory to share: the reason is on stderr")
-        self.library, self.address = library, address
+        self.address = address
         size -= size % like.element_size()
-        self.tensor = _tensor(_Memory(library, address, size), like.dtype, like.shape)
+        self.tensor = _tensor(_Memory(address, size), like.dtype, like.shape)
 
     def wait(self):
         """Waits until every process has released the tensor."""
-        if self.library.weirpool_ipc_wait(self.address) != 0:
+        if _library.weirpool_ipc_wait(self.address) != 0:
             raise RuntimeError("a process did not release the tensor: the reason is on stderr")
 
 
-def share(library, tensor):
+def share(tensor):
     """Copies a tensor into memory that other processes can open."""
-    shared = Shared(library, tensor)
+    shared = Shared(tensor)
     shared.tensor.copy_(tensor)
     return shared
 
@@ -88,27 +91,25 @@ def share(library, tensor):
 class Connection:
     """A connection to another process of the same user, on the same device."""
 
-    def __init__(self, library, socket, device=0):
-        _declare(library)
-        self.library = library
-        self.number = library.weirpool_ipc_open(device, socket.detach())
+    def __init__(self, socket, device=0):
+        self.number = _library.weirpool_ipc_open(device, socket.detach())
         if self.number == 0:
             raise RuntimeError("no connection: the reason is on stderr")
 
     def send(self, shared):
         tensor = shared.tensor
         label = json.dumps({"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)})
-        sent = self.library.weirpool_ipc_send(self.number, shared.address, label.encode(), _stream())
+        sent = _library.weirpool_ipc_send(self.number, shared.address, label.encode(), _stream())
         if sent != 0:
             raise RuntimeError("the tensor was not sent: the reason is on stderr")
 
     def receive(self):
         """Waits for a tensor. It is released when the last tensor over its memory is gone."""
         size, label = ctypes.c_uint64(), ctypes.create_string_buffer(LABEL + 1)
-        address = self.library.weirpool_ipc_receive(self.number, ctypes.byref(size), label, len(label))
+        address = _library.weirpool_ipc_receive(self.number, ctypes.byref(size), label, len(label))
         if address == 0:
             raise EOFError("no further tensor was received: the reason is on stderr")
-        memory = _Memory(self.library, address, size.value)
+        memory = _Memory(address, size.value)
         # The other process belongs to the same user, but may still send an invalid label.
         said = json.loads(label.value)
         dtype, shape = getattr(torch, said["dtype"]), [int(length) for length in said["shape"]]
@@ -119,5 +120,5 @@ class Connection:
         return _tensor(memory, dtype, shape)
 
     def close(self):
-        self.library.weirpool_ipc_close(self.number)
+        _library.weirpool_ipc_close(self.number)
         self.number = 0

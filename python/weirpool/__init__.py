@@ -1,0 +1,49 @@
+"""A stream-ordered GPU memory pool for PyTorch, CuPy and others.
+
+    import weirpool.torch
+    weirpool.torch.use()                  # before CUDA is used
+    weirpool.statistics()                 # figures of the pool of device 0
+
+Importing this package imports no other library, and uses no GPU.
+"""
+
+from pathlib import Path
+
+from . import _native
+from ._native import __version__
+
+__all__ = ["__version__", "configure", "library_path", "statistics"]
+
+_SETTINGS = {
+    "capacity": "WEIRPOOL_CAPACITY",
+    "remapping": "WEIRPOOL_REMAPPING",
+    "sealing": "WEIRPOOL_SEALING",
+    "timeout": "WEIRPOOL_TIMEOUT_MS",
+}
+
+
+def configure(*, capacity=None, remapping=None, sealing=None, timeout=None):
+    """Sets how pools are created, in place of environment variables. Call it before the first allocation.
+
+    `capacity` is the most memory that the pool of each device may reserve: bytes, or a text such as `"6GiB"`. `remapping` is the share of time
+    that may go into mapping free memory elsewhere, or `"always"` or `"never"`. `sealing` is when the event of a free is recorded:
+    `"every-free"`, `"on-demand"`, or after this many freed bytes, such as `"4MiB"`. `timeout` is how long an allocation waits for memory
+    before it fails, in seconds.
+
+    Settings that are `None` stay as they are. Raises `ValueError` for an invalid value, and `RuntimeError` if a pool exists already.
+    """
+    values = {"capacity": capacity, "remapping": remapping, "sealing": sealing}
+    values["timeout"] = None if timeout is None else round(timeout * 1000)
+    for name, value in values.items():
+        if value is not None:
+            _native.configure(_SETTINGS[name], str(value))
+
+
+def statistics(device=0):
+    """Returns the figures of a device's pool by name: bytes, numbers and microseconds. Without a pool they are 0."""
+    return _native.statistics(device)
+
+
+def library_path():
+    """Returns the path of the shared object, whose C functions allocators of other libraries call."""
+    return str(Path(_native.__file__).resolve())

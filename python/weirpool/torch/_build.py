@@ -1,0 +1,93 @@
+"""Compiles C++ for the installed version of PyTorch."""
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+class BuildError(RuntimeError):
+    """The C++ class could not be compiled for this version of PyTorch."""
+
+
+def cache_folder():
+    """Returns the private folder of this user that holds compiled classes, and creates it.
+
+    It is `$WEIRPOOL_CACHE`, or else `weirpool` in `$XDG_CACHE_HOME` or `~/.cache`. Raises [`BuildError`] if it belongs to another user or
+    others can write to it.
+    """
+    named = os.environ.get("WEIRPOOL_CACHE")
+    parent = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(named) if named else Path(parent) / "weirpool"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+    except OSError as error:
+        raise BuildError(f"no folder for compiled classes: {error}; name one in WEIRPOOL_CACHE") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise BuildError(f"{folder} is not a folder; name one in WEIRPOOL_CACHE")
+    if found.st_uid != os.geteuid():
+        raise BuildError(f"{folder} belongs to user {found.st_uid}, and not to {os.geteuid()}; name another folder in WEIRPOOL_CACHE")
+    if found.st_mode & 0o022:
+        raise BuildError(f"{folder} can be written by other users; run chmod 700 {folder}")
+    return folder
+
+
+def build(name, source=None):
+    """Compiles a C++ source, unless the cache has it for this version of PyTorch, this source and this compiler's options. Returns the library's path."""
+    import torch
+
+    source = Path(source) if source else Path(__file__).with_name(f"{name}.cpp")
+    text = source.read_bytes()
+    options = [
+        "-O2",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+    ]
+    parts = [text, torch.__version__.encode(), (torch.version.git_version or "").encode(), " ".join(options).encode()]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    folder = cache_folder()
+    built = folder / f"{name}-{torch.__version__}-{digest}.so"
+    if built.exists():
+        return str(built)
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise BuildError("there is no C++ compiler to compile the allocator's class; install one, or name it in CXX")
+    root = Path(torch.__file__).parent
+    includes = [root / "include", root / "include/torch/csrc/api/include", *cuda_includes(root)]
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        made = Path(work) / f"{name}.so"
+        rest = [*options, str(source), "-o", str(made), *(f"-I{include}" for include in includes)]
+        rest += [f"-L{root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda", "-ldl", "-Wl,--allow-shlib-undefined"]
+        # Later versions of PyTorch may need the later standard.
+        for standard in ("-std=c++17", "-std=c++20"):
+            command = [*compiler.split(), standard, *rest]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+        if done.returncode != 0:
+            log = folder / f"{name}-{torch.__version__}.log"
+            log.write_text(f"{' '.join(command)}\n{done.stderr}")
+            errors = [line for line in done.stderr.splitlines() if "error" in line]
+            first = errors[0] if errors else f"exit code {done.returncode}"
+            raise BuildError(f"the allocator's class does not compile for PyTorch {torch.__version__} ({first.strip()}; all of it is in {log})")
+        # Replaced atomically, because another process may build it too.
+        os.replace(made, built)
+    return str(built)
+
+
+def cuda_includes(torch_root):
+    """Returns the folders of CUDA's headers: of a toolkit, or of the packages that PyTorch installs."""
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    toolkits += [str(Path(nvcc).parent.parent)] if (nvcc := shutil.which("nvcc")) else []
+    folders = [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
+    for path in [torch_root.parent, *map(Path, sys.path)]:
+        folders += sorted(path.glob("nvidia/*/include"))
+    return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()] or folders
