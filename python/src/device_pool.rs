@@ -2,17 +2,21 @@
 
 use crate::graphs::{Graphs, MempoolId};
 use crate::{fork, settings::Settings};
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::{self, CUstream};
 use rustc_hash::FxHashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use weirpool::compat::{RawError, RawPool};
-use weirpool::device::DeviceError;
+#[cfg(target_os = "linux")]
+use weirpool::device::Sharing;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
+use weirpool::device::{Device, DeviceError};
 use weirpool::{
-    AllocError, Block, GraphCheckpoint, GraphMemory, Pool, Statistics, Stream, StreamError,
+    AllocError, Block, GraphCheckpoint, GraphMemory, Pool, Statistics, StatisticsScope, Stream,
+    StreamError,
 };
 
 /// The most devices that PyTorch supports.
@@ -26,6 +30,10 @@ pub(crate) struct DevicePool {
     device: CudaDevice,
     raw: RawPool,
     timeout: Duration,
+    /// The capacity of the settings, which no limit of PyTorch exceeds.
+    capacity: Option<u64>,
+    /// Counts the peaks of PyTorch's figures, once they were reset.
+    peaks: Mutex<Option<StatisticsScope>>,
     failures: AtomicU64,
     pub(crate) graphs: Graphs,
     /// Streams that are never destroyed, by their handles.
@@ -98,7 +106,11 @@ impl DevicePool {
             timeout,
         } = Settings::of_environment()?;
         fork::watch();
-        let device = CudaDevice::new(ordinal as usize).map_err(|error| error.to_string())?;
+        let device = CudaDevice::builder()
+            .ordinal(ordinal as usize)
+            .exportable_memory(true)
+            .build()
+            .map_err(|error| error.to_string())?;
         let builder = Pool::builder(device.clone())
             .remapping(remapping)
             .sealing(sealing);
@@ -111,6 +123,8 @@ impl DevicePool {
             device,
             raw: RawPool::new(&pool),
             timeout,
+            capacity,
+            peaks: Mutex::default(),
             failures: AtomicU64::new(0),
             graphs: Graphs::default(),
             permanent: RwLock::default(),
@@ -132,6 +146,83 @@ impl DevicePool {
 
     pub(crate) fn statistics(&self) -> Statistics {
         self.pool().statistics()
+    }
+
+    /// Returns the figures, with the peaks since they were reset.
+    pub(crate) fn since_reset(&self) -> Statistics {
+        let peaks = self.peaks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.statistics();
+        if let Some(scope) = &*peaks {
+            read.reserved = scope.read().reserved;
+        }
+        read
+    }
+
+    /// Begins the peaks of [`since_reset`](Self::since_reset) anew.
+    pub(crate) fn reset_peaks(&self) {
+        let scope = self.pool().statistics_scope();
+        let mut peaks = self.peaks.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = peaks.replace(scope);
+        drop(peaks);
+        drop(earlier);
+    }
+
+    /// Returns free memory to the device. Freed memory that work may still use is waited for, unless a stream is being
+    /// captured, when the device must not be waited for.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub(crate) fn trim(&self) -> Result<(), String> {
+        let trim = || self.pool().trim_to(0).map_err(|error| error.to_string());
+        let trimmed = trim()?;
+        if trimmed.pending == 0 || self.graphs.has_any() {
+            return Ok(());
+        }
+        self.in_context(|| {
+            // SAFETY: the context is current.
+            unsafe { sys::cuCtxSynchronize() }.result()
+        })?;
+        // The first poll may come before the driver has noted completed events.
+        self.pool().reap().map_err(|error| error.to_string())?;
+        trim().map(drop)
+    }
+
+    /// Limits the memory that the pool may reserve, to no more than its setting.
+    ///
+    /// # Errors
+    /// Returns an error if that is less than a chunk, or the device's error.
+    pub(crate) fn limit(&self, bytes: u64) -> Result<(), String> {
+        let bytes = self.capacity.map_or(bytes, |capacity| bytes.min(capacity));
+        let resized = self.pool().resize(bytes);
+        resized.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Calls a function of the driver in the device's context, and restores the thread's context.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    pub(crate) fn in_context<T>(
+        &self,
+        call: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, String> {
+        let mut previous = std::ptr::null_mut();
+        // SAFETY: the context lives as long as the device, and is removed again below.
+        let outcome = unsafe {
+            let context = self.device.context().cu_ctx();
+            let pushed = sys::cuCtxPushCurrent_v2(context).result();
+            pushed.and_then(|()| {
+                let outcome = call();
+                sys::cuCtxPopCurrent_v2(&raw mut previous).result()?;
+                outcome
+            })
+        };
+        outcome.map_err(|error| error.to_string())
+    }
+
+    /// Returns the calls by which chunks are shared with other processes, if the device has them.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn device_sharing(&self) -> Option<&dyn Sharing> {
+        self.device.sharing()
     }
 
     pub(crate) fn device(&self) -> &CudaDevice {

@@ -23,8 +23,15 @@
 //! | [`exception`] | the exception that C++ catches |
 //! | [`fork`] | detection of a process that was forked from the one with the memory |
 //! | [`dlpack`] | tensors for other libraries |
+//! | [`handles`] | PyTorch's own handles of shared memory, on Linux |
 //! | `sharing` | tensors between processes, on Linux |
+//! | [`torch`] | the functions that PyTorch's class calls |
 //! | [`report`] | messages on stderr |
+
+#![cfg_attr(
+    not(feature = "module"),
+    allow(dead_code, reason = "called from Python")
+)]
 
 pub mod checkpoints;
 mod device_pool;
@@ -33,12 +40,15 @@ mod exception;
 mod figures;
 mod fork;
 mod graphs;
+#[cfg(target_os = "linux")]
+pub mod handles;
 #[cfg(feature = "module")]
 mod module;
 mod report;
 mod settings;
 #[cfg(target_os = "linux")]
 pub mod sharing;
+pub mod torch;
 
 use cudarc::driver::sys::CUstream;
 use device_pool::DevicePool;
@@ -64,7 +74,7 @@ pub unsafe extern "C" fn weirpool_alloc(
     stream: CUstream,
 ) -> *mut c_void {
     // SAFETY: guaranteed by the caller.
-    let allocated = guarded(|| unsafe { allocate(size, device, stream, None) });
+    let allocated = guarded(|| unsafe { allocate(size, device, stream) });
     allocated.unwrap_or_else(|reason| {
         print(&reason);
         std::ptr::null_mut()
@@ -83,7 +93,7 @@ pub unsafe extern "C-unwind" fn weirpool_alloc_or_throw(
     stream: CUstream,
 ) -> *mut c_void {
     // SAFETY: guaranteed by the caller.
-    match guarded(|| unsafe { allocate(size, device, stream, None) }) {
+    match guarded(|| unsafe { allocate(size, device, stream) }) {
         Ok(address) => address,
         // SAFETY: guaranteed by the caller.
         Err(reason) => unsafe { exception::throw(reason) },
@@ -227,26 +237,6 @@ pub extern "C" fn weirpool_pool_uses(device: c_int, id: MempoolId) -> usize {
     figure(device, |pool| pool.graphs.uses(id) as u64) as usize
 }
 
-/// Allocates as [`weirpool_alloc_or_throw`] does, from the memory of a pool of graphs. The stream may be part of a
-/// capture or not.
-///
-/// # Safety
-/// The conditions of [`weirpool_alloc_or_throw`] apply.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn weirpool_alloc_in_pool_or_throw(
-    size: usize,
-    device: c_int,
-    stream: CUstream,
-    id: MempoolId,
-) -> *mut c_void {
-    // SAFETY: guaranteed by the caller.
-    match guarded(|| unsafe { allocate(size, device, stream, Some(id)) }) {
-        Ok(address) => address,
-        // SAFETY: guaranteed by the caller.
-        Err(reason) => unsafe { exception::throw(reason) },
-    }
-}
-
 /// Removes an owner from a pool of graphs, such as a graph that was deleted. Pass it to `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
@@ -255,23 +245,13 @@ pub extern "C" fn weirpool_release_pool(device: c_int, id: MempoolId) {
 
 /// # Safety
 /// The conditions of [`weirpool_alloc`] apply.
-unsafe fn allocate(
-    size: usize,
-    device: c_int,
-    stream: CUstream,
-    mempool: Option<MempoolId>,
-) -> Result<*mut c_void, String> {
+unsafe fn allocate(size: usize, device: c_int, stream: CUstream) -> Result<*mut c_void, String> {
     if size == 0 {
         return Ok(std::ptr::null_mut());
     }
     let pool = device_pool::open(device)?;
-    let bytes = size as u64;
-    let address = match mempool {
-        // SAFETY: guaranteed by the caller.
-        Some(id) => unsafe { pool.allocate_in(id, bytes, stream) },
-        // SAFETY: as above.
-        None => unsafe { pool.allocate(bytes, stream) },
-    };
+    // SAFETY: guaranteed by the caller.
+    let address = unsafe { pool.allocate(size as u64, stream) };
     let address = address.map_err(|reason| format!("{size} bytes on device {device}: {reason}"))?;
     Ok(address as *mut c_void)
 }

@@ -33,10 +33,18 @@ fn statistics(py: Python<'_>, device: c_int) -> PyResult<Bound<'_, PyDict>> {
     Ok(all)
 }
 
+/// Ends the sharing of memory with other processes. Called at the end of the process.
+#[pyfunction]
+fn stop_sharing(py: Python<'_>) {
+    #[cfg(target_os = "linux")]
+    py.detach(crate::handles::stop);
+}
+
 /// The native part of weirpool.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(configure, module)?)?;
+    module.add_function(wrap_pyfunction!(stop_sharing, module)?)?;
     module.add_function(wrap_pyfunction!(statistics, module)?)
 }

@@ -26,10 +26,6 @@ static SET: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 ///
 /// # Errors
 /// Returns an error if there is no such variable, or if the value is invalid. Nothing changes then.
-#[cfg_attr(
-    not(feature = "module"),
-    expect(dead_code, reason = "called from Python")
-)]
 pub(crate) fn set(name: &str, value: Option<String>) -> Result<(), String> {
     if ![CAPACITY, REMAPPING, SEALING, TIMEOUT].contains(&name) {
         return Err(format!("there is no setting {name}"));

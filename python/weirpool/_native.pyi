@@ -9,3 +9,6 @@ def configure(name: str, value: Optional[str]) -> None:
 
 def statistics(device: int) -> dict[str, int]:
     """Returns the figures of a device's pool by their names."""
+
+def stop_sharing() -> None:
+    """Ends the sharing of memory with other processes. Called at the end of the process."""

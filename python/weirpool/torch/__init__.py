@@ -11,11 +11,12 @@ which takes some seconds and a C++ compiler. The result is kept in a private fol
 allocator is installed, and one line on stderr says what does not work.
 """
 
+import atexit
 import ctypes
 import os
 import sys
 
-from .. import configure, library_path
+from .. import _native, configure, library_path
 from . import _build
 from ._build import BuildError, cache_folder
 
@@ -112,6 +113,7 @@ def _install_class():
     reason = extension.weirpool_install(os.fsencode(library_path()))
     if reason is None:
         _installed.extension = extension
+        atexit.register(_native.stop_sharing)
         return None
     return reason.decode()
 
