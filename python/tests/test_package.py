@@ -1,24 +1,13 @@
 """The package without PyTorch and without a GPU."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 import weirpool
 
 
-def run(*arguments, **environment):
-    # Not in the folder of the sources, which would hide the installed package.
-    command, elsewhere = [sys.executable, *arguments], Path(__file__).parent
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, cwd=elsewhere)
-
-
-def test_import_loads_no_other_library():
+def test_import_loads_no_other_library(python):
     code = "import sys, weirpool; assert not {'torch', 'numpy', 'cupy'} & set(sys.modules), sys.modules"
-    assert run("-c", code).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_figures_are_zero_without_a_pool():
@@ -38,24 +27,24 @@ def test_settings_accept_numbers_and_texts():
     weirpool.configure(capacity="6GiB", remapping="never", sealing="on-demand", timeout=5)
 
 
-def test_runner_runs_a_script_with_its_arguments(tmp_path):
+def test_runner_runs_a_script_with_its_arguments(python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys; print(__name__, sys.argv[1:])")
-    done = run("-m", "weirpool", str(script), "--flag", "value")
+    done = python("-m", "weirpool", str(script), "--flag", "value")
     assert done.stdout.strip() == "__main__ ['--flag', 'value']", done.stderr
 
 
-def test_runner_reaches_the_processes_that_a_program_starts(tmp_path):
+def test_runner_reaches_the_processes_that_a_program_starts(python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print([type(f).__module__ for f in sys.meta_path][0])'])")
-    assert run("-m", "weirpool", str(script)).stdout.strip() == "weirpool._hook"
-    assert "weirpool" not in run("-m", "weirpool", str(script), WEIRPOOL="0").stdout
+    assert python("-m", "weirpool", str(script)).stdout.strip() == "weirpool._hook"
+    assert "weirpool" not in python("-m", "weirpool", str(script), WEIRPOOL="0").stdout
 
 
-def test_runner_keeps_another_sitecustomize(tmp_path):
+def test_runner_keeps_another_sitecustomize(python, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('the other one')")
     script = tmp_path / "script.py"
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'])")
-    done = run("-m", "weirpool", str(script), PYTHONPATH=str(tmp_path))
+    done = python("-m", "weirpool", str(script), PYTHONPATH=str(tmp_path))
     # Once in the first process, and once in the second.
     assert done.stdout.split("\n").count("the other one") == 2

@@ -8,6 +8,7 @@ Importing this package imports no other library, and uses no GPU.
 """
 
 from pathlib import Path
+from typing import Optional, Union
 
 from . import _native
 from ._native import __version__
@@ -22,7 +23,13 @@ _SETTINGS = {
 }
 
 
-def configure(*, capacity=None, remapping=None, sealing=None, timeout=None):
+def configure(
+    *,
+    capacity: Union[int, str, None] = None,
+    remapping: Union[float, str, None] = None,
+    sealing: Union[int, str, None] = None,
+    timeout: Optional[float] = None,
+) -> None:
     """Sets how pools are created, in place of environment variables. Call it before the first allocation.
 
     `capacity` is the most memory that the pool of each device may reserve: bytes, or a text such as `"6GiB"`. `remapping` is the share of time
@@ -39,11 +46,11 @@ def configure(*, capacity=None, remapping=None, sealing=None, timeout=None):
             _native.configure(_SETTINGS[name], str(value))
 
 
-def statistics(device=0):
+def statistics(device: int = 0) -> dict[str, int]:
     """Returns the figures of a device's pool by name: bytes, numbers and microseconds. Without a pool they are 0."""
     return _native.statistics(device)
 
 
-def library_path():
+def library_path() -> str:
     """Returns the path of the shared object, whose C functions allocators of other libraries call."""
     return str(Path(_native.__file__).resolve())

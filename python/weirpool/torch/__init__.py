@@ -15,6 +15,7 @@ import atexit
 import ctypes
 import os
 import sys
+from typing import Optional, Union
 
 from .. import _native, configure, library_path
 from . import _build
@@ -38,12 +39,20 @@ class _Installed:
 _installed = _Installed()
 
 
-def is_used():
+def is_used() -> Optional[str]:
     """Returns `"full"` if PyTorch allocates from weirpool, `"plain"` if it does so without the compiled class, or `None`."""
     return _installed.kind
 
 
-def use(*, capacity=None, remapping=None, sealing=None, timeout=None, keep_streams=True, compiled=True):
+def use(
+    *,
+    capacity: Union[int, str, None] = None,
+    remapping: Union[float, str, None] = None,
+    sealing: Union[int, str, None] = None,
+    timeout: Optional[float] = None,
+    keep_streams: bool = True,
+    compiled: bool = True,
+) -> None:
     """Makes PyTorch allocate from weirpool, from now until the process ends. Further calls have no effect.
 
     Call it before or after `import torch`, and before CUDA is used. The first four settings are those of [`weirpool.configure`]. PyTorch never
@@ -111,6 +120,8 @@ def _install_class():
         return str(error)
     extension.weirpool_install.argtypes, extension.weirpool_install.restype = [ctypes.c_char_p], ctypes.c_char_p
     reason = extension.weirpool_install(os.fsencode(library_path()))
+    if reason is not None and b"already initialized" in reason:
+        raise CudaInUseError("PyTorch has used CUDA already, or another allocator is installed; call weirpool.torch.use() before both")
     if reason is None:
         _installed.extension = extension
         atexit.register(_native.stop_sharing)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Optional
 
 
 class BuildError(RuntimeError):
     """The C++ class could not be compiled for this version of PyTorch."""
 
 
-def cache_folder():
+def cache_folder() -> Path:
     """Returns the private folder of this user that holds compiled classes, and creates it.
 
     It is `$WEIRPOOL_CACHE`, or else `weirpool` in `$XDG_CACHE_HOME` or `~/.cache`. Raises [`BuildError`] if it belongs to another user or
@@ -38,7 +39,7 @@ def cache_folder():
     return folder
 
 
-def build(name, source=None):
+def build(name: str, source: Optional[Path] = None) -> str:
     """Compiles a C++ source, unless the cache has it for this version of PyTorch, this source and this compiler's options. Returns the library's path."""
     import torch
 
@@ -77,17 +78,20 @@ def build(name, source=None):
             log.write_text(f"{' '.join(command)}\n{done.stderr}")
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             first = errors[0] if errors else f"exit code {done.returncode}"
-            raise BuildError(f"the allocator's class does not compile for PyTorch {torch.__version__} ({first.strip()}; all of it is in {log})")
+            remedy = "; install a CUDA toolkit, or the package nvidia-cuda-crt" if "No such file" in first else ""
+            raise BuildError(f"the allocator's class does not compile for PyTorch {torch.__version__} ({first.strip()}; all of it is in {log}){remedy}")
         # Replaced atomically, because another process may build it too.
         os.replace(made, built)
     return str(built)
 
 
-def cuda_includes(torch_root):
+def cuda_includes(torch_root: Path) -> list[Path]:
     """Returns the folders of CUDA's headers: of a toolkit, or of the packages that PyTorch installs."""
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     toolkits += [str(Path(nvcc).parent.parent)] if (nvcc := shutil.which("nvcc")) else []
     folders = [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
     for path in [torch_root.parent, *map(Path, sys.path)]:
         folders += sorted(path.glob("nvidia/*/include"))
-    return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()] or folders
+        # The packages of CUDA 13 lack some headers, which Triton has.
+        folders += sorted(path.glob("triton/backends/nvidia/include"))
+    return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
