@@ -1,5 +1,7 @@
 //! The pools, one for each device, used by addresses and stream handles.
 
+use crate::active::{self, Source};
+use crate::evictables::Entries;
 use crate::graphs::{Graphs, MempoolId};
 use crate::{fork, settings::Settings};
 use cudarc::driver::DriverError;
@@ -36,6 +38,7 @@ pub(crate) struct DevicePool {
     peaks: Mutex<Option<StatisticsScope>>,
     failures: AtomicU64,
     pub(crate) graphs: Graphs,
+    pub(crate) entries: Entries,
     /// Streams that are never destroyed, by their handles.
     permanent: RwLock<FxHashMap<usize, ExternalStream>>,
     /// The stream of memory that is shared with other processes, since PyTorch's streams may be gone before that
@@ -104,6 +107,7 @@ impl DevicePool {
             remapping,
             sealing,
             timeout,
+            broker,
         } = Settings::of_environment()?;
         fork::watch();
         let device = CudaDevice::builder()
@@ -118,6 +122,10 @@ impl DevicePool {
             Some(bytes) => builder.capacity(bytes),
             None => builder,
         };
+        let builder = match broker {
+            Some(socket) => builder.broker(socket),
+            None => builder,
+        };
         let pool = builder.build().map_err(|error| error.to_string())?;
         Ok(Self {
             device,
@@ -127,6 +135,7 @@ impl DevicePool {
             peaks: Mutex::default(),
             failures: AtomicU64::new(0),
             graphs: Graphs::default(),
+            entries: Entries::default(),
             permanent: RwLock::default(),
             #[cfg(target_os = "linux")]
             own_stream: OnceLock::new(),
@@ -135,6 +144,10 @@ impl DevicePool {
 
     pub(crate) fn pool(&self) -> &Pool {
         self.raw.pool()
+    }
+
+    pub(crate) fn raw(&self) -> &RawPool {
+        &self.raw
     }
 
     /// Returns a stream of the pool, which is created on the first call.
@@ -255,7 +268,7 @@ impl DevicePool {
         let stream = unsafe { self.stream(stream) };
         let address = stream.map_err(AllocError::from).and_then(|stream| {
             self.graphs.route(self, &stream)?;
-            self.raw.allocate(&stream, bytes, self.timeout)
+            self.allocate_active(&stream, bytes)
         });
         if address.is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
@@ -283,13 +296,46 @@ impl DevicePool {
             let is_captured = self.graphs.route_into(self, &stream, id)?;
             match self.graphs.memory(id).filter(|_| !is_captured) {
                 Some(memory) => self.allocate_outside(&memory, &stream, bytes),
-                None => self.raw.allocate(&stream, bytes, self.timeout),
+                None => self.allocate_active(&stream, bytes),
             }
         });
         if address.is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }
         address
+    }
+
+    /// Allocates from the reservation or for the tag that is [active](crate::active) on this thread or stream, or else
+    /// from the pool. Allocations in a capture come from the memory of its graph.
+    fn allocate_active(&self, stream: &ExternalStream, bytes: u64) -> Result<u64, AllocError> {
+        if self.hands_over() {
+            let block = self.handed_over(&self.registered(stream)?);
+            if let Some(block) = block {
+                return Ok(self.kept(block?));
+            }
+        }
+        match active::source(self.pool(), stream.raw().0) {
+            None => self.raw.allocate(stream, bytes, self.timeout),
+            Some(Source::Reservation(held)) => {
+                match held.allocate(&self.registered(stream)?, bytes) {
+                    Err(AllocError::StreamCaptured) => {
+                        self.raw.allocate(stream, bytes, self.timeout)
+                    }
+                    block => Ok(self.kept(block?)),
+                }
+            }
+            Some(Source::Tag(tag)) => {
+                let registered = self.registered(stream)?;
+                let request = self.pool().allocate(&registered, bytes).tag(tag);
+                let block = request.timeout(self.timeout).blocking()?;
+                Ok(self.kept(block))
+            }
+        }
+    }
+
+    /// Returns the reason why an allocation failed; see [`active::explained`].
+    pub(crate) fn explained(&self, error: &AllocError) -> String {
+        active::explained(self.pool(), error)
     }
 
     /// Allocates from memory of graphs outside captures. If it is too small, waits for memory of the pool to add to it.
@@ -363,7 +409,10 @@ impl DevicePool {
                 // Routed so that the end of the capture covers the free. If that fails, the memory is freed all the
                 // same.
                 let _ = self.graphs.route(self, &stream);
-                self.raw.free(address, &stream)
+                match self.keep_evictable(address, &stream) {
+                    Ok(false) => self.raw.free(address, &stream),
+                    kept => kept.map(drop),
+                }
             });
         match freed {
             Err(RawError::Stream(StreamError::Device(error))) if error.is_sticky() => Ok(()),
@@ -427,7 +476,7 @@ impl DevicePool {
     ///
     /// # Safety
     /// The stream must not be destroyed before the last call with the returned stream returns.
-    unsafe fn stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
+    pub(crate) unsafe fn stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
         match self.permanent(handle)? {
             Some(stream) => Ok(stream),
             // SAFETY: as the caller promises.

@@ -27,15 +27,21 @@
 //! | `sharing` | tensors between processes, on Linux |
 //! | [`torch`] | the functions that PyTorch's class calls |
 //! | [`report`] | messages on stderr |
+//! | [`active`] | the reservations and tags that allocations draw from |
+//! | [`waiting`] | reservations that are awaited |
+//! | [`evictables`] | tensors that the pool may take back |
+//! | `service` | the functions for Python services, with the feature `module` |
 
 #![cfg_attr(
     not(feature = "module"),
     allow(dead_code, reason = "called from Python")
 )]
 
+mod active;
 pub mod checkpoints;
 mod device_pool;
 pub mod dlpack;
+mod evictables;
 mod exception;
 mod figures;
 mod fork;
@@ -45,10 +51,13 @@ pub mod handles;
 #[cfg(feature = "module")]
 mod module;
 mod report;
+#[cfg(feature = "module")]
+mod service;
 mod settings;
 #[cfg(target_os = "linux")]
 pub mod sharing;
 pub mod torch;
+mod waiting;
 
 use cudarc::driver::sys::CUstream;
 use device_pool::DevicePool;
@@ -252,7 +261,10 @@ unsafe fn allocate(size: usize, device: c_int, stream: CUstream) -> Result<*mut 
     let pool = device_pool::open(device)?;
     // SAFETY: guaranteed by the caller.
     let address = unsafe { pool.allocate(size as u64, stream) };
-    let address = address.map_err(|reason| format!("{size} bytes on device {device}: {reason}"))?;
+    let address = address.map_err(|error| {
+        let reason = pool.explained(&error);
+        format!("{size} bytes on device {device}: {reason}")
+    })?;
     Ok(address as *mut c_void)
 }
 

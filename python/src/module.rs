@@ -46,5 +46,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(configure, module)?)?;
     module.add_function(wrap_pyfunction!(stop_sharing, module)?)?;
+    crate::service::add(module)?;
     module.add_function(wrap_pyfunction!(statistics, module)?)
 }

@@ -5,11 +5,13 @@
 //! | `WEIRPOOL_CAPACITY` | the most memory of its device that a pool may reserve, such as `6GiB`, `1500MB` or `4096`; all if not set |
 //! | `WEIRPOOL_REMAPPING` | the share of time that may go into mapping free memory elsewhere, such as `0.02`, `always` or `never`; the pool's default if not set |
 //! | `WEIRPOOL_SEALING` | when the event of a free is recorded: `every-free`, `on-demand`, or after this many freed bytes, such as `4MiB`; the pool's default if not set |
+//! | `WEIRPOOL_BROKER` | the socket of a broker that leases memory to the pools of several processes; none if not set |
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
 
 use bytesize::ByteSize;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use weirpool::{Remapping, Sealing};
@@ -18,6 +20,7 @@ const CAPACITY: &str = "WEIRPOOL_CAPACITY";
 const REMAPPING: &str = "WEIRPOOL_REMAPPING";
 const SEALING: &str = "WEIRPOOL_SEALING";
 const TIMEOUT: &str = "WEIRPOOL_TIMEOUT_MS";
+const BROKER: &str = "WEIRPOOL_BROKER";
 
 /// Values that replace those of the environment.
 static SET: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
@@ -27,7 +30,7 @@ static SET: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 /// # Errors
 /// Returns an error if there is no such variable, or if the value is invalid. Nothing changes then.
 pub(crate) fn set(name: &str, value: Option<String>) -> Result<(), String> {
-    if ![CAPACITY, REMAPPING, SEALING, TIMEOUT].contains(&name) {
+    if ![CAPACITY, REMAPPING, SEALING, TIMEOUT, BROKER].contains(&name) {
         return Err(format!("there is no setting {name}"));
     }
     Settings::of(|known| value.as_ref().filter(|_| known == name).map(OsString::from))?;
@@ -43,13 +46,14 @@ pub(crate) fn set(name: &str, value: Option<String>) -> Result<(), String> {
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// See the [module](self).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     /// The capacity, in bytes.
     pub(crate) capacity: Option<u64>,
     pub(crate) remapping: Remapping,
     pub(crate) sealing: Sealing,
     pub(crate) timeout: Duration,
+    pub(crate) broker: Option<PathBuf>,
 }
 
 impl Settings {
@@ -71,17 +75,19 @@ impl Settings {
         let remapping = read(REMAPPING).map(remapping).transpose()?;
         let sealing = read(SEALING).map(sealing).transpose()?;
         let timeout = read(TIMEOUT).map(timeout).transpose()?;
+        let broker = read(BROKER).map(PathBuf::from);
         Ok(Self {
             capacity,
             remapping: remapping.unwrap_or_default(),
             sealing: sealing.unwrap_or_default(),
             timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
+            broker,
         })
     }
 }
 
 /// Returns the number of bytes that a text means, if it means one above 0.
-fn bytes(text: &OsString) -> Option<u64> {
+pub(crate) fn bytes(text: &OsStr) -> Option<u64> {
     let size = text.to_str()?.trim().parse::<ByteSize>().ok()?;
     Some(size.as_u64()).filter(|bytes| *bytes > 0)
 }
@@ -143,6 +149,7 @@ mod tests {
             remapping: Remapping::default(),
             sealing: Sealing::default(),
             timeout: Duration::from_secs(5),
+            broker: None,
         };
         assert_eq!(read(&[]), Ok(usual));
         assert_eq!(read(&[(CAPACITY, ""), (TIMEOUT, "")]), Ok(usual));
@@ -185,6 +192,13 @@ mod tests {
             let settings = read(&[(SEALING, text)]).unwrap();
             assert_eq!(settings.sealing, sealing, "{text}");
         }
+    }
+
+    #[test]
+    fn broker_is_a_path() {
+        let settings = read(&[(BROKER, "/run/user/1/gpu0.sock")]).unwrap();
+        assert_eq!(settings.broker, Some("/run/user/1/gpu0.sock".into()));
+        assert_eq!(read(&[(BROKER, "")]).unwrap().broker, None);
     }
 
     #[test]

@@ -117,7 +117,11 @@ pub unsafe extern "C" fn weirpool_torch_alloc(
             // SAFETY: guaranteed by the caller.
             None => unsafe { opened.allocate(size as u64, stream) },
         };
-        Ok(address? as *mut c_void)
+        let address = address.map_err(|error| {
+            let text = opened.explained(&error);
+            Reason(Reason::from(error).0, text)
+        })?;
+        Ok(address as *mut c_void)
     };
     // SAFETY: guaranteed by the caller.
     unsafe { told(refusal, allocate) }.unwrap_or(std::ptr::null_mut())

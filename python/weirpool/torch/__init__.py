@@ -50,12 +50,13 @@ def use(
     remapping: Union[float, str, None] = None,
     sealing: Union[int, str, None] = None,
     timeout: Optional[float] = None,
+    broker: Optional[str] = None,
     keep_streams: bool = True,
     compiled: bool = True,
 ) -> None:
     """Makes PyTorch allocate from weirpool, from now until the process ends. Further calls have no effect.
 
-    Call it before or after `import torch`, and before CUDA is used. The first four settings are those of [`weirpool.configure`]. PyTorch never
+    Call it before or after `import torch`, and before CUDA is used. The first five settings are those of [`weirpool.configure`]. PyTorch never
     destroys the streams of its own pool, so a free on one of them needs no event of its own; with `keep_streams=False` they are treated
     as streams that may be destroyed. With `compiled=False` the plain allocator is installed even if there is a compiler.
 
@@ -67,7 +68,7 @@ def use(
 
     if torch.version.cuda is None:
         raise RuntimeError(f"PyTorch {torch.__version__} is built without CUDA; install a build with CUDA")
-    configure(capacity=capacity, remapping=remapping, sealing=sealing, timeout=timeout)
+    configure(capacity=capacity, remapping=remapping, sealing=sealing, timeout=timeout, broker=broker)
     if torch.cuda.is_initialized():
         raise CudaInUseError(
             "PyTorch has used CUDA already, so its allocator cannot be replaced; call weirpool.torch.use() before the first tensor on a GPU "
