@@ -151,7 +151,7 @@ mod tests {
             timeout: Duration::from_secs(5),
             broker: None,
         };
-        assert_eq!(read(&[]), Ok(usual));
+        assert_eq!(read(&[]), Ok(usual.clone()));
         assert_eq!(read(&[(CAPACITY, ""), (TIMEOUT, "")]), Ok(usual));
     }
 

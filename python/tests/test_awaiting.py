@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -684,6 +685,15 @@ def test_page_is_served_to_its_own_origin_alone(pool):
 def test_missing_broker_is_an_error(tmp_path):
     with pytest.raises(RuntimeError):
         weirpool.Pool.simulated("64MiB", broker=str(tmp_path / "none.sock"))
+
+
+@pytest.mark.torch
+def test_example_service_runs_without_a_gpu(python):
+    example = Path(__file__).parent.parent / "examples" / "service.py"
+    small = "--requests 8 --layers 1 --width 64 --heads 4 --context 64 --samples 2 --tokens 2 --memory 1".split()
+    done = python(example, "--cpu", *small, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("0 of 8") == 2, done.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="brokers need Linux")

@@ -1,7 +1,7 @@
 """The native part of weirpool."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, final
 
 __version__: str
 
@@ -20,6 +20,7 @@ def stop_waiting() -> None:
 def size(value: Union[int, str]) -> int:
     """Returns the bytes that a number or a text such as `2GiB` means."""
 
+@final
 class NativePool:
     @staticmethod
     def simulated(
@@ -58,11 +59,13 @@ class NativePool:
     def entry_at(self, address: int, stream: int) -> NativeEntry: ...
     def serve_page(self, port: int = 0, title: Optional[str] = None) -> NativePage: ...
 
+@final
 class NativeWait:
     def take(self) -> NativeReservation: ...
     def block(self) -> NativeReservation: ...
     def cancel(self) -> None: ...
 
+@final
 class NativeReservation:
     def size(self) -> int: ...
     def left(self) -> int: ...
@@ -72,9 +75,11 @@ class NativeReservation:
     def split(self, bytes: int) -> NativeReservation: ...
     def release(self) -> bool: ...
 
+@final
 class NativeActivation:
     def end(self) -> bool: ...
 
+@final
 class NativeStream:
     """A stream of a simulated device."""
 
@@ -82,6 +87,7 @@ class NativeStream:
     def work(self, seconds: float) -> None:
         """Submits work that takes some time."""
 
+@final
 class NativeBlock:
     """Memory of a simulated device."""
 
@@ -94,16 +100,19 @@ class NativeBlock:
 
     def evictable(self) -> NativeEvictable: ...
 
+@final
 class NativeEvictable:
     def get(self) -> Optional[NativeBlock]: ...
     def is_present(self) -> bool: ...
 
+@final
 class NativeEntry:
     def hand_over(self) -> bool: ...
     def was_taken(self) -> bool: ...
     def is_gone(self) -> bool: ...
     def forget(self, address: int) -> None: ...
 
+@final
 class NativePage:
     def port(self) -> int: ...
     def close(self) -> None: ...

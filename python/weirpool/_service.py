@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import functools
 import json
+import sys
 import threading
 import weakref
 from collections import deque
@@ -476,9 +477,8 @@ def _tensor_entry(pool, tensor):
         raise ValueError("the tensor is part of a graph of gradients; call detach() first, and drop the original")
     if tensor.device.type != "cuda":
         raise ForeignMemory(f"the tensor is on {tensor.device}, whose memory does not belong to a pool")
-    shared = _uses(tensor) - _uses(torch.empty(1))
-    if shared > 0:
-        raise ValueError(f"{shared} other tensors use the memory; drop them first, or pass a clone")
+    if _is_shared(torch, tensor):
+        raise ValueError("other tensors use the memory, such as views of it; drop them first, or pass a clone")
     address, stream = tensor.untyped_storage().data_ptr(), torch.cuda.current_stream(tensor.device).cuda_stream
     native = pool.entry_at(address, stream)
     entry = Evictable(native, tensor)
@@ -493,11 +493,17 @@ def _tensor_entry(pool, tensor):
     return entry
 
 
-def _uses(tensor):
-    """Returns how many tensors and storages of C++ share a tensor's memory."""
-    import torch
+def _is_shared(torch, tensor):
+    """Returns whether other tensors have a tensor's memory."""
+    # Compared with a tensor that is known to be alone. A view keeps the tensor that it was made of, which the program may have too.
+    alone = torch.empty(1) if tensor._base is None else torch.empty(1).view(1)
+    return _owners(torch, tensor) > _owners(torch, alone)
 
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+def _owners(torch, tensor):
+    """Returns a number that grows with each further tensor over the memory, and each further reference to the tensor that a view was made of."""
+    owners = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return owners + (0 if tensor._base is None else sys.getrefcount(tensor._base))
 
 
 @functools.lru_cache(maxsize=None)
