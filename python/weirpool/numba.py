@@ -22,6 +22,9 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):
     def interface_version(self):
         return 1
 
+    def initialize(self):
+        """The pool of a device is created by its first allocation."""
+
     def memalloc(self, size):
         device = self.context.device.id
         address = _raw.allocate(size, device, 0)

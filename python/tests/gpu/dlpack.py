@@ -63,12 +63,12 @@ def in_place(library):
             tensor.add_(1)
             assert torch.equal(tensor.view(-1), expected(1_000_000, 18))
             del tensor
-    for name, (code, bits) in weirpool_dlpack.TYPES.items():
+    for name, (code, bits) in dlpack.TYPES.items():
         del code
         memory = Memory(library, (3, 5), name)
         tensor = torch.from_dlpack(memory)
         assert tensor.dtype == getattr(torch, name) and tensor.element_size() * 8 == bits, name
-    print(f"PyTorch {torch.__version__}: in place, {len(weirpool_dlpack.TYPES)} types")
+    print(f"PyTorch {torch.__version__}: in place, {len(dlpack.TYPES)} types")
     if cupy is not None:
         for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
             with stream:

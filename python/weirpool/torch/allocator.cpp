@@ -894,8 +894,10 @@ class Allocator : public CUDAAllocator {
   // Lets other parts of PyTorch free memory that they keep, such as tensors that other processes have released.
   static bool run_callbacks() {
     bool has_freed = false;
-    for (const auto& name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
-      has_freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+    auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
+    for (const auto& name : registry->Keys()) {
+      auto callback = registry->Create(name);
+      has_freed |= callback && callback->Execute();
     }
     return has_freed;
   }
