@@ -260,6 +260,7 @@ impl NativePool {
     /// Begins to wait for a reservation. If a loop is given, calls `settle` in it with the future once the outcome is
     /// there.
     #[pyo3(signature = (sizes, *, tag=None, deadline=None, timeout=None, priority=0, told=None))]
+    #[allow(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn wait(
         &self,
         py: Python<'_>,
