@@ -45,7 +45,7 @@ pub(crate) fn has_stopped() -> bool {
     HAS_STOPPED.load(Ordering::SeqCst)
 }
 
-/// What is requested.
+/// The terms of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Terms {
     /// The size, or one size for each piece.

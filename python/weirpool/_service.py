@@ -167,7 +167,7 @@ class Memory:
 
         With `stream`, those that other threads make on this stream draw from it too, such as PyTorch's threads for the backward pass.
 
-        The context must not span an `await`; see the guide for what is detected.
+        The context must not span an `await`; the guide lists the cases that are detected.
         """
         return Active(self._native.activate, _handle(stream), self)
 
