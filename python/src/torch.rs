@@ -56,7 +56,7 @@ impl From<AllocError> for Reason {
             | AllocError::Closed
             | AllocError::ForeignStream
             | AllocError::InvalidAlignment { .. }
-            | AllocError::StreamCaptured { .. }
+            | AllocError::StreamCaptured
             | AllocError::BlocksRuntime { .. } => Kind::Other,
             _ => Kind::OutOfMemory,
         };
