@@ -343,7 +343,7 @@ impl Imported {
         self.chunk_bytes as usize * self.chunks.len()
     }
 
-    /// Maps the chunks side by side, for the device. On failure, [`close`](Self::close) undoes what was done.
+    /// Maps the chunks side by side, for the device. On failure, [`close`](Self::close) releases the parts that were mapped.
     fn map(&mut self, pool: &DevicePool) -> Result<(), DriverError> {
         let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
         // SAFETY: all fields may be zero, the pointers are fields of the value, and the numbers are the driver's:
