@@ -67,6 +67,8 @@ def build(name: str, source: Optional[Path] = None) -> str:
         made = Path(work) / f"{name}.so"
         rest = [*options, str(source), "-o", str(made), *(f"-I{include}" for include in includes)]
         rest += [f"-L{root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda", "-ldl", "-Wl,--allow-shlib-undefined"]
+        # Before the compiler's own, which may be an archive: two copies of its streams in one process crash.
+        rest += loaded_library("libstdc++.so")
         # Later versions of PyTorch may need the later standard.
         for standard in ("-std=c++17", "-std=c++20"):
             command = [*compiler.split(), standard, *rest]
@@ -83,6 +85,16 @@ def build(name: str, source: Optional[Path] = None) -> str:
         # Replaced atomically, because another process may build it too.
         os.replace(made, built)
     return str(built)
+
+
+def loaded_library(name: str) -> list[str]:
+    """Returns the path of a library that this process has loaded, if it has."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if f"/{name}" in line}
+    return sorted(paths)[:1]
 
 
 def cuda_includes(torch_root: Path) -> list[Path]:
