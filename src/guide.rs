@@ -9,6 +9,7 @@
 //! | [`gpus`] | memory for kernels and for cudarc's libraries; running the tests on a GPU |
 //! | [`observability`] | statistics, metrics, tracing, snapshots, histories, leaks, fills |
 //! | [`interoperability`] | streams and allocation hooks of other libraries, PyTorch |
+//! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`processes`] | memory that several processes use |
 //! | [`origins`] | the examples of CUDA, HIP, Warp and Umpire, and their counterparts here |
@@ -35,6 +36,9 @@ pub mod observability {}
 
 #[doc = include_str!("../docs/guide/interoperability.md")]
 pub mod interoperability {}
+
+#[doc = include_str!("../docs/guide/python.md")]
+pub mod python {}
 
 #[doc = include_str!("../docs/guide/processes.md")]
 pub mod processes {}

@@ -119,6 +119,8 @@ struct Inner {
     context: Arc<CudaContext>,
     facts: Facts,
     uses_virtual_memory: bool,
+    #[cfg(target_os = "linux")]
+    has_exportable_memory: bool,
     watcher: Watcher,
     /// Streams that the contract created, by their handles.
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
@@ -137,6 +139,7 @@ pub struct CudaBuilder {
     ordinal: usize,
     context: Option<Arc<CudaContext>>,
     virtual_memory: bool,
+    exportable_memory: bool,
 }
 
 impl CudaBuilder {
@@ -158,6 +161,14 @@ impl CudaBuilder {
         self
     }
 
+    /// Sets whether all virtual memory is created in a form that can be exported to other processes, if the device
+    /// supports that (on Linux). Other code can then export the memory under an address: with `cuMemRetainAllocationHandle` and
+    /// `cuMemExportToShareableHandle`, as a file descriptor. A descriptor exists only once one is exported. Default: no.
+    pub fn exportable_memory(mut self, yes: bool) -> Self {
+        self.exportable_memory = yes;
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
@@ -175,6 +186,8 @@ impl CudaBuilder {
         Ok(CudaDevice {
             inner: Arc::new(Whole(Some(Inner {
                 uses_virtual_memory: self.virtual_memory && facts.virtual_memory.is_some(),
+                #[cfg(target_os = "linux")]
+                has_exportable_memory: self.exportable_memory && facts.shares_chunks,
                 facts,
                 watcher: Watcher::new(context.clone()),
                 streams: Mutex::default(),
@@ -205,6 +218,7 @@ impl CudaDevice {
             ordinal: 0,
             context: None,
             virtual_memory: true,
+            exportable_memory: false,
         }
     }
 

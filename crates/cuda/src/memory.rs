@@ -59,6 +59,10 @@ impl CudaDevice {
     }
 
     pub(super) fn create_memory(&self, bytes: u64) -> Result<Chunk, DeviceError> {
+        #[cfg(target_os = "linux")]
+        if self.inner.has_exportable_memory {
+            return weirpool_device::Sharing::create_shareable(self, bytes);
+        }
         let _visit = self.virtual_call("create")?;
         let properties = properties(MemoryLocation::of(&self.inner.context));
         let mut handle = 0;
