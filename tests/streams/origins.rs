@@ -112,9 +112,9 @@ fn heuristics_of_umpire_coalesce_by_themselves() {
     }
 }
 
-/// CUDA's default pool: it starts empty, grows for a request, keeps what is freed, and tells its attributes.
+/// CUDA's default pool: it starts empty, grows for a request, keeps freed memory, and tells its attributes.
 #[test]
-fn default_pool_of_the_driver_grows_and_keeps_what_is_freed() {
+fn default_pool_of_the_driver_grows_and_keeps_freed_memory() {
     of_both(|device| {
         let through = Upstream::DriverPool(DriverPoolUse::PassedThrough);
         let pool = Pool::builder(device.clone())

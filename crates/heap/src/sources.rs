@@ -157,7 +157,7 @@ pub struct Facts {
 #[derive(Clone, Debug)]
 pub struct Sequence {
     rules: Rules,
-    /// What is known so far.
+    /// The facts so far.
     pub facts: Facts,
     row: usize,
     /// What comes next in the row: its preparation is 0, and its first source 1.

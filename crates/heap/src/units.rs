@@ -46,7 +46,7 @@ impl fmt::Display for Counted {
 
 /// Figures of bytes that [`debug_in_units`] prints in binary units.
 pub trait InUnits: Copy {
-    /// Returns what is printed.
+    /// Returns the value in its unit.
     fn in_units(self) -> impl fmt::Debug;
 }
 
