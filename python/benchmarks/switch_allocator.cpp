@@ -9,16 +9,16 @@ static caching::CUDAAllocator* own;
 static caching::CUDAAllocator* pluggable;
 
 // Call this before the pluggable allocator is installed.
-extern "C" void find_own() {
+extern "C" __attribute__((visibility("default"))) void find_own() {
   own = caching::allocator.load();
 }
 
 // Call this after that, and after CUDA is initialized.
-extern "C" void initialize_own(int devices) {
+extern "C" __attribute__((visibility("default"))) void initialize_own(int devices) {
   pluggable = caching::allocator.load();
   own->init(devices);
 }
 
-extern "C" void use_own(bool is_own) {
+extern "C" __attribute__((visibility("default"))) void use_own(bool is_own) {
   caching::allocator.store(is_own ? own : pluggable);
 }

@@ -95,6 +95,10 @@ fn racing_statistics_are_consistent_and_never_below_zero() {
         threads.spawn(|| swap(pool, &stream, second.0, first.1, stop));
         let _stopped = StopOnDrop(stop);
         let whole = pool.statistics_scope();
+        // The others may not be scheduled at once.
+        while whole.read().allocations == 0 {
+            std::thread::yield_now();
+        }
         for _ in 0..20_000 {
             let scope = pool.statistics_scope();
             assert_consistent(&pool.statistics());
