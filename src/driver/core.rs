@@ -8,8 +8,7 @@ use super::{
     Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
-use crate::heap::{self, Geometry, Heap, Totals};
-use crate::heap::{Order, Remapping, Reuse, WaitLimit};
+use crate::heap::{self, Geometry, Heap, Order, Remapping, Reuse, Totals, WaitLimit};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};

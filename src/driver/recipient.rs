@@ -4,9 +4,9 @@ use super::allocation::Allocation;
 use super::supply::For;
 use super::{Driver, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::heap::WaitLimit;
-use crate::heap::{Clock, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, View};
-use crate::heap::{Donor, Taker};
+use crate::heap::{
+    Clock, Donor, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, Taker, View, WaitLimit,
+};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::sync::Arc;

@@ -1,8 +1,7 @@
 //! The way back: frees, and allocations that were never used.
 
 use super::{Allocation, Allocations, Change, Driver};
-use crate::heap::Order;
-use crate::heap::{Fence, Fences, ReturnedTo};
+use crate::heap::{Fence, Fences, Order, ReturnedTo};
 use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
 use crate::sync::Arc;

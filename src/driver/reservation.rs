@@ -6,9 +6,8 @@ use super::supply::For;
 use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::WaitLimit;
 use crate::heap::{
-    self, Exchange, Exchanged, Grant, Growth, Heap, Request, ReservationState, View,
+    self, Exchange, Exchanged, Grant, Growth, Heap, Request, ReservationState, View, WaitLimit,
 };
 use crate::id::ReservationId;
 use crate::lane::Flush;

@@ -10,9 +10,9 @@ use super::supply::For;
 use super::{Driver, Effort, Expected, Group, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::{Action, Facts, Order, Prepare, Rules, Sequence, Try, WaitLimit};
 use crate::heap::{
-    Clock, Fences, Fit, GrowBy, Growth, Offers, Piece, Placement, Plan, Request, Target, inspect,
+    Action, Clock, Facts, Fences, Fit, GrowBy, Growth, Offers, Order, Piece, Placement, Plan,
+    Prepare, Request, Rules, Sequence, Target, Try, WaitLimit, inspect,
 };
 use crate::lane::{Flush, Lane};
 use crate::sync::Arc;

@@ -15,10 +15,9 @@ use super::streams::Streams;
 use super::{Change, Group, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
 use crate::fault::injected;
-use crate::heap::{Budget, Order};
 use crate::heap::{
-    Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Piece, Plan, Release,
-    Request, Target,
+    Budget, Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Order, Outcome, Piece,
+    Plan, Release, Request, Target,
 };
 use crate::id::StreamId;
 use crate::lane::Lane;

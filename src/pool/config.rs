@@ -1,8 +1,7 @@
 //! The configuration of a pool: plain data, with every default and its reason in [`PoolConfig::default`].
 
 use crate::driver::{CoalesceHeuristic, Fill, Upstream};
-use crate::heap::{GRANULE, GrowBy};
-use crate::heap::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
+use crate::heap::{GRANULE, GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::{Tag, debug_in_units};
 use crate::queue::{Overtaking, QueueLimit};
 use std::collections::BTreeMap;

@@ -5,8 +5,7 @@ use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
 use crate::driver::{BlockInfo, BrokerLease, Statistics, Trimmed};
 use crate::error::BuildError;
-use crate::heap::High;
-use crate::heap::{ReleaseThreshold, Reuse};
+use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;

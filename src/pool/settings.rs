@@ -7,8 +7,7 @@ use crate::driver::{
     DriverPool, DriverPoolUse, Fills, MaintenanceSettings, MemorySource, Settings, Upstream,
 };
 use crate::error::BuildError;
-use crate::heap::{GRANULE, Geometry, GrowBy};
-use crate::heap::{ReleaseThreshold, Remapping, Sealing};
+use crate::heap::{GRANULE, Geometry, GrowBy, ReleaseThreshold, Remapping, Sealing};
 use crate::lane::Bounds;
 use crate::queue::Rules;
 use crate::sync::plain;
