@@ -199,10 +199,16 @@ impl Activation {
 /// Returns what an allocation of this thread draws from on a stream with this handle, if that is not the pool alone.
 #[inline]
 pub(crate) fn source(pool: &Pool, stream: u64) -> Option<Source> {
-    if ACTIVE.load(Ordering::Relaxed) == 0 {
+    if !has_any() {
         return None;
     }
     source_of(pool, stream)
+}
+
+/// Returns whether anything is active in the process.
+#[inline]
+pub(crate) fn has_any() -> bool {
+    ACTIVE.load(Ordering::Relaxed) > 0
 }
 
 #[cold]

@@ -7,6 +7,7 @@ use crate::{fork, settings::Settings};
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUstream};
 use rustc_hash::FxHashMap;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
@@ -39,12 +40,23 @@ pub(crate) struct DevicePool {
     failures: AtomicU64,
     pub(crate) graphs: Graphs,
     pub(crate) entries: Entries,
-    /// Streams that are never destroyed, by their handles.
-    permanent: RwLock<FxHashMap<usize, ExternalStream>>,
+    /// Streams that are never destroyed, by their handles. Their entries are never removed.
+    permanent: RwLock<FxHashMap<usize, &'static Permanent>>,
     /// The stream of memory that is shared with other processes, since PyTorch's streams may be gone before that
     /// memory.
     #[cfg(target_os = "linux")]
     own_stream: OnceLock<Result<Stream, StreamError>>,
+}
+
+/// A stream that is never destroyed, with its registration.
+struct Permanent {
+    external: ExternalStream,
+    stream: Stream,
+}
+
+thread_local! {
+    /// The permanent stream that this thread named last, by the address of its pool and its handle.
+    static LAST: Cell<Option<(usize, usize, &'static Permanent)>> = const { Cell::new(None) };
 }
 
 /// Returns the pool of a device, and creates it on the first call. It is never dropped, because PyTorch may still free
@@ -265,15 +277,55 @@ impl DevicePool {
     /// The conditions of [`weirpool_alloc`](crate::weirpool_alloc) apply.
     pub(crate) unsafe fn allocate(&self, bytes: u64, stream: CUstream) -> Result<u64, AllocError> {
         // SAFETY: as the caller promises.
-        let stream = unsafe { self.stream(stream) };
-        let address = stream.map_err(AllocError::from).and_then(|stream| {
-            self.graphs.route(self, &stream)?;
-            self.allocate_active(&stream, bytes)
-        });
+        let address = unsafe { self.allocate_from_any(bytes, stream) };
         if address.is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
         }
         address
+    }
+
+    /// # Safety
+    /// As for [`allocate`](Self::allocate).
+    unsafe fn allocate_from_any(&self, bytes: u64, stream: CUstream) -> Result<u64, AllocError> {
+        if let Some(stream) = self.plain_stream(stream)
+            && !self.hands_over()
+            && !active::has_any()
+        {
+            let request = self.pool().allocate(stream, bytes).timeout(self.timeout);
+            return Ok(self.kept(request.blocking()?));
+        }
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.stream(stream) }?;
+        self.graphs.route(self, &stream)?;
+        self.allocate_active(&stream, bytes)
+    }
+
+    /// Returns the registration of a stream that is never destroyed, while no capture is announced.
+    fn plain_stream(&self, handle: CUstream) -> Option<&'static Stream> {
+        if self.graphs.has_any() {
+            return None;
+        }
+        let (pool, name) = (std::ptr::from_ref(self).addr(), handle as usize);
+        match LAST.get() {
+            Some((of, last, permanent)) if (of, last) == (pool, name) => Some(&permanent.stream),
+            _ => {
+                let mut permanent = self.permanent_at(handle);
+                if permanent.is_none() && name == 0 {
+                    // SAFETY: the default stream is never destroyed.
+                    unsafe { self.keep_stream(handle) }.ok()?;
+                    permanent = self.permanent_at(handle);
+                }
+                let permanent = permanent?;
+                LAST.set(Some((pool, name, permanent)));
+                Some(&permanent.stream)
+            }
+        }
+    }
+
+    fn permanent_at(&self, handle: CUstream) -> Option<&'static Permanent> {
+        let permanent = self.permanent.read();
+        let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
+        permanent.get(&(handle as usize)).copied()
     }
 
     /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. If there is no such
@@ -401,6 +453,17 @@ impl DevicePool {
     /// # Safety
     /// The conditions of [`weirpool_free`](crate::weirpool_free) apply.
     pub(crate) unsafe fn free(&self, address: u64, stream: CUstream) -> Result<(), String> {
+        if let Some(stream) = self.plain_stream(stream)
+            && self.entries.is_empty()
+        {
+            let block = self.raw.take(address);
+            let block = block.map_err(|reason| reason.to_string())?;
+            if block.stream().id() == stream.id() {
+                drop(block);
+                return Ok(());
+            }
+            self.kept(block);
+        }
         // SAFETY: as the caller promises.
         let stream = unsafe { self.stream(stream) };
         let freed = stream
@@ -447,23 +510,21 @@ impl DevicePool {
     ///
     /// # Safety
     /// The conditions of [`weirpool_keep_stream`](crate::weirpool_keep_stream) apply.
-    pub(crate) unsafe fn keep_stream(&self, handle: CUstream) -> Result<(), DeviceError> {
+    pub(crate) unsafe fn keep_stream(&self, handle: CUstream) -> Result<(), StreamError> {
         // SAFETY: as the caller promises.
-        let stream = unsafe { self.device.permanent_stream(handle) }?;
+        let external = unsafe { self.device.permanent_stream(handle) }?;
+        let stream = self.registered(&external)?;
         let permanent = self.permanent.write();
         let mut permanent = permanent.unwrap_or_else(PoisonError::into_inner);
-        permanent.insert(handle as usize, stream);
+        let entry = permanent.entry(handle as usize);
+        entry.or_insert_with(|| Box::leak(Box::new(Permanent { external, stream })));
         Ok(())
     }
 
     /// Returns a stream that is never destroyed, unless it is part of a capture. The driver is asked only while a
     /// capture is announced.
     fn permanent(&self, handle: CUstream) -> Result<Option<ExternalStream>, DeviceError> {
-        let permanent = self.permanent.read();
-        let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
-        let stream = permanent.get(&(handle as usize)).copied();
-        drop(permanent);
-        match stream {
+        match self.permanent_at(handle).map(|kept| kept.external) {
             Some(stream) if self.graphs.has_any() => {
                 let capture = self.capture_of(&stream)?;
                 Ok(Some(stream).filter(|_| capture.is_none()))

@@ -126,8 +126,12 @@ impl Entries {
         self.count.store(in_use.len(), Ordering::Release);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
     fn remove(&self, address: u64) -> Option<Arc<Entry>> {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return None;
         }
         let mut in_use = locked(&self.in_use);

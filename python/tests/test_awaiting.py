@@ -4,7 +4,9 @@ import asyncio
 import gc
 import os
 import pickle
+import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -685,6 +687,51 @@ def test_page_is_served_to_its_own_origin_alone(pool):
 def test_missing_broker_is_an_error(tmp_path):
     with pytest.raises(RuntimeError):
         weirpool.Pool.simulated("64MiB", broker=str(tmp_path / "none.sock"))
+
+
+@pytest.fixture
+def broker(tmp_path):
+    """The socket of a broker with 128 MiB."""
+    tool = os.environ.get("WEIRPOOL_TOOL")
+    if not tool:
+        pytest.skip("WEIRPOOL_TOOL does not name the command-line tool of weirpool")
+    socket = tmp_path / "gpu.sock"
+    serving = subprocess.Popen([tool, "broker", "--capacity", "128MiB", "--socket", str(socket)])
+    until(socket.exists)
+    yield str(socket)
+    serving.terminate()
+    assert serving.wait(20) == 0
+
+
+HOLDER = """
+import sys, weirpool
+memory = weirpool.Pool.simulated("256MiB", broker=sys.argv[1]).reserve("96MiB").__enter__()
+print("granted", flush=True)
+sys.stdin.read()
+memory.release()
+print("released", flush=True)
+"""
+
+
+def test_processes_of_a_broker_wait_for_each_others_memory(broker):
+    def holder():
+        command = [sys.executable, "-c", HOLDER, broker]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+
+    pool = weirpool.Pool.simulated("256MiB", broker=broker)
+    with pool.reserve("96MiB"):
+        other = holder()
+        # It waits in its own queue while this process holds the memory.
+        with pytest.raises(weirpool.DeadlineExceeded), pool.reserve("64MiB", deadline=0.5):
+            pass
+        assert other.poll() is None and not select.select([other.stdout], [], [], 0)[0]
+    assert other.stdout.readline() == "granted\n"
+    with pytest.raises(weirpool.OutOfMemory):
+        pool.reserve("96MiB").try_now()
+    other.stdin.close()
+    with pool.reserve("96MiB", deadline=20.0) as memory:
+        assert memory.size == 96 * MIB
+    assert other.stdout.readline() == "released\n" and other.wait(20) == 0
 
 
 @pytest.mark.torch

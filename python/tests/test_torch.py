@@ -98,7 +98,7 @@ def test_class_compiles_for_the_installed_version(cache, python):
 @pytest.mark.torch
 def test_missing_compiler_is_told(cache, python):
     code = "from weirpool.torch import _build\ntry: _build.build('allocator')\nexcept _build.BuildError as error: print(error)"
-    assert "CXX" in python("-c", code, PATH="/nowhere").stdout
+    assert "CXX" in python("-c", code, PATH="/nowhere", CXX="").stdout
     assert "does not compile for PyTorch" in python("-c", code, CXX="false").stdout
 
 

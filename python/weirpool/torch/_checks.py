@@ -14,7 +14,7 @@ import weirpool
 import weirpool.torch
 
 MIB = 1 << 20
-CHECKS = []
+CHECKS: list = []
 
 
 class NotRun(Exception):
@@ -138,6 +138,9 @@ def history():
 
     torch.cuda.memory._record_memory_history(max_entries=1000)
     try:
+        mapped = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+        del mapped
+        torch.cuda.empty_cache()
         kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
         dropped = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
         del dropped
@@ -152,6 +155,9 @@ def history():
     actions = [(entry["action"], entry["size"]) for entry in entries]
     for wanted in [("alloc", 3 * MIB), ("alloc", 5 * MIB), ("free_requested", 5 * MIB), ("free_completed", 5 * MIB)]:
         expect(wanted in actions, f"no {wanted} in {actions}")
+    for wanted in ("segment_map", "segment_unmap"):
+        size = sum(size for action, size in actions if action == wanted)
+        expect(size >= 256 * MIB, f"{size} bytes of {wanted}")
     frames = next(entry["frames"] for entry in entries if entry["size"] == 3 * MIB)
     expect(any(frame["name"] == "history" for frame in frames), "the stack of the allocation is missing")
     times = [entry["time_us"] for entry in entries]

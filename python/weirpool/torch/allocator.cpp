@@ -13,6 +13,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/ApproximateClock.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 #include <torch/version.h>
 
@@ -68,8 +69,9 @@ struct PoolName {
   uint64_t first, second;
 };
 enum RefusalKind : int { OUT_OF_MEMORY = 1, UNSUPPORTED = 2, OTHER = 3 };
+// Written on failure only.
 struct Refusal {
-  int kind;
+  int kind = 0;
   char text[1020];
 };
 struct Figures {
@@ -280,7 +282,7 @@ class Records {
  private:
   struct Shard {
     std::mutex lock;
-    std::unordered_map<void*, Record> records;
+    ska::flat_hash_map<void*, Record> records;
   };
 
   Shard& shard_of(void* address) {
@@ -291,11 +293,48 @@ class Records {
   std::array<Shard, 16> shards_;
 };
 
+// Ranges of addresses, in order, with gaps between them.
+using Ranges = std::map<uint64_t, uint64_t>;
+
+// Calls a function with the parts of ranges that others do not cover.
+template <class Visit>
+void each_uncovered(const Ranges& ranges, const Ranges& others, Visit visit) {
+  for (const auto& range : ranges) {
+    uint64_t begin = range.first, end = range.second;
+    auto other = others.upper_bound(begin);
+    if (other != others.begin()) {
+      begin = std::max(begin, std::prev(other)->second);
+    }
+    for (; begin < end; ++other) {
+      uint64_t until = other == others.end() ? end : std::min(end, other->first);
+      if (begin < until) {
+        visit(begin, until - begin);
+      }
+      if (until == end) {
+        break;
+      }
+      begin = other->second;
+    }
+  }
+}
+
+// The figures of allocations of one type, side by side: each allocation and each free changes them.
+struct Tally {
+  c10::CachingAllocator::Stat allocations, bytes, requested;
+
+  template <class Change>
+  void each(Change change) {
+    change(allocations);
+    change(bytes);
+    change(requested);
+  }
+};
+
 // The figures and the history of a device.
-struct PerDevice {
+struct alignas(64) PerDevice {
+  // Of all allocations, and of small and large ones. The pool has the figures for segments and free memory.
+  std::array<Tally, static_cast<size_t>(c10::CachingAllocator::StatType::NUM_TYPES)> tallies;
   std::mutex lock;
-  // Only the fields for allocations are kept here. The pool has those for segments and free memory.
-  DeviceStats stats;
   uint64_t ooms = 0;
   // The pool's counters when accumulated figures were reset.
   Figures base{};
@@ -306,6 +345,10 @@ struct PerDevice {
   std::mutex trace_lock;
   std::vector<TraceEntry> trace;
   size_t next = 0;
+
+  // What the history knows of the mapped memory: its ranges, and the pool's counters when they were read.
+  Ranges mapped;
+  uint64_t mapped_bytes = 0, mapped_chunks = 0;
 };
 
 size_t type_of(size_t requested) {
@@ -460,7 +503,7 @@ class Allocator : public CUDAAllocator {
     TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction: ", fraction, "; it must be from 0 to 1");
     auto& state = of(device);
     auto total = getMemoryInfo(device).second;
-    Refusal refusal{};
+    Refusal refusal;
     check(library->limit(device, static_cast<uint64_t>(fraction * static_cast<double>(total)), &refusal), refusal);
     std::lock_guard<std::mutex> guard(state.lock);
     state.fraction = fraction;
@@ -487,8 +530,9 @@ class Allocator : public CUDAAllocator {
   // it is free memory, so the name of the pool makes no difference.
   void emptyCache(MempoolId_t) override {
     for (int device = 0; device < devices_.load(std::memory_order_acquire); ++device) {
-      Refusal refusal{};
+      Refusal refusal;
       check(library->trim(device, &refusal), refusal);
+      trace_mapped(static_cast<DeviceIndex>(device), RecordContext::ALL);
     }
   }
 
@@ -511,7 +555,12 @@ class Allocator : public CUDAAllocator {
     Figures now{};
     library->figures(device, &now);
     std::lock_guard<std::mutex> guard(state.lock);
-    DeviceStats stats = state.stats;
+    DeviceStats stats;
+    for (size_t type = 0; type < state.tallies.size(); ++type) {
+      stats.allocation[type] = state.tallies[type].allocations;
+      stats.allocated_bytes[type] = state.tallies[type].bytes;
+      stats.requested_bytes[type] = state.tallies[type].requested;
+    }
     // A freed block is free for its stream at once.
     stats.active = stats.allocation;
     stats.active_bytes = stats.allocated_bytes;
@@ -555,7 +604,9 @@ class Allocator : public CUDAAllocator {
     std::lock_guard<std::mutex> guard(state.lock);
     state.base = now;
     state.ooms = 0;
-    each(state.stats, [](auto& stat) { stat.reset_accumulated(); });
+    for (auto& tally : state.tallies) {
+      tally.each([](auto& stat) { stat.reset_accumulated(); });
+    }
   }
 
   void resetPeakStats(DeviceIndex device) override {
@@ -563,7 +614,9 @@ class Allocator : public CUDAAllocator {
     library->reset_peaks(device);
     std::lock_guard<std::mutex> guard(state.lock);
     state.peak_split = state.peak_split_bytes = 0;
-    each(state.stats, [](auto& stat) { stat.reset_peak(); });
+    for (auto& tally : state.tallies) {
+      tally.each([](auto& stat) { stat.reset_peak(); });
+    }
   }
 
   // -- history
@@ -643,7 +696,7 @@ class Allocator : public CUDAAllocator {
     observers_.push_back(std::move(observer));
   }
 
-  // Trackers learn of allocations and frees. The pool maps chunks by itself, so they learn of no segments.
+  // Trackers learn of allocations and frees, and of no segments: the pool maps chunks by itself.
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
     std::lock_guard<std::mutex> guard(history_lock_);
     trackers_.push_back(std::move(tracker));
@@ -665,7 +718,7 @@ class Allocator : public CUDAAllocator {
     }
     // Virtual memory has rights of its own. A kernel of either device may read the one and write the other.
     for (auto [memory, device] : {std::pair{to, from}, std::pair{from, to}}) {
-      Refusal refusal{};
+      Refusal refusal;
       check(library->enable_access(memory, device, &refusal), refusal);
     }
   }
@@ -690,7 +743,7 @@ class Allocator : public CUDAAllocator {
     TORCH_CHECK(records_.find(address, record) && !record.owner, "weirpool: ", address, " is not allocated here, so it cannot be shared");
     char handle[512];
     uint64_t offset = 0;
-    Refusal refusal{};
+    Refusal refusal;
     int length = library->share(record.device, address, record.rounded(), handle, sizeof handle, &offset, &refusal);
     check(length <= 0, refusal);
     records_.change(address, [](Record& found) { found.is_shared = true; });
@@ -706,7 +759,7 @@ class Allocator : public CUDAAllocator {
       }
     }
     Opened opened{};
-    Refusal refusal{};
+    Refusal refusal;
     check(library->open_shared(current_device(), handle.data(), handle.size(), &opened, &refusal), refusal);
     std::shared_ptr<void> base(opened.address, [this, handle, number = opened.number](void*) {
       {
@@ -839,15 +892,6 @@ class Allocator : public CUDAAllocator {
     return per_device_[static_cast<size_t>(device)];
   }
 
-  template <class Change>
-  static void each(DeviceStats& stats, Change change) {
-    for (auto* all : {&stats.allocation, &stats.allocated_bytes, &stats.requested_bytes}) {
-      for (auto& stat : *all) {
-        change(stat);
-      }
-    }
-  }
-
   Context gather(RecordContext level) {
     if (when_.load(std::memory_order_relaxed) < level) {
       return nullptr;
@@ -875,7 +919,7 @@ class Allocator : public CUDAAllocator {
     } else {
       PoolName name = name_of(record.pool);
       const PoolName* pool = record.pool == NO_POOL ? nullptr : &name;
-      Refusal refusal{};
+      Refusal refusal;
       address = library->alloc(bytes, device, stream, pool, &refusal);
       if (!address && refusal.kind == OUT_OF_MEMORY && run_callbacks()) {
         address = library->alloc(bytes, device, stream, pool, &refusal);
@@ -919,7 +963,7 @@ class Allocator : public CUDAAllocator {
     {
       std::lock_guard<std::mutex> guard(state.lock);
       ++state.ooms;
-      allocated = state.stats.allocated_bytes[0].current;
+      allocated = state.tallies[0].bytes.current;
       fraction = state.fraction;
     }
     trace(TraceEntry::OOM, reinterpret_cast<void*>(free), record, record.context);
@@ -951,13 +995,15 @@ class Allocator : public CUDAAllocator {
     {
       std::lock_guard<std::mutex> guard(state.lock);
       for (size_t type : {size_t{0}, type_of(record.requested)}) {
-        state.stats.allocation[type].increase(1);
-        state.stats.allocated_bytes[type].increase(record.rounded());
-        state.stats.requested_bytes[type].increase(record.requested);
+        auto& tally = state.tallies[type];
+        tally.allocations.increase(1);
+        tally.bytes.increase(record.rounded());
+        tally.requested.increase(record.requested);
       }
-      allocated = state.stats.allocated_bytes[0].current;
+      allocated = state.tallies[0].bytes.current;
     }
     report(address, record, static_cast<int64_t>(record.rounded()), allocated);
+    trace_mapped(record.device, RecordContext::ALLOC);
     trace(TraceEntry::ALLOC, address, record, record.context);
   }
 
@@ -967,11 +1013,12 @@ class Allocator : public CUDAAllocator {
     {
       std::lock_guard<std::mutex> guard(state.lock);
       for (size_t type : {size_t{0}, type_of(record.requested)}) {
-        state.stats.allocation[type].decrease(1);
-        state.stats.allocated_bytes[type].decrease(record.rounded());
-        state.stats.requested_bytes[type].decrease(record.requested);
+        auto& tally = state.tallies[type];
+        tally.allocations.decrease(1);
+        tally.bytes.decrease(record.rounded());
+        tally.requested.decrease(record.requested);
       }
-      allocated = state.stats.allocated_bytes[0].current;
+      allocated = state.tallies[0].bytes.current;
     }
     report(address, record, -static_cast<int64_t>(record.rounded()), allocated);
   }
@@ -986,7 +1033,72 @@ class Allocator : public CUDAAllocator {
     }
   }
 
-  void trace(TraceEntry::Action action, void* address, const Record& record, const Context& context) {
+  // Returns the mapped memory of a device.
+  static Ranges mapped(DeviceIndex device) {
+    Ranges blocks, ranges;
+    auto visit = [](void* to, uint64_t address, uint64_t bytes, int) {
+      static_cast<Ranges*>(to)->emplace(address, address + bytes);
+    };
+    library->walk(device, visit, &blocks);
+    for (auto [begin, end] : blocks) {
+      auto last = ranges.empty() ? ranges.end() : std::prev(ranges.end());
+      if (last != ranges.end() && last->second == begin) {
+        last->second = end;
+      } else {
+        ranges.emplace_hint(ranges.end(), begin, end);
+      }
+    }
+    return ranges;
+  }
+
+  // Reads the mapped memory of a device. Returns whether it changed since the last call.
+  bool read_mapped(DeviceIndex device, Ranges& before, Ranges& after) {
+    auto& state = of(device);
+    Figures now{};
+    library->figures(device, &now);
+    {
+      std::lock_guard<std::mutex> guard(state.trace_lock);
+      if (now.reserved == state.mapped_bytes && now.chunks_created == state.mapped_chunks) {
+        return false;
+      }
+    }
+    // Another thread may do the same. If the older answer comes last, the next call reads again.
+    after = mapped(device);
+    Ranges kept = after;
+    std::lock_guard<std::mutex> guard(state.trace_lock);
+    state.mapped_bytes = now.reserved;
+    state.mapped_chunks = now.chunks_created;
+    before = std::move(state.mapped);
+    state.mapped = std::move(kept);
+    return true;
+  }
+
+  // Adds to the history what was mapped and unmapped since the last call. Trackers register memory with other libraries before it is
+  // unmapped, which this is too late for: they are not told.
+  void trace_mapped(DeviceIndex device, RecordContext level) {
+    Ranges before, after;
+    if (C10_LIKELY(!isHistoryEnabled()) || !read_mapped(device, before, after)) {
+      return;
+    }
+    Context context = gather(level);
+    Record record;
+    record.device = device;
+    auto visit = [&](TraceEntry::Action action) {
+      return [&, action](uint64_t address, uint64_t bytes) {
+        record.requested = bytes;
+        trace(action, reinterpret_cast<void*>(address), record, context, false);
+      };
+    };
+    each_uncovered(before, after, visit(TraceEntry::SEGMENT_UNMAP));
+    each_uncovered(after, before, visit(TraceEntry::SEGMENT_MAP));
+  }
+
+  void trace(
+      TraceEntry::Action action,
+      void* address,
+      const Record& record,
+      const Context& context,
+      bool is_for_trackers = true) {
     bool is_recording = is_recording_.load(std::memory_order_acquire);
     if (C10_LIKELY(!is_recording && !has_trackers_.load(std::memory_order_acquire))) {
       return;
@@ -996,7 +1108,7 @@ class Allocator : public CUDAAllocator {
         action,
         record.device,
         reinterpret_cast<size_t>(address),
-        action == TraceEntry::OOM ? record.requested : record.rounded(),
+        record.requested,
         record.stream,
         record.pool,
         c10::getApproximateTime(),
@@ -1014,7 +1126,9 @@ class Allocator : public CUDAAllocator {
       is_recording &= std::find(skipped_.begin(), skipped_.end(), ACTIONS[action]) == skipped_.end();
     }
     for (const auto& tracker : trackers) {
-      tracker(entry);
+      if (is_for_trackers) {
+        tracker(entry);
+      }
     }
     if (is_recording) {
       keep(of(record.device), std::move(entry));
@@ -1039,6 +1153,10 @@ class Allocator : public CUDAAllocator {
       bool is_cleared,
       const std::vector<std::string>& skipped) {
     TORCH_CHECK(when == RecordContext::NEVER || recorder, "weirpool: a history with stacks needs a function that records them");
+    for (int device = 0; is_enabled && device < devices_.load(std::memory_order_acquire); ++device) {
+      Ranges before, after;
+      read_mapped(static_cast<DeviceIndex>(device), before, after);
+    }
     is_recording_.store(is_enabled, std::memory_order_release);
     recorder_.store(is_enabled ? recorder : nullptr, std::memory_order_release);
     when_.store(is_enabled ? when : RecordContext::NEVER, std::memory_order_release);
@@ -1069,14 +1187,6 @@ class Allocator : public CUDAAllocator {
   caching::SnapshotInfo take_snapshot(MempoolId_t only, bool has_traces) {
     caching::SnapshotInfo info{};
     int devices = devices_.load(std::memory_order_acquire);
-    for (int device = 0; device < devices; ++device) {
-      Record record;
-      record.device = static_cast<DeviceIndex>(device);
-      if (has_traces) {
-        trace(TraceEntry::SNAPSHOT, nullptr, record, nullptr);
-      }
-      add_segments(info, static_cast<DeviceIndex>(device), only);
-    }
     auto in_ns = clock_.makeConverter();
     auto settle = [&](auto& entry) { entry.time_.t_ = in_ns(entry.time_.approx_t_) / 1000; };
     for (int device = 0; device < devices; ++device) {
@@ -1089,6 +1199,13 @@ class Allocator : public CUDAAllocator {
       }
       std::for_each(entries.begin(), entries.end(), settle);
       info.device_traces.push_back(std::move(entries));
+      // The next history says that there was a snapshot.
+      if (has_traces) {
+        Record record;
+        record.device = static_cast<DeviceIndex>(device);
+        trace(TraceEntry::SNAPSHOT, nullptr, record, nullptr);
+      }
+      add_segments(info, static_cast<DeviceIndex>(device), only);
     }
     if (has_traces) {
       std::lock_guard<std::mutex> guard(history_lock_);
