@@ -58,9 +58,9 @@
 //! |---|---|---|
 //! | `dashboard` | a page that shows a pool while it works | |
 //! | `tower` | memory for each request of a service | |
-//! | `testing` | checks of a pool from outside | |
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
+//! | `testing` | checks of a pool from outside | |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
 //! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks | |
 //! | `ipc` | memory between processes | |
@@ -74,9 +74,9 @@
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
-//! | `device` | the contract, and the backends | everything above |
 //! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `error` | errors | |
+//! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
 //! | `sync` | the only module that names the primitives of std or loom | |
