@@ -181,13 +181,13 @@ pub use observe::{
 #[cfg(all(feature = "broker", target_os = "linux"))]
 pub use pool::BrokerOptions;
 pub use pool::{
-    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation,
-    Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
-    TagAccount, TagConfig,
+    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
+    GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
+    Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
 #[cfg(weirpool_loom)]
 pub use pool::{LeaseModel, Leased};
-pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, WaitingRequest};
+pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{Accesses, HostTask, Submission, Submitted, Task};

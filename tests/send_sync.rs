@@ -8,6 +8,7 @@ use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;
 
 assert_impl_all!(Pool: Send, Sync, Clone);
+assert_impl_all!(WeakPool: Send, Sync, Clone);
 assert_impl_all!(Stream: Send, Sync, Clone);
 assert_impl_all!(Event: Send, Sync, Clone);
 assert_impl_all!(Block: Send, Sync);
@@ -88,6 +89,7 @@ mod kernels {
 
 // A scope that was entered on one thread is not left on another.
 assert_not_impl_any!(Entered: Send, Sync);
+assert_not_impl_any!(EnterGuard: Send, Sync);
 
 #[test]
 fn table_holds_at_compile_time() {}

@@ -19,6 +19,7 @@
 //! | `streams` | streams that the pool makes or registers itself |
 //! | `info` | the description and the health of a pool |
 //! | `peers` | access of other devices |
+//! | `weak` | a handle that does not keep its pool alive |
 #![allow(
     private_interfaces,
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
@@ -45,6 +46,7 @@ mod scope;
 mod settings;
 mod streams;
 mod tags;
+mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 #[cfg(all(feature = "broker", target_os = "linux"))]
@@ -59,9 +61,10 @@ pub use lease_model::{LeaseModel, Leased};
 pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
-pub use scope::Drawing;
+pub use scope::{Drawing, EnterGuard};
 pub(crate) use streams::KnownStreams;
 pub use tags::TagAccount;
+pub use weak::WeakPool;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
 use reservation::ForReservation;
