@@ -57,7 +57,6 @@
 //! | layer | contents | must not know |
 //! |---|---|---|
 //! | `dashboard` | a page that shows a pool while it works | |
-//! | `tower` | memory for each request of a service | |
 //! | `testing` | checks of a pool from outside | |
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
@@ -97,8 +96,6 @@
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
-//! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
-//! - `tower`: a layer that reserves memory for each request of a service.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
 //! - `dashboard`: a live page of the pool.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
@@ -149,8 +146,6 @@ mod stream;
 mod sync;
 mod task;
 pub mod testing;
-#[cfg(feature = "tower")]
-mod tower;
 mod trace;
 #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod worker;
@@ -191,15 +186,6 @@ pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, W
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{Accesses, HostTask, Submission, Submitted, Task};
-#[cfg(feature = "http")]
-pub use tower::{
-    HeaderError, HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody,
-};
-#[cfg(feature = "tower")]
-pub use tower::{
-    Need, RefusalFuture, RefusalLayer, RefusalService, ReserveError, ReserveFuture, ReserveLayer,
-    ReserveService,
-};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 30] = [
+const LAYERS: [&str; 29] = [
     "sync",
     "rare",
     "measure",
@@ -34,7 +34,6 @@ const LAYERS: [&str; 30] = [
     "testing",
     "current",
     "compat",
-    "tower",
     "dashboard",
 ];
 

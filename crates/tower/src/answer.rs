@@ -1,12 +1,12 @@
-//! Errors as answers to HTTP requests, and the terms of a request in its headers: feature `http`.
+//! Errors as answers to HTTP requests, and the terms of a request in its headers.
 
-use super::Need;
-use crate::device::DeviceErrorKind;
-use crate::error::{AllocError, StreamError};
-use crate::measure::Tag;
+use crate::Need;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode};
+use std::fmt;
 use std::time::Duration;
+use weirpool::device::DeviceErrorKind;
+use weirpool::{AllocError, StreamError, Tag};
 
 /// The value of `Retry-After` if no time can be estimated.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
@@ -15,19 +15,46 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Converts an error into an HTTP status and a whole response for the client: feature `http`.
 ///
+/// The statuses of an [`AllocError`]:
+///
 /// | error | status |
 /// |---|---|
-/// | [`LimitReached`](Self::LimitReached), [`DeadlockedAtLimit`](Self::DeadlockedAtLimit), [`QueueFull`](Self::QueueFull) of a tag | 429 Too Many Requests |
-/// | [`QueueFull`](Self::QueueFull) of the pool, [`Shed`](Self::Shed), [`Exhausted`](Self::Exhausted), [`Deadlocked`](Self::Deadlocked), [`NotReservedForCapture`](Self::NotReservedForCapture), [`Closed`](Self::Closed), a device that is out of memory | 503 Service Unavailable |
-/// | [`TimedOut`](Self::TimedOut) | 504 Gateway Timeout |
-/// | [`TooLarge`](Self::TooLarge), [`OverLimit`](Self::OverLimit) | 413 Content Too Large |
+/// | [`LimitReached`](AllocError::LimitReached), [`DeadlockedAtLimit`](AllocError::DeadlockedAtLimit), [`QueueFull`](AllocError::QueueFull) of a tag | 429 Too Many Requests |
+/// | [`QueueFull`](AllocError::QueueFull) of the pool, [`Shed`](AllocError::Shed), [`Exhausted`](AllocError::Exhausted), [`Deadlocked`](AllocError::Deadlocked), [`NotReservedForCapture`](AllocError::NotReservedForCapture), [`Closed`](AllocError::Closed), a device that is out of memory | 503 Service Unavailable |
+/// | [`TimedOut`](AllocError::TimedOut) | 504 Gateway Timeout |
+/// | [`TooLarge`](AllocError::TooLarge), [`OverLimit`](AllocError::OverLimit) | 413 Content Too Large |
 /// | all others: the device's errors, and calls that the service should not make | 500 Internal Server Error |
 ///
 /// A request that is cancelled has no answer: its client is gone. [`RefusalLayer`](crate::RefusalLayer) answers for a
 /// whole service.
-impl AllocError {
+pub trait Answer: fmt::Display {
     /// Returns the status of the answer to a request that failed with this error.
-    pub fn status(&self) -> StatusCode {
+    fn status(&self) -> StatusCode;
+
+    /// Returns the value of the header `Retry-After`. For an [`AllocError`], it is
+    /// [`retry_after`](AllocError::retry_after) in whole seconds, rounded up. With the statuses 429 and 503 it is 1 if
+    /// that time is not known, unless the pool is closed.
+    fn retry_after_header(&self) -> Option<HeaderValue> {
+        None
+    }
+
+    /// Returns an answer with the [status](Self::status), [`Retry-After`](Self::retry_after_header), and the error's
+    /// message as text. The message has figures of the pool; where those are not public, write a body of your own.
+    fn response<B: From<String>>(&self) -> Response<B> {
+        let mut response = Response::new(B::from(self.to_string()));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+        headers.insert(CONTENT_TYPE, plain);
+        if let Some(seconds) = self.retry_after_header() {
+            headers.insert(RETRY_AFTER, seconds);
+        }
+        response
+    }
+}
+
+impl Answer for AllocError {
+    fn status(&self) -> StatusCode {
         match self {
             Self::LimitReached { .. } | Self::DeadlockedAtLimit { .. } => {
                 StatusCode::TOO_MANY_REQUESTS
@@ -46,21 +73,11 @@ impl AllocError {
             {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::InvalidAlignment { .. }
-            | Self::NotReserved { .. }
-            | Self::StreamCaptured
-            | Self::NotReservable
-            | Self::NoRoom { .. }
-            | Self::BlocksRuntime { .. }
-            | Self::ForeignStream
-            | Self::Stream(_)
-            | Self::Device(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
-    /// Returns the value of the header `Retry-After`: [`retry_after`](Self::retry_after) in whole seconds, rounded up.
-    /// With the statuses 429 and 503 it is 1 if that time is not known, unless the pool is closed.
-    pub fn retry_after_header(&self) -> Option<HeaderValue> {
+    fn retry_after_header(&self) -> Option<HeaderValue> {
         let is_busy = matches!(
             self.status(),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
@@ -70,24 +87,6 @@ impl AllocError {
         let part = u64::from(wait.subsec_nanos() > 0);
         Some(wait.as_secs().saturating_add(part).into())
     }
-
-    /// Returns an answer with the [status](Self::status), [`Retry-After`](Self::retry_after_header), and the error's
-    /// message as text. The message has figures of the pool; where those are not public, write a body of your own.
-    pub fn response<B: From<String>>(&self) -> Response<B> {
-        let mut response = text(self.status(), self.to_string());
-        if let Some(seconds) = self.retry_after_header() {
-            response.headers_mut().insert(RETRY_AFTER, seconds);
-        }
-        response
-    }
-}
-
-fn text<B: From<String>>(status: StatusCode, message: String) -> Response<B> {
-    let mut response = Response::new(B::from(message));
-    *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, plain);
-    response
 }
 
 /// Why the terms of a request could not be read from its headers: feature `http`.
@@ -116,19 +115,13 @@ pub enum HeaderError {
     },
 }
 
-impl HeaderError {
-    /// Returns the status of the answer: 401 Unauthorized for an unknown tag in `Authorization`, and 400 Bad Request
-    /// otherwise.
-    pub fn status(&self) -> StatusCode {
+/// The status is 401 Unauthorized for an unknown tag in `Authorization`, and 400 Bad Request otherwise.
+impl Answer for HeaderError {
+    fn status(&self) -> StatusCode {
         match self {
             Self::UnknownTag { name } if name == AUTHORIZATION => StatusCode::UNAUTHORIZED,
             _ => StatusCode::BAD_REQUEST,
         }
-    }
-
-    /// Returns an answer with the [status](Self::status), and the error's message as text.
-    pub fn response<B: From<String>>(&self) -> Response<B> {
-        text(self.status(), self.to_string())
     }
 }
 
@@ -137,7 +130,8 @@ impl HeaderError {
 /// ```
 /// use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
 /// use std::collections::HashMap;
-/// use weirpool::{HeaderError, Need, Tag};
+/// use weirpool::Tag;
+/// use weirpool_tower::{Answer, HeaderError, Need};
 ///
 /// const DEADLINE: HeaderName = HeaderName::from_static("x-deadline-ms");
 /// let tenants = HashMap::from([("sk-1", Tag::new("search")), ("sk-2", Tag::new("chat"))]);
@@ -160,7 +154,7 @@ impl Need {
     /// # Errors
     /// Returns an error if the header is repeated, or not a whole number up to 86,400,000 (a day).
     pub fn deadline_from(
-        self,
+        mut self,
         headers: &HeaderMap,
         name: &HeaderName,
     ) -> Result<Self, HeaderError> {
@@ -169,7 +163,8 @@ impl Need {
         };
         let within = millis(value.as_bytes()).filter(|within| *within <= LONGEST_DEADLINE);
         let within = within.ok_or_else(|| HeaderError::InvalidDeadline { name: name.clone() })?;
-        Ok(self.deadline(within))
+        self.terms.deadline = Some(within);
+        Ok(self)
     }
 
     /// Charges the reservation to the tag that `tag` returns for the value of a header. It is called with `None` if
@@ -182,7 +177,7 @@ impl Need {
     /// # Errors
     /// Returns an error if the header is repeated, or `tag` returns `None`.
     pub fn tag_from(
-        self,
+        mut self,
         headers: &HeaderMap,
         name: &HeaderName,
         tag: impl FnOnce(Option<&str>) -> Option<Tag>,
@@ -193,7 +188,8 @@ impl Need {
             value => value,
         };
         let tag = tag(value).ok_or_else(|| HeaderError::UnknownTag { name: name.clone() })?;
-        Ok(self.tag(tag))
+        self.terms.tag = Some(tag);
+        Ok(self)
     }
 }
 

@@ -1,18 +1,18 @@
-//! Memory for each HTTP request, until the response's body has ended: feature `http`.
+//! Memory for each HTTP request, until the response's body has ended.
 
-use super::{Need, ReserveError, reserve, take_ready};
-use crate::pool::{Pool, Reservation};
-use crate::sync::plain::Arc;
+use crate::reserve::{Need, ReserveError, reserve, take_ready};
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
+use pin_project::pin_project;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tower_layer::Layer;
 use tower_service::Service;
+use weirpool::{Pool, Reservation};
 
 /// A [`tower`] layer that reserves memory for each HTTP request, and holds it until the body of the response has ended
 /// or is dropped: for answers that are streamed while they are computed.
@@ -29,7 +29,8 @@ use tower_service::Service;
 /// use http_body::Body;
 /// use std::sync::Arc;
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-/// use weirpool::{AllocError, HttpReserveLayer, Need, Reservation};
+/// use weirpool::{AllocError, Reservation};
+/// use weirpool_tower::{HttpReserveLayer, Need, ReserveError};
 ///
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
@@ -58,7 +59,7 @@ use tower_service::Service;
 ///     assert_eq!(pool.statistics().used.current, 22 << 14); // held while the body is sent
 ///     drop(response);
 ///     assert_eq!(pool.statistics().used.current, 0);
-///     Ok::<_, weirpool::ReserveError<AllocError>>(())
+///     Ok::<_, ReserveError<AllocError>>(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -66,10 +67,10 @@ use tower_service::Service;
 /// # Errors
 /// Returns [`ReserveError::Memory`] if there is no memory for the request: the inner service does not see it. Returns
 /// [`ReserveError::Service`] if the inner service fails, or `need` does. A
-/// [`RefusalLayer`](super::RefusalLayer) answers in the place of the former.
+/// [`RefusalLayer`](crate::RefusalLayer) answers in the place of the former.
 ///
 /// # Backpressure
-/// As for [`ReserveLayer`](super::ReserveLayer#backpressure).
+/// As for [`ReserveLayer`](crate::ReserveLayer#backpressure).
 ///
 /// # Cancel safety
 /// A dropped response future leaves the queue, or drops the inner future in the scope of its reservation, and then the
@@ -167,16 +168,15 @@ where
     }
 }
 
-pin_project! {
-    /// The body of a response that holds the request's reservation until it has ended or is dropped. Created by
-    /// [`HttpReserveLayer`].
-    #[derive(Debug)]
-    pub struct ReservedBody<B> {
-        // Fields are dropped in this order: the body first, then its reservation.
-        #[pin]
-        body: B,
-        reservation: Option<Arc<Reservation>>,
-    }
+/// The body of a response that holds the request's reservation until it has ended or is dropped. Created by
+/// [`HttpReserveLayer`].
+#[pin_project]
+#[derive(Debug)]
+pub struct ReservedBody<B> {
+    // Fields are dropped in this order: the body first, then its reservation.
+    #[pin]
+    body: B,
+    reservation: Option<Arc<Reservation>>,
 }
 
 /// Creates a body without a reservation, as that of an error.

@@ -1,20 +1,20 @@
 //! Answers in the place of errors, for requests without memory.
 
-use super::ReserveError;
-use crate::error::AllocError;
-use pin_project_lite::pin_project;
+use crate::ReserveError;
+use pin_project::pin_project;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tower_layer::Layer;
 use tower_service::Service;
+use weirpool::AllocError;
 
 /// A [`tower`](https://docs.rs/tower) layer that answers requests for which there is no memory, so that the service's
 /// errors are those of the handler alone. Put it outside of a [`ReserveLayer`](crate::ReserveLayer) or an
 /// `HttpReserveLayer`.
 ///
-/// With the feature `http`, `AllocError::response` makes an answer with a status and `Retry-After`:
+/// With the feature `http`, `Answer::response` makes an answer with a status and `Retry-After`:
 ///
 #[cfg_attr(feature = "http", doc = "```")]
 #[cfg_attr(not(feature = "http"), doc = "```ignore")]
@@ -22,7 +22,8 @@ use tower_service::Service;
 /// use http::{Request, Response, StatusCode};
 /// use std::convert::Infallible;
 /// use tower::{Service, ServiceBuilder, service_fn};
-/// use weirpool::{AllocError, HttpReserveLayer, Need, RefusalLayer};
+/// use weirpool::AllocError;
+/// use weirpool_tower::{Answer, HttpReserveLayer, Need, RefusalLayer};
 ///
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
@@ -121,28 +122,27 @@ where
     }
 }
 
-pin_project! {
-    /// The future of a [`RefusalService`]'s response.
-    ///
-    /// # Panics
-    /// Panics when polled after it was ready.
-    #[must_use = "futures do nothing unless polled"]
-    pub struct RefusalFuture<F, A> {
-        #[pin]
-        state: State<F>,
-        answer: Option<A>,
-    }
+/// The future of a [`RefusalService`]'s response.
+///
+/// # Panics
+/// Panics when polled after it was ready.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct RefusalFuture<F, A> {
+    #[pin]
+    state: State<F>,
+    answer: Option<A>,
 }
 
-pin_project! {
-    #[project = Stated]
-    enum State<F> {
-        Called {
-            #[pin]
-            future: F,
-        },
-        Refused { error: Option<AllocError> },
-    }
+#[pin_project(project = Stated)]
+enum State<F> {
+    Called {
+        #[pin]
+        future: F,
+    },
+    Refused {
+        error: Option<AllocError>,
+    },
 }
 
 impl<F, A, R, E> Future for RefusalFuture<F, A>

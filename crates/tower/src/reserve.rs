@@ -1,73 +1,32 @@
-//! A `tower` layer that reserves memory for each request of a service: feature `tower`.
+//! The layer that reserves memory for each request.
 
-#[cfg(feature = "http")]
-mod answer;
-#[cfg(feature = "http")]
-mod http;
-mod refusals;
-
-#[cfg(feature = "http")]
-pub use answer::HeaderError;
-#[cfg(feature = "http")]
-pub use http::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
-
-pub use refusals::{RefusalFuture, RefusalLayer, RefusalService};
-
-use crate::error::AllocError;
-use crate::measure::{Tag, debug_in_units};
-use crate::pool::{Drawing, Pool, Reservation};
-use crate::queue::Terms;
-use pin_project_lite::pin_project;
+use pin_project::pin_project;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 use tower_layer::Layer;
 use tower_service::Service;
+use weirpool::{AllocError, Drawing, Pool, Reservation, Terms};
 
 /// The memory that a request needs, and the terms on which it waits for the memory.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a need has no effect until a `ReserveLayer` uses it"]
 pub struct Need {
-    bytes: u64,
-    terms: Terms,
+    /// The size of the reservation.
+    pub bytes: u64,
+    /// The terms of the request for it.
+    pub terms: Terms,
 }
 
-debug_in_units!(struct Need { bytes as bytes, terms });
-
 impl Need {
-    /// Creates a need of this many bytes.
+    /// Creates a need of this many bytes, on the default terms.
     pub fn new(bytes: u64) -> Self {
         Self {
             bytes,
             terms: Terms::default(),
         }
-    }
-
-    /// Charges the reservation to a tag; see [`Request::tag`](crate::Request::tag).
-    pub fn tag(mut self, tag: Tag) -> Self {
-        self.terms.tag = Some(tag);
-        self
-    }
-
-    /// Waits at most `timeout`; see [`Request::timeout`](crate::Request::timeout).
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.terms.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets a deadline `within` this time; see [`Request::deadline`](crate::Request::deadline).
-    pub fn deadline(mut self, within: Duration) -> Self {
-        self.terms.deadline = Some(within);
-        self
-    }
-
-    /// Raises the priority by `steps`; see [`Request::priority`](crate::Request::priority).
-    pub fn priority(mut self, steps: i32) -> Self {
-        self.terms.priority = steps;
-        self
     }
 }
 
@@ -99,16 +58,17 @@ pub enum ReserveError<E> {
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-/// use weirpool::{Need, ReserveError, ReserveLayer};
+/// use weirpool::Terms;
+/// use weirpool_tower::{Need, ReserveError, ReserveLayer};
 ///
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let stream = pool.create_stream()?;
 /// struct Prompt { tokens: u64, is_paid: bool }
 ///
-/// let of_prompt = |prompt: &Prompt| {
-///     let need = Need::new(prompt.tokens * 4096);
-///     if prompt.is_paid { need.priority(1) } else { need }
+/// let of_prompt = |prompt: &Prompt| Need {
+///     bytes: prompt.tokens * 4096,
+///     terms: Terms { priority: prompt.is_paid.into(), ..Terms::default() },
 /// };
 /// # let inner = pool.clone();
 /// let mut service = ServiceBuilder::new()
@@ -136,8 +96,8 @@ pub enum ReserveError<E> {
 /// The need of a request is known only once the request arrives. So the service is ready when the inner service is, and
 /// the response's future waits for memory. It holds the inner service's readiness meanwhile. If requests that wait for
 /// memory are to count against a limit of concurrent requests (`tower`'s `ConcurrencyLimit`), put the limit outside
-/// this layer; otherwise put it inside. [`PoolBuilder::queue_limit`] bounds how many requests wait, [`Need::deadline`]
-/// and [`Need::timeout`] bound how long. All three fail a request before the inner service sees it.
+/// this layer; otherwise put it inside. [`PoolBuilder::queue_limit`] bounds how many requests wait,
+/// [`Terms::deadline`] and [`Terms::timeout`] bound how long. All three fail a request before the inner service sees it.
 ///
 /// # Cancel safety
 ///
@@ -145,7 +105,7 @@ pub enum ReserveError<E> {
 /// the reservation. Blocks that the inner service still holds, or has passed on, live on as ordinary blocks.
 ///
 /// [`tower`]: https://docs.rs/tower
-/// [`PoolBuilder::queue_limit`]: crate::PoolBuilder::queue_limit
+/// [`PoolBuilder::queue_limit`]: weirpool::PoolBuilder::queue_limit
 #[derive(Clone)]
 pub struct ReserveLayer<N> {
     pool: Pool,
@@ -230,12 +190,12 @@ where
 }
 
 /// Takes the ready service, which goes with a request. Its clone takes its place and is not ready yet.
-fn take_ready<S: Clone>(inner: &mut S) -> S {
+pub(crate) fn take_ready<S: Clone>(inner: &mut S) -> S {
     let next = inner.clone();
     std::mem::replace(inner, next)
 }
 
-async fn reserve(
+pub(crate) async fn reserve(
     pool: Pool,
     need: Need,
     place: &'static Location<'static>,
@@ -246,45 +206,42 @@ async fn reserve(
 
 type Reserving = Pin<Box<dyn Future<Output = Result<Reservation, AllocError>> + Send>>;
 
-pin_project! {
-    /// The future of a [`ReserveService`]'s response.
-    ///
-    /// # Panics
-    /// Panics when polled after it was ready.
-    #[must_use = "futures do nothing unless polled"]
-    pub struct ReserveFuture<S: Service<Request>, Request> {
+/// The future of a [`ReserveService`]'s response.
+///
+/// # Panics
+/// Panics when polled after it was ready.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct ReserveFuture<S: Service<Request>, Request> {
+    #[pin]
+    stage: Stage<S, Request>,
+}
+
+#[pin_project(project = Staged)]
+enum Stage<S: Service<Request>, Request> {
+    Reserving {
+        reserve: Reserving,
+        call: Option<(S, Request)>,
+    },
+    // Fields are dropped in this order: the future first, then its reservation.
+    Drawing {
         #[pin]
-        stage: Stage<S, Request>,
-    }
+        drawing: Drawing<Called<S, Request>>,
+        reservation: Reservation,
+    },
+    Done,
 }
 
-pin_project! {
-    #[project = Staged]
-    enum Stage<S: Service<Request>, Request> {
-        Reserving {
-            reserve: Reserving,
-            call: Option<(S, Request)>,
-        },
-        // Fields are dropped in this order: the future first, then its reservation.
-        Drawing {
-            #[pin]
-            drawing: Drawing<Called<S, Request>>,
-            reservation: Reservation,
-        },
-        Done,
-    }
-}
-
-pin_project! {
-    // The call itself runs in the scope, too, so the first poll makes it.
-    #[project = Calling]
-    enum Called<S: Service<Request>, Request> {
-        No { call: Option<(S, Request)> },
-        Yes {
-            #[pin]
-            future: S::Future,
-        },
-    }
+// The call itself runs in the scope, too, so the first poll makes it.
+#[pin_project(project = Calling)]
+enum Called<S: Service<Request>, Request> {
+    No {
+        call: Option<(S, Request)>,
+    },
+    Yes {
+        #[pin]
+        future: S::Future,
+    },
 }
 
 impl<S: Service<Request>, Request> Future for Called<S, Request> {

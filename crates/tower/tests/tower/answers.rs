@@ -9,6 +9,7 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use weirpool::device::{DeviceError, DeviceErrorKind};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_tower::*;
 
 /// Returns the status, and the value of `Retry-After`.
 fn answer(error: &AllocError) -> (u16, Option<String>) {
