@@ -56,7 +56,6 @@
 //!
 //! | layer | contents | must not know |
 //! |---|---|---|
-//! | `dashboard` | a page that shows a pool while it works | |
 //! | `testing` | checks of a pool from outside | |
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
@@ -97,7 +96,6 @@
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
-//! - `dashboard`: a live page of the pool.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
 //!
@@ -117,9 +115,6 @@ mod capture;
 pub mod compat;
 mod copy;
 mod current;
-#[cfg(feature = "dashboard")]
-#[cfg_attr(docsrs, doc(cfg(feature = "dashboard")))]
-pub mod dashboard;
 #[allow(unsafe_code, reason = "the contract of the device")]
 pub mod device;
 #[cfg(feature = "dlpack")]
@@ -167,7 +162,7 @@ pub use error::{
     FullQueue, Shortfall, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
-pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};
+pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{

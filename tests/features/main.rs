@@ -3,8 +3,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-#[cfg(feature = "dashboard")]
-mod dashboard;
 #[cfg(feature = "export")]
 mod export;
 #[cfg(feature = "metrics")]

@@ -5,7 +5,7 @@ use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use weirpool::dashboard::{Dashboard, Hosts, Latency};
+use weirpool_dashboard::{Dashboard, Hosts, Latency};
 
 /// The bounds of the histograms, in seconds.
 const BOUNDS: [f64; 16] = [

@@ -1,8 +1,7 @@
 //! The dashboard as a service over HTTP.
 
-use super::Dashboard;
-use super::page;
-use super::viewers::Refusal;
+use crate::viewers::Refusal;
+use crate::{Dashboard, page};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use http::header::{self, HeaderName, HeaderValue};

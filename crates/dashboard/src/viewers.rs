@@ -3,14 +3,14 @@
 //! The task exists while there are viewers, and owns the sender; the dashboard has a weak reference. So whatever ends the
 //! task, a panic or the end of its runtime included, ends the viewers' answers, and the next viewer starts another one.
 
-use super::{Frame, Latency};
-use crate::pool::Pool;
-use crate::sync::plain::{Arc, Mutex, Weak};
+use crate::{Frame, Latency};
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use weirpool::Pool;
 
 /// The least time between frames, and the most until the end of the pool is noticed.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -44,17 +44,17 @@ impl Viewers {
     }
 
     pub(super) fn add(&self, latency: Latency) {
-        self.latencies.lock().push(latency);
+        lock(&self.latencies).push(latency);
     }
 
     /// Returns the number of viewers.
     pub(super) fn count(&self) -> usize {
-        let sender = self.sender.lock().upgrade();
+        let sender = lock(&self.sender).upgrade();
         sender.map_or(0, |sender| sender.receiver_count())
     }
 
     pub(super) fn frame(&self) -> Frame {
-        let latencies = self.latencies.lock().clone();
+        let latencies = lock(&self.latencies).clone();
         Frame::with(&self.pool, &latencies)
     }
 
@@ -64,7 +64,7 @@ impl Viewers {
     /// If there are too many viewers, or no runtime.
     pub(super) fn watch(self: &Arc<Self>) -> Result<BoxStream<'static, Bytes>, Refusal> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| Refusal::NoRuntime)?;
-        let mut current = self.sender.lock();
+        let mut current = lock(&self.sender);
         let receiver = match current.upgrade() {
             Some(sender) if sender.receiver_count() >= MOST => return Err(Refusal::TooMany),
             Some(sender) => {
@@ -92,13 +92,18 @@ impl Viewers {
     }
 }
 
+/// Locks a mutex whose value is valid at every point at which a holder can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Collects frames while there are viewers and the pool is open.
 async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
     let mut recent = [Duration::MAX; 4];
     let mut next = Instant::now();
     while let Some(this) = viewers.upgrade() {
         // Before the frame, so that the last one shows that the pool is closed.
-        let is_closed = this.pool.service().driver.is_closed();
+        let is_closed = this.pool.is_closed();
         let begin = Instant::now();
         if is_closed || begin >= next {
             sender.send_replace(event(&this.frame()));
@@ -120,7 +125,7 @@ async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
             return;
         };
         // Under the lock: no viewer joins what ends here.
-        let mut current = this.sender.lock();
+        let mut current = lock(&this.sender);
         if sender.receiver_count() == 0 {
             *current = Weak::new();
             return;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tower::ServiceExt;
 use weirpool::Pool;
-use weirpool::dashboard::{Body, Dashboard, Frame, Hosts};
 use weirpool::device::sim::SimDevice;
+use weirpool_dashboard::{Body, Dashboard, Frame, Hosts};
 
 fn pool() -> Pool {
     let builder = Pool::builder(SimDevice::new());

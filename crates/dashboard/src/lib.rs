@@ -1,4 +1,4 @@
-//! A page that shows a pool while it works: feature `dashboard`.
+//! A page that shows a [pool](weirpool::Pool) while it works.
 //!
 //! [`Dashboard`] is a service for a web server. Its page shows memory over time, the blocks by address, the requests that
 //! wait with their expected times, tags with their limits, latencies, and the latest events. It consists of one document
@@ -15,18 +15,19 @@
 //! Requests of other sites' pages are refused, those by DNS rebinding included: a service that is reached by a name other
 //! than `localhost` has to [say so](Dashboard::hosts).
 
+#![forbid(unsafe_code)]
+
 mod frame;
 mod hosts;
 mod page;
 mod service;
 mod viewers;
 
-use crate::measure::{Histogram, Recorder};
-use crate::pool::Pool;
-use crate::sync::plain::Arc;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 use viewers::Viewers;
+use weirpool::{Histogram, Pool, Recorder};
 
 pub use frame::Frame;
 pub use hosts::{Foreign, Hosts};
@@ -143,3 +144,7 @@ impl Latency {
         &self.0.0
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

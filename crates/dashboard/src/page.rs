@@ -1,6 +1,6 @@
 //! The page: one document with its style and its script, which loads nothing but frames.
 
-use super::Frame;
+use crate::Frame;
 use serde::Serialize;
 
 const TEMPLATE: &str = include_str!("page.html");
@@ -64,7 +64,8 @@ pub(super) fn live(title: &str, about: &str) -> String {
 /// Frames of a pool as one page that loads nothing, to be looked at afterwards: `weirpool replay --html` writes one.
 ///
 /// ```
-/// # use weirpool::{Pool, dashboard::{Frame, Recording}, device::sim::SimDevice};
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_dashboard::{Frame, Recording};
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let stream = pool.create_stream()?;

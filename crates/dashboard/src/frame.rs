@@ -3,19 +3,17 @@
 //! The size of a frame is bounded, whatever the pool holds: of blocks, requests, tags, streams and events it has the first
 //! or largest ones, and counts the rest.
 
-use super::Latency;
-use crate::device::DeviceAddress;
-use crate::driver::{BlockInfo, BlockState, HistoryEntry, SegmentInfo, Statistics};
-use crate::id::{StreamId, StreamLabel, StreamNames};
-use crate::measure::{Histogram, Tag};
-use crate::observe::{History, Snapshot, StreamStatistics, TagStatistics};
-use crate::pool::Pool;
-use crate::queue::WaitingRequest;
+use crate::Latency;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::time::Duration;
+use weirpool::device::DeviceAddress;
+use weirpool::{
+    BlockInfo, BlockState, Histogram, History, Pool, SegmentInfo, Snapshot, Statistics, StreamId,
+    StreamStatistics, Tag, TagStatistics, WaitingRequest,
+};
 
 /// The most blocks: the largest ones.
 const BLOCKS: usize = 500;
@@ -25,7 +23,7 @@ const ROWS: usize = 50;
 /// A pool at one moment, as the page draws it: its figures, the largest 500 blocks, and 50 each of its waiting requests,
 /// tags, streams and latest events. It serializes to JSON for the page, whose form may change in any version.
 ///
-/// Tags of blocks and events are known if the pool keeps a [history](crate::PoolBuilder::history).
+/// Tags of blocks and events are known if the pool keeps a [history](weirpool::PoolBuilder::history).
 #[derive(Clone, PartialEq, Serialize)]
 pub struct Frame {
     time_ns: u64,
@@ -149,7 +147,10 @@ impl Frame {
         let statistics = pool.statistics();
         let snapshot = pool.snapshot();
         let health = pool.health();
-        let label = |stream| StreamLabel::new(stream, &snapshot.history.streams).to_string();
+        let label = |stream: StreamId| match snapshot.history.streams.get(&stream) {
+            Some(name) => format!("{name} ({stream})"),
+            None => stream.to_string(),
+        };
         let (segments, small) = segments(&snapshot);
         let waiting = pool.waiting_requests(ROWS);
         let (tags, streams) = (pool.statistics_by_tag(), pool.statistics_by_stream());
@@ -184,7 +185,7 @@ impl Frame {
                 .map(|stream| Streamed::of(&stream, label(stream.stream)))
                 .collect(),
             times: given.chain(own).collect(),
-            events: events(&snapshot.history),
+            events: events(snapshot.history.clone()),
         }
     }
 
@@ -233,19 +234,14 @@ fn segments(snapshot: &Snapshot) -> (Vec<Segment>, Vec<&BlockInfo>) {
 }
 
 /// Returns the latest events as text, the latest first.
-fn events(history: &History) -> Vec<String> {
-    let latest = history.entries.iter().rev().take(ROWS);
-    latest
-        .map(|entry| Line(entry, &history.streams).to_string())
-        .collect()
-}
-
-struct Line<'a>(&'a HistoryEntry, &'a StreamNames);
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.write(f, self.1)
-    }
+fn events(mut history: History) -> Vec<String> {
+    history
+        .entries
+        .drain(..history.entries.len().saturating_sub(ROWS));
+    history.forgotten = 0;
+    // A line for each event.
+    let text = history.to_string();
+    text.lines().rev().map(str::to_owned).collect()
 }
 
 impl Levels {
@@ -303,7 +299,8 @@ impl Block {
             BlockState::Used => "used",
             BlockState::Pending => "pending",
             BlockState::Free => "free",
-            BlockState::Reserved => "set_aside",
+            // Memory that is not available: reserved, or a state of a later version.
+            _ => "set_aside",
         };
         let of_block = block.origin.as_ref().and_then(|origin| origin.tag);
         let of_reservation = block.reservation.as_ref().and_then(|origin| origin.tag);
@@ -386,11 +383,11 @@ impl Times {
     }
 }
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::sim::SimDevice;
     use futures::FutureExt;
+    use weirpool::device::sim::SimDevice;
 
     fn json(frame: &Frame) -> serde_json::Value {
         serde_json::to_value(frame).unwrap()
