@@ -96,8 +96,7 @@
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
-//! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
-//!   settings as data. See [`guide::observability`].
+//! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
 //!
 //! # More
 //!
@@ -163,8 +162,6 @@ pub use error::{
 };
 pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
-#[cfg(feature = "metrics")]
-pub use observe::Metrics;
 pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };

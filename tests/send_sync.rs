@@ -54,8 +54,6 @@ assert_impl_all!(History: Send, Sync, Clone);
 assert_impl_all!(LeakReport: Send, Sync, Clone);
 assert_impl_all!(Tag: Send, Sync, Copy, Ord, std::hash::Hash);
 assert_impl_all!(AttributeError: Send, Sync, std::error::Error);
-#[cfg(feature = "metrics")]
-assert_impl_all!(Metrics: Send, Sync);
 assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
 assert_impl_all!(SimStream: Send, Sync, Clone);
 // A block has one owner. Sharing is explicit.

@@ -5,10 +5,6 @@ mod common;
 
 #[cfg(feature = "export")]
 mod export;
-#[cfg(feature = "metrics")]
-mod grafana;
-#[cfg(feature = "metrics")]
-mod metrics;
 #[cfg(feature = "serde")]
 mod serde;
 #[cfg(feature = "tracing")]

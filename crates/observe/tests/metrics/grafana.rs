@@ -1,6 +1,6 @@
 //! `docs/grafana.json` shows every exported family, and nothing else.
 
-use crate::metrics::documented;
+use crate::documented;
 use serde_json::{Value, from_str};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,11 +4,6 @@
 //! figures are collected, and a pool that is never asked pays nothing. [`POOL`] and [`TAG`] are the only lists of the
 //! published figures: names, units, help and values.
 
-use super::TagStatistics;
-use crate::driver::{Source, Statistics};
-use crate::handles::Presence;
-use crate::measure::{Histogram, Tag, WaitOutcome, WaitStatistics};
-use crate::sync::plain::Arc;
 use ::metrics::{
     Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
@@ -16,6 +11,9 @@ use ::metrics::{
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
+use weirpool::{
+    Histogram, Pool, Source, Statistics, Tag, TagStatistics, WaitOutcome, WaitStatistics,
+};
 
 /// A metric family, whose values come from figures `F`.
 struct Family<F: 'static> {
@@ -227,33 +225,36 @@ impl<F> Family<F> {
     }
 }
 
-/// Publishes a pool's figures to the installed recorder of the [`metrics`](https://docs.rs/metrics) crate: made by
-/// [`Pool::metrics`](crate::Pool::metrics). It is a handle of the pool and keeps it alive.
+/// Publishes a pool's figures to the installed recorder of the [`metrics`](https://docs.rs/metrics) crate. It is a handle
+/// of the pool and keeps it alive.
 ///
 /// Names and units follow Prometheus: base units in the name, and `_total` for counters. Every family has the label
 /// `pool`; those of tags also `tag`. Each publication records in the histograms the times since the last one.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_observe::Metrics;
 /// # let pool = Pool::builder(SimDevice::new()).build()?;
-/// let mut metrics = pool.metrics("serving");
+/// let mut metrics = Metrics::new(&pool, "serving");
 /// metrics.publish(); // whenever the figures are collected, for example every ten seconds
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[doc = include_str!("../../docs/metrics.md")]
+#[doc = include_str!("../docs/metrics.md")]
 pub struct Metrics {
-    presence: Arc<Presence>,
-    pool: SharedString,
+    pool: Pool,
+    name: SharedString,
     /// The figures of the last publication.
     last: Option<Figures>,
     last_of_tags: BTreeMap<Tag, TagStatistics>,
 }
 
 impl Metrics {
-    pub(crate) fn new(presence: Arc<Presence>, name: String) -> Self {
+    /// Returns a publisher of the pool's figures, with the label `pool = name`. It publishes only when
+    /// [`publish`](Self::publish) is called.
+    pub fn new(pool: &Pool, name: impl Into<String>) -> Self {
         Self {
-            presence,
-            pool: name.into(),
+            pool: pool.clone(),
+            name: name.into().into(),
             last: None,
             last_of_tags: BTreeMap::new(),
         }
@@ -268,17 +269,16 @@ impl Metrics {
             POOL.iter().for_each(Family::describe);
             TAG.iter().for_each(Family::describe);
         }
-        let service = &self.presence.service;
         let figures = Figures {
-            statistics: service.driver.statistics(),
-            expected_wait: service.expected_wait(None, None, 0),
+            statistics: self.pool.statistics(),
+            expected_wait: self.pool.expected_wait(0),
         };
-        let mut labels = vec![Label::new("pool", self.pool.clone())];
+        let mut labels = vec![Label::new("pool", self.name.clone())];
         for family in POOL {
             family.publish(&figures, self.last.as_ref(), &labels);
         }
         self.last = Some(figures);
-        for figures in TagStatistics::of_all(&service.queue.accounts) {
+        for figures in self.pool.statistics_by_tag() {
             labels.truncate(1);
             labels.push(Label::new("tag", figures.tag.name()));
             let last = self.last_of_tags.get(&figures.tag);
@@ -290,10 +290,15 @@ impl Metrics {
     }
 }
 
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<Metrics>();
+};
+
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics")
-            .field("pool", &self.pool)
+            .field("pool", &self.name)
             .finish_non_exhaustive()
     }
 }

@@ -1,13 +1,18 @@
 //! The families and values that a recorder of the `metrics` crate is given.
 
-use crate::common::*;
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+mod grafana;
+
+use common::*;
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit, with_local_recorder,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use weirpool::*;
+use weirpool::Tag;
+use weirpool_observe::Metrics;
 
 type Values = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
 
@@ -130,7 +135,7 @@ fn figures_are_published_when_asked_for() {
     drop(pool.try_allocate(&stream, 1000).unwrap());
     let book = Book::default();
     with_local_recorder(&book, || {
-        let mut metrics = pool.metrics("serving");
+        let mut metrics = Metrics::new(&pool, "serving");
         assert!(book.values.lock().unwrap().is_empty(), "not before");
         metrics.publish();
     });
@@ -224,7 +229,7 @@ fn documented_metric_names_are_the_exported_ones() {
         drop(now(waiting).unwrap());
     }
     let book = Book::default();
-    with_local_recorder(&book, || pool.metrics("serving").publish());
+    with_local_recorder(&book, || Metrics::new(&pool, "serving").publish());
     let families = book.families.lock().unwrap();
     let labels = book.labels.lock().unwrap();
     let exported: BTreeMap<_, _> = families
@@ -282,7 +287,7 @@ fn unserved_requests_are_published_by_outcome_and_reason() {
     };
     assert!(closed.is_ready());
     let book = Book::default();
-    with_local_recorder(&book, || pool.metrics("serving").publish());
+    with_local_recorder(&book, || Metrics::new(&pool, "serving").publish());
     for (name, value, of_tag) in [
         ("waits_total|outcome=served", 0.0, 0.0),
         ("waits_total|outcome=timed_out", 1.0, 1.0),
@@ -316,7 +321,7 @@ fn times_are_published_once() {
         drop(now(waiting).unwrap());
     };
     let book = Book::default();
-    let mut metrics = pool.metrics("serving");
+    let mut metrics = Metrics::new(&pool, "serving");
     let mut published = || {
         with_local_recorder(&book, || metrics.publish());
         let of_pool = book.of("wait_seconds", "pool=serving");
