@@ -57,8 +57,6 @@
 //! | layer | contents | must not know |
 //! |---|---|---|
 //! | `testing` | checks of a pool from outside | |
-//! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
-//! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
 //! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks | |
 //! | `ipc` | memory between processes | |
@@ -86,6 +84,20 @@
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
 //! `crates/sim` and `crates/cuda`.
 //!
+//! # Crates beside this one
+//!
+//! These use this crate's public interface alone. A program adds the ones that it needs beside `weirpool`.
+//!
+//! | crate | contents |
+//! |---|---|
+//! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
+//! | `weirpool-dashboard` | a live page of a pool, for a web server |
+//! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
+//! | `weirpool-tower` | layers that reserve memory for each request of a service |
+//!
+//! They are built on [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
+//! [`Pool::all`], and the public figures.
+//!
 //! # Features
 //!
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
@@ -111,9 +123,7 @@
 mod block;
 mod buffer;
 mod capture;
-pub mod compat;
 mod copy;
-mod current;
 #[allow(unsafe_code, reason = "the contract of the device")]
 pub mod device;
 #[cfg(feature = "dlpack")]
@@ -150,7 +160,6 @@ pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };
 pub use copy::{Download, Elements, Upload};
-pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
     BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
     DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 28] = [
+const LAYERS: [&str; 26] = [
     "sync",
     "rare",
     "measure",
@@ -32,8 +32,6 @@ const LAYERS: [&str; 28] = [
     "dlpack",
     "interop",
     "testing",
-    "current",
-    "compat",
 ];
 
 /// The one import from above: the lane keeps references to registrations under its lock, but uses only itself in them.

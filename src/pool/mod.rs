@@ -5,6 +5,7 @@
 //! | `mod` | construction, streams, and the requests that a pool takes |
 //! | `manage` | memory that a pool holds, its figures, its limits, its end |
 //! | `config` | the configuration: every setting and its default |
+//! | `attributes` | attributes of CUDA's and HIP's pools |
 //! | `broker` | a pool whose capacity a broker leases |
 //! | `builder` | sets a configuration field by field |
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
@@ -16,7 +17,7 @@
 //! | `reservation` | reservations, and the requests for them |
 //! | `scope` | tasks that draw from a reservation |
 //! | `tags` | limits and weights of tags |
-//! | `streams` | streams that the pool makes or registers itself |
+//! | `streams` | streams that the pool makes |
 //! | `info` | the description and the health of a pool |
 //! | `peers` | access of other devices |
 //! | `weak` | a handle that does not keep its pool alive |
@@ -26,6 +27,7 @@
 )]
 
 mod allocate;
+mod attributes;
 #[cfg(all(feature = "broker", target_os = "linux"))]
 mod broker;
 mod builder;
@@ -62,7 +64,6 @@ pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use scope::{Drawing, EnterGuard};
-pub(crate) use streams::KnownStreams;
 pub use tags::TagAccount;
 pub use weak::WeakPool;
 
@@ -127,6 +128,12 @@ impl Pool {
         Ok(Self { presence })
     }
 
+    /// Returns every living pool of the process, in the order in which they were built. A pool is held only while the
+    /// iterator is at it.
+    pub fn all() -> impl Iterator<Item = Self> {
+        registry::all().map(Self::of_presence)
+    }
+
     pub(crate) fn of_presence(presence: plain::Arc<Presence>) -> Self {
         Self { presence }
     }
@@ -153,6 +160,11 @@ impl Pool {
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let registration = Registration::enter(&self.presence, stream)?;
         Ok(Stream::from_registration(registration))
+    }
+
+    /// Returns whether a stream is registered with this pool.
+    pub fn owns(&self, stream: &Stream) -> bool {
+        stream.is_of(&self.presence)
     }
 
     /// Makes a stream of the device and registers it. The stream is destroyed once the pool does not need it any more:

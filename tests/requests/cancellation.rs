@@ -15,7 +15,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Buffer, Pool, Scope, Stream, Tag, Upstream};
+use weirpool::{AllocError, Block, Buffer, Pool, Stream, Tag, Upstream};
+use weirpool_compat::Scope;
 use weirpool_tower::{HttpReserveLayer, Need, RefusalLayer, ReserveLayer};
 
 const CAPACITY: u64 = 16 * MIB;

@@ -1,17 +1,17 @@
 //! Addresses and handles instead of blocks and streams, on the simulated device. Behaviours that hold on every device
 //! are in `tests/conformance`.
 
-#[path = "../conformance/probe.rs"]
+#[path = "../../../../tests/conformance/probe.rs"]
 #[allow(dead_code, reason = "the suite uses the rest")]
 mod probe;
 
 use crate::common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
-use weirpool::compat::RawPool;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Current, Fill, PoolBuilder, Source, StreamId, current};
+use weirpool::{AllocError, Fill, PoolBuilder, Source, StreamId};
+use weirpool_compat::{Current, RawPool, current};
 
 fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
     RawPool::new(&builder(device, capacity).build().unwrap())
@@ -177,7 +177,7 @@ fn stream_of_another_device_is_refused() {
     let address = raw.try_allocate(&work, 512).unwrap();
     let refused = raw.free(address, &stranger).unwrap_err();
     assert!(
-        matches!(refused, weirpool::compat::RawError::Stream(_)),
+        matches!(refused, weirpool_compat::RawError::Stream(_)),
         "{refused}"
     );
     assert_eq!(raw.given_out(), 1);

@@ -1,19 +1,17 @@
 //! The figures and settings of CUDA's and HIP's memory pools, by their names.
 
-use crate::device::{DeviceError, PoolAttribute};
-use crate::driver::DriverPool;
-use crate::heap::High;
-use crate::pool::Pool;
+use weirpool::device::{DeviceError, PoolAttribute};
+use weirpool::{DriverPool, Pool};
 
 /// An attribute of CUDA's and HIP's memory pools.
 ///
 /// [`get`](Self::get) and [`set`](Self::set) correspond to `cudaMemPoolGetAttribute` and
-/// `cudaMemPoolSetAttribute`. [`Statistics`](crate::Statistics) has these figures and more; the settings are methods of
-/// [`PoolBuilder`](crate::PoolBuilder) and [`Pool`].
+/// `cudaMemPoolSetAttribute`. [`Statistics`](weirpool::Statistics) has these figures and more; the settings are methods of
+/// [`PoolBuilder`](weirpool::PoolBuilder) and [`Pool`].
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
-/// use weirpool::compat::Attribute;
+/// use weirpool_compat::Attribute;
 ///
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).build()?;
@@ -32,23 +30,23 @@ use crate::pool::Pool;
 )]
 #[non_exhaustive]
 pub enum Attribute {
-    /// [`Reuse::follow_event_dependencies`](crate::Reuse::follow_event_dependencies), 1 or 0.
+    /// [`Reuse::follow_event_dependencies`](weirpool::Reuse::follow_event_dependencies), 1 or 0.
     #[doc(alias = "cudaMemPoolReuseFollowEventDependencies")]
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES")]
     #[doc(alias = "hipMemPoolReuseFollowEventDependencies")]
     ReuseFollowEventDependencies,
-    /// [`Reuse::opportunistic`](crate::Reuse::opportunistic), 1 or 0.
+    /// [`Reuse::opportunistic`](weirpool::Reuse::opportunistic), 1 or 0.
     #[doc(alias = "cudaMemPoolReuseAllowOpportunistic")]
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC")]
     #[doc(alias = "hipMemPoolReuseAllowOpportunistic")]
     ReuseAllowOpportunistic,
-    /// [`Reuse::internal_dependencies`](crate::Reuse::internal_dependencies), 1 or 0.
+    /// [`Reuse::internal_dependencies`](weirpool::Reuse::internal_dependencies), 1 or 0.
     #[doc(alias = "cudaMemPoolReuseAllowInternalDependencies")]
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES")]
     #[doc(alias = "hipMemPoolReuseAllowInternalDependencies")]
     ReuseAllowInternalDependencies,
     /// The reserved bytes above which the pool releases free memory by itself; `u64::MAX`, the default,
-    /// means never. See [`ReleaseThreshold`](crate::ReleaseThreshold).
+    /// means never. See [`ReleaseThreshold`](weirpool::ReleaseThreshold).
     #[doc(alias = "cudaMemPoolAttrReleaseThreshold")]
     #[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
     #[doc(alias = "hipMemPoolAttrReleaseThreshold")]
@@ -64,7 +62,7 @@ pub enum Attribute {
     ///
     /// A value other than 0 is a soft cap. The pool may exceed it. Then this attribute is larger than the value, a
     /// subscriber of `tracing` is warned, and the pool gives free memory above the cap back, as above a
-    /// [release threshold](crate::ReleaseThreshold). 0 removes the cap.
+    /// [release threshold](weirpool::ReleaseThreshold). 0 removes the cap.
     #[doc(alias = "cudaMemPoolAttrReservedMemHigh")]
     #[doc(alias = "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH")]
     #[doc(alias = "hipMemPoolAttrReservedMemHigh")]
@@ -75,7 +73,7 @@ pub enum Attribute {
     #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
     UsedMemCurrent,
     /// The highest number of bytes of live blocks since the pool was built or this attribute was set to
-    /// 0. [`Statistics::used`](crate::Statistics::used) states how exact it is;
+    /// 0. [`Statistics::used`](weirpool::Statistics::used) states how exact it is;
     /// [`Pool::exact_statistics_scope`] makes it exact.
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
     #[doc(alias = "CU_MEMPOOL_ATTR_USED_MEM_HIGH")]
@@ -114,20 +112,7 @@ impl Attribute {
     #[doc(alias = "cuMemPoolGetAttribute")]
     #[doc(alias = "hipMemPoolGetAttribute")]
     pub fn get(self, pool: &Pool) -> u64 {
-        let driver = &pool.service().driver;
-        match self {
-            Self::ReuseFollowEventDependencies => driver.reuse().follow_event_dependencies.into(),
-            Self::ReuseAllowOpportunistic => driver.reuse().opportunistic.into(),
-            Self::ReuseAllowInternalDependencies => driver.reuse().internal_dependencies.into(),
-            Self::ReleaseThreshold => pool.release_threshold(),
-            Self::ReservedMemCurrent => pool.statistics().reserved.current,
-            Self::ReservedMemHigh => {
-                let cap = Some(driver.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
-                pool.statistics().reserved.high.max(cap.unwrap_or(0))
-            }
-            Self::UsedMemCurrent => pool.statistics().used.current,
-            Self::UsedMemHigh => pool.statistics().used.high,
-        }
+        pool.attribute(self.of_device())
     }
 
     /// Returns the value of this attribute of a pool of the driver.
@@ -135,7 +120,7 @@ impl Attribute {
     /// # Errors
     /// Returns the device's error.
     pub fn get_of_driver(self, pool: &DriverPool) -> Result<u64, DeviceError> {
-        pool.attribute(self.of_driver())
+        pool.attribute(self.of_device())
     }
 
     /// Sets this attribute of a pool of the driver, which takes the values that CUDA does.
@@ -143,10 +128,10 @@ impl Attribute {
     /// # Errors
     /// Returns the device's error.
     pub fn set_of_driver(self, pool: &DriverPool, value: u64) -> Result<(), DeviceError> {
-        pool.set_attribute(self.of_driver(), value)
+        pool.set_attribute(self.of_device(), value)
     }
 
-    fn of_driver(self) -> PoolAttribute {
+    fn of_device(self) -> PoolAttribute {
         match self {
             Self::ReuseFollowEventDependencies => PoolAttribute::ReuseFollowEventDependencies,
             Self::ReuseAllowOpportunistic => PoolAttribute::ReuseAllowOpportunistic,
@@ -173,29 +158,11 @@ impl Attribute {
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]
     pub fn set(self, pool: &Pool, value: u64) -> Result<(), AttributeError> {
-        let driver = &pool.service().driver;
         let attribute = self;
-        let flag = value != 0;
         match self {
-            Self::ReuseFollowEventDependencies => {
-                pool.change_reuse(|reuse| reuse.follow_event_dependencies = flag);
-            }
-            Self::ReuseAllowOpportunistic => {
-                pool.change_reuse(|reuse| reuse.opportunistic = flag);
-            }
-            Self::ReuseAllowInternalDependencies => {
-                pool.change_reuse(|reuse| reuse.internal_dependencies = flag);
-            }
-            Self::ReleaseThreshold => driver.set_release_threshold(value),
-            Self::ReservedMemCurrent => driver.set_reserved(value)?,
-            Self::ReservedMemHigh => {
-                driver.reset_high(High::Reserved);
-                driver.set_soft_cap(if value == 0 { u64::MAX } else { value });
-            }
-            Self::UsedMemHigh if value == 0 => driver.reset_high(High::Used),
-            Self::UsedMemHigh => return Err(AttributeError::NotZero { attribute, value }),
-            Self::UsedMemCurrent => return Err(AttributeError::ReadOnly { attribute }),
+            Self::UsedMemCurrent => Err(AttributeError::ReadOnly { attribute }),
+            Self::UsedMemHigh if value != 0 => Err(AttributeError::NotZero { attribute, value }),
+            _ => Ok(pool.set_attribute(self.of_device(), value)?),
         }
-        Ok(())
     }
 }

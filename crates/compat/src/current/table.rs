@@ -2,12 +2,12 @@
 //!
 //! Statics are not dropped at the end of the process, so no pool is destroyed after its driver.
 
-use crate::device::{AsDevice, DeviceId, DeviceStream, Pooling};
-use crate::error::{BuildError, StreamError};
-use crate::pool::{KnownStreams, Pool, PoolBuilder};
-use crate::stream::Stream;
-use crate::sync::plain::{Arc, Mutex};
+use crate::known_streams::KnownStreams;
+use crate::mutex::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use weirpool::device::{AsDevice, DeviceId, DeviceStream, Pooling};
+use weirpool::{BuildError, Pool, PoolBuilder, Stream, StreamError};
 
 static TABLE: Mutex<BTreeMap<DeviceId, Seats>> = Mutex::new(BTreeMap::new());
 

@@ -4,9 +4,9 @@ use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use weirpool::BuildError;
-use weirpool::compat::{find_pool, pool_of, pools};
 use weirpool::device::sim::Call;
 use weirpool::device::{Device, DeviceErrorKind};
+use weirpool_compat::{find_pool, pool_of};
 
 #[test]
 fn a_name_is_taken_for_as_long_as_a_handle_lives() {
@@ -84,10 +84,20 @@ fn all_pools_are_listed_while_they_live() {
         small(&device).build().unwrap(),
         small(&device).build().unwrap(),
     );
-    let listed: Vec<_> = pools().into_iter().filter(mine).collect();
+    let listed: Vec<_> = Pool::all()
+        .collect::<Vec<_>>()
+        .into_iter()
+        .filter(mine)
+        .collect();
     assert_eq!(listed, [one.clone(), two.clone()]);
     drop((listed, one));
-    eventually(|| pools().into_iter().filter(mine).eq([two.clone()]));
+    eventually(|| {
+        Pool::all()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .filter(mine)
+            .eq([two.clone()])
+    });
 }
 
 /// An empty name is an error of its own: no pool has taken it.

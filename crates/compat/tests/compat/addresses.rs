@@ -4,9 +4,9 @@ use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use weirpool::BlockState;
-use weirpool::compat::pool_of;
 use weirpool::device::sim::{Checker, Clock};
 use weirpool::testing::Invariants;
+use weirpool_compat::pool_of;
 
 #[test]
 fn an_address_is_looked_up_in_every_state() {

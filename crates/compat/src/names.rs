@@ -1,18 +1,17 @@
 //! Pools by their names, and by the addresses of their memory.
 
-use crate::device::DeviceAddress;
-use crate::driver::BlockInfo;
-use crate::pool::Pool;
-use crate::registry;
+use weirpool::device::DeviceAddress;
+use weirpool::{BlockInfo, Pool};
 
-/// Returns the pool of that [name](crate::PoolBuilder::name), if one lives. The handle keeps the pool alive, as any
-/// other does.
+/// Returns the pool of that [name](weirpool::PoolBuilder::name), if one lives. The handle keeps the pool alive, as any
+/// other does. This asks the living pools in turn; a pool is held while it is asked.
 ///
 /// Names belong to the process. As in Umpire, a second pool of the same name is refused, on whatever device. A name
 /// is free again once the last handle of its pool (pool, stream, block) is gone.
 ///
 /// ```
-/// use weirpool::{BuildError, Pool, compat::find_pool, device::sim::SimDevice};
+/// use weirpool::{BuildError, Pool, device::sim::SimDevice};
+/// use weirpool_compat::find_pool;
 ///
 /// let device = SimDevice::new();
 /// let weights = Pool::builder(device.clone()).name("weights").build()?;
@@ -24,12 +23,7 @@ use crate::registry;
 /// # Ok::<(), BuildError>(())
 /// ```
 pub fn find_pool(name: &str) -> Option<Pool> {
-    registry::find(name).map(Pool::of_presence)
-}
-
-/// Returns every living pool, with a name or without, in the order in which they were built.
-pub fn pools() -> Vec<Pool> {
-    registry::all().map(Pool::of_presence).collect()
+    Pool::all().find(|pool| pool.name() == Some(name))
 }
 
 /// Returns the pool, and the block of it, that a device address lies in.
@@ -39,7 +33,8 @@ pub fn pools() -> Vec<Pool> {
 /// while it is asked.
 ///
 /// ```
-/// use weirpool::{BlockState, Pool, compat::pool_of, device::sim::SimDevice};
+/// use weirpool::{BlockState, Pool, device::sim::SimDevice};
+/// use weirpool_compat::pool_of;
 ///
 /// let device = SimDevice::new();
 /// let pool = Pool::builder(device.clone()).name("kv cache").build()?;
@@ -53,8 +48,7 @@ pub fn pools() -> Vec<Pool> {
 /// ```
 pub fn pool_of(address: impl Into<DeviceAddress>) -> Option<(Pool, BlockInfo)> {
     let address = address.into();
-    let mut pools = registry::all().map(Pool::of_presence);
-    pools.find_map(|pool| {
+    Pool::all().find_map(|pool| {
         let block = pool.block_at(address)?;
         Some((pool, block))
     })

@@ -17,16 +17,13 @@ mod table;
 
 pub use scope::{Entered, Scope, Scoped};
 
-use crate::block::Block;
-use crate::device::{AsDevice, DeviceStream, Pooling};
-use crate::error::{AllocError, BuildError, StreamError};
-use crate::pool::Pool;
-use crate::stream::Stream;
-use crate::sync::plain::Arc;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
+use std::sync::Arc;
 use table::Seat;
+use weirpool::device::{AsDevice, DeviceStream, Pooling};
+use weirpool::{AllocError, Block, BuildError, Pool, Stream, StreamError};
 
 /// Returns the current pool of a device: that of the [scope](Scope) that the thread or task is in, or the one that was
 /// [set](Current::set), or the device's [default](default_pool).
@@ -35,7 +32,8 @@ use table::Seat;
 ///
 /// ```
 /// use weirpool::device::sim::SimDevice;
-/// use weirpool::{Pool, Scope, current, default_pool};
+/// use weirpool::Pool;
+/// use weirpool_compat::{Scope, current, default_pool, pool_of};
 ///
 /// let device = SimDevice::new();
 /// let work = device.create_stream();
@@ -45,8 +43,8 @@ use table::Seat;
 /// device.block_on(async {
 ///     let block = decode().await?; // of the device's default pool
 ///     let other = Scope::pool(&scratch).run(decode()).await?; // the same code, of another pool
-///     assert_eq!(weirpool::compat::pool_of(other.address()).unwrap().0, scratch);
-///     assert_eq!(weirpool::compat::pool_of(block.address()).unwrap().0, default_pool(&device)?);
+///     assert_eq!(pool_of(other.address()).unwrap().0, scratch);
+///     assert_eq!(pool_of(block.address()).unwrap().0, default_pool(&device)?);
 ///     Ok::<(), anyhow::Error>(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -87,11 +85,11 @@ impl Current {
     /// does.
     ///
     /// # Errors
-    /// Returns the errors of [`Request`](crate::Request), and [`AllocError::Stream`] if the stream cannot be registered
+    /// Returns the errors of [`Request`](weirpool::Request), and [`AllocError::Stream`] if the stream cannot be registered
     /// with the pool.
     ///
     /// # Cancel safety
-    /// That of [`Request`](crate::Request).
+    /// That of [`Request`](weirpool::Request).
     #[track_caller]
     pub fn allocate<W: DeviceStream>(
         &self,
@@ -133,7 +131,8 @@ impl Current {
     ///
     /// ```
     /// use weirpool::device::sim::SimDevice;
-    /// use weirpool::{Current, Pool, current, default_pool};
+    /// use weirpool::Pool;
+    /// use weirpool_compat::{Current, current, default_pool};
     ///
     /// let device = SimDevice::new();
     /// let pool = Pool::builder(device.clone()).capacity(1 << 30).build()?;
@@ -155,13 +154,13 @@ impl Current {
     /// Enables or disables pooling for a device, for the whole process. Returns the earlier setting. The device's
     /// description includes the setting. Warp's `set_mempool_enabled`.
     ///
-    /// If pooling is disabled, [`current`] returns a pool that [keeps nothing](crate::PoolBuilder::unpooled). It is
+    /// If pooling is disabled, [`current`] returns a pool that [keeps nothing](weirpool::PoolBuilder::unpooled). It is
     /// built for this purpose, from plain memory of the device, and waits and orders as any other pool. Existing pools
     /// and their blocks do not change.
     ///
     /// ```
     /// use weirpool::device::{Device, Pooling, sim::SimDevice};
-    /// use weirpool::{Current, current};
+    /// use weirpool_compat::{Current, current};
     ///
     /// let device = SimDevice::new();
     /// let work = device.create_stream();
@@ -185,7 +184,7 @@ impl Current {
     ///
     /// ```
     /// use weirpool::device::{Pooling, sim::SimDevice};
-    /// use weirpool::{Current, current};
+    /// use weirpool_compat::{Current, current};
     ///
     /// Current::set_default_pooling(Pooling::Disabled);
     /// let [one, other] = [SimDevice::new(), SimDevice::new()];
@@ -217,7 +216,7 @@ impl fmt::Debug for Current {
     }
 }
 
-/// Returns the device's default pool. It is built with the defaults of [`PoolConfig`](crate::PoolConfig) at the first
+/// Returns the device's default pool. It is built with the defaults of [`PoolConfig`](weirpool::PoolConfig) at the first
 /// call, and is the same from then on, as with `cudaDeviceGetDefaultMemPool`. It costs nothing until it is requested,
 /// directly or as the [current] pool.
 ///
@@ -226,7 +225,8 @@ impl fmt::Debug for Current {
 /// longer exist then, and frees everything anyway.
 ///
 /// ```
-/// use weirpool::{default_pool, device::sim::SimDevice};
+/// use weirpool::device::sim::SimDevice;
+/// use weirpool_compat::default_pool;
 ///
 /// let device = SimDevice::new();
 /// let pool = default_pool(&device)?;
@@ -236,7 +236,7 @@ impl fmt::Debug for Current {
 /// ```
 ///
 /// # Errors
-/// Returns the errors of [`PoolBuilder::build`](crate::PoolBuilder::build) when the pool is first requested.
+/// Returns the errors of [`PoolBuilder::build`](weirpool::PoolBuilder::build) when the pool is first requested.
 pub fn default_pool(device: &impl AsDevice) -> Result<Pool, BuildError> {
     Ok(table::default_seat(device)?.pool.clone())
 }

@@ -1,15 +1,15 @@
 //! The examples of the pages that this crate comes from, on virtual and on plain memory: CUDA's and HIP's pools, Warp's
-//! allocators, Umpire's pools. `docs/guide/origins.md` has them as programs; between processes they are in `tests/ipc`.
+//! allocators, Umpire's pools. `docs/origins.md` has them as programs; between processes they are in `tests/ipc`.
 
 use crate::common::{devices, us, use_block};
 use std::future::IntoFuture;
-use weirpool::compat::Attribute;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Access, AsDevice, HandleTypes, MemoryKind, Pooling};
 use weirpool::{
-    BlockState, Buffer, CoalesceHeuristic, CopyError, Current, DriverPool, DriverPoolUse, Pool,
-    ReleaseThreshold, Scope, Stream, Upstream, current,
+    BlockState, Buffer, CoalesceHeuristic, CopyError, DriverPool, DriverPoolUse, Pool,
+    ReleaseThreshold, Stream, Upstream,
 };
+use weirpool_compat::{Attribute, Current, Scope, current};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,15 +1,13 @@
 //! Addresses and handles instead of blocks and streams: a pool for callers in other languages.
 
-use crate::block::Block;
-use crate::device::{DeviceError, DeviceStream};
-use crate::driver::{BlockInfo, BlockState};
-use crate::error::{AllocError, StreamError};
-use crate::pool::{KnownStreams, Pool};
-use crate::stream::Stream;
-use crate::sync::plain::{Arc, Mutex};
+use crate::known_streams::KnownStreams;
+use crate::mutex::Mutex;
 use rustc_hash::FxHashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
+use weirpool::device::{DeviceError, DeviceStream};
+use weirpool::{AllocError, Block, BlockInfo, BlockState, Pool, Stream, StreamError};
 
 /// A power of two; more threads rarely allocate at once.
 const SHARDS: usize = 16;
@@ -21,16 +19,12 @@ const SHARDS: usize = 16;
 /// (freed twice, or allocated elsewhere) is an error, and changes nothing. It cannot tell a stale address from one
 /// that was freed and given out again since.
 ///
-/// It registers each stream once: a stream that the pool keeps is found by its name, an
-#[cfg_attr(
-    feature = "cuda",
-    doc = "[external one](crate::device::cuda::CudaDevice::external_stream)"
-)]
-#[cfg_attr(not(feature = "cuda"), doc = "external one")]
-/// by the number that the driver never reuses.
+/// It registers each stream once: a stream that the pool keeps is found by its name, an external one (a stream with an
+/// [`external_id`](DeviceStream::external_id)) by the number that the driver never reuses.
 ///
 /// ```
-/// # use weirpool::{Pool, compat::{RawError, RawPool}, device::sim::SimDevice};
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_compat::{RawError, RawPool};
 /// # use std::time::Duration;
 /// let device = SimDevice::new();
 /// let raw = RawPool::new(&Pool::builder(device.clone()).capacity(64 << 20).build()?);
@@ -75,13 +69,13 @@ impl RawPool {
     }
 
     /// Allocates `bytes` for use in the order of `work`, blocks this thread until there is memory, for at most
-    /// `limit` if there is one, and returns the address. See [`Request::blocking`](crate::Request::blocking).
+    /// `limit` if there is one, and returns the address. See [`Request::blocking`](weirpool::Request::blocking).
     ///
     /// For other terms (a tag, a deadline, an alignment), allocate from the [pool](Self::pool) on the
     /// [stream](Self::stream), and [`keep`](Self::keep) the block.
     ///
     /// # Errors
-    /// Returns the errors of [`Request`](crate::Request), and [`AllocError::Stream`] if the stream cannot be
+    /// Returns the errors of [`Request`](weirpool::Request), and [`AllocError::Stream`] if the stream cannot be
     /// registered.
     #[track_caller]
     pub fn allocate<W: DeviceStream>(
@@ -122,7 +116,7 @@ impl RawPool {
     pub fn free<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
         let stream = self.known(work)?;
         let block = self.take(address)?;
-        match block.uses().free_with(&stream) {
+        match block.freed_after(&stream) {
             Ok(()) => {
                 drop(block);
                 Ok(())
@@ -150,7 +144,7 @@ impl RawPool {
             let given_out = self.shard(address).lock();
             given_out
                 .get(&address)
-                .map(|block| block.uses().note_ordered_by_user(&stream))
+                .map(|block| block.record_stream(&stream))
         };
         match noted {
             Some(noted) => Ok(noted?),
@@ -163,7 +157,7 @@ impl RawPool {
     /// # Errors
     /// Returns the block, if it belongs to another pool.
     pub fn keep(&self, block: Block) -> Result<u64, Block> {
-        if block.stream().is_of(self.pool.presence()) {
+        if self.pool.owns(&block.stream()) {
             Ok(self.give_out(block))
         } else {
             Err(block)

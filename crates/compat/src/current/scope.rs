@@ -2,18 +2,17 @@
 
 use super::Choice;
 use super::table::Seat;
-use crate::device::{AsDevice, DeviceId, Pooling};
-use crate::pool::Pool;
-use crate::sync::plain::Arc;
-use crate::sync::thread_local;
 use pin_project_lite::pin_project;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use weirpool::Pool;
+use weirpool::device::{AsDevice, DeviceId, Pooling};
 
-/// An override of a device's [current](crate::current()) pool, for as long as a thread or a task is in it. Like Warp's
+/// An override of a device's [current](fn@crate::current) pool, for as long as a thread or a task is in it. Like Warp's
 /// `ScopedMempool`, but it ends on every way out: a return, `?`, a panic, a cancelled task.
 ///
 /// Scopes nest: the innermost one of a device applies. A scope can be entered repeatedly, and on several threads at
@@ -21,7 +20,8 @@ use std::task::{Context, Poll};
 ///
 /// ```
 /// use weirpool::device::{Pooling, sim::SimDevice};
-/// use weirpool::{Pool, Scope, current, default_pool};
+/// use weirpool::Pool;
+/// use weirpool_compat::{Scope, current, default_pool};
 ///
 /// let device = SimDevice::new();
 /// let weights = Pool::builder(device.clone()).name("the weights").build()?;

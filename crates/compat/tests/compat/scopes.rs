@@ -10,10 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::thread;
-use weirpool::compat::pool_of;
-use weirpool::default_pool;
 use weirpool::device::Pooling;
-use weirpool::{Current, Scope, current};
+use weirpool_compat::{Current, Scope, current, default_pool, pool_of};
 
 #[test]
 fn innermost_scope_of_each_device_applies() {
