@@ -95,7 +95,7 @@
 //! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
-//! They are built on [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
+//! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
 //! [`Pool::all`], and the public figures.
 //!
 //! # Features

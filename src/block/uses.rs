@@ -94,6 +94,7 @@ impl<'a> Uses<'a> {
     }
 
     /// Returns whether this is the block's home, and the block has not left it.
+    #[inline]
     fn is_at_home(self, on: &Arc<Registration>) -> bool {
         let has_left =
             self.left_at().is_some() && !injected("use-on-the-stream-that-was-left-not-noted");
@@ -121,6 +122,7 @@ impl<'a> Uses<'a> {
     }
 
     /// Makes the free follow the order of a stream that does not use the block.
+    #[inline]
     pub(super) fn free_with(self, on: &Arc<Registration>) {
         if self.is_at_home(on) {
             return;

@@ -1,5 +1,5 @@
-//! The names and the ways of other libraries, for code that is ported to this crate or written against
-//! several pools. Everything here but the current pool is also available under weirpool's own names.
+//! The names and the ways of other libraries, for code that is ported to weirpool or written against several pools.
+//! Everything here but the current pool is also available under weirpool's own names.
 //!
 //! | item | library |
 //! |---|---|
@@ -8,7 +8,6 @@
 //! | [`pool_of`] | `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`, `HIP_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`, Umpire's `getAllocator(pointer)` |
 //! | [`RawPool`] | `cudaMallocAsync`, `cudaFreeAsync`, PyTorch's pluggable allocators: addresses instead of blocks |
 //! | [`current`](fn@current), [`Current`], [`Scope`], [`default_pool`] | `cudaDeviceGetMemPool`, `cudaDeviceSetMemPool`, `cudaDeviceGetDefaultMemPool`, Warp's `ScopedMempool` |
-
 //!
 //! [`origins`] has the examples of CUDA's, HIP's, Warp's and Umpire's pages, and their counterparts.
 
@@ -19,9 +18,9 @@ mod current;
 mod known_streams;
 mod mutex;
 mod names;
-mod raw;
 #[doc = include_str!("../docs/origins.md")]
 pub mod origins {}
+mod raw;
 
 pub use attribute::{Attribute, AttributeError};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
