@@ -3,7 +3,7 @@
 use super::*;
 use loom::future::block_on;
 use loom::thread;
-use weirpool::compat::Attribute;
+use weirpool::device::PoolAttribute;
 use weirpool::{DriverPoolUse, Source, Upstream};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
@@ -344,15 +344,20 @@ fn two_changes_of_the_reuse_flags() {
         let pool = pool(&device());
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || Attribute::ReuseAllowOpportunistic.set(&pool, 0).unwrap())
+            thread::spawn(move || {
+                pool.set_attribute(PoolAttribute::ReuseAllowOpportunistic, 0)
+                    .unwrap()
+            })
         };
-        Attribute::ReuseAllowInternalDependencies
-            .set(&pool, 1)
+        pool.set_attribute(PoolAttribute::ReuseAllowInternalDependencies, 1)
             .unwrap();
         other.join().unwrap();
-        let flags = Attribute::ReuseAllowInternalDependencies.get(&pool);
+        let flags = pool.attribute(PoolAttribute::ReuseAllowInternalDependencies);
         assert_eq!(
-            (flags, Attribute::ReuseAllowOpportunistic.get(&pool)),
+            (
+                flags,
+                pool.attribute(PoolAttribute::ReuseAllowOpportunistic)
+            ),
             (1, 0)
         );
     });
@@ -364,7 +369,8 @@ fn synchronization_against_a_free() {
     model("synchronization against a free", || {
         let device = device();
         let pool = builder(&device).lane_bytes(0).build().unwrap();
-        Attribute::ReleaseThreshold.set(&pool, 0).unwrap();
+        pool.set_attribute(PoolAttribute::ReleaseThreshold, 0)
+            .unwrap();
         let (_, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, MIB).unwrap();
         let freeing = thread::spawn(move || drop(block));

@@ -12,7 +12,6 @@
 //! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`processes`] | memory that several processes use |
-//! | [`origins`] | the examples of CUDA, HIP, Warp and Umpire, and their counterparts here |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -45,9 +44,6 @@ pub mod processes {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}
-
-#[doc = include_str!("../docs/guide/origins.md")]
-pub mod origins {}
 
 #[doc = include_str!("../docs/guide/safety.md")]
 pub mod safety {}

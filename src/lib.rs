@@ -56,10 +56,6 @@
 //!
 //! | layer | contents | must not know |
 //! |---|---|---|
-//! | `dashboard` | a page that shows a pool while it works | |
-//! | `tower` | memory for each request of a service | |
-//! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
-//! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `testing` | checks of a pool from outside | |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
 //! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks | |
@@ -88,6 +84,20 @@
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
 //! `crates/sim` and `crates/cuda`.
 //!
+//! # Crates beside this one
+//!
+//! These use this crate's public interface alone. A program adds the ones that it needs beside `weirpool`.
+//!
+//! | crate | contents |
+//! |---|---|
+//! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
+//! | `weirpool-dashboard` | a live page of a pool, for a web server |
+//! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
+//! | `weirpool-tower` | layers that reserve memory for each request of a service |
+//!
+//! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
+//! [`Pool::all`], and the public figures.
+//!
 //! # Features
 //!
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
@@ -97,12 +107,8 @@
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
-//! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
-//! - `tower`: a layer that reserves memory for each request of a service.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
-//! - `dashboard`: a live page of the pool.
-//! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
-//!   settings as data. See [`guide::observability`].
+//! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
 //!
 //! # More
 //!
@@ -117,12 +123,7 @@
 mod block;
 mod buffer;
 mod capture;
-pub mod compat;
 mod copy;
-mod current;
-#[cfg(feature = "dashboard")]
-#[cfg_attr(docsrs, doc(cfg(feature = "dashboard")))]
-pub mod dashboard;
 #[allow(unsafe_code, reason = "the contract of the device")]
 pub mod device;
 #[cfg(feature = "dlpack")]
@@ -149,8 +150,6 @@ mod stream;
 mod sync;
 mod task;
 pub mod testing;
-#[cfg(feature = "tower")]
-mod tower;
 mod trace;
 #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod worker;
@@ -161,7 +160,6 @@ pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };
 pub use copy::{Download, Elements, Upload};
-pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
     BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
     DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
@@ -172,34 +170,23 @@ pub use error::{
     FullQueue, Shortfall, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
-pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};
-#[cfg(feature = "metrics")]
-pub use observe::Metrics;
+pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
 pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 #[cfg(all(feature = "broker", target_os = "linux"))]
 pub use pool::BrokerOptions;
 pub use pool::{
-    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation,
-    Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
-    TagAccount, TagConfig,
+    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
+    GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
+    Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
 #[cfg(weirpool_loom)]
 pub use pool::{LeaseModel, Leased};
-pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, WaitingRequest};
+pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{Accesses, HostTask, Submission, Submitted, Task};
-#[cfg(feature = "http")]
-pub use tower::{
-    HeaderError, HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody,
-};
-#[cfg(feature = "tower")]
-pub use tower::{
-    Need, RefusalFuture, RefusalLayer, RefusalService, ReserveError, ReserveFuture, ReserveLayer,
-    ReserveService,
-};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,

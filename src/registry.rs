@@ -71,13 +71,6 @@ fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Returns the pool of that name.
-pub(crate) fn find(name: &str) -> Option<Arc<Presence>> {
-    let pools = POOLS.lock();
-    let mut named = pools.iter().filter(|entry| entry.is_named(name));
-    named.find_map(|entry| entry.pool.upgrade())
-}
-
 /// Returns all living pools, in the order in which they were built. Each is upgraded only when the iterator reaches it.
 pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     let mut pools = POOLS.lock();

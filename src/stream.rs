@@ -98,14 +98,14 @@ impl Stream {
         plain::Arc::ptr_eq(&self.registration.presence, pool)
     }
 
-    /// Returns whether only the pool holds the device's stream.
-    pub(crate) fn is_abandoned(&self) -> bool {
+    /// Returns whether only the pool holds the device's stream: no later call can name it.
+    pub fn is_abandoned(&self) -> bool {
         let Registration { lane, service, .. } = &*self.registration;
         lane.is_abandoned(&**lane.device(&service.driver.device))
     }
 
     /// Returns whether the stream is unused: it has no block, request or other handle.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.registration.drop_references();
         Arc::strong_count(&self.registration) == 1
     }

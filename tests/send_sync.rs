@@ -1,13 +1,12 @@
 //! A table of the types that may cross threads.
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
-use weirpool::compat::AttributeError;
-use weirpool::compat::*;
 use weirpool::device::sim::{SimDevice, SimStream};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;
 
 assert_impl_all!(Pool: Send, Sync, Clone);
+assert_impl_all!(WeakPool: Send, Sync, Clone);
 assert_impl_all!(Stream: Send, Sync, Clone);
 assert_impl_all!(Event: Send, Sync, Clone);
 assert_impl_all!(Block: Send, Sync);
@@ -31,12 +30,7 @@ assert_impl_all!(HostTask<std::future::Ready<()>>: Send, Sync, Unpin);
 assert_impl_all!(Submission<'static>: Send, Sync);
 assert_impl_all!(TaskError: Send, Sync, std::error::Error);
 assert_impl_all!(Reclaimer: Send, Sync, Unpin);
-assert_impl_all!(Current: Send, Sync, Clone);
-assert_impl_all!(Scope: Send, Sync, Clone);
-assert_impl_all!(Scoped<std::future::Ready<()>>: Send, Sync, Unpin);
 assert_impl_all!(BlockInfo: Send, Sync, Clone);
-assert_impl_all!(RawPool: Send, Sync);
-assert_impl_all!(RawError: Send, Sync, std::error::Error);
 assert_impl_all!(AllocError: Send, Sync, std::error::Error);
 assert_impl_all!(BuildError: Send, Sync, std::error::Error);
 assert_impl_all!(StreamError: Send, Sync, std::error::Error);
@@ -52,9 +46,6 @@ assert_impl_all!(Snapshot: Send, Sync, Clone);
 assert_impl_all!(History: Send, Sync, Clone);
 assert_impl_all!(LeakReport: Send, Sync, Clone);
 assert_impl_all!(Tag: Send, Sync, Copy, Ord, std::hash::Hash);
-assert_impl_all!(AttributeError: Send, Sync, std::error::Error);
-#[cfg(feature = "metrics")]
-assert_impl_all!(Metrics: Send, Sync);
 assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
 assert_impl_all!(SimStream: Send, Sync, Clone);
 // A block has one owner. Sharing is explicit.
@@ -87,7 +78,7 @@ mod kernels {
 }
 
 // A scope that was entered on one thread is not left on another.
-assert_not_impl_any!(Entered: Send, Sync);
+assert_not_impl_any!(EnterGuard: Send, Sync);
 
 #[test]
 fn table_holds_at_compile_time() {}

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 30] = [
+const LAYERS: [&str; 26] = [
     "sync",
     "rare",
     "measure",
@@ -32,10 +32,6 @@ const LAYERS: [&str; 30] = [
     "dlpack",
     "interop",
     "testing",
-    "current",
-    "compat",
-    "tower",
-    "dashboard",
 ];
 
 /// The one import from above: the lane keeps references to registrations under its lock, but uses only itself in them.
@@ -148,16 +144,20 @@ fn named_tests(page: &str) -> Vec<(&str, &str)> {
 }
 
 fn is_test(file: &str, function: &str) -> bool {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-    let read = |path| fs::read_to_string(root.join(path)).unwrap_or_default();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path| fs::read_to_string(root.join("tests").join(path)).unwrap_or_default();
+    let crates = fs::read_dir(root.join("crates")).into_iter().flatten();
+    let crates = crates.map(|entry| entry.expect("an entry").path().join("tests"));
     // A module stands in the folder of its test binary, which the pages do not name.
-    let folders = fs::read_dir(&root).expect("the tests");
-    let folders = folders.map(|entry| entry.expect("an entry").path());
-    let path = format!("{file}.rs");
-    let places = folders
-        .map(|folder| folder.join(&path))
-        .chain([root.join(&path)]);
-    let source: String = places
+    let folders = crates.chain([root.join("tests")]).flat_map(|tests| {
+        let inside = fs::read_dir(&tests).into_iter().flatten();
+        let inside = inside.map(|entry| entry.expect("an entry").path());
+        inside.chain([tests]).collect::<Vec<_>>()
+    });
+    let source: String = folders
+        .flat_map(|folder| {
+            [format!("{file}.rs"), format!("{file}/main.rs")].map(|path| folder.join(path))
+        })
         .map(|place| fs::read_to_string(place).unwrap_or_default())
         .collect();
     let definition = format!("fn {function}");
@@ -336,12 +336,16 @@ fn list_of_faults_names_existing_tests() {
         let words: Vec<_> = test.split_whitespace().collect();
         let filter = words.last().expect("a filter");
         let filter = filter.rsplit("::").next().expect("a name");
-        let after = words.iter().skip_while(|word| **word != "--test").nth(1);
-        let places = match (words[0], after) {
+        let after = |option| words.iter().skip_while(move |word| **word != option).nth(1);
+        let package = after("-p").and_then(|name| name.strip_prefix("weirpool-"));
+        let within = package.map_or(String::new(), |name| format!("crates/{name}/"));
+        let places = match (words[0], after("--test")) {
             ("loom", _) => vec!["loom-tests".to_owned()],
-            (_, Some(target)) => vec![format!("tests/{target}.rs"), format!("tests/{target}")],
-            _ if words.contains(&"weirpool-heap") => vec!["crates/heap/src".to_owned()],
-            _ => vec!["src".to_owned()],
+            (_, Some(target)) => vec![
+                format!("{within}tests/{target}.rs"),
+                format!("{within}tests/{target}"),
+            ],
+            _ => vec![format!("{within}src")],
         };
         let places: Vec<_> = places.iter().map(String::as_str).collect();
         let exists = functions(&places).iter().any(|name| name.contains(filter));

@@ -12,7 +12,6 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
-use weirpool::compat::{RawError, RawPool};
 #[cfg(target_os = "linux")]
 use weirpool::device::Sharing;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
@@ -21,6 +20,7 @@ use weirpool::{
     AllocError, Block, GraphCheckpoint, GraphMemory, Pool, Statistics, StatisticsScope, Stream,
     StreamError,
 };
+use weirpool_compat::{RawError, RawPool};
 
 /// The most devices that PyTorch supports.
 const DEVICES: usize = 128;

@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use weirpool::compat::RawError;
 use weirpool::device::cuda::ExternalStream;
 use weirpool::{AllocError, Block, Evictable, Pool, Stream};
+use weirpool_compat::RawError;
 
 /// The number of blocks that threads are about to take over. While it is 0, an allocation looks no further.
 static HANDED: AtomicUsize = AtomicUsize::new(0);

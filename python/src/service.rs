@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
-use weirpool::dashboard::Dashboard;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::{AllocError, Block, Evictable, Pinned, Pool, QueueLimit, Stream, Tag};
+use weirpool_dashboard::Dashboard;
 
 /// How long a blocking wait leaves signals unanswered.
 const SLICE: Duration = Duration::from_millis(50);

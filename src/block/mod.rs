@@ -185,6 +185,28 @@ impl Block {
         Ok(())
     }
 
+    /// Notes that work on another stream uses the block, which the caller orders after the work submitted earlier to the
+    /// block's own stream. Unlike [`used_on`](Self::used_on), this does not make the stream wait. The memory is not reused
+    /// before the stream has passed the free. The name and the semantics are PyTorch's.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool; it must not use the block then.
+    pub fn record_stream(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.uses().note_ordered_by_user(self.own(stream)?);
+        Ok(())
+    }
+
+    /// Makes the free of the block follow the order of `stream` as well, which does not use the block. If the block's
+    /// own stream is external, that stream may be gone: then the free follows `stream` instead of it. Work on the own
+    /// stream must then be ordered before the free on `stream`, as CUDA's `cudaFreeAsync` requires.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool. Nothing changes then.
+    pub fn freed_after(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.uses().free_with(self.own(stream)?);
+        Ok(())
+    }
+
     /// Returns the block as an argument of work on `stream`, such as a CUDA kernel, and notes the use as
     /// [`used_on`](Self::used_on) does. The argument borrows the block until the work is submitted.
     ///

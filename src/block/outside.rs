@@ -34,6 +34,7 @@ impl Block {
     }
 
     /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
+    #[inline]
     pub(super) fn is_out_of_reach(&self, stream: &crate::stream::Stream) -> bool {
         stream.registration().lane.is_foreign() && self.is_outside()
     }

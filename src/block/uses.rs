@@ -8,13 +8,14 @@
 use super::Block;
 use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
+#[cfg(feature = "dlpack")]
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::handles::Registration;
 use crate::heap::Fence;
 use crate::id::Ticket;
 use crate::lane::Lane;
-use crate::stream::{Event, Stream};
+use crate::stream::Event;
 use crate::sync::Arc;
 use smallvec::SmallVec;
 
@@ -93,6 +94,7 @@ impl<'a> Uses<'a> {
     }
 
     /// Returns whether this is the block's home, and the block has not left it.
+    #[inline]
     fn is_at_home(self, on: &Arc<Registration>) -> bool {
         let has_left =
             self.left_at().is_some() && !injected("use-on-the-stream-that-was-left-not-noted");
@@ -112,28 +114,18 @@ impl<'a> Uses<'a> {
     }
 
     /// Notes a use on a stream that its user ordered after the grant: nothing is submitted to it.
-    ///
-    /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
-    pub(crate) fn note_ordered_by_user(self, stream: &Stream) -> Result<(), StreamError> {
-        let on = self.block.own(stream)?;
+    pub(super) fn note_ordered_by_user(self, on: &Arc<Registration>) {
         self.note_captured(on);
         if !self.is_at_home(on) {
             self.note_ordered(on, Access::Always);
         }
-        Ok(())
     }
 
-    /// Makes the free follow the order of `stream` as well, which does not use the block. If the block's own stream is
-    /// external, that stream may be gone: then the free follows `stream` instead of it. Work on the own stream must
-    /// then be ordered before this free on `stream`, as CUDA's `cudaFreeAsync` requires.
-    ///
-    /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
-    pub(crate) fn free_with(self, stream: &Stream) -> Result<(), StreamError> {
-        let on = self.block.own(stream)?;
+    /// Makes the free follow the order of a stream that does not use the block.
+    #[inline]
+    pub(super) fn free_with(self, on: &Arc<Registration>) {
         if self.is_at_home(on) {
-            return Ok(());
+            return;
         }
         let after = self.block.allocation().after;
         let mut extra = self.block.extra.lock();
@@ -142,7 +134,6 @@ impl<'a> Uses<'a> {
         if self.home.lane.is_external {
             extra.left_at.get_or_insert(after);
         }
-        Ok(())
     }
 
     /// Returns the points that a use comes after: of every stream but its own, as of now.

@@ -36,7 +36,7 @@ use std::fmt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`compat::Attribute`](crate::compat::Attribute) has its attributes under CUDA's names.
+/// [`attribute`](Self::attribute) and [`set_attribute`](Self::set_attribute) have its other attributes.
 #[derive(Clone)]
 pub struct DriverPool(plain::Arc<Owned>);
 
@@ -421,16 +421,20 @@ impl DriverPool {
         unsafe { self.pools().import_block(self.0.raw, block, bytes) }
     }
 
-    pub(crate) fn attribute(&self, attribute: PoolAttribute) -> Result<u64, DeviceError> {
+    /// Returns the value of an attribute.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn attribute(&self, attribute: PoolAttribute) -> Result<u64, DeviceError> {
         // SAFETY: the handle keeps the pool.
         unsafe { self.pools().pool_attribute(self.0.raw, attribute) }
     }
 
-    pub(crate) fn set_attribute(
-        &self,
-        attribute: PoolAttribute,
-        value: u64,
-    ) -> Result<(), DeviceError> {
+    /// Sets an attribute, which takes the values that CUDA does.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn set_attribute(&self, attribute: PoolAttribute, value: u64) -> Result<(), DeviceError> {
         // SAFETY: the handle keeps the pool.
         unsafe {
             self.pools()

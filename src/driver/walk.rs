@@ -44,7 +44,8 @@ impl fmt::Display for BlockState {
     }
 }
 
-/// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::compat::pool_of).
+/// A block of a pool, as it was when it was looked up; see
+/// [`Pool::block_at`](crate::Pool::block_at).
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -153,8 +153,7 @@ pub enum BuildError {
         /// The device's description line.
         device: String,
     },
-    /// A living pool of this process has the name. Choose another, or find that pool with
-    /// [`compat::find_pool`](crate::compat::find_pool).
+    /// A living pool of this process has the name. Choose another, or find that pool among [all](crate::Pool::all).
     #[error("the name {name:?} is taken by a living pool; choose another name, or find that pool")]
     NameTaken {
         /// The requested name.

@@ -40,8 +40,8 @@ impl Source {
         Self::DeviceWait,
     ];
 
-    /// Its name in figures.
-    pub(crate) const fn name(self) -> &'static str {
+    /// Returns the name of the source in metrics and traces, in snake case.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Lane => "lane",
             Self::Free => "free",

@@ -44,9 +44,19 @@ fn nanoseconds(time: Duration) -> u64 {
 /// The buckets of one power of two.
 type Row = [Count; STEPS as usize];
 
-/// Records times. Rows are created at their first use, because waits of one kind fall into few of them.
+/// Records times as a [`Histogram`], from any thread.
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::Recorder;
+///
+/// let recorder = Recorder::default();
+/// recorder.record(Duration::from_millis(40));
+/// assert_eq!(recorder.histogram().count(), 1);
+/// ```
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub struct Recorder {
+    /// Created at their first use, because waits of one kind fall into few of them.
     rows: [OnceLock<Box<Row>>; ROWS],
     /// Saturates.
     total: Count,
@@ -64,7 +74,8 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn record(&self, time: Duration) {
+    /// Records a time: one atomic addition, without a lock.
+    pub fn record(&self, time: Duration) {
         self.record_all(std::iter::once(time));
     }
 
@@ -83,7 +94,7 @@ impl Recorder {
     }
 
     /// Returns the times recorded so far.
-    pub(crate) fn histogram(&self) -> Histogram {
+    pub fn histogram(&self) -> Histogram {
         let rows = self.rows.iter().enumerate();
         let rows = rows.filter_map(|(row, counts)| Some((row * STEPS as usize, counts.get()?)));
         let counts = rows.flat_map(|(first, row)| (first..).zip(row.iter().map(Count::get)));

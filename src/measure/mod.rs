@@ -13,8 +13,7 @@ mod tag;
 mod waits;
 
 pub(crate) use account::{Account, Accounts, LimitReached};
-pub(crate) use histogram::Recorder;
-pub use histogram::{Bucket, Histogram};
+pub use histogram::{Bucket, Histogram, Recorder};
 pub use tag::Tag;
 pub(crate) use waits::Waits;
 pub use waits::{WaitOutcome, WaitStatistics};

@@ -8,22 +8,17 @@
 //! | `history` | what happened lately |
 //! | `leaks` | blocks that are in use still |
 //! | `export` | both as files that other tools read |
-//! | `metrics` | the figures for a recorder of the `metrics` crate |
 
 #[cfg(feature = "export")]
 mod export;
 mod history;
 mod leaks;
-#[cfg(feature = "metrics")]
-mod metrics;
 mod parts;
 mod scope;
 mod snapshot;
 
 pub use history::History;
 pub use leaks::LeakReport;
-#[cfg(feature = "metrics")]
-pub use metrics::Metrics;
 pub use parts::{StreamStatistics, TagStatistics};
 pub use scope::StatisticsScope;
 pub use snapshot::Snapshot;

@@ -1,7 +1,7 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
 use super::layout::{Layout, expect_capacity_for};
-use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
+use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken, Wish};
 use super::{Pool, captured, scope};
 use crate::block::Block;
 use crate::driver::{Allocation, Driver, Part, Parts};
@@ -11,7 +11,7 @@ use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Fit, Miss, StreamCache};
 use crate::measure::Tag;
-use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
+use crate::queue::{Ask, Asker, Demand, Grant, Late, Wants, take_own, try_now};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
@@ -179,30 +179,30 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(always)]
-    fn take_at_once(&self, terms: &Terms) -> Result<Block, Miss> {
+    fn take_at_once(&self, wish: &Wish) -> Result<Block, Miss> {
         let Self {
             handles,
             layout,
             room,
         } = self;
-        if terms.tag.is_some() || room.is_some() || terms.fill.is_some() {
+        if wish.terms.tag.is_some() || room.is_some() || wish.fill.is_some() {
             return Err(Miss::NotSearched);
         }
         take_from_lane(handles.pool(), handles.registration(), *layout)
     }
 
     #[inline(never)]
-    fn take_charged_or_large(&self, terms: &Terms, miss: Miss, taken: &mut Option<Block>) -> Miss {
+    fn take_charged_or_large(&self, wish: &Wish, miss: Miss, taken: &mut Option<Block>) -> Miss {
         let Self {
             handles,
             layout,
             room,
         } = self;
-        if room.is_some() || terms.fill.is_some() {
+        if room.is_some() || wish.fill.is_some() {
             return miss;
         }
         let (pool, registration) = (handles.pool(), handles.registration());
-        if let Some(tag) = terms.tag {
+        if let Some(tag) = wish.terms.tag {
             *taken = take_charged(pool, registration, *layout, tag);
             return miss;
         }

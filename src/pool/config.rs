@@ -33,9 +33,7 @@ use std::time::Duration;
     serde(default, deny_unknown_fields)
 )]
 pub struct PoolConfig {
-    /// The pool's name, unique among the living pools of the process; see [`compat::find_pool`].
-    ///
-    /// [`compat::find_pool`]: crate::compat::find_pool
+    /// The pool's name, unique among the [living pools](crate::Pool::all) of the process.
     pub name: Option<String>,
     /// Where the memory comes from.
     pub upstream: Upstream,

@@ -7,8 +7,6 @@ use crate::driver::{BlockInfo, BrokerLease, Statistics, Trimmed};
 use crate::error::BuildError;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
-#[cfg(feature = "metrics")]
-use crate::observe::Metrics;
 use crate::observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
@@ -411,15 +409,6 @@ impl Pool {
             service.driver.reset_high(high);
         }
         service.queue.accounts.reset_highs();
-    }
-
-    /// Returns a publisher of the pool's figures for the installed recorder of the
-    /// [`metrics`](https://docs.rs/metrics) crate, with the label `pool = name`. It publishes only when
-    /// [`publish`](crate::Metrics::publish) is called.
-    #[cfg(feature = "metrics")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
-    pub fn metrics(&self, name: impl Into<String>) -> Metrics {
-        Metrics::new(self.presence.clone(), name.into())
     }
 
     /// Returns all segments and blocks as they are now. Where the pool keeps a

@@ -5,6 +5,7 @@
 //! | `mod` | construction, streams, and the requests that a pool takes |
 //! | `manage` | memory that a pool holds, its figures, its limits, its end |
 //! | `config` | the configuration: every setting and its default |
+//! | `attributes` | attributes of CUDA's and HIP's pools |
 //! | `broker` | a pool whose capacity a broker leases |
 //! | `builder` | sets a configuration field by field |
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
@@ -16,15 +17,17 @@
 //! | `reservation` | reservations, and the requests for them |
 //! | `scope` | tasks that draw from a reservation |
 //! | `tags` | limits and weights of tags |
-//! | `streams` | streams that the pool makes or registers itself |
+//! | `streams` | streams that the pool makes |
 //! | `info` | the description and the health of a pool |
 //! | `peers` | access of other devices |
+//! | `weak` | a handle that does not keep its pool alive |
 #![allow(
     private_interfaces,
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
 )]
 
 mod allocate;
+mod attributes;
 #[cfg(all(feature = "broker", target_os = "linux"))]
 mod broker;
 mod builder;
@@ -45,6 +48,7 @@ mod scope;
 mod settings;
 mod streams;
 mod tags;
+mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 #[cfg(all(feature = "broker", target_os = "linux"))]
@@ -59,9 +63,9 @@ pub use lease_model::{LeaseModel, Leased};
 pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
-pub use scope::Drawing;
-pub(crate) use streams::KnownStreams;
+pub use scope::{Drawing, EnterGuard};
 pub use tags::TagAccount;
+pub use weak::WeakPool;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
 use reservation::ForReservation;
@@ -124,6 +128,12 @@ impl Pool {
         Ok(Self { presence })
     }
 
+    /// Returns every living pool of the process, in the order in which they were built. A pool is held only while the
+    /// iterator is at it.
+    pub fn all() -> impl Iterator<Item = Self> {
+        registry::all().map(Self::of_presence)
+    }
+
     pub(crate) fn of_presence(presence: plain::Arc<Presence>) -> Self {
         Self { presence }
     }
@@ -150,6 +160,11 @@ impl Pool {
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let registration = Registration::enter(&self.presence, stream)?;
         Ok(Stream::from_registration(registration))
+    }
+
+    /// Returns whether a stream is registered with this pool.
+    pub fn owns(&self, stream: &Stream) -> bool {
+        stream.is_of(&self.presence)
     }
 
     /// Makes a stream of the device and registers it. The stream is destroyed once the pool does not need it any more:

@@ -79,13 +79,21 @@ use std::time::Duration;
 #[must_use = "futures do nothing unless polled"]
 pub struct Request<K: Kind> {
     pub(super) kind: K,
-    terms: Terms,
+    wish: Wish,
     /// It was never polled.
     is_new: bool,
     /// The caller is blocked until it is ready.
     is_blocking: bool,
     waiting: Waiting,
     location: &'static Location<'static>,
+}
+
+/// What a request asks for besides its memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wish {
+    pub(super) terms: Terms,
+    /// The fill of the granted memory, instead of the pool's.
+    pub(super) fill: Option<Fill>,
 }
 
 /// The kind of memory that a request asks for, and the output that it makes of it.
@@ -107,8 +115,8 @@ pub trait Kind: Unpin {
     /// # Errors
     /// Returns an error if this is not the plain case. Nothing was checked then.
     #[inline(always)]
-    fn take_at_once(&self, terms: &Terms) -> Result<Self::Output, Miss> {
-        let _ = terms;
+    fn take_at_once(&self, wish: &Wish) -> Result<Self::Output, Miss> {
+        let _ = wish;
         Err(Miss::NotSearched)
     }
 
@@ -120,11 +128,11 @@ pub trait Kind: Unpin {
     #[inline(always)]
     fn take_charged_or_large(
         &self,
-        terms: &Terms,
+        wish: &Wish,
         miss: Miss,
         taken: &mut Option<Self::Output>,
     ) -> Miss {
-        let _ = (terms, taken);
+        let _ = (wish, taken);
         miss
     }
 
@@ -251,7 +259,7 @@ impl<K: IsUsable> Request<K> {
     /// [`Block::size`]: crate::Block::size
     /// [`Block::fill`]: crate::Block::fill
     pub fn filled(mut self, fill: impl Into<Fill>) -> Self {
-        self.terms.fill = Some(fill.into());
+        self.wish.fill = Some(fill.into());
         self
     }
 }
@@ -261,7 +269,7 @@ impl<K: Kind> Request<K> {
     pub(super) fn new(kind: K, location: &'static Location<'static>) -> Self {
         Self {
             kind,
-            terms: Terms::default(),
+            wish: Wish::default(),
             is_new: true,
             is_blocking: false,
             waiting: Waiting::NONE,
@@ -269,18 +277,15 @@ impl<K: Kind> Request<K> {
         }
     }
 
-    /// Replaces all terms of the request.
-    #[cfg_attr(
-        not(feature = "tower"),
-        allow(dead_code, reason = "only a layer has the terms as one value")
-    )]
-    pub(crate) fn terms(mut self, terms: Terms) -> Self {
-        self.terms = terms;
+    /// Sets all terms of the request, and replaces those that were set before.
+    pub fn terms(mut self, terms: Terms) -> Self {
+        self.wish.terms = terms;
         self
     }
 
-    /// Sets the location in the source that reports give for the request.
-    pub(crate) fn location(mut self, location: &'static Location<'static>) -> Self {
+    /// Sets the location in the source that reports give for the request, instead of that of the call: for layers that
+    /// make requests for others.
+    pub fn location(mut self, location: &'static Location<'static>) -> Self {
         self.location = location;
         self
     }
@@ -293,14 +298,14 @@ impl<K: Kind> Request<K> {
     /// A tagged allocation adds to two counters on the tag's own cache line, and so does its free: threads
     /// that allocate for the same tag share that line, and others do not.
     pub fn tag(mut self, tag: Tag) -> Self {
-        self.terms.tag = Some(tag);
+        self.wish.terms.tag = Some(tag);
         self
     }
 
     /// Waits at most `timeout`, measured by the device's clock from the moment at which the request joins
     /// the queue. No runtime's timer is needed.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.terms.timeout = Some(timeout);
+        self.wish.terms.timeout = Some(timeout);
         self
     }
 
@@ -311,7 +316,7 @@ impl<K: Kind> Request<K> {
     /// A request with a deadline therefore overtakes requests that are due later. No request is overtaken by
     /// requests that come after it is due, whatever their deadlines.
     pub fn deadline(mut self, within: Duration) -> Self {
-        self.terms.deadline = Some(within);
+        self.wish.terms.deadline = Some(within);
         self
     }
 
@@ -339,7 +344,7 @@ impl<K: Kind> Request<K> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn priority(mut self, steps: i32) -> Self {
-        self.terms.priority = steps;
+        self.wish.terms.priority = steps;
         self
     }
 
@@ -362,13 +367,13 @@ impl<K: Kind> Request<K> {
     /// call returns `Exhausted`, and the request leaves the queue.
     #[inline]
     pub fn try_now(mut self) -> Result<K::Output, AllocError> {
-        let miss = match self.kind.take_at_once(&self.terms) {
+        let miss = match self.kind.take_at_once(&self.wish) {
             Ok(output) => return Ok(output),
             Err(miss) => miss,
         };
         let mut taken = None;
         let kind = &self.kind;
-        let miss = kind.take_charged_or_large(&self.terms, miss, &mut taken);
+        let miss = kind.take_charged_or_large(&self.wish, miss, &mut taken);
         match taken {
             Some(output) => Ok(output),
             None => self.try_slowly(miss),
@@ -424,7 +429,7 @@ impl<K: Kind> Request<K> {
 
     fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {
         Attempt {
-            tag: self.terms.tag,
+            tag: self.wish.terms.tag,
             effort,
             miss,
             caller: self.caller(false),
@@ -437,7 +442,7 @@ impl<K: Kind> Request<K> {
             waited,
             is_captured: false,
             shares_with_graphs: false,
-            fill: self.terms.fill,
+            fill: self.wish.fill,
         }
     }
 
@@ -514,7 +519,7 @@ impl<K: Kind> Request<K> {
                     scope: self.kind.scope(&ask.demand),
                     location: self.location,
                 };
-                let terms = &self.terms;
+                let terms = &self.wish.terms;
                 self.waiting.join(asker, denial, ask, terms, made, waker)?;
                 None
             }
@@ -567,7 +572,7 @@ impl<K: Kind> Future for Request<K> {
         let this = &mut *self;
         let mut miss = Miss::NotSearched;
         if this.is_new {
-            match this.kind.take_at_once(&this.terms) {
+            match this.kind.take_at_once(&this.wish) {
                 Ok(output) => {
                     this.is_new = false;
                     return Poll::Ready(Ok(output));
@@ -578,7 +583,7 @@ impl<K: Kind> Future for Request<K> {
         let mut taken = None;
         if this.is_new {
             let kind = &this.kind;
-            miss = kind.take_charged_or_large(&this.terms, miss, &mut taken);
+            miss = kind.take_charged_or_large(&this.wish, miss, &mut taken);
         }
         if let Some(output) = taken {
             this.is_new = false;

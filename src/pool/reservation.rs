@@ -2,9 +2,7 @@
 
 use super::allocate::{Layouts, ask_for_all};
 use super::request::{Attempt, Kind, Refused, Request, Taken};
-#[cfg(feature = "http")]
-use super::scope::Entered;
-use super::scope::{self, Drawing};
+use super::scope::{self, Drawing, EnterGuard};
 use super::{Layout, Pool};
 use crate::block::Block;
 use crate::driver::Drawn;
@@ -262,13 +260,29 @@ impl Reservation {
     pub fn scope<F: Future>(&self, future: F) -> Drawing<F> {
         Drawing::new(self.reserved().clone(), future)
     }
-}
 
-#[cfg(feature = "http")]
-impl Reservation {
-    /// Enters the scope of the reservation on this thread, until the returned guard is dropped.
-    pub(crate) fn enter(&self) -> Entered {
-        Entered::new(self.reserved())
+    /// Enters the scope of the reservation on this thread, until the returned guard is dropped: for code that is not a
+    /// future, and for implementations of `poll`. Allocations draw from the reservation as in [`scope`](Self::scope).
+    ///
+    /// Do not hold the guard across an `.await`: while the task waits, other futures that the thread polls would be in
+    /// the scope as well. (If tasks can move between threads, this does not compile.)
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let reservation = pool.reserve(16 << 20).try_now()?;
+    /// let block = {
+    ///     let _entered = reservation.enter();
+    ///     pool.try_allocate(&stream, 4 << 20)?
+    /// };
+    /// assert_eq!(reservation.left(), 12 << 20);
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn enter(&self) -> EnterGuard {
+        EnterGuard::new(self.reserved())
     }
 }
 

@@ -148,26 +148,46 @@ fn draw_from(
     }
 }
 
-/// The thread is in a scope until this is dropped.
-pub(crate) struct Entered;
+/// This thread is in the scope of a reservation until this is dropped. See
+/// [`Reservation::enter`](crate::Reservation::enter).
+#[derive(Debug)]
+#[must_use = "the scope is left when this is dropped"]
+pub struct EnterGuard {
+    /// Names the entry, with the number of hooks: other entries of the same two are the same. The pointer also binds the
+    /// guard to its thread.
+    reserved: *const Reserved,
+    hooks: usize,
+}
 
-impl Entered {
+impl EnterGuard {
     pub(super) fn new(reserved: &Arc<Reserved>) -> Self {
         // A thread that is ending may drop futures that were in a scope. They are in no scope then.
+        let hooks = hooks_entered();
         let entry = Entry {
             reserved: reserved.clone(),
-            hooks: hooks_entered(),
+            hooks,
         };
         let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(entry));
         POLLED.fetch_add(1, Ordering::Relaxed);
-        Self
+        Self {
+            reserved: &raw const **reserved,
+            hooks,
+        }
     }
 }
 
-impl Drop for Entered {
+impl Drop for EnterGuard {
     fn drop(&mut self) {
         POLLED.fetch_sub(1, Ordering::Relaxed);
-        let left = ENTERED.try_with(|entered| entered.borrow_mut().pop());
+        // Searches the whole list, because guards may be dropped in any order.
+        let left = ENTERED.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            let is_own = |entry: &Entry| {
+                std::ptr::eq(&*entry.reserved, self.reserved) && entry.hooks == self.hooks
+            };
+            let at = entered.iter().rposition(is_own)?;
+            Some(entered.remove(at))
+        });
         // Dropped outside the borrow, because it may be the last handle of a pool.
         drop(left);
     }
@@ -191,7 +211,7 @@ pin_project! {
     impl<F> PinnedDrop for Drawing<F> {
         fn drop(this: Pin<&mut Self>) {
             let mut this = this.project();
-            let _entered = Entered::new(this.reserved);
+            let _entered = EnterGuard::new(this.reserved);
             this.future.set(None);
         }
     }
@@ -211,7 +231,7 @@ impl<F: Future> Future for Drawing<F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let mut this = self.project();
-        let _entered = Entered::new(this.reserved);
+        let _entered = EnterGuard::new(this.reserved);
         let future = this.future.as_mut().as_pin_mut();
         let polled = future.expect("polled after it was ready").poll(context);
         if polled.is_ready() {

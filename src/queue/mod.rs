@@ -82,6 +82,6 @@ pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
 #[cfg(any(all(feature = "broker", target_os = "linux"), weirpool_loom))]
 pub(crate) use tenancy::Tenant;
-pub use terms::Overtaking;
-pub(crate) use terms::{Rules, Terms};
+pub(crate) use terms::Rules;
+pub use terms::{Overtaking, Terms};
 pub use waiting::WaitingRequest;

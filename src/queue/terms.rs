@@ -1,7 +1,6 @@
 //! The terms of a request that waits, and the rules of the pool.
 
 use super::QueueLimit;
-use crate::driver::Fill;
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 
@@ -11,19 +10,27 @@ const NEVER: Duration = Duration::from_secs(1 << 40);
 /// How many requests are looked at, from the head on, if overtaking is allowed.
 const LOOKED_AT: usize = 64;
 
-/// The terms on which a request waits, and its account.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Terms {
-    /// The account that is charged.
-    pub(crate) tag: Option<Tag>,
-    /// The longest wait.
-    pub(crate) timeout: Option<Duration>,
-    /// The longest wait, at the end of which the request is due.
-    pub(crate) deadline: Option<Duration>,
-    /// The number of priority steps by which the request is due earlier.
-    pub(crate) priority: i32,
-    /// The fill of the granted memory, instead of the pool's.
-    pub(crate) fill: Option<Fill>,
+/// The terms on which a [`Request`](crate::Request) waits, as one value for [`Request::terms`](crate::Request::terms):
+/// for layers that make requests for others.
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::{Tag, Terms};
+///
+/// let terms = Terms { tag: Some(Tag::new("chat")), deadline: Some(Duration::from_secs(2)), ..Terms::default() };
+/// # assert_eq!(terms.priority, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Terms {
+    /// The tag that is charged; see [`Request::tag`](crate::Request::tag).
+    pub tag: Option<Tag>,
+    /// The longest wait; see [`Request::timeout`](crate::Request::timeout).
+    pub timeout: Option<Duration>,
+    /// The longest wait, at the end of which the request is due; see [`Request::deadline`](crate::Request::deadline).
+    pub deadline: Option<Duration>,
+    /// The number of priority steps by which the request is due earlier; see
+    /// [`Request::priority`](crate::Request::priority).
+    pub priority: i32,
 }
 
 impl Terms {

@@ -440,7 +440,7 @@ pub(crate) fn threads_share_a_driver_pool<B: Bench>() {
                     let block = worker.take((1 + round % 3) * MIB);
                     worker.use_up(&block, number as u8 + 1);
                     let address = block.address();
-                    let (pool, found) = weirpool::compat::pool_of(address).expect("a block");
+                    let (pool, found) = weirpool_compat::pool_of(address).expect("a block");
                     assert_eq!((pool, found.address), (worker.pool.clone(), address));
                     drop(block);
                 }

@@ -6,9 +6,9 @@ use crate::common::{MIB, now, poll};
 use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
-use weirpool::compat::RawPool;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
 use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WaitLimit};
+use weirpool_compat::RawPool;
 
 /// A pool with its table of streams, and a probe that counts the calls on each stream.
 struct Guests<B: Bench> {

@@ -3,9 +3,9 @@
 use crate::bench::{Bench, Gate, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
-use weirpool::compat::RawPool;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{Block, Fill, Source, StreamError};
+use weirpool_compat::RawPool;
 
 /// Returns a block with contents, which was moved to the next stream and is read there.
 fn moved<B: Bench>(home: &Worker<B>, next: &Worker<B>, bytes: u64) -> Block {

@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use weirpool::PoolBuilder;
-use weirpool::compat::{find_pool, pool_of};
-use weirpool::default_pool;
 use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, BuildError, Current, Pool, Scope, StreamError, Upstream, current};
+use weirpool::{AllocError, BuildError, Pool, StreamError, Upstream};
+use weirpool_compat::{Current, Scope, current, default_pool, find_pool, pool_of};
 
 /// Returns a name that no other test uses.
 fn name(what: &str) -> String {

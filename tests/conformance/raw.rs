@@ -9,10 +9,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
-use weirpool::compat::{RawError, RawPool};
 use weirpool::device::DeviceStream;
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, BlockState, Source};
+use weirpool_compat::{RawError, RawPool};
 
 fn span(address: u64, bytes: u64) -> Span {
     Span {

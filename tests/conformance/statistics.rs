@@ -4,8 +4,8 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
-use weirpool::compat::{Attribute, AttributeError};
 use weirpool::{Source, Statistics, StatisticsScope, Tag};
+use weirpool_compat::{Attribute, AttributeError};
 
 fn assert_sum(statistics: &Statistics) {
     let Statistics {

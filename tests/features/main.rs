@@ -3,14 +3,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-#[cfg(feature = "dashboard")]
-mod dashboard;
 #[cfg(feature = "export")]
 mod export;
-#[cfg(feature = "metrics")]
-mod grafana;
-#[cfg(feature = "metrics")]
-mod metrics;
 #[cfg(feature = "serde")]
 mod serde;
 #[cfg(feature = "tracing")]

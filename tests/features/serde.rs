@@ -5,7 +5,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
-use weirpool::compat::Attribute;
 use weirpool::device::{Device, HandleType, HandleTypes, MemoryKind, Pooling};
 use weirpool::*;
 
@@ -113,7 +112,6 @@ fn settings_are_data() {
     assert_eq!(round_trip(&Reuse::NONE)["opportunistic"], json!(false));
     let half = ReleaseThreshold::Fraction(0.5);
     assert_eq!(round_trip(&half), json!({ "fraction": 0.5 }));
-    assert_eq!(round_trip(&Attribute::UsedMemHigh), json!("used_mem_high"));
     assert_eq!(round_trip(&Upstream::Managed), json!("managed"));
     let through = Upstream::DriverPool(DriverPoolUse::PassedThrough);
     assert_eq!(

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
-use weirpool::compat::Attribute;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Checker, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_compat::Attribute;
 
 /// Records a line for each event, and for each span at its beginning and its end.
 #[derive(Clone, Default)]

@@ -10,10 +10,10 @@ use cudarc::driver::sys::{self, CUstream};
 use futures::executor::block_on;
 use std::thread;
 use std::time::Duration;
-use weirpool::compat::RawPool;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::cuda::ExternalStream;
 use weirpool::{AllocError, Source, StreamError};
+use weirpool_compat::RawPool;
 
 type Here = Cuda<Mapped>;
 

@@ -2,10 +2,10 @@
 
 use crate::common::*;
 use std::task::Poll;
-use weirpool::compat::RawPool;
 use weirpool::device::sim::{Call, Checker, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_compat::RawPool;
 
 const LARGE: u64 = 8 * MIB;
 

@@ -18,7 +18,6 @@
 //! | `maintenance` | releasing and coalescing |
 //! | `pools` | several pools, settings, upstreams |
 //! | `pressure` | devices that refuse memory |
-//! | `raw` | addresses and handles |
 //! | `remapping` | remapping or growing |
 //! | `resize` | a capacity that changes |
 //! | `shards` | many threads on one stream |
@@ -43,7 +42,6 @@ mod large_cache;
 mod maintenance;
 mod pools;
 mod pressure;
-mod raw;
 mod remapping;
 mod resize;
 mod shards;

@@ -1,11 +1,11 @@
 //! Changing the capacity at run time.
 
 use crate::common::*;
-use weirpool::compat::Attribute;
 use weirpool::device::sim::SimDevice;
 use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_compat::Attribute;
 
 /// [21] More capacity serves waiters at once.
 #[test]

@@ -5,7 +5,6 @@
 //! comes back, except what a forgotten future was granted; and the ordering checker finds no violation.
 
 use crate::common::*;
-#[cfg(feature = "http")]
 use http_body::{Body, Frame};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,11 +15,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-#[cfg(feature = "tower")]
-use weirpool::{AllocError, RefusalLayer, ReserveLayer};
-use weirpool::{Block, Buffer, Pool, Scope, Stream, Tag, Upstream};
-#[cfg(feature = "http")]
-use weirpool::{HttpReserveLayer, Need};
+use weirpool::{AllocError, Block, Buffer, Pool, Stream, Tag, Upstream};
+use weirpool_compat::Scope;
+use weirpool_tower::{HttpReserveLayer, Need, RefusalLayer, ReserveLayer};
 
 const CAPACITY: u64 = 16 * MIB;
 /// The bytes that keep others waiting.
@@ -61,10 +58,8 @@ type Subject = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Start = fn(&mut World) -> Subject;
 
 /// A body whose only frame is computed by a future.
-#[cfg(feature = "http")]
 struct OneFrame(Option<Subject>);
 
-#[cfg(feature = "http")]
 impl Body for OneFrame {
     type Data = &'static [u8];
     type Error = AllocError;
@@ -376,7 +371,6 @@ const SUBJECTS: &[(&str, Start)] = &[
         let scope = Scope::pool(&pool);
         Box::pin(scope.run(async move { drop(pool.allocate(&stream, SUBJECT).await) }))
     }),
-    #[cfg(feature = "tower")]
     ("request of a service that reserves", |world| {
         use tower::{ServiceBuilder, ServiceExt, service_fn};
         let (pool, stream) = (world.pool.clone(), world.stream.clone());
@@ -389,7 +383,6 @@ const SUBJECTS: &[(&str, Start)] = &[
             }));
         Box::pin(async move { drop(service.oneshot(SUBJECT).await) })
     }),
-    #[cfg(feature = "http")]
     ("request over HTTP, to the end of its body", |world| {
         use http::{Request, Response};
         use tower::{Layer, ServiceExt, service_fn};

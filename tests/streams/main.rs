@@ -5,7 +5,6 @@
 //! | `capture` | allocation while a stream is captured |
 //! | `checker` | the ordering checker |
 //! | `history` | what a pool tells of its blocks |
-//! | `origins` | the examples of the pages that this crate comes from |
 //! | `peers` | several devices of one host |
 //! | `sim` | the simulated device |
 //! | `sim_schedule` | its schedule, against a model |
@@ -19,7 +18,6 @@ mod common;
 mod capture;
 mod checker;
 mod history;
-mod origins;
 mod peers;
 mod sim;
 mod sim_schedule;

@@ -13,9 +13,9 @@ use http_body::Body as _;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 use tower_service::Service;
-use weirpool::dashboard::{Body, Dashboard, Frame};
 use weirpool::device::sim::{Backing, Checker, SimDevice};
 use weirpool::{Block, Pool, Stream};
+use weirpool_dashboard::{Body, Dashboard, Frame};
 
 #[derive(Parser)]
 struct Options {

@@ -49,8 +49,8 @@ impl CapturedStreams {
 /// What follows is for streams that may be destroyed; a permanent one is treated like a stream that the pool keeps. A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with
 /// records an event at every free on it. A waiting request on it is granted only memory that is complete or was freed
 /// on the same stream, not memory behind a wait on the device. A
-/// [`RawPool`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html) and
-/// [`Current`](https://docs.rs/weirpool/latest/weirpool/struct.Current.html) treat two of these for one stream as the
+/// [`RawPool`](https://docs.rs/weirpool-compat/latest/weirpool_compat/struct.RawPool.html) and
+/// [`Current`](https://docs.rs/weirpool-compat/latest/weirpool_compat/struct.Current.html) treat two of these for one stream as the
 /// same stream; `register` treats each as a separate one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExternalStream {
@@ -93,7 +93,7 @@ impl CudaDevice {
     ///   future, during each poll;
     /// - during the free or drop of each block that was allocated on the stream, or
     ///   [used on](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on) it.
-    ///   ([`RawPool::free`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html#method.free) on another stream
+    ///   ([`RawPool::free`](https://docs.rs/weirpool-compat/latest/weirpool_compat/struct.RawPool.html#method.free) on another stream
     ///   does not use the stream that the block was allocated on.)
     ///
     /// Between these calls nothing uses the stream. It may then be destroyed, even with pending work, and its handle

@@ -7,7 +7,7 @@ use crate::plain::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Whether the [current pool](https://docs.rs/weirpool/latest/weirpool/fn.current.html) of a device keeps freed memory.
+/// Whether the [current pool](https://docs.rs/weirpool-compat/latest/weirpool_compat/fn.current.html) of a device keeps freed memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",

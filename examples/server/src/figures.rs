@@ -5,7 +5,8 @@ use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use weirpool::dashboard::{Dashboard, Hosts, Latency};
+use weirpool_dashboard::{Dashboard, Hosts, Latency};
+use weirpool_observe::Metrics;
 
 /// The bounds of the histograms, in seconds.
 const BOUNDS: [f64; 16] = [
@@ -41,7 +42,7 @@ const PURPOSES: [&str; 5] = [
 pub(crate) struct Figures {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
-    pool: Mutex<weirpool::Metrics>,
+    pool: Mutex<Metrics>,
     running: Gauge,
     prompt_tokens: Counter,
     cached_tokens: Counter,
@@ -73,7 +74,7 @@ impl Figures {
             .set_buckets(&BOUNDS)?
             .build_recorder();
         let handle = recorder.handle();
-        let pool = Mutex::new(engine.pool().metrics("server"));
+        let pool = Mutex::new(Metrics::new(engine.pool(), "server"));
         metrics::with_local_recorder(&recorder, || {
             metrics::describe_counter!(
                 "server_requests_total",

@@ -20,10 +20,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use weirpool::dashboard::Hosts;
 use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::{Pool, PoolBuilder};
+use weirpool_dashboard::Hosts;
 
 /// The most bytes of the headers of a request, and of a part of an answer that waits to be sent.
 const HEADERS: usize = 64 << 10;

@@ -3,11 +3,11 @@
 use super::*;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
-use weirpool::compat::pool_of;
+use weirpool::AllocError;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Current, current};
+use weirpool_compat::{Current, current, pool_of};
 
 fn unpooled(device: &SimDevice) -> Pool {
     let builder = Pool::builder(device.clone()).capacity(8 * MIB);

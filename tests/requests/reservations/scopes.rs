@@ -39,6 +39,30 @@ fn a_scope_draws_from_the_reservation() {
     pool.check_conserved().unwrap();
 }
 
+#[test]
+fn guards_of_scopes_are_dropped_in_any_order() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let [outer, inner] = [4, 2].map(|mib| pool.reserve(mib * MIB).try_now().unwrap());
+    let mut held = Vec::new();
+    let mut left_after_one_more = || {
+        held.push(pool.try_allocate(&stream, MIB).unwrap());
+        (outer.left() / MIB, inner.left() / MIB)
+    };
+    let in_outer = outer.enter();
+    assert_eq!(left_after_one_more(), (3, 2));
+    let in_inner = inner.enter();
+    let again = outer.enter();
+    assert_eq!(left_after_one_more(), (2, 2));
+    drop(in_outer);
+    // The one that was entered last counts still as long as any guard of it is left.
+    drop(again);
+    assert_eq!(left_after_one_more(), (2, 1));
+    drop(in_inner);
+    assert_eq!(left_after_one_more(), (2, 1));
+}
+
 /// A future in a scope may end with its thread, whatever of the thread is gone by then.
 #[test]
 fn a_scope_may_end_with_its_thread() {

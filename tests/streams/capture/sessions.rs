@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::common::External;
-use weirpool::compat::RawPool;
 use weirpool::device::DeviceErrorKind::{self, Other, Sticky};
 use weirpool::device::sim::Call;
 use weirpool::{AllocError, StreamError, TaskError};
+use weirpool_compat::RawPool;
 
 #[test]
 fn dropped_capture_leaves_nothing() {

@@ -18,9 +18,9 @@ mod streams;
 mod tags;
 
 use crate::common::*;
-use weirpool::compat::{Attribute, AttributeError};
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
+use weirpool_compat::{Attribute, AttributeError};
 
 /// A pool of 64 MiB with one stream.
 fn site() -> (SimDevice, Pool, Stream) {

@@ -19,9 +19,9 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-use weirpool::compat::RawPool;
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice, SimStream};
 use weirpool::{Block, Pool, Reservation, Stream, Tag};
+use weirpool_compat::RawPool;
 
 /// The part by which a count of instructions may be higher than the accepted one.
 const TOLERANCE: f64 = 0.05;

@@ -36,7 +36,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 use task::StreamTask;
-use weirpool::dashboard::Frame;
+use weirpool_dashboard::Frame;
 
 /// The most frames of a page, with the one of its end.
 const FRAMES: usize = 300;

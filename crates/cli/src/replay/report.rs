@@ -7,7 +7,7 @@ use crate::units;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::time::Duration;
-use weirpool::dashboard::Frame;
+use weirpool_dashboard::Frame;
 
 /// The outcome of one run of a trace.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use crate::units;
 use anyhow::Context;
 use std::path::Path;
 use std::time::Duration;
-use weirpool::dashboard::{Frame, Recording};
+use weirpool_dashboard::{Frame, Recording};
 
 /// Writes the page of a replay into `file`.
 ///

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 use weirpool::Tag;
-use weirpool::dashboard::Hosts;
+use weirpool_dashboard::Hosts;
 
 /// The tag of requests if there are no tenants.
 pub(crate) const ANONYMOUS: &str = "requests";

@@ -5,6 +5,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use weirpool_tower::Answer;
 
 /// A request that fails.
 #[derive(Clone, Debug, PartialEq)]

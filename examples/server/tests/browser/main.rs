@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
-use weirpool::dashboard::{Frame, Recording};
 use weirpool::device::sim::SimDevice;
 use weirpool::{Pool, Tag};
+use weirpool_dashboard::{Frame, Recording};
 use weirpool_server::config::{ModelConfig, TenantConfig};
 use weirpool_server::{Config, Server};
 

@@ -1,0 +1,168 @@
+//! The figures and settings of CUDA's and HIP's memory pools, by their names.
+
+use weirpool::device::{DeviceError, PoolAttribute};
+use weirpool::{DriverPool, Pool};
+
+/// An attribute of CUDA's and HIP's memory pools.
+///
+/// [`get`](Self::get) and [`set`](Self::set) correspond to `cudaMemPoolGetAttribute` and
+/// `cudaMemPoolSetAttribute`. [`Statistics`](weirpool::Statistics) has these figures and more; the settings are methods of
+/// [`PoolBuilder`](weirpool::PoolBuilder) and [`Pool`].
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// use weirpool_compat::Attribute;
+///
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// drop(pool.try_allocate(&stream, 1 << 20)?);
+/// assert_eq!(Attribute::UsedMemHigh.get(&pool), 1 << 20);
+/// Attribute::UsedMemHigh.set(&pool, 0)?; // as in CUDA: sets the mark to the current figure
+/// assert_eq!(Attribute::UsedMemHigh.get(&pool), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum Attribute {
+    /// [`Reuse::follow_event_dependencies`](weirpool::Reuse::follow_event_dependencies), 1 or 0.
+    #[doc(alias = "cudaMemPoolReuseFollowEventDependencies")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES")]
+    #[doc(alias = "hipMemPoolReuseFollowEventDependencies")]
+    ReuseFollowEventDependencies,
+    /// [`Reuse::opportunistic`](weirpool::Reuse::opportunistic), 1 or 0.
+    #[doc(alias = "cudaMemPoolReuseAllowOpportunistic")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC")]
+    #[doc(alias = "hipMemPoolReuseAllowOpportunistic")]
+    ReuseAllowOpportunistic,
+    /// [`Reuse::internal_dependencies`](weirpool::Reuse::internal_dependencies), 1 or 0.
+    #[doc(alias = "cudaMemPoolReuseAllowInternalDependencies")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES")]
+    #[doc(alias = "hipMemPoolReuseAllowInternalDependencies")]
+    ReuseAllowInternalDependencies,
+    /// The reserved bytes above which the pool releases free memory by itself; `u64::MAX`, the default,
+    /// means never. See [`ReleaseThreshold`](weirpool::ReleaseThreshold).
+    #[doc(alias = "cudaMemPoolAttrReleaseThreshold")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
+    #[doc(alias = "hipMemPoolAttrReleaseThreshold")]
+    ReleaseThreshold,
+    /// Bytes reserved from the device. Setting it reserves more, as far as the capacity goes, or
+    /// [trims](Pool::trim_to).
+    #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT")]
+    #[doc(alias = "hipMemPoolAttrReservedMemCurrent")]
+    ReservedMemCurrent,
+    /// The highest number of reserved bytes since the pool was built or this attribute was set, and at least the value
+    /// it was set to.
+    ///
+    /// A value other than 0 is a soft cap. The pool may exceed it. Then this attribute is larger than the value, a
+    /// subscriber of `tracing` is warned, and the pool gives free memory above the cap back, as above a
+    /// [release threshold](weirpool::ReleaseThreshold). 0 removes the cap.
+    #[doc(alias = "cudaMemPoolAttrReservedMemHigh")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH")]
+    #[doc(alias = "hipMemPoolAttrReservedMemHigh")]
+    ReservedMemHigh,
+    /// Bytes of live blocks.
+    #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_USED_MEM_CURRENT")]
+    #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
+    UsedMemCurrent,
+    /// The highest number of bytes of live blocks since the pool was built or this attribute was set to
+    /// 0. [`Statistics::used`](weirpool::Statistics::used) states how exact it is;
+    /// [`Pool::exact_statistics_scope`] makes it exact.
+    #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_USED_MEM_HIGH")]
+    #[doc(alias = "hipMemPoolAttrUsedMemHigh")]
+    UsedMemHigh,
+}
+
+/// The reason why an attribute was not set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttributeError {
+    /// The attribute is a figure.
+    #[error("{attribute:?} is read-only: free blocks to lower it")]
+    ReadOnly {
+        /// The attribute.
+        attribute: Attribute,
+    },
+    /// This high-water mark can only be set to 0, which resets it to the current figure.
+    #[error(
+        "{attribute:?} was set to {value}: a high-water mark can only be reset, with the value 0"
+    )]
+    NotZero {
+        /// The attribute.
+        attribute: Attribute,
+        /// The value that was refused.
+        value: u64,
+    },
+    /// The device failed to give memory or to take it back; memory given or taken back before stays so.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl Attribute {
+    /// Returns the value of this attribute of `pool`.
+    #[doc(alias = "cudaMemPoolGetAttribute")]
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    #[doc(alias = "hipMemPoolGetAttribute")]
+    pub fn get(self, pool: &Pool) -> u64 {
+        pool.attribute(self.of_device())
+    }
+
+    /// Returns the value of this attribute of a pool of the driver.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn get_of_driver(self, pool: &DriverPool) -> Result<u64, DeviceError> {
+        pool.attribute(self.of_device())
+    }
+
+    /// Sets this attribute of a pool of the driver, which takes the values that CUDA does.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn set_of_driver(self, pool: &DriverPool, value: u64) -> Result<(), DeviceError> {
+        pool.set_attribute(self.of_device(), value)
+    }
+
+    fn of_device(self) -> PoolAttribute {
+        match self {
+            Self::ReuseFollowEventDependencies => PoolAttribute::ReuseFollowEventDependencies,
+            Self::ReuseAllowOpportunistic => PoolAttribute::ReuseAllowOpportunistic,
+            Self::ReuseAllowInternalDependencies => PoolAttribute::ReuseAllowInternalDependencies,
+            Self::ReleaseThreshold => PoolAttribute::ReleaseThreshold,
+            Self::ReservedMemCurrent => PoolAttribute::ReservedMemCurrent,
+            Self::ReservedMemHigh => PoolAttribute::ReservedMemHigh,
+            Self::UsedMemCurrent => PoolAttribute::UsedMemCurrent,
+            Self::UsedMemHigh => PoolAttribute::UsedMemHigh,
+        }
+    }
+
+    /// Sets this attribute of `pool`: a reuse flag to 0 or, with any other value, to 1; a figure in bytes; or
+    /// [`UsedMemHigh`](Self::UsedMemHigh) to the current figure, for which `value` is 0. That also resets the marks of
+    /// the streams, from which it is computed.
+    ///
+    /// [`ReservedMemCurrent`](Self::ReservedMemCurrent) makes memory calls, which may take a while. It releases memory as
+    /// [`Pool::trim_to`] does, and takes memory if the pool then has less.
+    ///
+    /// # Errors
+    /// Returns [`AttributeError::ReadOnly`] for [`UsedMemCurrent`](Self::UsedMemCurrent), [`AttributeError::NotZero`]
+    /// for [`UsedMemHigh`](Self::UsedMemHigh) with a value other than 0, or the device's error.
+    #[doc(alias = "cudaMemPoolSetAttribute")]
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    #[doc(alias = "hipMemPoolSetAttribute")]
+    pub fn set(self, pool: &Pool, value: u64) -> Result<(), AttributeError> {
+        let attribute = self;
+        match self {
+            Self::UsedMemCurrent => Err(AttributeError::ReadOnly { attribute }),
+            Self::UsedMemHigh if value != 0 => Err(AttributeError::NotZero { attribute, value }),
+            _ => Ok(pool.set_attribute(self.of_device(), value)?),
+        }
+    }
+}
