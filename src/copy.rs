@@ -19,7 +19,7 @@ impl Copy {
     fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
         let device = registration
             .lane
-            .device(&registration.service.driver.device);
+            .device(&registration.service.driver.shared.device);
         Self {
             transfer: WatchedTransfer::new(device, transfer),
             registration,
@@ -32,7 +32,7 @@ impl Copy {
         take: impl FnOnce(&mut dyn Transfer) -> Result<Option<R>, DeviceError>,
     ) -> Poll<Result<R, DeviceError>> {
         let driver = &self.registration.service.driver;
-        if let Some(taken) = driver.noted(take(self.transfer.unwatched()))? {
+        if let Some(taken) = driver.shared.noted(take(self.transfer.unwatched()))? {
             self.registration.service.note_synchronized();
             return Poll::Ready(Ok(taken));
         }

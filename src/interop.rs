@@ -30,10 +30,10 @@ impl Guest {
         let default = default_of(stream);
         let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
         let driver = &home.service.driver;
-        if !driver.neighbours.is_accessible_from(device) {
+        if !driver.streams.neighbours.is_accessible_from(device) {
             return Err(StreamError::ForeignDevice);
         }
-        driver.expect_seen_by(raw)?;
+        driver.shared.expect_seen_by(raw)?;
         if home.is_of(device, raw) {
             return Ok(Self::Registered(home.clone()));
         }
@@ -46,7 +46,7 @@ impl Guest {
                 let registration = Registration::enter(&home.presence, &default)?;
                 Ok(Self::Registered(registration))
             }
-            None if device == driver.device.id() => Ok(Self::Stranger(raw)),
+            None if device == driver.shared.device.id() => Ok(Self::Stranger(raw)),
             // The host cannot be made to wait for work of another device's stream: the pool does not keep that device.
             None => Err(StreamError::ForeignPool),
         }
@@ -80,8 +80,8 @@ impl Event {
         let driver = &self.registration.service.driver;
         // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
-        let waits = unsafe { self.marker.event().delay(&*driver.device, stranger) };
-        driver.noted(waits)
+        let waits = unsafe { self.marker.event().delay(&*driver.shared.device, stranger) };
+        driver.shared.noted(waits)
     }
 }
 

@@ -36,11 +36,14 @@ pub trait Invariants {
 
 impl Invariants for Pool {
     fn check(&self) -> Result<(), String> {
-        self.service().driver.check()
+        self.service().driver.store.check()
     }
 
     fn check_conserved(&self) -> Result<(), String> {
         let service = self.service();
-        service.driver.check_conserved(|| service.is_serving())
+        service
+            .driver
+            .streams
+            .check_conserved(&service.driver.store, || service.is_serving())
     }
 }

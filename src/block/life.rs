@@ -6,7 +6,7 @@
 
 use super::{Block, Extra};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Home, Use};
+use crate::driver::{Allocation, Allocations, Home, Use, captured, ordering, release};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
@@ -228,7 +228,7 @@ fn begin(
             observers.ending(driver, ending);
         }
         // Not through the cache: the memory may be a reservation's.
-        driver.free_many(lane, lanes, None, &block);
+        release::free_many(driver, lane, lanes, None, &block);
     }
     filled
 }
@@ -324,7 +324,7 @@ impl Block {
             if let Some(observers) = observers {
                 observers.extension_freed(&extension, &lanes[0]);
             }
-            driver.free_uncounted(lanes, None, &extension.as_used(0));
+            release::free_uncounted(driver, lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -334,7 +334,7 @@ impl Block {
             let (allocation, lane) = (self.allocation(), &*registration.lane);
             observers.grown(driver, allocation, extension.bytes, lane, caller);
         }
-        driver.join_used(self.allocation(), &extension);
+        driver.store.join_used(self.allocation(), &extension);
         // Only now: a growth that was refused is neither an allocation nor a free.
         let cache = &registration.lane.cache;
         cache.count(Event::Growth, extension.bytes, demand.rounding);
@@ -359,7 +359,13 @@ impl Block {
         let mut further = further.iter().filter(|further| further.id != lane.id);
         further.try_for_each(|further| {
             let driver = &service.driver;
-            driver.order_after_grant(lane, extension.after, further)
+            ordering::order_after_grant(
+                &driver.streams,
+                &driver.shared,
+                lane,
+                extension.after,
+                further,
+            )
         })
     }
 }
@@ -429,7 +435,7 @@ impl Block {
         if self.is_in(capture) {
             let lanes = self.uses().lanes();
             let Registration { service, lane, .. } = &**self.registration();
-            service.driver.free_captured(lane, &lanes, &block);
+            captured::free_captured(&service.driver, lane, &lanes, &block);
             return Fences::one(lane.id, lane.cache.open_ticket());
         }
         if let Some(outside) = self.take_outside() {
@@ -442,15 +448,15 @@ impl Block {
             .is_none_or(|extra| extra.is_of_one_stream() && extra.graphs.is_none());
         let Registration { service, lane, .. } = &**self.registration();
         if is_plain {
-            return Fences::one(lane.id, service.driver.free(lane, block));
+            return Fences::one(lane.id, release::free(&service.driver, lane, block));
         }
         if is_of_one_stream {
             let lanes = std::slice::from_ref(lane);
-            return service.driver.free_many(lane, lanes, None, &block);
+            return release::free_many(&service.driver, lane, lanes, None, &block);
         }
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes_with_launches(), uses.fence_left_behind());
-        service.driver.free_many(lane, &lanes, earlier, &block)
+        release::free_many(&service.driver, lane, &lanes, earlier, &block)
     }
 
     /// Ends the block: tells observers, and takes the allocation. Returns `None` if the block has ended already.
@@ -601,7 +607,7 @@ impl Block {
             return trace::freed(stream, block.bytes, block.address);
         }
         let Registration { service, lane, .. } = &**self.registration();
-        service.driver.free(lane, block);
+        release::free(&service.driver, lane, block);
         self.note_freed(block);
     }
 
@@ -611,7 +617,7 @@ impl Block {
     fn free_slowly(&self) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = self.allocation().as_used(self.charge.rounding());
-        service.driver.free(lane, block);
+        release::free(&service.driver, lane, block);
     }
 
     /// Uncharges the tag or the reservation, after the free.

@@ -8,6 +8,7 @@
 use super::Block;
 use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
+use crate::driver::ordering;
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::handles::Registration;
@@ -40,7 +41,13 @@ impl<'a> Uses<'a> {
     pub(crate) fn order(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
         let driver = &self.home.service.driver;
         for point in self.points_before(access, Some(on))? {
-            driver.bring_behind(&on.lane, &point.registration.lane, &point.marker)?;
+            ordering::bring_behind(
+                &driver.streams,
+                &driver.shared,
+                &on.lane,
+                &point.registration.lane,
+                &point.marker,
+            )?;
         }
         self.conclude(on, access)
     }
@@ -86,7 +93,13 @@ impl<'a> Uses<'a> {
         // The stream that the block has left comes after its own grant.
         if self.home.lane.id != on.lane.id {
             let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
-            driver.order_after_grant(&self.home.lane, after, &on.lane)?;
+            ordering::order_after_grant(
+                &driver.streams,
+                &driver.shared,
+                &self.home.lane,
+                after,
+                &on.lane,
+            )?;
         }
         self.note_ordered(on, access);
         Ok(())
@@ -189,7 +202,7 @@ impl<'a> Uses<'a> {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
-        let marker = registration.service.driver.mark(&registration.lane)?;
+        let marker = ordering::mark(&registration.service.driver, &registration.lane)?;
         if let Some(extra) = &mut **self.block.extra.lock() {
             extra.streams.keep(&registration, &marker);
         }

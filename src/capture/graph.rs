@@ -3,6 +3,7 @@
 use super::GraphMemory;
 use super::routed::expect_open;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
+use crate::driver::ordering;
 use crate::error::StreamError;
 use crate::handles::{GraphUses, Registration};
 use crate::id::Ticket;
@@ -81,8 +82,11 @@ impl CapturedGraph {
         // access to them. Addresses that reached the work in another way are the promise of the code that gave them.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
-        driver.noted(launched)?;
-        launching.submitted(registration, driver.present_point(&registration.lane));
+        driver.shared.noted(launched)?;
+        launching.submitted(
+            registration,
+            ordering::present_point(driver, &registration.lane),
+        );
         Ok(())
     }
 
@@ -103,10 +107,16 @@ fn come_after_grant(
 ) -> Result<(), DeviceError> {
     let (driver, of_home) = (&on.service.driver, &home.service.driver);
     if plain::Arc::ptr_eq(&on.presence, &home.presence) {
-        return driver.order_after_grant(&home.lane, after, &on.lane);
+        return ordering::order_after_grant(
+            &driver.streams,
+            &driver.shared,
+            &home.lane,
+            after,
+            &on.lane,
+        );
     }
-    match of_home.marker_for(&home.lane, after)? {
-        Some(marker) => driver.order_behind_other_pool(&on.lane, &marker),
+    match ordering::marker_for(&of_home.streams, &of_home.shared, &home.lane, after)? {
+        Some(marker) => ordering::order_behind_other_pool(&driver.shared, &on.lane, &marker),
         None => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! A stream that allocates from the memory of graphs while it is being captured.
 
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
-use crate::driver::{Change, Driver, captures_of};
+use crate::driver::{Change, Engine, captured, captures_of, maintenance};
 use crate::error::StreamError;
 use crate::handles::{GraphUses, Registration, Route};
 use crate::stream::Stream;
@@ -31,10 +31,11 @@ impl Routed {
         let registration = stream.registration();
         let (driver, lane) = (&registration.service.driver, &registration.lane);
         expect_open(registration, "begin_capture")?;
-        let order = driver.begin_capture(lane).ok_or_else(|| {
-            let reason = "the stream is being captured already; end that capture first";
-            DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
-        })?;
+        let order =
+            captured::begin_capture(&driver.streams, &driver.store, lane).ok_or_else(|| {
+                let reason = "the stream is being captured already; end that capture first";
+                DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
+            })?;
         let former = registration.set_route(Some(Route {
             uses: uses.clone(),
             orders: smallvec![order],
@@ -55,7 +56,7 @@ impl Routed {
         self.stream.registration().stream_device().id()
     }
 
-    fn driver(&self) -> &Driver {
+    fn driver(&self) -> &Engine {
         &self.stream.registration().service.driver
     }
 
@@ -110,8 +111,8 @@ impl Routed {
         assert_unlocked(name);
         let driver = self.driver();
         let lane = &self.stream.registration().lane;
-        let captures = captures_of(&**lane.device(&driver.device), name)?;
-        driver.noted(call(captures, self.stream.raw()))
+        let captures = captures_of(&**lane.device(&driver.shared.device), name)?;
+        driver.shared.noted(call(captures, self.stream.raw()))
     }
 }
 
@@ -121,12 +122,10 @@ impl Drop for Routed {
         let (service, lane) = (&registration.service, &registration.lane);
         let route = registration.set_route(None);
         let orders = route.as_ref().map(|route| route.orders.clone());
-        service
-            .driver
-            .end_capture(lane, &orders.unwrap_or_default());
+        captured::end_capture(&service.driver, lane, &orders.unwrap_or_default());
         service.publish(Change::Memory);
         // Memory that was freed on the captured stream had no event to watch.
-        service.driver.maintenance.note_progress();
+        maintenance::note_progress(&service.driver);
     }
 }
 
@@ -136,7 +135,7 @@ pub(super) fn expect_open(
     registration: &Registration,
     call: &'static str,
 ) -> Result<(), StreamError> {
-    if registration.service.driver.is_closed() {
+    if registration.service.driver.shared.is_closed() {
         return Err(StreamError::Closed);
     }
     if !registration.lane.is_host() {

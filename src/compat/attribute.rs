@@ -1,7 +1,7 @@
 //! The figures and settings of CUDA's and HIP's memory pools, by their names.
 
 use crate::device::{DeviceError, PoolAttribute};
-use crate::driver::DriverPool;
+use crate::driver::{DriverPool, figures, maintenance};
 use crate::heap::High;
 use crate::pool::Pool;
 
@@ -116,13 +116,17 @@ impl Attribute {
     pub fn get(self, pool: &Pool) -> u64 {
         let driver = &pool.service().driver;
         match self {
-            Self::ReuseFollowEventDependencies => driver.reuse().follow_event_dependencies.into(),
-            Self::ReuseAllowOpportunistic => driver.reuse().opportunistic.into(),
-            Self::ReuseAllowInternalDependencies => driver.reuse().internal_dependencies.into(),
+            Self::ReuseFollowEventDependencies => {
+                driver.shared.reuse().follow_event_dependencies.into()
+            }
+            Self::ReuseAllowOpportunistic => driver.shared.reuse().opportunistic.into(),
+            Self::ReuseAllowInternalDependencies => {
+                driver.shared.reuse().internal_dependencies.into()
+            }
             Self::ReleaseThreshold => pool.release_threshold(),
             Self::ReservedMemCurrent => pool.statistics().reserved.current,
             Self::ReservedMemHigh => {
-                let cap = Some(driver.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
+                let cap = Some(driver.store.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
                 pool.statistics().reserved.high.max(cap.unwrap_or(0))
             }
             Self::UsedMemCurrent => pool.statistics().used.current,
@@ -186,13 +190,15 @@ impl Attribute {
             Self::ReuseAllowInternalDependencies => {
                 pool.change_reuse(|reuse| reuse.internal_dependencies = flag);
             }
-            Self::ReleaseThreshold => driver.set_release_threshold(value),
-            Self::ReservedMemCurrent => driver.set_reserved(value)?,
+            Self::ReleaseThreshold => maintenance::set_release_threshold(driver, value),
+            Self::ReservedMemCurrent => maintenance::set_reserved(driver, value)?,
             Self::ReservedMemHigh => {
-                driver.reset_high(High::Reserved);
-                driver.set_soft_cap(if value == 0 { u64::MAX } else { value });
+                figures::reset_high(&driver.streams, &driver.store, High::Reserved);
+                maintenance::set_soft_cap(driver, if value == 0 { u64::MAX } else { value });
             }
-            Self::UsedMemHigh if value == 0 => driver.reset_high(High::Used),
+            Self::UsedMemHigh if value == 0 => {
+                figures::reset_high(&driver.streams, &driver.store, High::Used)
+            }
             Self::UsedMemHigh => return Err(AttributeError::NotZero { attribute, value }),
             Self::UsedMemCurrent => return Err(AttributeError::ReadOnly { attribute }),
         }

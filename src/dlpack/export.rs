@@ -98,7 +98,7 @@ impl SharedBlock {
         })?;
         let registration: &Registration = self.block().registration();
         let driver = &registration.service.driver;
-        let device = device_of(&*driver.device, driver.settings.kind);
+        let device = device_of(&*driver.shared.device, driver.shared.settings.kind);
         self.block().lend_to(consumer)?;
         let owner = Box::new(Exported(ManuallyDrop::new(self.clone())));
         let mut tensor = prepared.initialize(owner);

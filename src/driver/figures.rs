@@ -7,7 +7,7 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Hits, Maintenance, Statistics, gate};
+use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate, kept};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::fault::injected;
@@ -77,190 +77,190 @@ impl Retired {
     }
 }
 
-impl Maintenance {
-    /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
-    fn figures(&self, since: Mark) -> (Figures, LaneFigures) {
-        self.return_all_kept();
-        // Outlives the lock: it may be the last owner of a stream.
-        let lanes;
-        let heap = self.heap.lock();
-        let mut sum = {
-            let registry = self.lanes.lock();
-            lanes = registry.lanes.clone();
-            registry.retired.figures(since)
-        };
-        lanes.iter().for_each(|lane| sum.add(&lane.figures(since)));
-        (Figures::of(&heap, since), sum)
-    }
+/// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
+fn figures(streams: &Streams, store: &HeapStore, since: Mark) -> (Figures, LaneFigures) {
+    kept::return_all_kept(streams, store);
+    // Outlives the lock: it may be the last owner of a stream.
+    let lanes;
+    let heap = store.heap.lock();
+    let mut sum = {
+        let registry = streams.lanes.lock();
+        lanes = registry.lanes.clone();
+        registry.retired.figures(since)
+    };
+    lanes.iter().for_each(|lane| sum.add(&lane.figures(since)));
+    (Figures::of(&heap, since), sum)
+}
 
-    /// Returns the pool's figures since it was built.
-    pub(crate) fn statistics(&self) -> Statistics {
-        self.statistics_since(Mark::RESET)
-    }
+/// Returns the pool's figures since it was built.
+pub(crate) fn statistics(engine: &Engine) -> Statistics {
+    statistics_since(engine, Mark::RESET)
+}
 
-    /// Returns the pool's figures, with the high-water marks since `mark`.
-    pub(crate) fn statistics_since(&self, mark: Mark) -> Statistics {
-        let (figures, lanes) = self.figures(mark);
-        let (totals, counts) = (figures.totals, lanes.counts);
-        let used = totals.used.current.saturating_sub(lanes.cached);
-        let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
-        // What reservations hold is in no lane's counts.
-        let bound = lanes.bound.saturating_add(totals.set_aside.high);
-        let (evictions, evicted) = self.evictables.evicted();
-        Statistics {
-            capacity: self.capacity(),
-            leased: self.leased(),
-            reserved: totals.reserved,
-            used: Level {
-                current: used,
-                high: totals.used.high.min(bound).max(used),
-            },
-            pending: Level {
-                current: pending,
-                high: totals.pending.high.max(pending),
-            },
-            in_use: totals.in_use,
-            free: totals.free.current + lanes.cached_complete,
-            moving: totals.claimed,
-            set_aside: totals.set_aside.current,
-            in_graphs: self.counters.in_graphs(),
-            exportable: totals.outside,
-            imported: self.counters.imported(),
-            evictable: self.evictables.bytes(),
-            reservations: figures.reservations,
-            largest_free: figures.largest_free,
-            free_blocks: figures.free_blocks,
-            cached_in_lanes: lanes.cached,
-            lost_to_rounding: counts.rounding,
-            allocations: counts.allocations(),
-            allocated: counts.granted,
-            frees: counts.frees,
-            freed: counts.freed,
-            live_blocks: counts.live(),
-            chunks: figures.chunks,
-            releasable_chunks: figures.releasable_chunks,
-            releasable_blocks: figures.releasable_blocks,
-            releasable_bytes: figures.releasable_bytes,
-            hits: Hits(counts.by_source),
-            waits: self.waits.statistics(),
-            pending_ages: self.events.ages(),
-            growths: self.growths(),
-            chunks_created: self.counters.chunks_created.get(),
-            remaps: self.counters.remaps.get(),
-            device_waits: self.counters.device_waits.get(),
-            released: self.counters.released.get(),
-            events_created: self.events.created(),
-            evictions,
-            evicted,
-        }
+/// Returns the pool's figures, with the high-water marks since `mark`.
+pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
+    let (figures, lanes) = figures(&engine.streams, &engine.store, mark);
+    let (totals, counts) = (figures.totals, lanes.counts);
+    let used = totals.used.current.saturating_sub(lanes.cached);
+    let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
+    // What reservations hold is in no lane's counts.
+    let bound = lanes.bound.saturating_add(totals.set_aside.high);
+    let (evictions, evicted) = engine.store.evictables.evicted();
+    Statistics {
+        capacity: engine.store.capacity(),
+        leased: engine.store.leased(),
+        reserved: totals.reserved,
+        used: Level {
+            current: used,
+            high: totals.used.high.min(bound).max(used),
+        },
+        pending: Level {
+            current: pending,
+            high: totals.pending.high.max(pending),
+        },
+        in_use: totals.in_use,
+        free: totals.free.current + lanes.cached_complete,
+        moving: totals.claimed,
+        set_aside: totals.set_aside.current,
+        in_graphs: engine.shared.counters.in_graphs(),
+        exportable: totals.outside,
+        imported: engine.shared.counters.imported(),
+        evictable: engine.store.evictables.bytes(),
+        reservations: figures.reservations,
+        largest_free: figures.largest_free,
+        free_blocks: figures.free_blocks,
+        cached_in_lanes: lanes.cached,
+        lost_to_rounding: counts.rounding,
+        allocations: counts.allocations(),
+        allocated: counts.granted,
+        frees: counts.frees,
+        freed: counts.freed,
+        live_blocks: counts.live(),
+        chunks: figures.chunks,
+        releasable_chunks: figures.releasable_chunks,
+        releasable_blocks: figures.releasable_blocks,
+        releasable_bytes: figures.releasable_bytes,
+        hits: Hits(counts.by_source),
+        waits: engine.shared.waits.statistics(),
+        pending_ages: engine.streams.events.ages(),
+        growths: engine.shared.growths(),
+        chunks_created: engine.shared.counters.chunks_created.get(),
+        remaps: engine.shared.counters.remaps.get(),
+        device_waits: engine.shared.counters.device_waits.get(),
+        released: engine.shared.counters.released.get(),
+        events_created: engine.streams.events.created(),
+        evictions,
+        evicted,
     }
+}
 
-    /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and
-    /// not known to be complete.
-    pub(crate) fn figures_of(&self, lane: &Lane) -> (LaneFigures, u64) {
-        self.return_all_kept();
-        let heap = self.heap.lock();
-        let figures = lane.figures(Mark::RESET);
-        let pending =
-            inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
-        (figures, pending)
-    }
+/// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and
+/// not known to be complete.
+pub(crate) fn figures_of(streams: &Streams, store: &HeapStore, lane: &Lane) -> (LaneFigures, u64) {
+    kept::return_all_kept(streams, store);
+    let heap = store.heap.lock();
+    let figures = lane.figures(Mark::RESET);
+    let pending = inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
+    (figures, pending)
+}
 
-    /// Returns the number of blocks that are pending on a lane's stream, in constant time.
-    pub(crate) fn pending_blocks_on(&self, lane: &Lane) -> usize {
-        let heap = self.heap.lock();
-        inspect::pending_blocks_on(&heap, lane.id) + lane.pending_blocks()
-    }
+/// Returns the number of blocks that are pending on a lane's stream, in constant time.
+pub(crate) fn pending_blocks_on(store: &HeapStore, lane: &Lane) -> usize {
+    let heap = store.heap.lock();
+    inspect::pending_blocks_on(&heap, lane.id) + lane.pending_blocks()
+}
 
-    /// Returns how often memory was mapped or allocated from the device.
-    pub(crate) fn growths(&self) -> u64 {
-        self.counters.growths.load(Ordering::Relaxed)
-    }
-
-    /// Sets a high-water mark to the current figure.
-    pub(crate) fn reset_high(&self, high: High) {
-        self.return_all_kept();
-        let mut heap = self.heap.lock();
-        heap.reset_high(high);
-        if high == High::Used {
-            heap.reset_high(High::SetAside);
-            let mut registry = self.lanes.lock();
-            registry.retired.reset_high();
-            registry
-                .lanes
-                .iter()
-                .for_each(|lane| lane.cache.reset_high());
-        }
-    }
-
-    /// Keeps the high-water marks since now as well, until [`end`](Self::end) is called.
-    pub(crate) fn begin(&self) -> Mark {
-        self.return_all_kept();
-        let mut heap = self.heap.lock();
-        let mut registry = self.lanes.lock();
-        let mark = registry.retired.begin();
-        heap.begin_mark(mark);
+/// Sets a high-water mark to the current figure.
+pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
+    kept::return_all_kept(streams, store);
+    let mut heap = store.heap.lock();
+    heap.reset_high(high);
+    if high == High::Used {
+        heap.reset_high(High::SetAside);
+        let mut registry = streams.lanes.lock();
+        registry.retired.reset_high();
         registry
             .lanes
             .iter()
-            .for_each(|lane| lane.cache.begin(mark));
-        mark
+            .for_each(|lane| lane.cache.reset_high());
     }
+}
 
-    pub(crate) fn end(&self, mark: Mark) {
-        let mut heap = self.heap.lock();
-        let mut registry = self.lanes.lock();
-        registry.retired.marks.retain(|(known, _)| *known != mark);
-        registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
-        heap.end_mark(mark);
-    }
+/// Keeps the high-water marks since now as well, until [`end`] is called.
+pub(crate) fn begin(streams: &Streams, store: &HeapStore) -> Mark {
+    kept::return_all_kept(streams, store);
+    let mut heap = store.heap.lock();
+    let mut registry = streams.lanes.lock();
+    let mark = registry.retired.begin();
+    heap.begin_mark(mark);
+    registry
+        .lanes
+        .iter()
+        .for_each(|lane| lane.cache.begin(mark));
+    mark
+}
 
-    /// Bypasses all caches until [`end_exact`](Self::end_exact) is called as often: high-water marks are exact meanwhile.
-    pub(crate) fn begin_exact(&self) {
-        {
-            let mut measurements = self.measurements.lock();
-            *measurements += 1;
-            if !injected("measured-pool-caches") {
-                self.gate.fetch_or(gate::MEASURED, Ordering::SeqCst);
-            }
-        }
-        self.flush(Flush::All);
-    }
+pub(crate) fn end(streams: &Streams, store: &HeapStore, mark: Mark) {
+    let mut heap = store.heap.lock();
+    let mut registry = streams.lanes.lock();
+    registry.retired.marks.retain(|(known, _)| *known != mark);
+    registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
+    heap.end_mark(mark);
+}
 
-    pub(crate) fn end_exact(&self) {
-        let mut measurements = self.measurements.lock();
-        *measurements -= 1;
-        if *measurements == 0 {
-            self.gate.fetch_and(!gate::MEASURED, Ordering::SeqCst);
-        }
-    }
-
-    /// Returns the state of the memory, for an error.
-    pub(crate) fn shortfall(&self, request: Request, waiting: usize) -> Shortfall {
-        let (figures, lanes) = self.figures(Mark::RESET);
-        let totals = figures.totals;
-        Shortfall {
-            requested: request.bytes,
-            free: totals.free.current,
-            largest_free: figures.largest_free,
-            pending: totals.pending.current + lanes.cached,
-            used: totals.used.current.saturating_sub(lanes.cached),
-            reserved: totals.reserved.current,
-            capacity: self.capacity(),
-            leased: self.leased(),
-            waiting,
-            expected_wait: None,
-            tag: None,
-            device: self.refused_by_device(request.bytes, totals.reserved.current),
+/// Bypasses all caches until [`end_exact`] is called as often: high-water marks are exact meanwhile.
+pub(crate) fn begin_exact(engine: &Engine) {
+    {
+        let mut measurements = engine.shared.measurements.lock();
+        *measurements += 1;
+        if !injected("measured-pool-caches") {
+            engine
+                .shared
+                .gate
+                .fetch_or(gate::MEASURED, Ordering::SeqCst);
         }
     }
+    engine.streams.flush(&engine.store, Flush::All);
+}
 
-    /// Returns the device's own figures, if the device, and not the capacity, refused as many bytes when it was last
-    /// asked.
-    fn refused_by_device(&self, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
-        let is_allowed = reserved.saturating_add(bytes) <= self.leased();
-        let is_refused = is_allowed && self.is_refused();
-        let info = is_refused.then(|| self.device.memory_info(self.settings.kind));
-        info?.ok()
+pub(crate) fn end_exact(shared: &Shared) {
+    let mut measurements = shared.measurements.lock();
+    *measurements -= 1;
+    if *measurements == 0 {
+        shared.gate.fetch_and(!gate::MEASURED, Ordering::SeqCst);
     }
+}
+
+/// Returns the state of the memory, for an error.
+pub(crate) fn shortfall(engine: &Engine, request: Request, waiting: usize) -> Shortfall {
+    let (figures, lanes) = figures(&engine.streams, &engine.store, Mark::RESET);
+    let totals = figures.totals;
+    Shortfall {
+        requested: request.bytes,
+        free: totals.free.current,
+        largest_free: figures.largest_free,
+        pending: totals.pending.current + lanes.cached,
+        used: totals.used.current.saturating_sub(lanes.cached),
+        reserved: totals.reserved.current,
+        capacity: engine.store.capacity(),
+        leased: engine.store.leased(),
+        waiting,
+        expected_wait: None,
+        tag: None,
+        device: refused_by_device(engine, request.bytes, totals.reserved.current),
+    }
+}
+
+/// Returns the device's own figures, if the device, and not the capacity, refused as many bytes when it was last
+/// asked.
+fn refused_by_device(engine: &Engine, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
+    let is_allowed = reserved.saturating_add(bytes) <= engine.store.leased();
+    let is_refused = is_allowed && engine.supply.is_refused();
+    let info = is_refused.then(|| {
+        engine
+            .shared
+            .device
+            .memory_info(engine.shared.settings.kind)
+    });
+    info?.ok()
 }

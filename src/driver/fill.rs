@@ -3,7 +3,7 @@
 //! A fill is work of the device, in the order of a stream that the block is used on, so that it comes after every
 //! earlier use of the memory and before every later one. No thread waits for it.
 
-use super::streams::Streams;
+use super::{Engine, ordering};
 use crate::device::{Captures, Device, DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
 use crate::lane::Lane;
@@ -71,7 +71,7 @@ impl Fills {
 
 /// The fill of one block, or of a part of it.
 pub(crate) struct Filling<'a> {
-    pub(crate) streams: &'a Streams,
+    pub(crate) engine: &'a Engine,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) fill: Fill,
@@ -97,7 +97,7 @@ impl Filling<'_> {
         match self.submit(lane) {
             Ok(()) if self.is_captured => Ok(after),
             // Any event that is recorded from now on is behind the fill.
-            Ok(()) => Ok(self.streams.present_point(lane)),
+            Ok(()) => Ok(ordering::present_point(self.engine, lane)),
             Err(error) if error.kind() == DeviceErrorKind::Unsupported && !is_required => Ok(after),
             Err(error) => Err(error),
         }
@@ -119,14 +119,20 @@ impl Filling<'_> {
         filler: usize,
         earlier: Option<(&Lane, Ticket)>,
     ) -> Result<(), DeviceError> {
-        let streams = self.streams;
+        let engine = self.engine;
         if let Some((home, after)) = earlier {
-            streams.order_after_grant(home, after, &lanes[filler])?;
+            ordering::order_after_grant(
+                &engine.streams,
+                &engine.shared,
+                home,
+                after,
+                &lanes[filler],
+            )?;
         }
         for (at, lane) in lanes.iter().enumerate() {
             if at != filler {
-                let marker = streams.mark(lane)?;
-                streams.order_behind(&lanes[filler], &marker)?;
+                let marker = ordering::mark(engine, lane)?;
+                ordering::order_behind(&engine.streams, &engine.shared, &lanes[filler], &marker)?;
             }
         }
         self.submit(&lanes[filler])
@@ -143,21 +149,21 @@ impl Filling<'_> {
             return Ok(());
         }
         let (byte, location) = (self.fill.byte(), self.location);
-        let device = lane.device(&self.streams.device);
+        let device = lane.device(&self.engine.shared.device);
         if self.is_captured {
             let captures = captures_of(&**device, "fill")?;
             // SAFETY: the lane keeps the stream's owner. The memory belongs to the graph, or its user keeps it for the
             // launches; the order within the graph is that of the stream.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
             let filled = unsafe { captures.capture_fill(lane.raw, address, bytes, byte, location) };
-            return self.streams.noted(filled);
+            return self.engine.shared.noted(filled);
         }
         let _submission = lane.cache.submit("fill")?;
         // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
         // fill, and the fill comes in the order of the block's stream, like the uses of the block.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let filled = unsafe { device.fill(lane.raw, address, bytes, byte, location) };
-        self.streams.noted(filled)
+        self.engine.shared.noted(filled)
     }
 }
 

@@ -11,8 +11,6 @@
     allow(dead_code, reason = "no lender exists without the feature")
 )]
 
-use super::core::gate;
-use super::{Core, Supply};
 use crate::measure::debug_in_units;
 use crate::sync::plain::Arc;
 use crate::sync::{Ordering, SharedNumber};
@@ -115,6 +113,21 @@ impl Lease {
         }
     }
 
+    /// Sets the grants that the bounds include, and the bytes that may be held; with `is_binding`, they bound the memory
+    /// in use as well. Called under the heap's lock.
+    pub(super) fn set(&self, granted: u64, bytes: u64, is_binding: bool) {
+        let most_in_use = if is_binding { bytes } else { u64::MAX };
+        self.granted.store(granted, Ordering::Relaxed);
+        self.most_in_use.store(most_in_use, Ordering::Relaxed);
+    }
+
+    /// Returns the bytes that must have been granted before this many may be in use; `None` if they may be now. Called
+    /// under the heap's lock.
+    pub(super) fn wanted_for_use(&self, in_use: u64) -> Option<u64> {
+        let most = self.most_in_use.load(Ordering::Relaxed);
+        self.wanted(in_use.saturating_sub(most))
+    }
+
     /// Returns the bytes that must have been granted where a bound lacks that many; `None` if it lacks none. Called
     /// under the heap's lock.
     pub(super) fn wanted(&self, lacking: u64) -> Option<u64> {
@@ -146,53 +159,5 @@ impl Lease {
         self.lender
             .as_ref()
             .is_some_and(|lender| lender.is_asking())
-    }
-}
-
-impl Core {
-    /// Sets the bytes that may be held after so many were granted; with `is_binding`, also those that may be in use.
-    pub(crate) fn set_lease(&self, granted: u64, bytes: u64, is_binding: bool) {
-        let most_in_use = if is_binding { bytes } else { u64::MAX };
-        let mut heap = self.heap.lock();
-        heap.set_lease(bytes);
-        // Under the lock, where a search reads them together.
-        self.lease.granted.store(granted, Ordering::Relaxed);
-        self.lease.most_in_use.store(most_in_use, Ordering::Relaxed);
-        match is_binding {
-            true => self.gate.fetch_or(gate::RECALLED, Ordering::SeqCst),
-            false => self.gate.fetch_and(!gate::RECALLED, Ordering::SeqCst),
-        };
-    }
-
-    /// Returns whether the memory in use is bounded.
-    pub(crate) fn is_recalled(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & gate::RECALLED != 0
-    }
-
-    /// Returns the bytes that must have been granted for a request that would exceed the bound on memory in use; `None`
-    /// if it would not.
-    pub(super) fn wanted_for_use(&self, bytes: u64) -> Option<u64> {
-        if !self.is_recalled() {
-            return None;
-        }
-        let heap = self.heap.lock();
-        let in_use = heap.totals().in_use.current.saturating_add(bytes);
-        let most = self.lease.most_in_use.load(Ordering::Relaxed);
-        self.lease.wanted(in_use.saturating_sub(most))
-    }
-
-    /// Returns the bytes that may be held now: the capacity, unless a broker leases less.
-    pub(crate) fn leased(&self) -> u64 {
-        match self.lease.lender {
-            None => self.capacity(),
-            Some(_) => self.heap.lock().lease(),
-        }
-    }
-}
-
-impl Supply {
-    /// Returns the bytes that are held, or may be: chunks that the device failed to take back are among them.
-    pub(crate) fn held(&self) -> u64 {
-        self.totals().held() + self.memory.unmapped_bytes()
     }
 }

@@ -1,36 +1,40 @@
-//! The driver: executes one allocation, and one free, through caches, heap and device.
+//! The engine: executes one allocation, and one free, through caches, heap and device.
 //!
 //! It is the only part that calls the device, and it never does so under a lock (invariant `no-lock-across-calls`). It
 //! knows neither futures nor waiters: it reads the *gate*, which is not open while a request waits, and *publishes*
 //! what makes memory reachable.
 //!
-//! It consists of layers. Each owns its fields and the layer below, and dereferences to it:
+//! The [`Engine`] has five parts. A part knows no other part; a function takes the parts that it needs, or the engine if
+//! it needs most of them.
 //!
-//! | layer | responsibility |
+//! | part | contents |
 //! |---|---|
-//! | [`Driver`] | entry points: allocate, free, reserve |
-//! | [`Maintenance`] | the alarm, the threshold and the heuristic; releases and coalesces unasked |
-//! | [`Supply`] | the memory that the device gave, and the budget for remapping; carries out the heap's plans |
-//! | [`Streams`] | the registered streams and their events; polls, flushes, seals, orders |
-//! | [`Core`] | the device, the heap behind its lock, the gate, the event log |
+//! | [`Shared`] | the device, the settings, the gate, the counters, the fault that ended the pool |
+//! | [`HeapStore`] | the heap behind its lock, the bounds on it, evictable memory, the event log |
+//! | [`Streams`] | the registered streams, their events, and access of other devices |
+//! | [`Supply`] | the memory that the device gave, and the budget for remapping |
+//! | [`Maintenance`] | the alarm, the threshold and the heuristic |
 //!
 //! | file | contents |
 //! |---|---|
 //! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `reservation`, `streams/kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `reservation`, `kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user; counts of device calls |
-//! | `release` | frees, and allocations that were never used |
-//! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
+//! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
+//! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
+//! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
+//! | `registry` | the list of lanes |
+//! | `memory` | chunks and ranges of the device |
+//! | `spill` | memory that pools of one device ask of each other |
 //! | `alarm` | when the maintenance is done |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
-//! | `publish` | how the driver reports what makes memory reachable |
+//! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill` | filling memory that is granted or freed |
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
-//! | `pass_through` | frees that are passed on to a pool of the driver |
 //! | `evictable` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a broker leases |
@@ -38,43 +42,46 @@
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
-mod access;
+pub(crate) mod access;
 mod alarm;
 mod allocation;
-mod captured;
-mod core;
+pub(crate) mod captured;
 mod driver_pool;
 mod event_log;
 mod evictable;
-mod figures;
+pub(crate) mod figures;
 mod fill;
 mod heuristic;
+pub(crate) mod kept;
 mod lease;
-mod maintenance;
+pub(crate) mod maintenance;
 mod memory;
 mod mode;
 mod neighbours;
-mod ordering;
+pub(crate) mod ordering;
 mod parts;
 mod pass_through;
 mod publish;
+pub(crate) mod reaping;
 mod recipient;
 mod registry;
-mod release;
+pub(crate) mod release;
 mod reservation;
 mod search;
 mod segments;
+mod shared;
 mod soft_cap;
+pub(crate) mod spill;
 mod statistics;
-mod streams;
-mod supply;
+mod store;
+pub(crate) mod streams;
+pub(crate) mod supply;
 mod teardown;
 mod trimmed;
 mod upstream;
 mod walk;
 
 pub(crate) use allocation::{Allocation, Counters};
-pub(crate) use core::{Settings, gate};
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
@@ -82,6 +89,7 @@ pub(crate) use evictable::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills, captures_of};
 pub use heuristic::CoalesceHeuristic;
+pub(crate) use kept::{Kept, ReservationState};
 pub use lease::BrokerLease;
 pub(crate) use lease::{Lease, LeaseBounds, Lender};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
@@ -90,9 +98,12 @@ pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
+pub(crate) use registry::Lanes;
 pub(crate) use reservation::Drawn;
+pub(crate) use shared::{Settings, Shared, gate};
 pub use statistics::{Hits, Statistics};
-pub(crate) use streams::{Kept, ReservationState, Watches};
+pub(crate) use store::HeapStore;
+pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub use trimmed::Trimmed;
 pub(crate) use upstream::MemorySource;
@@ -109,30 +120,22 @@ pub use crate::lane::Source;
 pub(crate) use crate::lane::Use;
 use crate::measure::Waits;
 use crate::sync::{Arc, plain};
-use core::Core;
 use recipient::Recipient;
 use reservation::Draw;
 use search::Search;
-use std::ops::Deref;
-use streams::Streams;
 use walk::Walk;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct Engine {
+    pub(crate) shared: Shared,
+    pub(crate) store: HeapStore,
+    pub(crate) streams: Streams,
+    pub(crate) supply: Supply,
     pub(crate) maintenance: Maintenance,
 }
 
-impl Deref for Driver {
-    type Target = Maintenance;
-
-    #[inline(always)]
-    fn deref(&self) -> &Maintenance {
-        &self.maintenance
-    }
-}
-
-impl Driver {
+impl Engine {
     /// # Errors
     /// Returns an error if the device cannot reserve addresses, or the initial memory.
     pub(crate) fn new(
@@ -142,9 +145,22 @@ impl Driver {
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
     ) -> Result<Self, BuildError> {
-        let streams = Streams::new(Core::new(device, settings, publisher, waits));
-        let maintenance = Maintenance::new(Supply::new(streams, others)?);
-        Ok(Self { maintenance })
+        let shared = Shared::new(device, settings, publisher, waits);
+        let engine = Self {
+            store: HeapStore::new(&shared),
+            streams: Streams::new(&shared),
+            supply: Supply::new(&shared, others),
+            maintenance: Maintenance::new(&shared.settings.maintenance),
+            shared,
+        };
+        supply::reserve_addresses(&engine, engine.store.capacity())?;
+        let initial = engine
+            .store
+            .heap
+            .lock()
+            .plan_new(engine.shared.settings.initial);
+        supply::carry_out_free(&engine, initial)?;
+        Ok(engine)
     }
 
     /// Searches the sources above the stream's own cache, in the order of the policy.
@@ -173,35 +189,13 @@ impl Driver {
         parts: &Parts,
         mode: Mode<'_>,
     ) -> Result<Allocations, Refusal> {
-        let driver = self;
         let search = parts::PartsSearch {
-            driver,
+            engine: self,
             lane,
             parts,
             mode,
         };
         search.run()
-    }
-
-    /// Joins a block and the one that was allocated directly above it.
-    pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
-        self.heap.lock().join_used(lower.id, upper.id);
-    }
-
-    /// Makes a reservation of complete memory.
-    pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
-        let mut heap = self.heap.lock();
-        heap::reservation::create(
-            &mut heap,
-            allocations.into_iter().map(|allocation| allocation.id),
-        )
-    }
-
-    /// Adds complete memory to a reservation.
-    pub(crate) fn add_to_reservation(&self, reservation: ReservationId, allocations: Allocations) {
-        let mut heap = self.heap.lock();
-        let ids = allocations.into_iter().map(|allocation| allocation.id);
-        heap::reservation::extend(&mut heap, reservation, ids);
     }
 
     /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
@@ -256,7 +250,7 @@ impl Driver {
         reservation: ReservationId,
         request: Request,
     ) -> Result<Draw<'a>, DeviceError> {
-        self.expect_sound()?;
+        self.shared.expect_sound()?;
         let to = Recipient::new(self, lane, lane.timeline.clock());
         Ok(Draw::new(to, reservation, request))
     }
@@ -264,39 +258,22 @@ impl Driver {
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.
     /// Takes time proportional to the number of all blocks, under the heap's lock.
     pub(crate) fn granted_from(&self, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
-        self.return_all_kept();
-        heap::inspect::granted_from(&self.heap.lock(), reservations)
-    }
-
-    /// Bytes of a reservation that are not allocated, and those of its largest block.
-    pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
-        let state = heap::reservation::state(&self.heap.lock(), reservation);
-        (state.left, state.largest)
-    }
-
-    /// Splits off another reservation of that size, if as many bytes are not allocated; with `only_whole`, in one
-    /// piece.
-    pub(crate) fn split_reservation(
-        &self,
-        reservation: ReservationId,
-        bytes: u64,
-        only_whole: bool,
-    ) -> Option<ReservationId> {
-        heap::reservation::split(&mut self.heap.lock(), reservation, bytes, only_whole)
+        kept::return_all_kept(&self.streams, &self.store);
+        heap::inspect::granted_from(&self.store.heap.lock(), reservations)
     }
 
     /// Moves the unallocated memory of a reservation into another one, or into the pool if that one has ended.
     pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
-        heap::reservation::merge(&mut self.heap.lock(), from, into);
-        self.publish(Change::Memory);
-        self.note_return();
+        heap::reservation::merge(&mut self.store.heap.lock(), from, into);
+        self.shared.publish(Change::Memory);
+        maintenance::note_return(self);
     }
 
     /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
-        heap::reservation::disband(&mut self.heap.lock(), reservation);
-        self.publish(Change::Memory);
-        self.note_return();
+        heap::reservation::disband(&mut self.store.heap.lock(), reservation);
+        self.shared.publish(Change::Memory);
+        maintenance::note_return(self);
     }
 
     /// Returns the block that an address is in; `None` where the pool has no memory. Takes time proportional to the
@@ -309,5 +286,11 @@ impl Driver {
     /// blocks, most of it without the heap's lock.
     pub(crate) fn heap_walk(&self) -> HeapWalk {
         Walk::new(self).all()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        teardown::end(self);
     }
 }

@@ -6,7 +6,7 @@
 use super::allocation::Allocation;
 use super::recipient::Found;
 use super::search::{Search, may_submit};
-use super::{Driver, Mode, Refusal, Source};
+use super::{Engine, Mode, Refusal, Source, maintenance, ordering, spill, supply};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request, Target, inspect};
@@ -61,7 +61,7 @@ type FoundParts = SmallVec<[(usize, Found); 4]>;
 
 /// A search for all parts of one request.
 pub(super) struct PartsSearch<'a> {
-    pub(super) driver: &'a Driver,
+    pub(super) engine: &'a Engine,
     pub(super) lane: &'a Arc<Lane>,
     pub(super) parts: &'a Parts,
     pub(super) mode: Mode<'a>,
@@ -93,11 +93,11 @@ impl PartsSearch<'_> {
             Err(Refusal::Short(_)) if self.release_for_parts()? => {}
             found => return found,
         }
-        let is_refused = self.driver.is_refused();
+        let is_refused = self.engine.supply.is_refused();
         let found = self.find();
         if is_refused && matches!(found, Err(Refusal::Short(_))) {
             // Growing for the first part succeeded, and made it forgotten: the device is to be asked again.
-            self.driver.note_refused(true);
+            self.engine.supply.note_refused(true);
         }
         found
     }
@@ -110,19 +110,19 @@ impl PartsSearch<'_> {
     /// # Errors
     /// Returns an error if the device fails, or memory calls are needed that may not be made here.
     fn release_for_parts(&self) -> Result<bool, Refusal> {
-        let driver = self.driver;
-        if driver.settings.geometry.virtual_memory || driver.totals().releasable == 0 {
+        let engine = self.engine;
+        if engine.shared.settings.geometry.virtual_memory || engine.store.totals().releasable == 0 {
             return Ok(false);
         }
-        if !driver.may_call(self.mode.effort) {
+        if !engine.shared.may_call(self.mode.effort) {
             return Err(Refusal::NeedsThread);
         }
-        let released = driver.release(Target::Keep(0)).into_result();
-        if driver.noted(released)? == 0 {
+        let released = supply::release(engine, Target::Keep(0)).into_result();
+        if engine.shared.noted(released)? == 0 {
             return Ok(false);
         }
         let mut spills = 0;
-        while self.was_refused_together()? && driver.spill_for(self.together(), spills) {
+        while self.was_refused_together()? && spill::spill_for(engine, self.together(), spills) {
             spills += 1;
         }
         Ok(true)
@@ -131,17 +131,17 @@ impl PartsSearch<'_> {
     /// Takes one segment for all parts, if the capacity does not hold one for each. Returns whether the device has too
     /// little for it.
     fn was_refused_together(&self) -> Result<bool, DeviceError> {
-        let driver = self.driver;
-        let granularity = driver.settings.geometry.granularity;
+        let engine = self.engine;
+        let granularity = engine.shared.settings.geometry.granularity;
         let plan = {
-            let mut heap = driver.heap.lock();
+            let mut heap = engine.store.heap.lock();
             let (left, _) = inspect::left_and_free(&heap);
             let are_too_much = self.in_steps_of(granularity) > left;
             are_too_much.then(|| heap.plan_new(self.together()))
         };
-        match driver.carry_out_free(plan.flatten()) {
+        match supply::carry_out_free(engine, plan.flatten()) {
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
-                driver.note_refused(true);
+                engine.supply.note_refused(true);
                 Ok(true)
             }
             carried_out => carried_out.map(|()| false),
@@ -209,12 +209,12 @@ impl PartsSearch<'_> {
         mode: Mode<'_>,
         deferred: Option<&mut Fences>,
     ) -> Result<Found, Refusal> {
-        let Self { driver, lane, .. } = *self;
+        let Self { engine, lane, .. } = *self;
         if self.parts.is_for_all {
-            return Search::for_all(driver, lane, request, mode).run();
+            return Search::for_all(engine, lane, request, mode).run();
         }
         let at = (request, self.parts.placement);
-        Search::for_stream(driver, lane, at, mode, deferred).run()
+        Search::for_stream(engine, lane, at, mode, deferred).run()
     }
 
     /// Submits the deferred waits, and notes behind which point of the stream each part is safe.
@@ -225,7 +225,7 @@ impl PartsSearch<'_> {
         let has_waited = if injected("several-granted-before-their-waits") {
             !deferred.is_empty()
         } else {
-            self.driver.wait_for_all(self.lane, deferred.iter())?
+            ordering::wait_for_all(self.engine, self.lane, deferred.iter())?
         };
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let mut point = None;
@@ -240,7 +240,7 @@ impl PartsSearch<'_> {
             if !fences.is_empty() && !fences.single().is_some_and(is_own) {
                 // A point from now on: behind the waits.
                 allocation.after =
-                    *point.get_or_insert_with(|| self.driver.present_point(self.lane));
+                    *point.get_or_insert_with(|| ordering::present_point(self.engine, self.lane));
             }
         }
         Ok(())
@@ -254,11 +254,11 @@ impl PartsSearch<'_> {
             self.lane.cache.expect_seal(fences.of(self.lane.id));
         }
         {
-            let mut heap = self.driver.heap.lock();
+            let mut heap = self.engine.store.heap.lock();
             for (_, part) in found {
                 heap.give_back(part.allocation.id, part.fences);
             }
         }
-        self.driver.note_return();
+        maintenance::note_return(self.engine);
     }
 }

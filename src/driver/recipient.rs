@@ -2,7 +2,7 @@
 
 use super::allocation::Allocation;
 use super::supply::For;
-use super::{Driver, Source};
+use super::{Engine, Shared, Source, ordering, supply};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::heap::{
     Clock, Donor, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, Taker, View, WaitLimit,
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// The stream that memory is searched for.
 pub(super) struct Recipient<'a> {
-    pub(super) driver: &'a Driver,
+    pub(super) engine: &'a Engine,
     pub(super) lane: &'a Arc<Lane>,
     /// The points that the stream comes after, as far as the policy lets them count.
     pub(super) after: Clock,
@@ -41,10 +41,10 @@ pub(super) struct Found {
 impl<'a> Recipient<'a> {
     /// Creates a recipient for a stream that comes after those points.
     #[inline]
-    pub(super) fn new(driver: &'a Driver, lane: &'a Arc<Lane>, after: Clock) -> Self {
+    pub(super) fn new(engine: &'a Engine, lane: &'a Arc<Lane>, after: Clock) -> Self {
         let is_captured = lane.cache.is_captured();
         Self {
-            driver,
+            engine,
             lane,
             // The order of a captured stream says nothing of the launches of its graph.
             after: if is_captured { Clock::default() } else { after },
@@ -61,17 +61,17 @@ impl<'a> Recipient<'a> {
         !self.is_for_all
             && self.may_submit
             && self.can_wait()
-            && self.driver.reuse().internal_dependencies
+            && self.engine.shared.reuse().internal_dependencies
     }
 
     /// Returns whether the stream can be made to wait on the device.
     pub(super) fn can_wait(&self) -> bool {
-        self.driver.capabilities.device_side_waits && self.lane.takes_waits
+        self.engine.shared.capabilities.device_side_waits && self.lane.takes_waits
     }
 
     /// Returns whether new memory is allocated in the order of the stream, by a pool of the driver.
     pub(super) fn takes_ordered_memory(&self) -> bool {
-        self.driver.settings.passes_through()
+        self.engine.shared.settings.passes_through()
             && self.may_submit
             && !self.is_for_all
             && self.deferred.is_none()
@@ -114,7 +114,7 @@ impl<'a> Recipient<'a> {
         forecast: impl Fn(&Lane, Fence) -> Option<Forecast>,
         look: impl FnOnce(&View<'_>) -> R,
     ) -> R {
-        let lanes = self.driver.lanes();
+        let lanes = self.engine.streams.lanes();
         let waits = |fence: Fence| match lanes.find(fence) {
             Some(lane) => forecast(lane, fence),
             // A stream without a lane is gone and complete, though the heap may not know that yet. Or it came after
@@ -129,13 +129,13 @@ impl<'a> Recipient<'a> {
 
     /// Returns the state of the stream as one that would wait.
     pub(super) fn taker(&self) -> Taker {
-        taker(self.driver, self.lane)
+        taker(&self.engine.shared, self.lane)
     }
 
     /// Returns how a request of that size may grow. Where the device has no new memory, free memory has to do.
     pub(super) fn growth(&self, bytes: u64) -> Growth {
-        let growth = self.driver.growth();
-        if self.refused > 0 || growth.is_sparing() && self.driver.is_short_of(bytes) {
+        let growth = self.engine.supply.growth(&self.engine.shared);
+        if self.refused > 0 || growth.is_sparing() && self.engine.supply.is_short_of(bytes) {
             return Growth::Allowed;
         }
         growth
@@ -144,7 +144,7 @@ impl<'a> Recipient<'a> {
     /// Returns whether the device refused new memory in place of which free memory might be moved. A chunk that it
     /// refuses to map is not tried again: a chunk is lost each time.
     pub(super) fn was_refused_new(&self, growth: Growth) -> bool {
-        growth.is_sparing() && self.refused >= self.driver.settings.geometry.chunk_bytes
+        growth.is_sparing() && self.refused >= self.engine.shared.settings.geometry.chunk_bytes
     }
 
     /// Carries a plan out, for the stream or for a reservation. `None` if the device has no memory for it.
@@ -155,12 +155,12 @@ impl<'a> Recipient<'a> {
     ) -> Result<Option<Found>, DeviceError> {
         // Mapping memory that is there may need some, too.
         let new = plan.new_bytes().max(1);
-        match self.driver.carry_out(plan, whom) {
+        match supply::carry_out(self.engine, plan, whom) {
             Ok(Some(grant)) => self.accept(grant, Source::Grown),
             Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
                 self.refused = new;
-                self.driver.note_refused(true);
+                self.engine.supply.note_refused(true);
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -183,7 +183,11 @@ impl<'a> Recipient<'a> {
             Ok(true) => Ok(Some(self.found_with(grant, Source::DeviceWait))),
             Ok(false) => Ok(Some(self.found_with(grant, source))),
             Err(error) => {
-                self.driver.heap.lock().give_back(grant.id, grant.fences);
+                self.engine
+                    .store
+                    .heap
+                    .lock()
+                    .give_back(grant.id, grant.fences);
                 match error.kind() {
                     DeviceErrorKind::Unsupported => Ok(None),
                     _ => Err(error),
@@ -208,7 +212,7 @@ impl<'a> Recipient<'a> {
     fn order_after(&self, grant: &Grant) -> Result<bool, DeviceError> {
         let view = self.view();
         let behind = grant.fences.iter().filter(|fence| !view.is_ordered(*fence));
-        self.driver.wait_for_all(self.lane, behind)
+        ordering::wait_for_all(self.engine, self.lane, behind)
     }
 
     /// Makes an allocation of a grant whose fences the stream comes after.
@@ -219,7 +223,7 @@ impl<'a> Recipient<'a> {
             _ if grant.fences.is_empty() => (Ticket::ZERO, source),
             Some(fence) if is_own(fence) => (fence.ticket, source.or(Source::SameStream)),
             _ if self.may_submit && self.deferred.is_none() => {
-                let point = self.driver.present_point(self.lane);
+                let point = ordering::present_point(self.engine, self.lane);
                 (point, source.or(Source::Ordered))
             }
             _ => (self.lane.cache.open_ticket(), source.or(Source::Ordered)),
@@ -246,8 +250,8 @@ impl Source {
     }
 }
 
-fn taker(driver: &Driver, lane: &Lane) -> Taker {
-    let now = driver.device.now();
+fn taker(shared: &Shared, lane: &Lane) -> Taker {
+    let now = shared.device.now();
     let timeline = &lane.timeline;
     let tail = timeline
         .newest()
@@ -257,18 +261,18 @@ fn taker(driver: &Driver, lane: &Lane) -> Taker {
 
 /// Returns the next time from which a queued request for the lane's stream may be made to wait on the device for a
 /// point of another stream, if nothing else happens until then.
-pub(crate) fn wait_allowed_at(driver: &Driver, lane: &Lane) -> Option<Duration> {
-    let limit = driver.settings.wait_limit;
-    let may_wait = driver.capabilities.device_side_waits
-        && driver.reuse().internal_dependencies
+pub(crate) fn wait_allowed_at(engine: &Engine, lane: &Lane) -> Option<Duration> {
+    let limit = engine.shared.settings.wait_limit;
+    let may_wait = engine.shared.capabilities.device_side_waits
+        && engine.shared.reuse().internal_dependencies
         && limit == WaitLimit::Tail
         && lane.takes_waits
         && !lane.is_external;
     if !may_wait {
         return None;
     }
-    let taker = taker(driver, lane);
-    let lanes = driver.lanes();
+    let taker = taker(&engine.shared, lane);
+    let lanes = engine.streams.lanes();
     let others = lanes.iter().filter(|other| other.id != lane.id);
     let times = others.filter_map(|other| {
         let latency = other.timeline.latency();

@@ -255,7 +255,7 @@ mod tests {
                     .sum::<u64>()
             };
             locks();
-            let (work, registry) = (device.create_stream(), &pool.service().driver.lanes);
+            let (work, registry) = (device.create_stream(), &pool.service().driver.streams.lanes);
             drop(pool.register(&work).unwrap());
             let cost = locks();
             assert_eq!(registry.lock().leaving().len(), retired);
@@ -298,7 +298,10 @@ mod tests {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let register = || pool.register(&device.create_stream()).unwrap();
         let first = register();
-        pool.service().driver.skip_stream_ids(u64::from(u32::MAX));
+        pool.service()
+            .driver
+            .streams
+            .skip_stream_ids(u64::from(u32::MAX));
         let later = [(); 3].map(|()| register());
         let ids = later.each_ref().map(|stream| stream.id());
         assert!(ids.is_sorted() && ids[0] > first.id());

@@ -3,7 +3,7 @@
 use super::allocation::Allocation;
 use super::recipient::{Found, Recipient};
 use super::supply::For;
-use super::{Change, Source};
+use super::{Change, Source, maintenance, ordering, reaping};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::{
@@ -63,7 +63,10 @@ impl<'a> Draw<'a> {
             }
             if !has_flushed && self.left().0 >= self.request.bytes {
                 // Also if the caches are empty: another thread may have flushed them just now.
-                self.to.driver.flush(Flush::All);
+                self.to
+                    .engine
+                    .streams
+                    .flush(&self.to.engine.store, Flush::All);
                 has_flushed = true;
                 continue;
             }
@@ -99,18 +102,18 @@ impl<'a> Draw<'a> {
         if let Some(found) = look(self)? {
             return Ok(Some(found));
         }
-        self.to.driver.seal_lanes()?;
-        self.to.driver.reap()?;
+        ordering::seal_lanes(self.to.engine)?;
+        reaping::reap(self.to.engine)?;
         look(self)
     }
 
     fn left(&self) -> (u64, u64) {
-        self.to.driver.left_in_reservation(self.reservation)
+        self.to.engine.store.left_in_reservation(self.reservation)
     }
 
     /// How often something came back to the reservation.
     fn moves(&self) -> u64 {
-        let heap = self.to.driver.heap.lock();
+        let heap = self.to.engine.store.heap.lock();
         heap::reservation::state(&heap, self.reservation)
             .arrivals
             .so_far
@@ -121,7 +124,7 @@ impl<'a> Draw<'a> {
     fn short_since(&self, so_far: u64) -> Option<Drawn> {
         loop {
             {
-                let heap = self.to.driver.heap.lock();
+                let heap = self.to.engine.store.heap.lock();
                 let ReservationState {
                     left,
                     largest,
@@ -144,7 +147,7 @@ impl<'a> Draw<'a> {
     /// Takes a block of the reservation that the stream comes after as it is.
     fn take_ordered(&mut self) -> Result<Option<Found>, DeviceError> {
         let taken = {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             heap::reservation::take_ordered(
                 &mut heap,
                 self.reservation,
@@ -180,7 +183,7 @@ impl<'a> Draw<'a> {
     ) -> Result<Option<Found>, DeviceError> {
         let limit = self.to.can_wait().then_some(WaitLimit::Unlimited);
         let taken = self.to.with_waits(limit, |view| {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             take(&mut heap, self.reservation, view)
         });
         match taken {
@@ -192,7 +195,7 @@ impl<'a> Draw<'a> {
     /// Takes one block of the pool in exchange for pieces of the reservation, remapped or new if necessary. A large
     /// block is taken in whole chunks, if it can be. What the device refuses as new memory is moved instead.
     fn exchange(&mut self) -> Result<Option<Found>, DeviceError> {
-        let geometry = self.to.driver.settings.geometry;
+        let geometry = self.to.engine.shared.settings.geometry;
         let is_large = geometry.virtual_memory && self.request.bytes >= geometry.chunk_bytes;
         let in_chunks = Request {
             alignment: geometry.chunk_bytes.max(self.request.alignment),
@@ -217,11 +220,11 @@ impl<'a> Draw<'a> {
         request: Request,
         growth: Growth,
     ) -> Result<Option<Found>, DeviceError> {
-        let driver = self.to.driver;
-        let was_refused = driver.is_refused();
+        let engine = self.to.engine;
+        let was_refused = engine.supply.is_refused();
         let limit = self.to.may_wait().then_some(WaitLimit::Unlimited);
         let exchanged = self.to.with_waits(limit, |view| {
-            let mut heap = driver.heap.lock();
+            let mut heap = engine.store.heap.lock();
             Exchange::begin(&mut heap, self.reservation, request, view, growth)
         });
         let found = match exchanged {
@@ -238,9 +241,9 @@ impl<'a> Draw<'a> {
         // The pieces may serve waiters, or be more than the pool is to hold. After a refusal that was expected they are
         // where they were, and a request that exchanges when it hears of a change would wake itself for ever.
         if found.is_some() || !was_refused {
-            driver.publish(Change::Memory);
+            engine.shared.publish(Change::Memory);
         }
-        driver.note_return();
+        maintenance::note_return(engine);
         Ok(found)
     }
 }

@@ -7,7 +7,10 @@ mod expected;
 
 use super::recipient::{Found, Recipient};
 use super::supply::For;
-use super::{Driver, Effort, Expected, Group, Mode, Refusal, Source};
+use super::{
+    Effort, Engine, Expected, Group, Mode, Refusal, Source, maintenance, ordering, reaping, spill,
+    supply,
+};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::{
@@ -52,7 +55,7 @@ impl<'a> Search<'a> {
     /// added there, and the memory is the stream's only once they are submitted.
     #[inline]
     pub(super) fn for_stream(
-        driver: &'a Driver,
+        engine: &'a Engine,
         lane: &'a Arc<Lane>,
         (request, placement): (Request, Placement),
         mode: Mode<'a>,
@@ -60,7 +63,7 @@ impl<'a> Search<'a> {
     ) -> Self {
         let may_submit = may_submit(lane, mode);
         let mut after = Clock::default();
-        if driver.reuse().follow_event_dependencies {
+        if engine.shared.reuse().follow_event_dependencies {
             if may_submit {
                 after = match mode.is_queued && !injected("clock-read-without-its-lock") {
                     true => lane.timeline.clock(),
@@ -75,36 +78,36 @@ impl<'a> Search<'a> {
             placement,
             may_submit,
             deferred,
-            ..Recipient::new(driver, lane, after)
+            ..Recipient::new(engine, lane, after)
         };
         Self::new(to, request, mode)
     }
 
     /// Creates a search for memory that is complete on every stream.
     pub(super) fn for_all(
-        driver: &'a Driver,
+        engine: &'a Engine,
         lane: &'a Arc<Lane>,
         request: Request,
         mode: Mode<'a>,
     ) -> Self {
         let to = Recipient {
             is_for_all: true,
-            ..Recipient::new(driver, lane, Clock::default())
+            ..Recipient::new(engine, lane, Clock::default())
         };
         Self::new(to, request, mode)
     }
 
     #[inline]
     fn new(to: Recipient<'a>, request: Request, mode: Mode<'a>) -> Self {
-        let driver = to.driver;
+        let engine = to.engine;
         let rules = Rules {
-            order: driver.settings.order,
+            order: engine.shared.settings.order,
             // Waiting is synchronizing: a request in the queue may always ask.
-            may_poll: driver.reuse().opportunistic || mode.is_queued,
+            may_poll: engine.shared.reuse().opportunistic || mode.is_queued,
             may_wait: to.may_wait(),
-            may_call: driver.may_call(mode.effort),
-            is_leased: driver.lease.lender.is_some(),
-            can_remap: driver.settings.geometry.virtual_memory,
+            may_call: engine.shared.may_call(mode.effort),
+            is_leased: engine.store.lease.lender.is_some(),
+            can_remap: engine.shared.settings.geometry.virtual_memory,
             takes_exact: to.placement == Placement::Anywhere && !to.is_for_all,
             is_immediate: mode.effort == Effort::Immediate,
             is_queued: mode.is_queued,
@@ -123,16 +126,16 @@ impl<'a> Search<'a> {
     }
 
     pub(super) fn run(&mut self) -> Result<Found, Refusal> {
-        self.to.driver.expect_sound()?;
+        self.to.engine.shared.expect_sound()?;
         self.look_for_room()?;
         if self.is_held_back() {
             return Err(Refusal::Short(Expected::default()));
         }
-        let Recipient { driver, lane, .. } = self.to;
+        let Recipient { engine, lane, .. } = self.to;
         if lane.cache.owes_seal() {
             // This request does not take the large blocks that the stream's cache holds. A failure is noted; the next
             // request tries again.
-            let _ = driver.seal_for_others(lane);
+            let _ = ordering::seal_for_others(engine, lane);
         }
         match self.take_good_fit() {
             Some(found) => Ok(found),
@@ -162,12 +165,12 @@ impl<'a> Search<'a> {
 
     /// Makes more memory reachable. Returns whether it did.
     fn prepare(&mut self, prepare: Prepare) -> Result<bool, Refusal> {
-        let driver = self.to.driver;
+        let engine = self.to.engine;
         Ok(match prepare {
             Prepare::FlushLarge => {
-                let has_any = driver.flush(Flush::Large);
+                let has_any = engine.streams.flush(&engine.store, Flush::Large);
                 if has_any {
-                    driver.seal_lanes()?;
+                    ordering::seal_lanes(engine)?;
                 }
                 has_any
             }
@@ -175,28 +178,32 @@ impl<'a> Search<'a> {
             // A loose fit that was passed over may be taken after all.
             Prepare::Poll => self.poll()? || self.state.facts.is_loose_fit,
             Prepare::FlushAged => {
-                let now = driver.device.now();
-                driver.flush(Flush::Older { now, age: AGE });
+                let now = engine.shared.device.now();
+                engine
+                    .streams
+                    .flush(&engine.store, Flush::Older { now, age: AGE });
                 self.finish_flush()?
             }
             Prepare::FlushAll => {
                 if injected("flushed-by-another-and-overlooked") {
-                    self.taken_back = Some(driver.totals().taken_back);
+                    self.taken_back = Some(engine.store.totals().taken_back);
                 }
-                driver.flush(Flush::All);
+                engine.streams.flush(&engine.store, Flush::All);
                 self.finish_flush()?
             }
-            Prepare::PollLate => driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))?,
+            Prepare::PollLate => reaping::reap_by(engine, |lane| {
+                lane.timeline.reap_late(&*engine.shared.device)
+            })?,
             Prepare::Trim => {
-                let released = driver.release(Target::Keep(0)).into_result();
-                let has_released = driver.noted(released)? > 0;
+                let released = supply::release(engine, Target::Keep(0)).into_result();
+                let has_released = engine.shared.noted(released)? > 0;
                 if has_released {
                     self.note_refused(0);
                 }
                 has_released
             }
             Prepare::Spill => {
-                let has_spilled = driver.spill_for(self.request.bytes, self.spills);
+                let has_spilled = spill::spill_for(engine, self.request.bytes, self.spills);
                 if has_spilled {
                     self.spills += 1;
                     self.note_refused(0);
@@ -204,13 +211,13 @@ impl<'a> Search<'a> {
                 has_spilled
             }
             Prepare::AskAgain => {
-                self.is_last = driver.refuses_for_no_reason(self.to.refused);
+                self.is_last = spill::refuses_for_no_reason(engine, self.to.refused);
                 self.is_last
             }
             Prepare::Borrow => {
                 let view = self.to.view();
-                let mut heap = driver.heap.lock();
-                let wanted = driver.lease.wanted(heap.lacking(self.request, &view));
+                let mut heap = engine.store.heap.lock();
+                let wanted = engine.store.lease.wanted(heap.lacking(self.request, &view));
                 drop(heap);
                 wanted.is_some_and(|wanted| self.borrow(wanted))
             }
@@ -220,7 +227,7 @@ impl<'a> Search<'a> {
 
     /// Asks the broker for bytes that the lease lacks. Returns whether they may be held now.
     fn borrow(&self, wanted: u64) -> bool {
-        let lease = &self.to.driver.lease;
+        let lease = &self.to.engine.store.lease;
         if self.mode.is_queued {
             lease.ask(wanted);
             return false;
@@ -232,7 +239,11 @@ impl<'a> Search<'a> {
     /// exceed the bound on it.
     #[inline]
     fn is_held_back(&self) -> bool {
-        let wanted = self.to.driver.wanted_for_use(self.request.bytes);
+        let wanted = self
+            .to
+            .engine
+            .store
+            .wanted_for_use(&self.to.engine.shared, self.request.bytes);
         wanted.is_some_and(|wanted| !self.is_relieved(wanted))
     }
 
@@ -242,7 +253,12 @@ impl<'a> Search<'a> {
     #[inline(never)]
     fn is_relieved(&self, wanted: u64) -> bool {
         let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
-        let wanted_still = || self.to.driver.wanted_for_use(self.request.bytes);
+        let wanted_still = || {
+            self.to
+                .engine
+                .store
+                .wanted_for_use(&self.to.engine.shared, self.request.bytes)
+        };
         may_ask && self.borrow(wanted) && wanted_still().is_none()
     }
 
@@ -252,7 +268,7 @@ impl<'a> Search<'a> {
             Try::Take => self.take(),
             Try::WaitForExact => self.wait_for_exact()?,
             Try::Grow => self.grow()?,
-            Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
+            Try::Wait => self.wait(self.to.engine.shared.settings.wait_limit)?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
         })
     }
@@ -264,23 +280,25 @@ impl<'a> Search<'a> {
         if placement == Placement::Anywhere {
             return Ok(());
         }
-        let driver = self.to.driver;
+        let engine = self.to.engine;
         let needed = placement.needs(self.request.bytes);
-        let is_room = || driver.heap.lock().addresses(placement) >= needed;
+        let is_room = || engine.store.heap.lock().addresses(placement) >= needed;
         if is_room() {
             return Ok(());
         }
         // Cached blocks can make room.
-        driver.flush(Flush::All);
+        engine.streams.flush(&engine.store, Flush::All);
         if is_room() {
             return Ok(());
         }
-        Err(Refusal::NoRoom(driver.heap.lock().addresses(placement)))
+        Err(Refusal::NoRoom(
+            engine.store.heap.lock().addresses(placement),
+        ))
     }
 
     fn take(&self) -> Option<Found> {
         let view = self.to.view();
-        let grant = self.to.driver.heap.lock().take(self.request, &view)?;
+        let grant = self.to.engine.store.heap.lock().take(self.request, &view)?;
         Some(self.to.found_with(grant, Source::Free))
     }
 
@@ -291,7 +309,7 @@ impl<'a> Search<'a> {
         }
         let bytes = self.request.bytes;
         let fit = {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             let fit = heap.take_good_fit(self.request, &self.to.view());
             let (left, free) = inspect::left_and_free(&heap);
             self.state.facts = Facts {
@@ -311,20 +329,20 @@ impl<'a> Search<'a> {
     /// Asks every stream that this search has not asked since its newest event. Points that the others have passed
     /// since then count for the next search.
     fn poll(&mut self) -> Result<bool, DeviceError> {
-        let driver = self.to.driver;
+        let engine = self.to.engine;
         // Where a last look at late events comes later, the oldest event is enough for now.
-        let in_order = driver.settings.order == Order::GrowFirst;
+        let in_order = engine.shared.settings.order == Order::GrowFirst;
         let asked = &mut self.asked;
-        driver.reap_by(|lane| {
+        reaping::reap_by(engine, |lane| {
             let newest = lane.timeline.newest().map(|marker| marker.ticket);
             let Some(newest) = newest.filter(|newest| !asked.covers(lane.fence(*newest))) else {
                 return Ok(None);
             };
             asked.join(lane.fence(newest));
             if in_order {
-                lane.timeline.reap_in_order(&*driver.device)
+                lane.timeline.reap_in_order(&*engine.shared.device)
             } else {
-                lane.timeline.reap(&*driver.device)
+                lane.timeline.reap(&*engine.shared.device)
             }
         })
     }
@@ -336,11 +354,11 @@ impl<'a> Search<'a> {
     #[cold]
     #[inline(never)]
     fn evict(&mut self) -> Result<bool, DeviceError> {
-        let driver = self.to.driver;
-        let evictable = driver.evictables.bytes_of(Group::Pool);
+        let engine = self.to.engine;
+        let evictable = engine.store.evictables.bytes_of(Group::Pool);
         let bytes = self.request.bytes;
         let (left, free, pending) = {
-            let heap = driver.heap.lock();
+            let heap = engine.store.heap.lock();
             let (left, free) = inspect::left_and_free(&heap);
             (left, free, heap.totals().pending.current)
         };
@@ -348,14 +366,14 @@ impl<'a> Search<'a> {
             let at_hand = free.saturating_add(new).saturating_add(pending);
             bytes.saturating_sub(at_hand.saturating_add(evictable))
         };
-        let may_ask_others = self.mode.is_queued && driver.is_refused();
+        let may_ask_others = self.mode.is_queued && engine.supply.is_refused();
         if missing(left) > 0 || evictable == 0 && !may_ask_others {
             return Ok(false);
         }
         let evicted_before = pending.min(self.evicted);
         // Pending memory is not joined with new memory, so evicted memory that is pending has to be enough without.
         let new = match evicted_before {
-            0 => driver.obtainable(left, self.state.facts.is_refused),
+            0 => spill::obtainable(engine, left, self.state.facts.is_refused),
             _ if missing(0) > 0 => return Ok(false),
             _ => 0,
         };
@@ -363,9 +381,9 @@ impl<'a> Search<'a> {
         let is_refused_all_the_same = evictable == 0 && pending == 0 && self.state.facts.is_refused;
         if missing(new) > 0 || is_refused_all_the_same {
             // It has to be asked again: no change is published once it has more.
-            driver.note_refused(true);
+            engine.supply.note_refused(true);
             let lacking = missing(new).max(1);
-            return Ok(self.mode.is_queued && driver.evict_elsewhere(lacking));
+            return Ok(self.mode.is_queued && spill::evict_elsewhere(engine, lacking));
         }
         let coming = free.saturating_add(evicted_before);
         if evicted_before > 0 && coming >= bytes && self.mode.effort == Effort::Immediate {
@@ -374,15 +392,15 @@ impl<'a> Search<'a> {
         let lacking = bytes.saturating_sub(coming.saturating_add(new));
         let piece = Piece::For(self.request, self.to.placement);
         let lacking = lacking.max(bytes / 4);
-        let evictables = &driver.evictables;
-        let evicted = evictables.evict_for(&driver.heap, lacking, piece, Group::Pool);
+        let evictables = &engine.store.evictables;
+        let evicted = evictables.evict_for(&engine.store.heap, lacking, piece, Group::Pool);
         if evicted == 0 {
             return Ok(false);
         }
         self.evicted += evicted;
         self.spills = 0;
         // Evicted blocks may be in the heap already, and covered by no event.
-        driver.flush(Flush::All);
+        engine.streams.flush(&engine.store, Flush::All);
         self.seal_and_poll()?;
         Ok(true)
     }
@@ -390,7 +408,7 @@ impl<'a> Search<'a> {
     /// Seals and asks after blocks that were taken back from caches: no event covers some of them. Says whether any
     /// were since this search last looked, by whichever search: another that took them may have left some.
     fn finish_flush(&mut self) -> Result<bool, DeviceError> {
-        let taken_back = Some(self.to.driver.totals().taken_back);
+        let taken_back = Some(self.to.engine.store.totals().taken_back);
         if self.taken_back == taken_back {
             return Ok(false);
         }
@@ -401,7 +419,7 @@ impl<'a> Search<'a> {
 
     fn seal_and_poll(&mut self) -> Result<(), DeviceError> {
         if self.state.may_poll() {
-            self.to.driver.seal_lanes()?;
+            ordering::seal_lanes(self.to.engine)?;
             self.poll()?;
         }
         Ok(())
@@ -410,13 +428,13 @@ impl<'a> Search<'a> {
     /// Takes memory behind a wait on the device, in one block or in several that are joined.
     fn wait(&mut self, limit: WaitLimit) -> Result<Option<Found>, DeviceError> {
         let taken = self.to.with_waits(Some(limit), |view| {
-            self.to.driver.heap.lock().take(self.request, view)
+            self.to.engine.store.heap.lock().take(self.request, view)
         });
         if let Some(grant) = taken {
             return self.to.accept(grant, Source::Free);
         }
         let plan = self.to.with_waits(Some(limit), |view| {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             heap.plan(self.request, view, Growth::None)
         });
         self.put_together(plan, Some(limit), Growth::None)
@@ -425,7 +443,7 @@ impl<'a> Search<'a> {
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
     /// only once the expected points are passed and did not help.
     fn grow(&mut self) -> Result<Option<Found>, Refusal> {
-        let settings = &self.to.driver.settings;
+        let settings = &self.to.engine.shared.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
             .then_some(settings.wait_limit);
         let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
@@ -437,7 +455,7 @@ impl<'a> Search<'a> {
         };
         // One scan tells what a plan costs, whether growing would help, and what to claim.
         let (plan, growth, could_grow) = self.to.with_waits(waits, |view| {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             let offers = heap.offers(self.request, view, growth);
             let growth = if is_held_back && most > 0 {
                 growth_held_back(&offers, growth)
@@ -460,7 +478,7 @@ impl<'a> Search<'a> {
         if most < u64::MAX && could_grow {
             return Err(Refusal::NeedsThread);
         }
-        if self.is_last && self.to.driver.refuses_for_no_reason(self.to.refused) {
+        if self.is_last && spill::refuses_for_no_reason(self.to.engine, self.to.refused) {
             return Err(Refusal::Hopeless);
         }
         Ok(None)
@@ -468,11 +486,11 @@ impl<'a> Search<'a> {
 
     /// Returns how many chunks this search may map where it runs.
     fn most_chunks(&self) -> u64 {
-        let driver = self.to.driver;
-        let geometry = &driver.settings.geometry;
+        let engine = self.to.engine;
+        let geometry = &engine.shared.settings.geometry;
         let is_little = geometry.virtual_memory && geometry.growth == GrowBy::Chunks;
         // The driver's pools are made for calls from anywhere.
-        if driver.may_call(self.mode.effort) || self.to.takes_ordered_memory() {
+        if engine.shared.may_call(self.mode.effort) || self.to.takes_ordered_memory() {
             u64::MAX
         } else if is_little {
             self.mode.chunks
@@ -513,9 +531,9 @@ impl<'a> Search<'a> {
     /// Plans with fewer new chunks than the device refused, by moving more free ones.
     fn plan_with_less(&self, waits: Option<WaitLimit>) -> Option<Plan> {
         let (request, growth) = (self.request, Growth::Allowed);
-        let chunk = self.to.driver.settings.geometry.chunk_bytes;
+        let chunk = self.to.engine.shared.settings.geometry.chunk_bytes;
         self.to.with_waits(waits, |view| {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             let offers = heap.offers(request, view, growth);
             let new = offers.new_chunks(growth)? * chunk;
             let is_less = new < self.to.refused;
@@ -527,7 +545,7 @@ impl<'a> Search<'a> {
         self.to.refused = bytes;
         self.state.facts.is_refused = bytes > 0;
         if bytes > 0 {
-            self.to.driver.note_pressure();
+            maintenance::note_pressure(self.to.engine);
         }
     }
 }

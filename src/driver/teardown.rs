@@ -9,9 +9,8 @@
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::memory::Held;
-use super::segments::Accessibility;
-use super::segments::SegmentSource;
-use super::{Driver, Lender};
+use super::segments::{Accessibility, SegmentSource};
+use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::device::{Device, Watch};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
@@ -58,42 +57,42 @@ enum Progress {
     Unknown,
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        report_lost(self);
-        let held = self.memory.take_held();
-        if self.seal_lanes().is_err() || self.fault().is_some() {
-            return;
-        }
-        let lanes: Vec<_> = self.lanes().iter().cloned().collect();
-        if lanes.iter().any(|lane| lane.cache.is_dirty()) {
-            return;
-        }
-        let deferred_release = plain::Arc::new(DeferredRelease {
-            device: self.device.clone(),
-            calls_block: self.capabilities.memory_calls_block,
-            chunk_bytes: self.settings.geometry.chunk_bytes,
-            segments: self.memory.segments().clone(),
-            lender: self.settings.lender.clone(),
-            turn: AtomicU64::new(LOOKING),
-            assets: plain::Mutex::new(Some(Assets {
-                held,
-                lanes,
-                watch: None,
-            })),
-        });
-        deferred_release.start();
+/// Gives the memory back at the end of the engine.
+pub(super) fn end(engine: &Engine) {
+    report_lost(&engine.streams, &engine.store);
+    let Engine { shared, supply, .. } = engine;
+    let held = supply.memory.take_held();
+    if ordering::seal_lanes(engine).is_err() || shared.fault().is_some() {
+        return;
     }
+    let lanes: Vec<_> = engine.streams.lanes().iter().cloned().collect();
+    if lanes.iter().any(|lane| lane.cache.is_dirty()) {
+        return;
+    }
+    let deferred_release = plain::Arc::new(DeferredRelease {
+        device: shared.device.clone(),
+        calls_block: shared.capabilities.memory_calls_block,
+        chunk_bytes: shared.settings.geometry.chunk_bytes,
+        segments: supply.memory.segments().clone(),
+        lender: shared.settings.lender.clone(),
+        turn: AtomicU64::new(LOOKING),
+        assets: plain::Mutex::new(Some(Assets {
+            held,
+            lanes,
+            watch: None,
+        })),
+    });
+    deferred_release.start();
 }
 
 /// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its pool.
-fn report_lost(driver: &Driver) {
+fn report_lost(streams: &Streams, store: &HeapStore) {
     if !trace::IS_TOLD {
         return;
     }
-    driver.flush(Flush::All);
+    streams.flush(store, Flush::All);
     let (blocks, bytes) = {
-        let heap = driver.heap.lock();
+        let heap = store.heap.lock();
         (inspect::used_blocks(&heap), heap.totals().used.current)
     };
     if blocks > 0 {

@@ -2,8 +2,7 @@
 
 use super::event_log::{EventLog, Origins, Pages, ReservationOrigin};
 use super::registry::Lanes;
-use super::streams::Streams;
-use super::{BlockOrigin, core::Core};
+use super::{BlockOrigin, Engine, HeapStore, kept};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
@@ -128,7 +127,7 @@ type Cached = (StreamId, Ticket, bool);
 /// A walk over the heap under its lock: no block enters a cache, or leaves it for another stream. Blocks that a cache
 /// takes in or gives to its own stream meanwhile are seen as used or not, and nothing else changes.
 pub(super) struct Walk<'a> {
-    core: &'a Core,
+    store: &'a HeapStore,
     heap: Guard<'a, Box<Heap>>,
     lanes: Lanes,
     known: Known,
@@ -141,18 +140,18 @@ struct Known {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(streams: &'a Streams) -> Self {
-        streams.return_all_kept();
-        let heap = streams.heap.lock();
-        let origins = streams.event_log.as_ref().map(EventLog::origins);
+    pub(super) fn new(engine: &'a Engine) -> Self {
+        kept::return_all_kept(&engine.streams, &engine.store);
+        let heap = engine.store.heap.lock();
+        let origins = engine.store.event_log.as_ref().map(EventLog::origins);
         let known = Known {
             origins: origins.unwrap_or_default(),
-            evictable: streams.evictables.addresses(),
+            evictable: engine.store.evictables.addresses(),
         };
         Self {
-            lanes: streams.lanes(),
+            lanes: engine.streams.lanes(),
             known,
-            core: streams,
+            store: &engine.store,
             heap,
         }
     }
@@ -174,7 +173,7 @@ impl<'a> Walk<'a> {
         let segments: Vec<_> = SegmentBlocks::all(&self.heap).collect();
         let reservations: Vec<_> = inspect::reservations(&self.heap).collect();
         // Within the lock: events and blocks tell of the same memory.
-        let pages = self.core.pages();
+        let pages = self.store.pages();
         let Self { heap, known, .. } = self;
         drop(heap);
         let segments = segments.into_iter().map(|segment| {

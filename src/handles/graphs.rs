@@ -65,7 +65,7 @@ impl GraphShare {
     /// part.
     pub(crate) fn add(&self, part: ReservedHandle) {
         let driver = &self.presence.service.driver;
-        driver.counters.note_graphs_grew(part.0.size());
+        driver.shared.counters.note_graphs_grew(part.0.size());
         let known = {
             let mut parts = self.parts.lock();
             let known = parts.iter().find(|known| known.0.may_absorb(&part.0));
@@ -95,7 +95,7 @@ impl Drop for GraphShare {
     fn drop(&mut self) {
         let bytes = self.size();
         let driver = &self.presence.service.driver;
-        driver.counters.note_graphs_shrank(bytes);
+        driver.shared.counters.note_graphs_shrank(bytes);
     }
 }
 

@@ -3,6 +3,7 @@
 use super::natives::Native;
 use super::{Observers, Presence, Route};
 use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
+use crate::driver::{release, streams};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::{StreamId, Ticket};
@@ -47,7 +48,7 @@ impl Registration {
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
-        let lane = presence.service.driver.register(stream)?;
+        let lane = streams::register(&presence.service.driver, stream)?;
         Ok(Self::of_lane(presence, stream, lane))
     }
 
@@ -68,7 +69,7 @@ impl Registration {
             return Ok(known);
         }
         let other = OtherPools(stream);
-        let lane = (presence.service.driver).register_for_copies(&other, device)?;
+        let lane = streams::register_for_copies(&presence.service.driver, &other, device)?;
         Ok(Self::of_lane(presence, &other, lane))
     }
 
@@ -80,7 +81,7 @@ impl Registration {
         let service = presence.service.clone();
         let registration = Arc::new(Self {
             observers: presence.observers.clone(),
-            native: Native::of(stream, &**lane.device(&service.driver.device)),
+            native: Native::of(stream, &**lane.device(&service.driver.shared.device)),
             service,
             lane,
             handles: SharedNumber::new(0),
@@ -98,7 +99,7 @@ impl Registration {
 
     /// Returns the device of the stream, which may not be that of the pool.
     pub(crate) fn stream_device(&self) -> &plain::Arc<dyn Device> {
-        self.lane.device(&self.service.driver.device)
+        self.lane.device(&self.service.driver.shared.device)
     }
 
     /// Returns whether this is a stream of that name, and not an external one.
@@ -253,7 +254,7 @@ impl<'a> From<&'a Registration> for Asker<'a> {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.presence.roll.leave(self);
-        self.service.driver.retire(&self.lane);
+        release::retire(&self.service.driver, &self.lane);
     }
 }
 

@@ -3,7 +3,8 @@
 use super::{Presence, Registration};
 use crate::device::DeviceError;
 use crate::driver::{
-    Allocation, Allocations, Change, Drawn, Driver, Group, Home, Kept, ReservationState, Use,
+    Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
+    captured, kept,
 };
 use crate::error::AllocError;
 use crate::heap::Request;
@@ -66,7 +67,7 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let size = allocations.iter().map(|allocation| allocation.bytes).sum();
-        let reservation = presence.service.driver.reservation(allocations);
+        let reservation = presence.service.driver.store.reservation(allocations);
         Self::over(presence, reservation, size, (tag, None), location)
     }
 
@@ -78,7 +79,7 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
-        if let Some(event_log) = &service.driver.event_log {
+        if let Some(event_log) = &service.driver.store.event_log {
             event_log.note_reserved(reservation, location.into(), tag);
         }
         if let Some(tag) = tag {
@@ -117,7 +118,10 @@ impl Reserved {
     /// Not drawn, in bytes; and in the largest piece.
     pub(crate) fn left(&self) -> (u64, u64) {
         self.return_kept();
-        self.service().driver.left_in_reservation(self.reservation)
+        self.service()
+            .driver
+            .store
+            .left_in_reservation(self.reservation)
     }
 
     /// Returns where memory goes that is freed to this reservation: to itself, or, once it has ended, to the one that it
@@ -136,7 +140,7 @@ impl Reserved {
     /// Evicts evictable memory of this reservation until `bytes` bytes are left, unless all of it would not be enough.
     /// Returns whether any was evicted.
     pub(crate) fn evict_for(&self, bytes: u64) -> bool {
-        let evictables = &self.service().driver.evictables;
+        let evictables = &self.service().driver.store.evictables;
         let group = Group::Reservation(self.reservation);
         let evictable = evictables.bytes_of(group);
         if evictable == 0 {
@@ -159,7 +163,7 @@ impl Reserved {
         {
             let mut state = self.state.lock_with_trash();
             let (state, trash) = state.parts();
-            driver.return_kept(state, trash);
+            kept::return_kept(&driver.streams, &driver.store, state, trash);
             // Before it is drawn: its owner may free it at once.
             state.drawn += bytes;
         }
@@ -211,7 +215,7 @@ impl Reserved {
         &self,
         lane: &Lane,
         demand: &Demand,
-        draw: impl FnOnce(&Driver, ReservationId) -> Result<Option<Allocation>, DeviceError>,
+        draw: impl FnOnce(&Engine, ReservationId) -> Result<Option<Allocation>, DeviceError>,
     ) -> Result<Option<Allocation>, AllocError> {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
@@ -269,7 +273,13 @@ impl Reserved {
                 spare,
             })
         };
-        let is_kept = (self.service().driver).keep(self.reservation, &self.state, free);
+        let is_kept = kept::keep(
+            &self.service().driver.streams,
+            &self.service().driver.shared,
+            self.reservation,
+            &self.state,
+            free,
+        );
         if is_kept {
             self.service()
                 .publish(Change::Reservation(self.reservation));
@@ -281,7 +291,12 @@ impl Reserved {
     fn return_kept(&self) {
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        self.service().driver.return_kept(state, trash);
+        kept::return_kept(
+            &self.service().driver.streams,
+            &self.service().driver.store,
+            state,
+            trash,
+        );
     }
 
     /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's
@@ -320,7 +335,7 @@ impl Reserved {
 
     fn disband(&self) {
         let driver = &self.service().driver;
-        if let Some(event_log) = &driver.event_log {
+        if let Some(event_log) = &driver.store.event_log {
             event_log.note_disbanded(self.reservation);
         }
         driver.disband(self.reservation);
@@ -349,7 +364,7 @@ impl Reserved {
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |driver, reservation| {
-            driver.draw_captured(lane, order, reservation, demand.request)
+            captured::draw_captured(driver, lane, order, reservation, demand.request)
         })
     }
 
@@ -358,6 +373,7 @@ impl Reserved {
         let bytes: u64 = allocations.iter().map(|allocation| allocation.bytes).sum();
         self.service()
             .driver
+            .store
             .add_to_reservation(self.reservation, allocations);
         self.state.lock().size += bytes;
         // A reservation ends by giving all that it has to its parent, as drawn from there.
@@ -393,10 +409,11 @@ impl Reserved {
     /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
         self.return_kept();
-        let other = self
-            .service()
-            .driver
-            .split_reservation(self.reservation, bytes, false)?;
+        let other =
+            self.service()
+                .driver
+                .store
+                .split_reservation(self.reservation, bytes, false)?;
         self.state.lock().size -= bytes;
         let (presence, charge) = (self.presence.clone(), (self.tag, self.parent.clone()));
         Some(Self::over(presence, other, bytes, charge, location))
@@ -412,7 +429,10 @@ impl Reserved {
         // Before it is drawn, as for a block.
         this.state.lock().drawn += bytes;
         let driver = &this.service().driver;
-        let Some(other) = driver.split_reservation(this.reservation, bytes, true) else {
+        let Some(other) = driver
+            .store
+            .split_reservation(this.reservation, bytes, true)
+        else {
             this.undraw(bytes);
             return None;
         };
@@ -423,7 +443,12 @@ impl Reserved {
     /// Ends the reservation. Its remaining memory goes to the pool, or to the reservation that it was taken from. Drawn
     /// parts follow once they are freed.
     pub(crate) fn end(&self) {
-        (self.service().driver).end_keeping(self.reservation, &self.state);
+        kept::end_keeping(
+            &self.service().driver.streams,
+            &self.service().driver.store,
+            self.reservation,
+            &self.state,
+        );
         if self.parent.is_none() {
             self.disband();
         }
@@ -438,7 +463,7 @@ impl Reserved {
     /// Lets other requests have the evictable memory of the reservation, which has ended.
     fn change_home(&self) {
         let (service, own) = (self.service(), Home::Reservation(self.reservation));
-        let evictables = &service.driver.evictables;
+        let evictables = &service.driver.store.evictables;
         if evictables.bytes_of(Group::Reservation(self.reservation)) == 0 {
             return;
         }

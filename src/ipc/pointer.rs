@@ -45,11 +45,11 @@ impl PointerData {
     #[doc(alias = "hipMemPoolExportPointer")]
     pub fn export(block: &Block) -> Result<Self, IpcError> {
         let driver = &block.registration().service.driver;
-        let pool = driver.driver_pool().ok_or_else(|| {
+        let pool = driver.supply.driver_pool().ok_or_else(|| {
             let reason = "the block is not of a pool of the driver; use an exportable block";
             DeviceError::new("export_block", DeviceErrorKind::Unsupported, reason)
         })?;
-        if !driver.settings.passes_through() {
+        if !driver.shared.settings.passes_through() {
             let reason = "the block is a part of what the driver allocated, which cannot be named; build the pool with \
                           `DriverPoolUse::PassedThrough`, or use an exportable block";
             let kind = DeviceErrorKind::Unsupported;
@@ -82,7 +82,7 @@ impl PointerData {
         if !stream.is_of(pool.presence()) {
             return Err(StreamError::ForeignPool.into());
         }
-        if !imported.is_of(&*pool.service().driver.device) {
+        if !imported.is_of(&*pool.service().driver.shared.device) {
             return Err(StreamError::ForeignDevice.into());
         }
         let mut data = [0; 64];
@@ -93,7 +93,7 @@ impl PointerData {
         let memory = Pooled {
             done,
             pool: imported.clone(),
-            device: pool.service().driver.device.clone(),
+            device: pool.service().driver.shared.device.clone(),
             address,
         };
         let block = Block::of_outside(

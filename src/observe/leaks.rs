@@ -1,7 +1,7 @@
 //! Blocks that are still in use, and reservations that still live.
 
 use super::snapshot::age;
-use crate::driver::{BlockInfo, BlockState, Driver, HeapWalk, ReservationInfo, Site};
+use crate::driver::{BlockInfo, BlockState, Engine, HeapWalk, ReservationInfo, Site};
 use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ type Origin<'a> = (&'a Site, Option<Tag>, Duration);
 type GroupKey<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
-    pub(crate) fn of(driver: &Driver) -> Self {
+    pub(crate) fn of(driver: &Engine) -> Self {
         let HeapWalk {
             segments,
             reservations,
@@ -53,9 +53,9 @@ impl LeakReport {
         Self {
             blocks: used.collect(),
             reservations,
-            keeps_history: driver.event_log.is_some(),
+            keeps_history: driver.store.event_log.is_some(),
             // Read last, so that it is not earlier than the times in the report.
-            time: driver.device.now(),
+            time: driver.shared.device.now(),
         }
     }
 

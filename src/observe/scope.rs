@@ -1,6 +1,6 @@
 //! What happens in a pool between two moments.
 
-use crate::driver::Statistics;
+use crate::driver::{Statistics, figures};
 use crate::handles::Presence;
 use crate::measure::Mark;
 use crate::sync::plain::Arc;
@@ -24,10 +24,10 @@ impl StatisticsScope {
     pub(crate) fn new(presence: Arc<Presence>, is_exact: bool) -> Self {
         let driver = &presence.service.driver;
         if is_exact {
-            driver.begin_exact();
+            figures::begin_exact(driver);
         }
-        let mark = driver.begin();
-        let before = driver.statistics_since(mark);
+        let mark = figures::begin(&driver.streams, &driver.store);
+        let before = figures::statistics_since(driver, mark);
         Self {
             presence,
             mark,
@@ -44,7 +44,7 @@ impl StatisticsScope {
     /// Returns the current figures: levels with their high-water marks since the scope began, and counters since
     /// then.
     pub fn read(&self) -> Statistics {
-        let now = self.presence.service.driver.statistics_since(self.mark);
+        let now = figures::statistics_since(&self.presence.service.driver, self.mark);
         now.since(&self.before)
     }
 
@@ -57,9 +57,9 @@ impl StatisticsScope {
 impl Drop for StatisticsScope {
     fn drop(&mut self) {
         let driver = &self.presence.service.driver;
-        driver.end(self.mark);
+        figures::end(&driver.streams, &driver.store, self.mark);
         if self.is_exact {
-            driver.end_exact();
+            figures::end_exact(&driver.shared);
         }
     }
 }

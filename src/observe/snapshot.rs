@@ -40,17 +40,17 @@ impl Snapshot {
         let HeapWalk {
             segments, pages, ..
         } = driver.heap_walk();
-        let geometry = &driver.settings.geometry;
+        let geometry = &driver.shared.settings.geometry;
         Self {
             // After the walk: not earlier than any event of it.
-            time: driver.device.now(),
+            time: driver.shared.device.now(),
             name: presence.name.as_deref().map(str::to_owned),
-            capacity: driver.capacity(),
+            capacity: driver.store.capacity(),
             chunk_bytes: geometry.chunk_bytes,
             virtual_memory: geometry.virtual_memory,
-            keeps_history: driver.event_log.is_some(),
+            keeps_history: driver.store.event_log.is_some(),
             segments,
-            history: History::new(pages, driver.names()),
+            history: History::new(pages, driver.streams.names()),
         }
     }
 

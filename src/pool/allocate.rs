@@ -4,7 +4,7 @@ use super::layout::{Layout, expect_capacity_for};
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use super::{Pool, captured, scope};
 use crate::block::Block;
-use crate::driver::{Allocation, Driver, Part, Parts};
+use crate::driver::{Allocation, Engine, Part, Parts};
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
@@ -330,17 +330,17 @@ fn plain_size(
     Layout { bytes, alignment }: Layout,
 ) -> Result<u64, Miss> {
     let driver = &registration.service.driver;
-    let step = driver.settings.alignment;
+    let step = driver.shared.settings.alignment;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
-        && bytes <= driver.capacity()
+        && bytes <= driver.store.capacity()
         && alignment.is_power_of_two()
         && alignment <= step
         && !scope::is_any();
     if !is_plain {
         return Err(Miss::NotSearched);
     }
-    Ok(driver.round_up(bytes))
+    Ok(driver.shared.round_up(bytes))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
@@ -413,7 +413,7 @@ pub(super) type Layouts = SmallVec<[Layout; 1]>;
 
 /// Checks layouts: what each part asks for, and what all of them are together.
 pub(super) fn ask_for_all(
-    driver: &Driver,
+    driver: &Engine,
     layouts: &[Layout],
     tag: Option<Tag>,
 ) -> Result<Ask, AllocError> {

@@ -3,7 +3,7 @@
 
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::driver::captures_of;
+use crate::driver::{captured, captures_of};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::handles::{Caller, FromPart, GraphShare, Registration, Route};
@@ -59,17 +59,19 @@ fn present(registration: &Registration, route: &Route) -> Result<Route, AllocErr
     };
     let Registration { service, lane, .. } = registration;
     let driver = &service.driver;
-    let captures = captures_of(&**lane.device(&driver.device), CALL)?;
+    let captures = captures_of(&**lane.device(&driver.shared.device), CALL)?;
     assert_unlocked(CALL);
     // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
     #[allow(unsafe_code, reason = "device call on the lane's stream")]
-    let present = driver.noted(unsafe { captures.capture_of(lane.raw) })?;
+    let present = driver
+        .shared
+        .noted(unsafe { captures.capture_of(lane.raw) })?;
     let is_another = present.is_some_and(|present| present != known);
     match present {
         Some(present) if is_another && !injected("conditional-body-not-recognised") => {
-            let order = driver.further_order();
+            let order = captured::further_order(&driver.streams, &driver.store);
             if !registration.continue_route((known, present), order) {
-                driver.end_order(order);
+                captured::end_order(&driver.store, order);
             }
             Ok(registration.route().unwrap_or_else(|| route.clone()))
         }
@@ -172,7 +174,7 @@ fn grow(
     demand: &Demand,
     caller: Caller,
 ) -> Result<bool, AllocError> {
-    let settings = &registration.service.driver.settings;
+    let settings = &registration.service.driver.shared.settings;
     let least = demand.request.bytes + demand.request.alignment - settings.alignment;
     let chunks = match settings.geometry.virtual_memory {
         true => least.checked_next_multiple_of(settings.geometry.chunk_bytes),

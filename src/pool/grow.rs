@@ -86,7 +86,7 @@ impl ForGrowth<'_> {
     fn ask(&self) -> Result<Ask, AllocError> {
         let block = &*self.block;
         let registration = block.registration();
-        let settings = &registration.service.driver.settings;
+        let settings = &registration.service.driver.shared.settings;
         let step = match block.has_room() {
             true => chunk_of(registration)?,
             false => settings.alignment,
@@ -111,7 +111,7 @@ pub(super) fn rounded(
     step: u64,
     tag: Option<Tag>,
 ) -> Result<Demand, AllocError> {
-    let capacity = registration.service.driver.capacity();
+    let capacity = registration.service.driver.store.capacity();
     let whole = bytes.max(1).checked_next_multiple_of(step);
     let whole = whole.filter(|whole| *whole <= capacity);
     let Some(whole) = whole else {
@@ -128,7 +128,7 @@ pub(super) fn rounded(
 /// # Errors
 /// Returns an error if there are none.
 pub(super) fn chunk_of(registration: &Registration) -> Result<u64, AllocError> {
-    let settings = &registration.service.driver.settings;
+    let settings = &registration.service.driver.shared.settings;
     if settings.is_pooled && settings.geometry.virtual_memory {
         Ok(settings.geometry.chunk_bytes)
     } else {

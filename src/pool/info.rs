@@ -48,16 +48,16 @@ debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, dr
 impl PoolDescription {
     pub(super) fn of(presence: &Presence) -> Self {
         let driver = &presence.service.driver;
-        let settings = &driver.settings;
+        let settings = &driver.shared.settings;
         Self {
             name: presence.name.as_deref().map(Into::into),
-            device: driver.device.describe(),
+            device: driver.shared.device.describe(),
             upstream: settings.upstream,
             memory_kind: settings.kind,
             driver_pool: settings.driver_pool.as_ref().map(|(_, how)| *how),
             is_virtual: settings.geometry.virtual_memory,
             is_pooled: settings.is_pooled,
-            capacity: driver.capacity(),
+            capacity: driver.store.capacity(),
             chunk_bytes: settings.geometry.chunk_bytes,
         }
     }
@@ -129,13 +129,18 @@ impl Health {
     pub(super) fn of(presence: &Presence) -> Self {
         let service = &presence.service;
         let driver = &service.driver;
-        let now = driver.device.now();
+        let now = driver.shared.device.now();
         let oldest = service.queue.oldest();
         Self {
-            fault: driver.fault(),
-            is_closed: driver.is_closed(),
-            is_draining: driver.is_draining(),
-            lease: driver.lease.lender.as_ref().map(|lender| lender.figures()),
+            fault: driver.shared.fault(),
+            is_closed: driver.shared.is_closed(),
+            is_draining: driver.shared.is_draining(),
+            lease: driver
+                .store
+                .lease
+                .lender
+                .as_ref()
+                .map(|lender| lender.figures()),
             waiting: service.queue.waiting(),
             oldest_wait: oldest.map(|since| now.saturating_sub(since)),
         }

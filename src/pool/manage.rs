@@ -3,7 +3,9 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{BlockInfo, BrokerLease, Statistics, Trimmed};
+use crate::driver::{
+    BlockInfo, BrokerLease, Statistics, Trimmed, access, figures, maintenance, reaping,
+};
 use crate::error::BuildError;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
@@ -35,7 +37,7 @@ impl Pool {
 
     /// Returns the device that the pool is over.
     pub fn device_id(&self) -> DeviceId {
-        self.service().driver.device.id()
+        self.service().driver.shared.device.id()
     }
 
     /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
@@ -46,12 +48,12 @@ impl Pool {
 
     /// Returns the most bytes that the pool may reserve from the device.
     pub fn capacity(&self) -> u64 {
-        self.service().driver.capacity()
+        self.service().driver.store.capacity()
     }
 
     /// Returns how the pool's lease stands, if a broker leases its capacity.
     pub fn lease(&self) -> Option<BrokerLease> {
-        let lender = self.service().driver.lease.lender.as_ref();
+        let lender = self.service().driver.store.lease.lender.as_ref();
         lender.map(|lender| lender.figures())
     }
 
@@ -79,10 +81,14 @@ impl Pool {
     /// addresses, in which case nothing changes, or cannot release memory.
     pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
         let driver = &self.service().driver;
-        let total = driver.device.memory_info(driver.settings.kind)?.total;
-        let step = driver.capabilities.granularity;
-        let total = total.min(driver.settings.most(step));
-        let chunk = driver.settings.geometry.chunk_bytes;
+        let total = driver
+            .shared
+            .device
+            .memory_info(driver.shared.settings.kind)?
+            .total;
+        let step = driver.shared.capabilities.granularity;
+        let total = total.min(driver.shared.settings.most(step));
+        let chunk = driver.shared.settings.geometry.chunk_bytes;
         let capacity = bytes.min(total) / chunk * chunk;
         if capacity == 0 {
             return Err(BuildError::CapacityTooSmall {
@@ -90,7 +96,7 @@ impl Pool {
                 granularity: chunk,
             });
         }
-        let resized = driver.resize(capacity);
+        let resized = maintenance::resize(driver, capacity);
         // Even if memory could not be released: requests that exceed the capacity are told.
         Service::apply_terms(self.service());
         Ok(resized?)
@@ -100,7 +106,7 @@ impl Pool {
     /// more is evictable. Returns the bytes that were. For a service that shrinks its caches before they are in the
     /// way.
     pub fn evict(&self, bytes: u64) -> u64 {
-        self.service().driver.evictables.evict(bytes, None)
+        self.service().driver.store.evictables.evict(bytes, None)
     }
 
     /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
@@ -124,7 +130,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error; memory that was released before it stays released.
     pub fn trim_to(&self, bytes: u64) -> Result<Trimmed, DeviceError> {
-        self.service().driver.trim(bytes)
+        maintenance::trim(&self.service().driver, bytes)
     }
 
     /// Makes all free memory one piece, flushing the caches first: by mapping chunks together, without copying, or,
@@ -149,7 +155,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error; no memory is lost.
     pub fn coalesce(&self) -> Result<u64, DeviceError> {
-        self.service().driver.coalesce()
+        maintenance::coalesce(&self.service().driver)
     }
 
     /// Sets the number of reserved bytes above which the pool gives free memory back without being asked: at the next
@@ -163,8 +169,12 @@ impl Pool {
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
         check_threshold(threshold)?;
         let driver = &self.service().driver;
-        let total = driver.device.memory_info(driver.settings.kind)?.total;
-        driver.set_release_threshold(threshold.bytes(total));
+        let total = driver
+            .shared
+            .device
+            .memory_info(driver.shared.settings.kind)?
+            .total;
+        maintenance::set_release_threshold(driver, threshold.bytes(total));
         Ok(())
     }
 
@@ -198,7 +208,7 @@ impl Pool {
 
     pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
         let service = self.service();
-        let before = service.driver.change_reuse(change);
+        let before = service.driver.shared.change_reuse(change);
         Service::apply_terms(service);
         before
     }
@@ -209,8 +219,8 @@ impl Pool {
     /// # Errors
     /// Returns the device's error, if it cannot tell.
     pub fn reap(&self) -> Result<bool, DeviceError> {
-        let has_news = self.service().driver.reap()?;
-        self.service().driver.settle_access();
+        let has_news = reaping::reap(&self.service().driver)?;
+        access::settle_access(&self.service().driver);
         Service::serve(self.service());
         Ok(has_news)
     }
@@ -286,7 +296,7 @@ impl Pool {
     /// ```
     pub fn waiting_requests(&self, most: usize) -> Vec<WaitingRequest> {
         let service = self.service();
-        let now = service.driver.device.now();
+        let now = service.driver.shared.device.now();
         service.queue.waiting_requests(most, now)
     }
 
@@ -297,7 +307,7 @@ impl Pool {
 
     /// Returns the pool's current figures. Neither seals nor polls events; see [`reap`](Self::reap).
     pub fn statistics(&self) -> Statistics {
-        self.service().driver.statistics()
+        figures::statistics(&self.service().driver)
     }
 
     /// Returns the current figures of every stream that is registered, or was and has memory pending, in the order of
@@ -314,7 +324,7 @@ impl Pool {
     /// ```
     pub fn statistics_by_stream(&self) -> Vec<StreamStatistics> {
         let driver = &self.service().driver;
-        let lanes = driver.lanes();
+        let lanes = driver.streams.lanes();
         lanes
             .iter()
             .map(|lane| StreamStatistics::of(driver, lane))
@@ -349,7 +359,7 @@ impl Pool {
             return 0;
         }
         let driver = &self.service().driver;
-        driver.pending_blocks_on(&stream.registration().lane)
+        figures::pending_blocks_on(&driver.store, &stream.registration().lane)
     }
 
     /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
@@ -408,7 +418,7 @@ impl Pool {
     pub fn reset_high_water_marks(&self) {
         let service = self.service();
         for high in High::ALL {
-            service.driver.reset_high(high);
+            figures::reset_high(&service.driver.streams, &service.driver.store, high);
         }
         service.queue.accounts.reset_highs();
     }
@@ -505,7 +515,7 @@ impl Pool {
 
     /// Returns whether the pool was [closed](Self::close).
     pub fn is_closed(&self) -> bool {
-        self.service().driver.is_closed()
+        self.service().driver.shared.is_closed()
     }
 
     /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is

@@ -119,7 +119,12 @@ impl Pool {
         let presence = plain::Arc::new(presence);
         registry::enter(&presence)?;
         let explainer = plain::Arc::downgrade(&presence);
-        presence.service.driver.device.explain_with(explainer);
+        presence
+            .service
+            .driver
+            .shared
+            .device
+            .explain_with(explainer);
         Service::start(&presence.service);
         Ok(Self { presence })
     }
@@ -164,7 +169,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error if it cannot make one.
     pub fn create_stream(&self) -> Result<Stream, StreamError> {
-        let device = &self.service().driver.device;
+        let device = &self.service().driver.shared.device;
         self.register(&OwnStream::new(device)?)
     }
 
@@ -205,7 +210,7 @@ impl Pool {
     /// # Errors
     /// Returns [`StreamError::UnseenByHost`] if the pool's memory is the device's alone.
     pub fn host_stream(&self) -> Result<Stream, StreamError> {
-        self.register(&Host(self.service().driver.device.id()))
+        self.register(&Host(self.service().driver.shared.device.id()))
     }
 
     /// Allocates `bytes` bytes for use in the order of `stream`, and waits for memory if there is none.
@@ -400,7 +405,7 @@ mod tests {
         for _ in 0..20 {
             let host = pool.host_stream().unwrap();
             drop(pool.try_allocate(&host, 4096).unwrap());
-            assert_eq!(pool.service().driver.lanes().len(), 1);
+            assert_eq!(pool.service().driver.streams.lanes().len(), 1);
         }
     }
 }

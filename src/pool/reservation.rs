@@ -212,7 +212,7 @@ impl Reservation {
     #[track_caller]
     pub fn split(&mut self, bytes: u64) -> Result<Self, AllocError> {
         let location = Location::caller();
-        let step = self.pool().service().driver.settings.alignment;
+        let step = self.pool().service().driver.shared.settings.alignment;
         let bytes = bytes.max(1).checked_next_multiple_of(step);
         let other = bytes.and_then(|bytes| self.reserved().split(bytes, location));
         let (left, largest) = self.reserved().left();
@@ -386,7 +386,7 @@ fn asker_of(presence: &Presence) -> Asker<'_> {
     let service = &presence.service;
     Asker {
         service,
-        lane: &service.driver.neutral,
+        lane: &service.driver.streams.neutral,
     }
 }
 
@@ -397,7 +397,7 @@ fn ask_for_reserved(
     tag: Option<Tag>,
 ) -> Result<Ask, AllocError> {
     let driver = &presence.service.driver;
-    let settings = &driver.settings;
+    let settings = &driver.shared.settings;
     if !settings.is_pooled {
         return Err(AllocError::NotReservable);
     }

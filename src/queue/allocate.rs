@@ -113,7 +113,7 @@ impl Waiting {
             Denial::OverLimit(_) => (Expected::default(), None),
         };
         let driver = &service.driver;
-        let (now, limit) = (driver.device.now(), terms.limit());
+        let (now, limit) = (driver.shared.device.now(), terms.limit());
         let asked = ask.demand.asked(lane);
         let newcomer = Newcomer {
             lane,
@@ -128,7 +128,9 @@ impl Waiting {
             limit,
             charge,
         };
-        let joined = service.queue.join(newcomer, &service.rules, &driver.gate);
+        let joined = service
+            .queue
+            .join(newcomer, &service.rules, &driver.shared.gate);
         let Joined {
             waiter,
             moved,
@@ -143,7 +145,7 @@ impl Waiting {
         service.note_displaced(displaced);
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
-            (at, Alarm::new(&driver.device, at, waker))
+            (at, Alarm::new(&driver.shared.device, at, waker))
         });
         self.0 = Rare::new(Membership {
             waiter,
@@ -251,7 +253,7 @@ impl Waiting {
             false => waiter.unserved(),
         };
         Service::depart(service, &waiter, waited);
-        service.driver.write_down(|| HistoryEvent::Waited {
+        service.driver.store.write_down(|| HistoryEvent::Waited {
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
@@ -333,7 +335,7 @@ impl Membership {
                 return Poll::Ready(self.time_out(service, now));
             }
             // The task may have another waker by now.
-            *alarm = Alarm::new(&service.driver.device, *at, waker);
+            *alarm = Alarm::new(&service.driver.shared.device, *at, waker);
         }
         Poll::Pending
     }
@@ -390,7 +392,7 @@ pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<
 fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     let Asker { service, lane } = asker;
     let (driver, request) = (&service.driver, demand.request);
-    if request.alignment > driver.settings.alignment {
+    if request.alignment > driver.shared.settings.alignment {
         return None;
     }
     // The size of the request is charged to a tag, so the block must have that size.
@@ -499,7 +501,7 @@ fn search_or_deny<'a, T>(
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
     let is_in_hook = service.is_in_hook();
-    if !service.driver.is_granting() {
+    if !service.driver.shared.is_granting() {
         if let Some(refusal) = service.refusal() {
             return Err(Denial::Failed(refusal));
         }

@@ -13,6 +13,7 @@
 use super::Service;
 use super::demand::Wants;
 use super::waiter::Waiter;
+use crate::driver::supply;
 use crate::sync::plain::{AtomicBool, Condvar, thread};
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,11 +72,11 @@ fn serve(service: &Arc<Service>) {
     // Before serving: the thread is called again for a need that arises from now on.
     service.grower.is_coming.store(false, Ordering::Release);
     let needy = service.grower.needy.take();
-    let growths = service.driver.growths();
+    let growths = service.driver.shared.growths();
     while !Service::try_serve_fully(service) {
         thread::yield_now();
     }
-    let needy = needy.filter(|_| service.driver.growths() == growths);
+    let needy = needy.filter(|_| service.driver.shared.growths() == growths);
     if let Some(waiter) = needy {
         grow_after_all(service, &waiter);
     }
@@ -84,7 +85,7 @@ fn serve(service: &Arc<Service>) {
 /// Grows for a request that was served by memory that came back.
 fn grow_after_all(service: &Service, waiter: &Waiter) {
     if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
-        service.driver.grow_after_all(waiter.demand.request);
+        supply::grow_after_all(&service.driver, waiter.demand.request);
     }
 }
 

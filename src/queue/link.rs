@@ -1,6 +1,7 @@
 //! Links to the pool that can be cut, and the wakers that hold one: the device calls them at an alarm.
 
 use super::Service;
+use crate::driver::maintenance;
 use crate::sync::{Arc, ForeignOption, Guards, plain};
 use std::task::Wake;
 
@@ -32,7 +33,7 @@ pub(super) struct Keeper(pub(super) Link);
 
 /// A failure is noted: a sticky one ends the pool, and after another one the next maintenance tries again.
 fn keep_up(service: &Arc<Service>) {
-    let _ = service.driver.keep_up();
+    let _ = maintenance::keep_up(&service.driver);
 }
 
 impl Wake for Keeper {
@@ -40,7 +41,7 @@ impl Wake for Keeper {
         let Some(service) = self.0.service() else {
             return;
         };
-        if !service.driver.capabilities.memory_calls_block {
+        if !service.driver.shared.capabilities.memory_calls_block {
             return keep_up(&service);
         }
         let thread = plain::thread::Builder::new().name("weirpool-maintenance".into());
@@ -59,7 +60,7 @@ pub(super) struct Progress(pub(super) Link);
 impl Wake for Progress {
     fn wake(self: plain::Arc<Self>) {
         if let Some(service) = self.0.service() {
-            service.driver.maintenance.note_progress();
+            maintenance::note_progress(&service.driver);
         }
     }
 }

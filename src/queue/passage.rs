@@ -2,6 +2,7 @@
 
 use super::Service;
 use crate::device::{DeviceError, Watch};
+use crate::driver::{ordering, reaping};
 use crate::heap::Fences;
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker};
@@ -37,7 +38,12 @@ impl Passage {
     /// # Errors
     /// Returns the device's error.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
-        self.service.driver.has_passed(&self.lane, self.ticket)
+        reaping::has_passed(
+            &self.service.driver.shared,
+            &self.service.driver.store,
+            &self.lane,
+            self.ticket,
+        )
     }
 
     /// Polls for a caller that synchronizes: when it is ready, the pool releases memory above its threshold.
@@ -58,7 +64,7 @@ impl Passage {
             self.watch = None;
             return Poll::Ready(Ok(()));
         }
-        match driver.marker_for(&self.lane, self.ticket)? {
+        match ordering::marker_for(&driver.streams, &driver.shared, &self.lane, self.ticket)? {
             None => Poll::Ready(Ok(())),
             Some(marker) => {
                 // If it completes before this line, the watch calls at once.

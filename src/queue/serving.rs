@@ -16,7 +16,7 @@ use super::Service;
 use super::demand::Wants;
 use super::funnel::wake_all;
 use super::waiter::{Unclaimed, Waiter};
-use crate::driver::{Effort, Mode, Refusal, wait_allowed_at};
+use crate::driver::{Effort, Mode, Refusal, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::sync::Arc;
@@ -62,7 +62,7 @@ impl<'a> Pass<'a> {
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
     pub(super) fn run(mut self) -> Option<Duration> {
         let service = self.service;
-        service.driver.lease.begin_turn(self.generation);
+        service.driver.store.lease.begin_turn(self.generation);
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
                 Served::Short => self.serve_past(&head),
@@ -107,10 +107,10 @@ impl<'a> Pass<'a> {
             return false;
         }
         let is_aside = !injected("silent-request-keeps-its-turn")
-            && service.queue.set_aside(head, &service.driver.gate);
+            && service.queue.set_aside(head, &service.driver.shared.gate);
         if is_aside {
             // It may have been the last one that the maintenance was put off for.
-            service.driver.maintenance.resume();
+            maintenance::resume(&service.driver);
         }
         is_aside
     }
@@ -170,7 +170,7 @@ impl<'a> Pass<'a> {
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
             Err(Refusal::Short(_)) => {
-                waiter.note_searched(self.moment(), service.driver.is_refused());
+                waiter.note_searched(self.moment(), service.driver.supply.is_refused());
                 self.note_times(waiter);
                 return Served::Short;
             }
@@ -187,7 +187,7 @@ impl<'a> Pass<'a> {
 
     /// Returns the generation, and how often streams were found further until now.
     fn moment(&self) -> (u64, u64) {
-        (self.generation, self.service.driver.totals().progress)
+        (self.generation, self.service.driver.store.totals().progress)
     }
 
     /// Returns whether memory was searched for the request in vain, and nothing has changed since: nothing was

@@ -25,6 +25,7 @@ pub use host_task::HostTask;
 pub use submission::Submission;
 
 use crate::device::NativeStream;
+use crate::driver::ordering;
 #[cfg(doc)]
 use crate::error::StreamError;
 use crate::error::TaskError;
@@ -218,7 +219,7 @@ impl Stream {
         if !self.is_of_pool(earlier) {
             self.expect_beside(earlier)?;
             if let Some(marker) = point.marker()? {
-                driver.order_behind_other_pool(&own.lane, &marker)?;
+                ordering::order_behind_other_pool(&driver.shared, &own.lane, &marker)?;
             }
             return Ok(());
         }
@@ -226,7 +227,13 @@ impl Stream {
             return Ok(());
         }
         if let Some(marker) = point.marker()? {
-            driver.bring_behind(&own.lane, &earlier.lane, &marker)?;
+            ordering::bring_behind(
+                &driver.streams,
+                &driver.shared,
+                &own.lane,
+                &earlier.lane,
+                &marker,
+            )?;
         }
         Ok(())
     }

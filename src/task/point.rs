@@ -1,6 +1,7 @@
 //! The point of a stream behind submitted work.
 
 use crate::device::DeviceError;
+use crate::driver::ordering;
 use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::Ticket;
@@ -21,7 +22,7 @@ impl Point {
     pub(super) fn present(registration: &Arc<Registration>) -> Self {
         let driver = &registration.service.driver;
         // The ticket is open after the work was submitted, so its event will be recorded behind the work.
-        let mut ticket = driver.present_point(&registration.lane);
+        let mut ticket = ordering::present_point(driver, &registration.lane);
         if injected("task-before-the-open-ticket") {
             ticket.0 -= 1;
         }
@@ -37,7 +38,12 @@ impl Point {
     /// Returns an error if the device cannot record.
     pub(super) fn marker(&self) -> Result<Option<Arc<Marker>>, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        service.driver.marker_for(lane, self.ticket)
+        ordering::marker_for(
+            &service.driver.streams,
+            &service.driver.shared,
+            lane,
+            self.ticket,
+        )
     }
 
     /// Returns a future's state that waits for the point.

@@ -6,7 +6,7 @@
 //! on the device is not delayed by queries either, if the wait is short.
 
 use super::super::recipient::Found;
-use super::{Refusal, Search, Source};
+use super::{Refusal, Search, Source, reaping};
 use crate::device::DeviceError;
 use crate::heap::{Fence, Fences, Forecast};
 use crate::lane::Lane;
@@ -37,7 +37,7 @@ impl Search<'_> {
 
     /// Takes the block that is expected first, of those that the stream may wait for: blocks of one size pack alike.
     pub(super) fn wait_for_exact(&mut self) -> Result<Option<Found>, Refusal> {
-        let (taker, limit) = (self.to.taker(), self.to.driver.settings.wait_limit);
+        let (taker, limit) = (self.to.taker(), self.to.engine.shared.settings.wait_limit);
         let own = self.to.lane.timeline.newest();
         let own = own.map(|newest| newest.expected_at).unwrap_or_default();
         let latest = own.max(taker.tail).saturating_add(UNASKED);
@@ -51,7 +51,7 @@ impl Search<'_> {
             (is_expected && may_wait).then(|| Forecast::of(donor, taker))
         };
         let taken = self.to.with_forecasts(forecast, |view| {
-            let mut heap = self.to.driver.heap.lock();
+            let mut heap = self.to.engine.store.heap.lock();
             heap.take_exact_fit(self.request, view)
         });
         let Some(grant) = taken else {
@@ -73,14 +73,14 @@ impl Search<'_> {
             donor.map(|donor| Forecast::of(donor, taker))
         };
         self.to.with_forecasts(forecast, |view| {
-            let heap = self.to.driver.heap.lock();
+            let heap = self.to.engine.store.heap.lock();
             heap.fences_of_exact_fit(self.request, view)
         })
     }
 
     /// Asks the streams of those fences, the one that is expected last first. Says whether all have passed.
     fn have_passed(&self, fences: &Fences) -> Result<bool, DeviceError> {
-        let (lanes, view) = (self.to.driver.lanes(), self.to.view());
+        let (lanes, view) = (self.to.engine.streams.lanes(), self.to.view());
         let behind = fences.iter().filter(|fence| !view.is_ordered(*fence));
         let points = behind.filter_map(|fence| {
             let lane = lanes.find(fence)?;
@@ -90,7 +90,7 @@ impl Search<'_> {
         let mut points: SmallVec<[_; 2]> = points.collect();
         points.sort_by_key(|(expected_at, ..)| *expected_at);
         for (_, ticket, lane) in points {
-            if !self.to.driver.reap_due(lane, ticket)? {
+            if !reaping::reap_due(&self.to.engine.shared, &self.to.engine.store, lane, ticket)? {
                 return Ok(false);
             }
         }

@@ -13,11 +13,11 @@ use crate::sync::Arc;
 impl Expected {
     /// Returns the points that a request of that size awaits before new memory is taken; none once they are overdue.
     pub(super) fn of(patience: Patience<'_>, to: &Recipient<'_>, bytes: u64) -> Self {
-        let lanes = to.driver.lanes();
+        let lanes = to.engine.streams.lanes();
         let mut expected = match patience {
             Patience::None => return Self::default(),
             Patience::Fresh => Self::on_their_way(to, bytes, &lanes),
-            Patience::Known(expected) if to.driver.device.now() >= expected.until => {
+            Patience::Known(expected) if to.engine.shared.device.now() >= expected.until => {
                 return Self::default();
             }
             Patience::Known(expected) => expected.clone(),
@@ -33,8 +33,8 @@ impl Expected {
     /// Returns the sealed points that are expected before this stream's own work is done; none if that memory would
     /// not be enough.
     fn on_their_way(to: &Recipient<'_>, bytes: u64, lanes: &Lanes) -> Self {
-        let totals = to.driver.totals();
-        let settings = &to.driver.settings;
+        let totals = to.engine.store.totals();
+        let settings = &to.engine.shared.settings;
         let is_enough = totals.free.current + totals.pending.current >= bytes;
         if settings.order != Order::WaitFirst || !is_enough {
             return Self::default();

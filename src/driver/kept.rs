@@ -10,7 +10,7 @@
 //!
 //! The lock order is the reservation's state, heap, registry, lane.
 
-use super::{Lanes, Streams};
+use super::{HeapStore, Lanes, Shared, Streams};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Request};
 use crate::id::{ReservationId, StreamId};
@@ -89,80 +89,89 @@ impl ReservationState {
     }
 }
 
-impl Streams {
-    /// Has a reservation keep a block that `free` frees. Returns `false` if it does not, and the block is still to be
-    /// freed: the reservation has ended, keeps enough blocks already, figures are to be exact, or `free` did nothing.
-    pub(crate) fn keep(
-        &self,
-        reservation: ReservationId,
-        state: &Arc<Mutex<ReservationState>>,
-        free: impl FnOnce() -> Option<Kept>,
-    ) -> bool {
-        let mut locked = state.lock();
-        let is_over = locked.is_over && !injected("kept-after-the-end");
-        let is_first = !std::mem::replace(&mut locked.has_freed, true);
-        if is_over || is_first || locked.kept.len() == ROOM || self.is_measured() {
-            return false;
-        }
-        let Some(kept) = free() else {
-            return false;
+/// Has a reservation keep a block that `free` frees. Returns `false` if it does not, and the block is still to be
+/// freed: the reservation has ended, keeps enough blocks already, figures are to be exact, or `free` did nothing.
+pub(crate) fn keep(
+    streams: &Streams,
+    shared: &Shared,
+    reservation: ReservationId,
+    state: &Arc<Mutex<ReservationState>>,
+    free: impl FnOnce() -> Option<Kept>,
+) -> bool {
+    let mut locked = state.lock();
+    let is_over = locked.is_over && !injected("kept-after-the-end");
+    let is_first = !std::mem::replace(&mut locked.has_freed, true);
+    if is_over || is_first || locked.kept.len() == ROOM || shared.is_measured() {
+        return false;
+    }
+    let Some(kept) = free() else {
+        return false;
+    };
+    locked.drawn -= kept.block.bytes;
+    locked.kept.push(kept);
+    if !locked.is_listed {
+        locked.is_listed = true;
+        streams.keeping.0.lock().insert(reservation, state.clone());
+    }
+    true
+}
+
+/// Gives the blocks that a reservation keeps to the heap. They stay in the reservation.
+pub(crate) fn return_kept(
+    streams: &Streams,
+    store: &HeapStore,
+    state: &mut ReservationState,
+    trash: &mut Trash<Lanes>,
+) {
+    if state.kept.is_empty() {
+        return;
+    }
+    // The last owner of a stream's owner, perhaps.
+    let lanes = Foreign::new(streams.lanes());
+    let mut heap = store.heap.lock();
+    for Kept { stream, block, .. } in &state.kept {
+        heap.free(block.id, Fences::one(*stream, block.ticket));
+    }
+    drop(heap);
+    for Kept { stream, block, .. } in state.kept.drain(..) {
+        let fence = Fence {
+            stream,
+            ticket: block.ticket,
         };
-        locked.drawn -= kept.block.bytes;
-        locked.kept.push(kept);
-        if !locked.is_listed {
-            locked.is_listed = true;
-            self.keeping.0.lock().insert(reservation, state.clone());
+        let lane = lanes.find(fence);
+        debug_assert!(
+            lane.is_some(),
+            "a block is kept for a stream that is registered"
+        );
+        if let Some(lane) = lane {
+            lane.cache.note_kept_returned();
         }
-        true
     }
+    trash.add([lanes]);
+}
 
-    /// Gives the blocks that a reservation keeps to the heap. They stay in the reservation.
-    pub(crate) fn return_kept(&self, state: &mut ReservationState, trash: &mut Trash<Lanes>) {
-        if state.kept.is_empty() {
-            return;
-        }
-        // The last owner of a stream's owner, perhaps.
-        let lanes = Foreign::new(self.lanes());
-        let mut heap = self.heap.lock();
-        for Kept { stream, block, .. } in &state.kept {
-            heap.free(block.id, Fences::one(*stream, block.ticket));
-        }
-        drop(heap);
-        for Kept { stream, block, .. } in state.kept.drain(..) {
-            let fence = Fence {
-                stream,
-                ticket: block.ticket,
-            };
-            let lane = lanes.find(fence);
-            debug_assert!(
-                lane.is_some(),
-                "a block is kept for a stream that is registered"
-            );
-            if let Some(lane) = lane {
-                lane.cache.note_kept_returned();
-            }
-        }
-        trash.add([lanes]);
+/// Gives the blocks that a reservation keeps to the heap, and has it keep none from now on: its handle is gone.
+pub(crate) fn end_keeping(
+    streams: &Streams,
+    store: &HeapStore,
+    reservation: ReservationId,
+    state: &Mutex<ReservationState>,
+) {
+    let mut locked = state.lock_with_trash();
+    let (locked, trash) = locked.parts();
+    locked.is_over = true;
+    return_kept(streams, store, locked, trash);
+    if locked.is_listed {
+        streams.keeping.0.lock().remove(&reservation);
     }
+}
 
-    /// Gives the blocks that a reservation keeps to the heap, and has it keep none from now on: its handle is gone.
-    pub(crate) fn end_keeping(&self, reservation: ReservationId, state: &Mutex<ReservationState>) {
+/// Gives the blocks that any reservation keeps to the heap.
+pub(crate) fn return_all_kept(streams: &Streams, store: &HeapStore) {
+    let states: Vec<_> = streams.keeping.0.lock().values().cloned().collect();
+    for state in states {
         let mut locked = state.lock_with_trash();
-        let (locked, trash) = locked.parts();
-        locked.is_over = true;
-        self.return_kept(locked, trash);
-        if locked.is_listed {
-            self.keeping.0.lock().remove(&reservation);
-        }
-    }
-
-    /// Gives the blocks that any reservation keeps to the heap.
-    pub(crate) fn return_all_kept(&self) {
-        let states: Vec<_> = self.keeping.0.lock().values().cloned().collect();
-        for state in states {
-            let mut locked = state.lock_with_trash();
-            let (state, trash) = locked.parts();
-            self.return_kept(state, trash);
-        }
+        let (state, trash) = locked.parts();
+        return_kept(streams, store, state, trash);
     }
 }

@@ -1,17 +1,15 @@
-//! The ground layer of the driver: the device, the heap behind its lock, and whether the pool is open.
+//! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
-use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
-use super::evictable::Evictables;
-use super::soft_cap::SoftCap;
 use super::{
-    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lease, Lender, MaintenanceSettings,
+    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lender, MaintenanceSettings,
     Publish, Upstream,
 };
-use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
-use crate::heap::{self, Geometry, Heap, Order, Remapping, Reuse, Totals, WaitLimit};
+use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
+use crate::error::StreamError;
+use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
-use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
+use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;
 
@@ -71,47 +69,31 @@ impl Settings {
     }
 }
 
-/// The layer that all others stand on; see the [module](self).
+/// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct Shared {
     pub(crate) device: plain::Arc<dyn Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: Gate,
     /// How many [exact](gate::MEASURED) measurements run.
     pub(super) measurements: Mutex<usize>,
-    pub(super) publisher: plain::Arc<dyn Publish>,
+    publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     /// How the pool's requests waited: counted by the queue.
     pub(crate) waits: plain::Arc<Waits>,
-    /// Boxed, so that a pool under construction is small enough to be moved on a small stack.
-    pub(super) heap: Busy<Box<Heap>>,
-    /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
-    capacity: CachePadded<SharedNumber>,
-    /// A copy of the heap's reserved bytes, for readers without its lock.
-    reserved: CachePadded<SharedNumber>,
-    pub(crate) soft_cap: SoftCap,
-    pub(crate) lease: Lease,
-    pub(crate) evictables: Evictables,
     /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
     reuse: SharedState,
-    /// The recent events, if the pool keeps a history.
-    pub(crate) event_log: Option<EventLog>,
     fault: Mutex<Option<DeviceError>>,
 }
 
-impl Core {
+impl Shared {
     pub(super) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
     ) -> Self {
-        let capacity = settings.geometry.capacity;
-        let mut heap = Heap::new(settings.geometry);
-        if settings.lender.is_some() {
-            heap.set_lease(0);
-        }
         Self {
             capabilities: device.capabilities(),
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
@@ -119,14 +101,7 @@ impl Core {
             publisher,
             counters: Counters::new(),
             waits,
-            heap: Busy::new(Guards::Heap, Box::new(heap)),
-            capacity: CachePadded::new(SharedNumber::new(capacity)),
-            reserved: CachePadded::new(SharedNumber::new(0)),
-            soft_cap: SoftCap::new(),
-            lease: Lease::new(settings.lender.clone()),
-            evictables: Evictables::new(),
             reuse: SharedState::new(settings.reuse.to_bits()),
-            event_log: EventLog::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),
             settings,
             device,
@@ -153,6 +128,11 @@ impl Core {
         self.gate.load(Ordering::Relaxed) & !allowed == 0
     }
 
+    /// Returns whether a request waits, in one order with the changes of the gate.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & gate::WAITING != 0
+    }
+
     pub(crate) fn is_draining(&self) -> bool {
         self.gate.load(Ordering::Relaxed) & gate::DRAINING != 0
     }
@@ -161,27 +141,12 @@ impl Core {
         self.gate.load(Ordering::Relaxed) & gate::ENDED != 0
     }
 
-    /// Returns the most bytes that may be held from the device.
-    #[inline]
-    pub(crate) fn capacity(&self) -> u64 {
-        self.capacity.load(Ordering::Relaxed)
-    }
-
     /// Rounds a size up to a multiple of the pool's step, which is a power of two, and to one step at least. The capacity is
     /// a multiple of the step: sizes up to the capacity do not overflow.
     #[inline(always)]
     pub(crate) fn round_up(&self, bytes: u64) -> u64 {
         let step = self.settings.alignment;
         (bytes.max(1) + (step - 1)) & !(step - 1)
-    }
-
-    /// Sets the capacity. Returns the bytes that are held, growth under way included.
-    pub(super) fn set_capacity(&self, capacity: u64) -> u64 {
-        let mut heap = self.heap.lock();
-        heap.set_capacity(capacity);
-        // Under the lock: if two threads resize, both figures are those of the later one.
-        self.capacity.store(capacity, Ordering::Relaxed);
-        heap.totals().held()
     }
 
     /// Returns which memory may be reused.
@@ -205,37 +170,6 @@ impl Core {
                 Err(present) => bits = present,
             }
         }
-    }
-
-    /// Bytes that are held from the device.
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
-    }
-
-    /// Notes the reserved bytes, under the heap's lock, after a growth or a release.
-    pub(super) fn note_reserved(&self, heap: &Heap) {
-        let reserved = heap.totals().reserved.current;
-        self.reserved.store(reserved, Ordering::Relaxed);
-    }
-
-    /// Tells a subscriber when the reserved bytes exceed the soft cap. No lock is held.
-    pub(super) fn tell_of_soft_cap(&self) {
-        let reserved = self.reserved();
-        if let Some(cap) = self.soft_cap.newly_exceeded(reserved) {
-            trace::soft_cap_exceeded(reserved, cap);
-        }
-    }
-
-    pub(crate) fn totals(&self) -> Totals {
-        self.heap.lock().totals()
-    }
-
-    /// Checks the invariants of the heap, in time proportional to its blocks.
-    ///
-    /// # Errors
-    /// Returns the invariant that does not hold.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        heap::check::invariants(&self.heap.lock())
     }
 
     /// Returns the sticky error that ended the pool, if one did.
@@ -289,28 +223,42 @@ impl Core {
         }
     }
 
-    /// Makes an entry of the event log, if there is one. No lock is held.
-    pub(super) fn entry(&self) -> Option<Entry<'_>> {
-        self.event_log.as_ref().map(EventLog::begin)
+    /// Returns whether the memory in use is bounded.
+    pub(crate) fn is_recalled(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::RECALLED != 0
     }
 
-    /// Writes to the event log, if there is one. No lock is held.
-    #[inline]
-    pub(crate) fn write_entry(&self, write: impl FnOnce(Entry<'_>, Totals)) {
-        if let Some(entry) = self.entry() {
-            write(entry, self.totals());
+    /// # Errors
+    /// Returns an error if the pool's memory is not accessible where the stream runs.
+    pub(crate) fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
+        let kind = self.settings.kind;
+        match stream {
+            RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),
+            RawStream::HOST => Ok(()),
+            _ if !kind.is_seen_by_device() => Err(StreamError::UnseenByDevice),
+            _ => Ok(()),
         }
     }
 
-    /// Writes an event, which is made only if there is an event log. No lock is held.
-    #[inline]
-    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
-        self.write_entry(|entry, totals| entry.write(totals, event()));
+    /// Notes the error of a stream's event, and passes it on if it is sticky.
+    pub(super) fn unless_sticky<T>(
+        &self,
+        asked: Result<T, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        match self.noted(asked) {
+            Err(error) if error.is_sticky() => Err(error),
+            _ => Ok(()),
+        }
     }
 
-    /// Returns the recent entries of the event log.
-    pub(crate) fn pages(&self) -> Pages {
-        let pages = self.event_log.as_ref().map(EventLog::pages);
-        pages.unwrap_or_default()
+    /// Returns how often memory was mapped or allocated from the device.
+    pub(crate) fn growths(&self) -> u64 {
+        self.counters.growths.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the memory of both pools comes from the same place.
+    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
+        let is_of_host = |shared: &Self| shared.settings.kind.is_of_host();
+        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
     }
 }
