@@ -214,7 +214,7 @@ fn begin(
         };
         observers.granted(driver, granted);
     }
-    let block = allocation.as_used(demand.rounding_of(allocation.bytes));
+    let block = as_used(allocation, demand.rounding_of(allocation.bytes));
     let filled = registration.fill_granted(allocation.after, block, caller);
     if filled.is_err() {
         let lanes = std::slice::from_ref(lane);
@@ -324,7 +324,7 @@ impl Block {
             if let Some(observers) = observers {
                 observers.extension_freed(&extension, &lanes[0]);
             }
-            release::free_uncounted(driver, lanes, None, &extension.as_used(0));
+            release::free_uncounted(driver, lanes, None, &as_used(&extension, 0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -352,7 +352,7 @@ impl Block {
     /// Fills an extension as the caller or the pool asks, and orders the further streams after its grant.
     fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
         let registration = self.registration();
-        let (after, block) = (extension.after, extension.as_used(0));
+        let (after, block) = (extension.after, as_used(&extension, 0));
         extension.after = registration.fill_granted(after, block, caller)?;
         let Registration { service, lane, .. } = &**registration;
         let further = self.uses().lanes();
@@ -511,7 +511,7 @@ impl Block {
         if self.is_outside() {
             return observers.outside_freed(allocation, &lanes, location);
         }
-        let block = allocation.as_used(self.charge.rounding());
+        let block = as_used(allocation, self.charge.rounding());
         let is_first_after_all =
             registration.fill_ending(observers, &lanes, left_at, block, is_captured, location);
         let mut waits_for = &lanes[..];
@@ -566,7 +566,7 @@ impl Block {
         }
         let (stream, block) = (
             registration.lane.id,
-            allocation.as_used(self.charge.rounding()),
+            as_used(allocation, self.charge.rounding()),
         );
         let mut spare = extra.take();
         let reserved = spare.as_mut().and_then(|extra| extra.reserved.take());
@@ -586,13 +586,15 @@ impl Block {
     /// in this order.
     #[cold]
     #[inline(never)]
-    fn end_charged(&mut self, tag: Tag) {
-        let (Some(registration), Some(allocation)) = (&self.registration, self.allocation.take())
-        else {
+    fn end_charged(&mut self) {
+        let (Some(registration), Some(tag)) = (&self.registration, self.charge.tag()) else {
+            return;
+        };
+        let Some(allocation) = self.allocation.take() else {
             return;
         };
         let stream = registration.lane.id;
-        let block = allocation.as_used(self.charge.rounding());
+        let block = as_used(&allocation, self.charge.rounding());
         let mut is_throttled = false;
         let uncharge = |registration: &Registration| {
             is_throttled = registration.service.uncharge_freed(tag, block.bytes);
@@ -616,7 +618,7 @@ impl Block {
     #[inline(never)]
     fn free_slowly(&self) {
         let Registration { service, lane, .. } = &**self.registration();
-        let block = self.allocation().as_used(self.charge.rounding());
+        let block = as_used(self.allocation(), self.charge.rounding());
         release::free(&service.driver, lane, block);
     }
 
@@ -646,18 +648,29 @@ impl Drop for Block {
         if registration.observers.is_some() || self.extra.get_mut().is_some() {
             return self.end_slowly();
         }
-        if let Some(tag) = self.charge.tag() {
-            return self.end_charged(tag);
+        if self.charge.is_tagged() {
+            return self.end_charged();
         }
         let Some(allocation) = &self.allocation else {
             return;
         };
         let stream = registration.lane.id;
-        let block = || allocation.as_used(self.charge.rounding());
+        let block = || as_used(allocation, self.charge.rounding());
         if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block, |_| true) {
             self.free_slowly();
         }
         trace::freed(stream, allocation.bytes, allocation.address);
+    }
+}
+
+/// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.
+#[inline(always)]
+fn as_used(allocation: &Allocation, rounding: u32) -> Use {
+    Use {
+        id: allocation.id,
+        address: allocation.address,
+        bytes: allocation.bytes,
+        rounding,
     }
 }
 
@@ -709,6 +722,11 @@ impl Charge {
     #[inline]
     pub(super) fn rounding(self) -> u32 {
         self.0 as u32
+    }
+
+    #[inline]
+    fn is_tagged(self) -> bool {
+        self.0 >> u32::BITS != 0
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use crate::heap::BlockId;
 use crate::id::Ticket;
-use crate::lane::{CachedBlock, Source, Use};
+use crate::lane::{CachedBlock, Source};
 use crate::sync::{Count, Ordering, SharedNumber};
 
 /// A block out of the heap, on its way to its user.
@@ -22,17 +22,6 @@ impl Allocation {
     #[inline(always)]
     pub(crate) fn seen(&self) -> Self {
         Self { ..*self }
-    }
-
-    /// Returns the block as it is freed. `rounding` is the part of its bytes that was not asked for.
-    #[inline(always)]
-    pub(crate) fn as_used(&self, rounding: u32) -> Use {
-        Use {
-            id: self.id,
-            address: self.address,
-            bytes: self.bytes,
-            rounding,
-        }
     }
 
     #[inline(always)]

@@ -102,7 +102,7 @@ pub(crate) use registry::Lanes;
 pub(crate) use reservation::Drawn;
 pub(crate) use shared::{Settings, Shared, gate};
 pub use statistics::{Hits, Statistics};
-pub(crate) use store::HeapStore;
+pub(crate) use store::{Capacity, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub use trimmed::Trimmed;

@@ -141,14 +141,6 @@ impl Shared {
         self.gate.load(Ordering::Relaxed) & gate::ENDED != 0
     }
 
-    /// Rounds a size up to a multiple of the pool's step, which is a power of two, and to one step at least. The capacity is
-    /// a multiple of the step: sizes up to the capacity do not overflow.
-    #[inline(always)]
-    pub(crate) fn round_up(&self, bytes: u64) -> u64 {
-        let step = self.settings.alignment;
-        (bytes.max(1) + (step - 1)) & !(step - 1)
-    }
-
     /// Returns which memory may be reused.
     pub(crate) fn reuse(&self) -> Reuse {
         Reuse::of_bits(self.reuse.load(Ordering::Relaxed))

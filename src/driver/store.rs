@@ -9,17 +9,19 @@ use crate::fault::injected;
 use crate::heap::{self, Heap, Totals};
 use crate::id::ReservationId;
 use crate::lane::Lane;
-use crate::sync::{Busy, Guards, Ordering, SharedNumber};
+use crate::sync::{Busy, Guards, Ordering, SharedNumber, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;
+
+/// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
+pub(crate) type Capacity = plain::Arc<CachePadded<SharedNumber>>;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct HeapStore {
     /// Boxed, so that a pool under construction is small enough to be moved on a small stack.
     pub(super) heap: Busy<Box<Heap>>,
-    /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
-    capacity: CachePadded<SharedNumber>,
+    pub(crate) capacity: Capacity,
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
     pub(crate) soft_cap: SoftCap,
@@ -41,7 +43,9 @@ impl HeapStore {
         }
         Self {
             heap: Busy::new(Guards::Heap, Box::new(heap)),
-            capacity: CachePadded::new(SharedNumber::new(settings.geometry.capacity)),
+            capacity: Capacity::new(CachePadded::new(SharedNumber::new(
+                settings.geometry.capacity,
+            ))),
             reserved: CachePadded::new(SharedNumber::new(0)),
             soft_cap: SoftCap::new(),
             lease: Lease::new(settings.lender.clone()),

@@ -3,7 +3,7 @@
 use super::natives::Native;
 use super::{Observers, Presence, Route};
 use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
-use crate::driver::{release, streams};
+use crate::driver::{Capacity, release, streams};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::{StreamId, Ticket};
@@ -26,6 +26,10 @@ pub(crate) struct Registration {
     /// Number of [`Stream`](crate::Stream) handles. Freed blocks leave references while there is at least one.
     handles: SharedNumber,
     pub(crate) presence: plain::Arc<Presence>,
+    /// The alignment of every block in bytes, a power of two. A copy, as the capacity is, so that an allocation from the
+    /// lane reads nothing of the engine.
+    pub(crate) step: u64,
+    pub(crate) capacity: Capacity,
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,
@@ -79,9 +83,12 @@ impl Registration {
         lane: Arc<Lane>,
     ) -> Arc<Self> {
         let service = presence.service.clone();
+        let (shared, store) = (&service.driver.shared, &service.driver.store);
         let registration = Arc::new(Self {
+            step: shared.settings.alignment,
+            capacity: store.capacity.clone(),
             observers: presence.observers.clone(),
-            native: Native::of(stream, &**lane.device(&service.driver.shared.device)),
+            native: Native::of(stream, &**lane.device(&shared.device)),
             service,
             lane,
             handles: SharedNumber::new(0),

@@ -1,6 +1,6 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
-use super::layout::{Layout, expect_capacity_for};
+use super::layout::{Layout, expect_capacity_for, round_up};
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use super::{Pool, captured, scope};
 use crate::block::Block;
@@ -13,7 +13,7 @@ use crate::lane::{Fit, Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
-use crate::sync::{Arc, plain};
+use crate::sync::{Arc, Ordering, plain};
 use smallvec::SmallVec;
 
 /// The future of [`Pool::allocate`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
@@ -329,18 +329,17 @@ fn plain_size(
     registration: &Arc<Registration>,
     Layout { bytes, alignment }: Layout,
 ) -> Result<u64, Miss> {
-    let driver = &registration.service.driver;
-    let step = driver.shared.settings.alignment;
+    let step = registration.step;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
-        && bytes <= driver.store.capacity()
+        && bytes <= registration.capacity.load(Ordering::Relaxed)
         && alignment.is_power_of_two()
         && alignment <= step
         && !scope::is_any();
     if !is_plain {
         return Err(Miss::NotSearched);
     }
-    Ok(driver.shared.round_up(bytes))
+    Ok(round_up(bytes, step))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.

@@ -58,7 +58,7 @@ impl Layout {
         self.expect_valid_alignment(driver)?;
         let step = driver.shared.settings.alignment;
         let request = heap::Request {
-            bytes: driver.shared.round_up(bytes),
+            bytes: round_up(bytes, step),
             alignment: alignment.max(step),
         };
         debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
@@ -81,6 +81,13 @@ impl From<std::alloc::Layout> for Layout {
     fn from(layout: std::alloc::Layout) -> Self {
         Self::new(layout.size() as u64).alignment(layout.align() as u64)
     }
+}
+
+/// Rounds a size up to a multiple of the pool's step, which is a power of two, and to one step at least. The capacity is
+/// a multiple of the step: sizes up to the capacity do not overflow.
+#[inline(always)]
+pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
+    (bytes.max(1) + (step - 1)) & !(step - 1)
 }
 
 /// # Errors
