@@ -1,5 +1,6 @@
 //! Access of other devices to the memory of the pool: how it is given and taken back.
 
+use super::memory::accessors;
 use super::neighbours::{AccessScope, CompleteCopies, Stage};
 use super::{Engine, Shared, Streams, ordering, reaping};
 use crate::device::{Device, DeviceId, Peer};
@@ -167,8 +168,8 @@ fn change(engine: &Engine, device: &plain::Arc<dyn Device>) -> Result<bool, Acce
         ordinal: device.ordinal(),
     };
     let changed = match target {
-        Stage::Open => engine.supply.memory.allow(peer),
-        _ => engine.supply.memory.forbid(peer),
+        Stage::Open => accessors::allow(&engine.supply.memory, peer),
+        _ => accessors::forbid(&engine.supply.memory, peer),
     };
     let stage = if changed.is_ok() { target } else { before };
     engine.streams.neighbours.end(id, stage);

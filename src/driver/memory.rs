@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
-mod accessors;
+pub(super) mod accessors;
 
 use super::Settings;
 use super::segments::SegmentSource;
@@ -98,7 +98,7 @@ impl Memory {
             let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
-        if let Err(error) = self.note_mapped(step.to, chunk) {
+        if let Err(error) = accessors::note_mapped(self, step.to, chunk) {
             // SAFETY: it was just mapped, and no other code knows of it.
             if unsafe { self.device.unmap(step.to, self.chunk_bytes) }.is_ok() {
                 let _ = self.destroy(chunk);
@@ -148,7 +148,7 @@ impl Memory {
         if injected("chunk-noted-while-it-is-unmapped") {
             self.held.lock().chunks.remove(&address);
         }
-        unmapped.inspect_err(|_| self.note_still_mapped(address, chunk, &accessors))?;
+        unmapped.inspect_err(|_| accessors::note_still_mapped(self, address, chunk, &accessors))?;
         Ok(chunk)
     }
 

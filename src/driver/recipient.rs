@@ -221,12 +221,15 @@ impl<'a> Recipient<'a> {
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let (after, source) = match grant.fences.single() {
             _ if grant.fences.is_empty() => (Ticket::ZERO, source),
-            Some(fence) if is_own(fence) => (fence.ticket, source.or(Source::SameStream)),
+            Some(fence) if is_own(fence) => (fence.ticket, named(source, Source::SameStream)),
             _ if self.may_submit && self.deferred.is_none() => {
                 let point = ordering::present_point(self.engine, self.lane);
-                (point, source.or(Source::Ordered))
+                (point, named(source, Source::Ordered))
             }
-            _ => (self.lane.cache.open_ticket(), source.or(Source::Ordered)),
+            _ => (
+                self.lane.cache.open_ticket(),
+                named(source, Source::Ordered),
+            ),
         };
         let allocation = Allocation {
             id: grant.id,
@@ -243,11 +246,9 @@ impl<'a> Recipient<'a> {
     }
 }
 
-impl Source {
-    /// The heap's memory is named by why it was safe, other memory by how it was obtained.
-    fn or(self, why: Self) -> Self {
-        if self == Self::Free { why } else { self }
-    }
+/// The heap's memory is named by why it was safe, other memory by how it was obtained.
+fn named(source: Source, why: Source) -> Source {
+    if source == Source::Free { why } else { source }
 }
 
 fn taker(shared: &Shared, lane: &Lane) -> Taker {

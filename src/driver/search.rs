@@ -174,7 +174,7 @@ impl<'a> Search<'a> {
                 }
                 has_any
             }
-            Prepare::PollLikely => self.poll_likely()?,
+            Prepare::PollLikely => exact::poll_likely(self)?,
             // A loose fit that was passed over may be taken after all.
             Prepare::Poll => self.poll()? || self.state.facts.is_loose_fit,
             Prepare::FlushAged => {
@@ -266,7 +266,7 @@ impl<'a> Search<'a> {
     fn attempt(&mut self, source: Try) -> Result<Option<Found>, Refusal> {
         Ok(match source {
             Try::Take => self.take(),
-            Try::WaitForExact => self.wait_for_exact()?,
+            Try::WaitForExact => exact::wait_for_exact(self)?,
             Try::Grow => self.grow()?,
             Try::Wait => self.wait(self.to.engine.shared.settings.wait_limit)?,
             Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
@@ -446,7 +446,7 @@ impl<'a> Search<'a> {
         let settings = &self.to.engine.shared.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
             .then_some(settings.wait_limit);
-        let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
+        let expected = expected::awaited(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
         let most = self.most_chunks();
         let growth = match most {

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "device calls on ranges")]
 
-use super::{DriverPool, DriverPoolUse, Settings};
+use super::{DriverPool, Settings};
 use crate::device::{Device, DeviceError, MemoryKind, RawStream};
 use crate::sync::plain;
 
@@ -82,24 +82,6 @@ impl SegmentSource {
             Some(pool) => pool.left(left),
             None => left,
         })
-    }
-}
-
-impl Settings {
-    /// Returns whether allocations and frees are passed on to a pool of the driver.
-    pub(crate) fn passes_through(&self) -> bool {
-        let how = self.driver_pool.as_ref().map(|(_, how)| *how);
-        how == Some(DriverPoolUse::PassedThrough)
-    }
-
-    /// Returns the most bytes that the pool of the driver may give, which takes memory in whole steps.
-    pub(crate) fn most(&self, step: u64) -> u64 {
-        let leased = self
-            .lender
-            .as_ref()
-            .map_or(u64::MAX, |lender| lender.figures().limit);
-        let pool = self.driver_pool.as_ref();
-        pool.map_or(leased, |(pool, _)| pool.most(step).min(leased))
     }
 }
 

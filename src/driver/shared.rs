@@ -62,6 +62,22 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Returns whether allocations and frees are passed on to a pool of the driver.
+    pub(crate) fn passes_through(&self) -> bool {
+        let how = self.driver_pool.as_ref().map(|(_, how)| *how);
+        how == Some(DriverPoolUse::PassedThrough)
+    }
+
+    /// Returns the most bytes that the pool of the driver may give, which takes memory in whole steps.
+    pub(crate) fn most(&self, step: u64) -> u64 {
+        let leased = self
+            .lender
+            .as_ref()
+            .map_or(u64::MAX, |lender| lender.figures().limit);
+        let pool = self.driver_pool.as_ref();
+        pool.map_or(leased, |(pool, _)| pool.most(step).min(leased))
+    }
+
     /// Returns whether the memory is plain memory of the device, of no pool of the driver.
     pub(crate) fn is_plain_of_device(&self) -> bool {
         let is_plain = !self.geometry.virtual_memory && self.driver_pool.is_none();

@@ -37,162 +37,162 @@ impl Accessors {
     }
 }
 
-impl Memory {
-    fn peer_access(&self) -> Result<&dyn PeerAccess, DeviceError> {
-        self.device.peer_access().ok_or_else(|| {
-            let reason = "the device is alone: copy through the host";
-            DeviceError::new("set_access", DeviceErrorKind::Unsupported, reason)
-        })
-    }
+fn peer_access(memory: &Memory) -> Result<&dyn PeerAccess, DeviceError> {
+    memory.device.peer_access().ok_or_else(|| {
+        let reason = "the device is alone: copy through the host";
+        DeviceError::new("set_access", DeviceErrorKind::Unsupported, reason)
+    })
+}
 
-    /// Lets a peer use the memory, now and from now on.
-    ///
-    /// # Errors
-    /// Returns an error if a device call fails. Nothing has changed then.
-    pub(in crate::driver) fn allow(&self, peer: Peer) -> Result<(), DeviceError> {
-        match self.segments().accessibility() {
-            Accessibility::Everywhere => Ok(()),
-            Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
-            Accessibility::Plain => {
-                self.peer_access()?.allow_plain(peer)?;
-                self.held.lock().accessors.add(peer);
-                Ok(())
+/// Lets a peer use the memory, now and from now on.
+///
+/// # Errors
+/// Returns an error if a device call fails. Nothing has changed then.
+pub(in crate::driver) fn allow(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+    match memory.segments().accessibility() {
+        Accessibility::Everywhere => Ok(()),
+        Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
+        Accessibility::Plain => {
+            peer_access(memory)?.allow_plain(peer)?;
+            memory.held.lock().accessors.add(peer);
+            Ok(())
+        }
+        Accessibility::Chunks => {
+            let chunks = {
+                let mut held = memory.held.lock();
+                held.accessors.add(peer);
+                held.chunks.clone()
+            };
+            let allowed = set_all(memory, &chunks, peer, Access::ReadWrite);
+            if allowed.is_err() {
+                // As far as the device can: what stays accessible is memory that no stream of the peer may use.
+                let _ = forbid_chunks(memory, peer);
             }
-            Accessibility::Chunks => {
-                let chunks = {
-                    let mut held = self.held.lock();
-                    held.accessors.add(peer);
-                    held.chunks.clone()
-                };
-                let allowed = self.set_all(&chunks, peer, Access::ReadWrite);
-                if allowed.is_err() {
-                    // As far as the device can: what stays accessible is memory that no stream of the peer may use.
-                    let _ = self.forbid_chunks(peer);
-                }
-                allowed
-            }
+            allowed
         }
     }
+}
 
-    /// Takes the access of a peer back.
-    ///
-    /// # Errors
-    /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
-    pub(in crate::driver) fn forbid(&self, peer: Peer) -> Result<(), DeviceError> {
-        match self.segments().accessibility() {
-            Accessibility::Everywhere => Ok(()),
-            Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
-            Accessibility::Plain => {
-                // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
-                unsafe { self.peer_access()?.forbid_plain(peer) }?;
-                self.held.lock().accessors.remove(peer);
-                Ok(())
+/// Takes the access of a peer back.
+///
+/// # Errors
+/// Returns an error if a device call fails. The peer keeps its access then, to all memory.
+pub(in crate::driver) fn forbid(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+    match memory.segments().accessibility() {
+        Accessibility::Everywhere => Ok(()),
+        Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
+        Accessibility::Plain => {
+            // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
+            unsafe { peer_access(memory)?.forbid_plain(peer) }?;
+            memory.held.lock().accessors.remove(peer);
+            Ok(())
+        }
+        Accessibility::Chunks => {
+            let forbidden = forbid_chunks(memory, peer);
+            if forbidden.is_err() {
+                // The peer had all of it before.
+                let _ = allow(memory, peer);
             }
-            Accessibility::Chunks => {
-                let forbidden = self.forbid_chunks(peer);
-                if forbidden.is_err() {
-                    // The peer had all of it before.
-                    let _ = self.allow(peer);
-                }
-                forbidden
-            }
+            forbidden
         }
     }
+}
 
-    fn forbid_chunks(&self, peer: Peer) -> Result<(), DeviceError> {
-        let chunks = {
-            let mut held = self.held.lock();
-            held.accessors.remove(peer);
-            held.chunks.clone()
-        };
-        self.set_all(&chunks, peer, Access::None)
-    }
+fn forbid_chunks(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+    let chunks = {
+        let mut held = memory.held.lock();
+        held.accessors.remove(peer);
+        held.chunks.clone()
+    };
+    set_all(memory, &chunks, peer, Access::None)
+}
 
-    /// Sets the access to chunks that were mapped a moment ago. Those that were unmapped since are left out.
-    fn set_all(
-        &self,
-        chunks: &std::collections::BTreeMap<u64, Chunk>,
-        peer: Peer,
-        access: Access,
-    ) -> Result<(), DeviceError> {
-        let mut outcome = Ok(());
-        for (address, chunk) in chunks {
-            let set = self.set_access(*address, peer, access);
-            let is_there = || self.held.lock().chunks.get(address) == Some(chunk);
-            match set {
-                Err(error) if error.is_sticky() => return Err(error),
-                // An access that is taken back is taken back wherever it can be.
-                Err(error) if is_there() => outcome = outcome.and(Err(error)),
-                _ => {}
-            }
-            if outcome.is_err() && access != Access::None {
-                break;
-            }
+/// Sets the access to chunks that were mapped a moment ago. Those that were unmapped since are left out.
+fn set_all(
+    memory: &Memory,
+    chunks: &std::collections::BTreeMap<u64, Chunk>,
+    peer: Peer,
+    access: Access,
+) -> Result<(), DeviceError> {
+    let mut outcome = Ok(());
+    for (address, chunk) in chunks {
+        let set = set_access(memory, *address, peer, access);
+        let is_there = || memory.held.lock().chunks.get(address) == Some(chunk);
+        match set {
+            Err(error) if error.is_sticky() => return Err(error),
+            // An access that is taken back is taken back wherever it can be.
+            Err(error) if is_there() => outcome = outcome.and(Err(error)),
+            _ => {}
         }
-        outcome
-    }
-
-    fn set_access(&self, address: u64, peer: Peer, access: Access) -> Result<(), DeviceError> {
-        let peers = self.peer_access()?;
-        // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access:
-        // no stream of the peer is registered when the access is taken back.
-        unsafe { peers.set_mapped_access(address, self.chunk_bytes, peer, access) }
-    }
-
-    /// Gives the accessors access to a chunk that was just mapped, and notes the chunk.
-    ///
-    /// # Errors
-    /// Returns an error if a device call fails. The chunk is not noted then.
-    pub(in crate::driver) fn note_mapped(
-        &self,
-        address: u64,
-        chunk: Chunk,
-    ) -> Result<(), DeviceError> {
-        self.give_and_note(address, chunk, SmallVec::new())
-    }
-
-    /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
-    pub(in crate::driver) fn note_still_mapped(
-        &self,
-        address: u64,
-        chunk: Chunk,
-        then: &Accessors,
-    ) {
-        if self
-            .give_and_note(address, chunk, then.peers.clone())
-            .is_err()
-        {
-            // The device failed twice: a peer that was given access in between lacks it here.
-            self.held.lock().chunks.insert(address, chunk);
+        if outcome.is_err() && access != Access::None {
+            break;
         }
     }
+    outcome
+}
 
-    /// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
-    fn give_and_note(
-        &self,
-        address: u64,
-        chunk: Chunk,
-        mut given: SmallVec<[Peer; 2]>,
-    ) -> Result<(), DeviceError> {
-        let mut seen = self.held.lock().accessors.clone();
-        loop {
-            for peer in given.iter().filter(|peer| !seen.peers.contains(peer)) {
-                // What stays accessible is memory that no stream of the peer may use.
-                let _ = self.set_access(address, *peer, Access::None);
-            }
-            given.retain(|peer| seen.peers.contains(peer));
-            for peer in &seen.peers {
-                if !given.contains(peer) {
-                    self.set_access(address, *peer, Access::ReadWrite)?;
-                    given.push(*peer);
-                }
-            }
-            let mut held = self.held.lock();
-            if held.accessors.changes == seen.changes || injected("list-of-peers-read-once") {
-                held.chunks.insert(address, chunk);
-                return Ok(());
-            }
-            seen = held.accessors.clone();
+fn set_access(
+    memory: &Memory,
+    address: u64,
+    peer: Peer,
+    access: Access,
+) -> Result<(), DeviceError> {
+    let peers = peer_access(memory)?;
+    // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access:
+    // no stream of the peer is registered when the access is taken back.
+    unsafe { peers.set_mapped_access(address, memory.chunk_bytes, peer, access) }
+}
+
+/// Gives the accessors access to a chunk that was just mapped, and notes the chunk.
+///
+/// # Errors
+/// Returns an error if a device call fails. The chunk is not noted then.
+pub(in crate::driver) fn note_mapped(
+    memory: &Memory,
+    address: u64,
+    chunk: Chunk,
+) -> Result<(), DeviceError> {
+    give_and_note(memory, address, chunk, SmallVec::new())
+}
+
+/// Notes a chunk that could not be unmapped, to which the accessors of then have access.
+pub(in crate::driver) fn note_still_mapped(
+    memory: &Memory,
+    address: u64,
+    chunk: Chunk,
+    then: &Accessors,
+) {
+    if give_and_note(memory, address, chunk, then.peers.clone()).is_err() {
+        // The device failed twice: a peer that was given access in between lacks it here.
+        memory.held.lock().chunks.insert(address, chunk);
+    }
+}
+
+/// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
+fn give_and_note(
+    memory: &Memory,
+    address: u64,
+    chunk: Chunk,
+    mut given: SmallVec<[Peer; 2]>,
+) -> Result<(), DeviceError> {
+    let mut seen = memory.held.lock().accessors.clone();
+    loop {
+        for peer in given.iter().filter(|peer| !seen.peers.contains(peer)) {
+            // What stays accessible is memory that no stream of the peer may use.
+            let _ = set_access(memory, address, *peer, Access::None);
         }
+        given.retain(|peer| seen.peers.contains(peer));
+        for peer in &seen.peers {
+            if !given.contains(peer) {
+                set_access(memory, address, *peer, Access::ReadWrite)?;
+                given.push(*peer);
+            }
+        }
+        let mut held = memory.held.lock();
+        if held.accessors.changes == seen.changes || injected("list-of-peers-read-once") {
+            held.chunks.insert(address, chunk);
+            return Ok(());
+        }
+        seen = held.accessors.clone();
     }
 }
