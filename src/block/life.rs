@@ -352,7 +352,7 @@ impl Block {
     /// Fills an extension as the caller or the pool asks, and orders the further streams after its grant.
     fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
         let registration = self.registration();
-        let (after, block) = (extension.after, as_used(&extension, 0));
+        let (after, block) = (extension.after, as_used(extension, 0));
         extension.after = registration.fill_granted(after, block, caller)?;
         let Registration { service, lane, .. } = &**registration;
         let further = self.uses().lanes();
