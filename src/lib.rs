@@ -70,7 +70,7 @@
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
-//! | `worker` | the thread that waits for drops | the jobs that it runs |
+//! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
@@ -79,6 +79,7 @@
 //! | `error` | errors | |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
+//! | `background` | threads for calls that block, and their jobs, one at a time each | the jobs |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
 //! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its
@@ -114,6 +115,7 @@
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod background;
 mod block;
 mod buffer;
 mod capture;

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 30] = [
+const LAYERS: [&str; 31] = [
     "sync",
+    "background",
     "rare",
     "measure",
     "device",

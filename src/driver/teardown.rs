@@ -11,20 +11,13 @@
 use super::memory::Held;
 use super::segments::{Accessibility, SegmentSource};
 use super::{Engine, HeapStore, Lender, Streams, ordering};
+use crate::background::{Background, Errand};
 use crate::device::{Device, Watch};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
-use crate::sync::plain::{AtomicU64, Ordering};
 use crate::sync::{Arc, assert_unlocked, plain};
 use crate::trace;
 use std::task::{Wake, Waker};
-
-/// No thread looks.
-const IDLE: u64 = 0;
-/// A thread looks at the events.
-const LOOKING: u64 = 1;
-/// A thread looks, and has to look again: an event it watches changed meanwhile.
-const AGAIN: u64 = 2;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -35,9 +28,8 @@ struct DeferredRelease {
     segments: SegmentSource,
     /// Told once the device has everything back.
     lender: Option<plain::Arc<dyn Lender>>,
-    /// At most one thread looks at a time. A watch may call back at once: then this thread looks again, instead of
-    /// calling itself.
-    turn: AtomicU64,
+    /// A watch may call back at once: then the thread that looks does so again, instead of calling itself.
+    errand: Errand,
     assets: plain::Mutex<Option<Assets>>,
 }
 
@@ -75,7 +67,7 @@ pub(super) fn end(engine: &Engine) {
         chunk_bytes: shared.settings.geometry.chunk_bytes,
         segments: supply.memory.segments().clone(),
         lender: shared.settings.lender.clone(),
-        turn: AtomicU64::new(LOOKING),
+        errand: Errand::default(),
         assets: plain::Mutex::new(Some(Assets {
             held,
             lanes,
@@ -102,30 +94,20 @@ fn report_lost(streams: &Streams, store: &HeapStore) {
 }
 
 impl DeferredRelease {
-    /// Looks on a thread of its own where memory calls block: this thread may be a runtime's, or the one by which the
-    /// device wakes.
+    /// Looks in the background where memory calls block: this thread may be a runtime's, or the one by which the device
+    /// wakes.
     fn start(self: plain::Arc<Self>) {
+        let this = self.clone();
+        let look = move || this.errand.run(|| this.look());
         if !self.calls_block {
-            return self.look_until_quiet();
-        }
-        let thread = plain::thread::Builder::new().name("weirpool-release".into());
-        let started = self.clone();
-        if thread.spawn(move || started.look_until_quiet()).is_err() {
-            // This thread is held up, rather than the memory lost.
-            self.look_until_quiet();
-        }
-    }
-
-    /// Looks until everything is released, or an event is watched that has not changed since.
-    fn look_until_quiet(self: plain::Arc<Self>) {
-        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        loop {
-            self.turn.store(LOOKING, Ordering::Release);
-            self.look();
-            let ended = self.turn.compare_exchange(LOOKING, IDLE, success, failure);
-            if ended.is_ok() {
-                return;
+            if self.errand.is_to_be_run() {
+                look();
             }
+            return;
+        }
+        if let Err(look) = Background::of_process().call(&self.errand, look) {
+            // This thread is held up, rather than the memory lost.
+            look();
         }
     }
 
@@ -209,8 +191,6 @@ impl DeferredRelease {
 
 impl Wake for DeferredRelease {
     fn wake(self: plain::Arc<Self>) {
-        if self.turn.swap(AGAIN, Ordering::AcqRel) == IDLE {
-            self.start();
-        }
+        self.start();
     }
 }

@@ -1,6 +1,7 @@
 //! Links to the pool that can be cut, and the wakers that hold one: the device calls them at an alarm.
 
 use super::Service;
+use crate::background::Errand;
 use crate::driver::maintenance;
 use crate::sync::{Arc, ForeignOption, Guards, plain};
 use std::task::Wake;
@@ -26,10 +27,20 @@ impl Link {
     }
 }
 
-/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block on a thread
-/// of its own.
+/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block in the
+/// [background](crate::background).
 #[derive(Debug)]
-pub(super) struct Keeper(pub(super) Link);
+pub(super) struct Keeper {
+    link: Link,
+    errand: Errand,
+}
+
+impl Keeper {
+    pub(super) fn new(link: Link) -> Self {
+        let errand = Errand::default();
+        Self { link, errand }
+    }
+}
 
 /// A failure is noted: a sticky one ends the pool, and after another one the next maintenance tries again.
 fn keep_up(service: &Arc<Service>) {
@@ -38,17 +49,17 @@ fn keep_up(service: &Arc<Service>) {
 
 impl Wake for Keeper {
     fn wake(self: plain::Arc<Self>) {
-        let Some(service) = self.0.service() else {
+        let Some(service) = self.link.service() else {
             return;
         };
         if !service.driver.shared.capabilities.memory_calls_block {
             return keep_up(&service);
         }
-        let thread = plain::thread::Builder::new().name("weirpool-maintenance".into());
-        let kept = service.clone();
-        if thread.spawn(move || keep_up(&kept)).is_err() {
+        let (keeper, kept) = (self.clone(), service.clone());
+        let job = move || keeper.errand.run(|| keep_up(&kept));
+        if let Err(job) = service.background.call(&self.errand, job) {
             // Late for the others that share this thread, rather than never.
-            keep_up(&service);
+            job();
         }
     }
 }

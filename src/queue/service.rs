@@ -14,6 +14,7 @@ use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
 use super::waiters::{Displaced, Moved, Queue};
 use super::{Demand, Hook};
+use crate::background::Background;
 use crate::device::{Alarm, Device};
 use crate::driver::{
     Change, Effort, Engine, Group, HistoryEvent, OtherPools, Settings, Watches, access, figures,
@@ -43,6 +44,8 @@ pub(crate) struct Service {
     /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
     next_look: ForeignOption<(Duration, Alarm)>,
     pub(super) grower: Grower,
+    /// Makes memory calls that block: those of the growth, and of the maintenance.
+    pub(super) background: Background,
     /// Does the maintenance, until the last handle is gone.
     keeper: ForeignOption<Link>,
     /// Serves when no server answers, until the last handle is gone.
@@ -78,6 +81,7 @@ impl Service {
             watches: ForeignOption::new(Guards::Queue, None),
             next_look: ForeignOption::new(Guards::Queue, None),
             grower: Grower::new(),
+            background: Background::default(),
             keeper: ForeignOption::new(Guards::Queue, None),
             stand_in: ForeignOption::new(Guards::Queue, None),
             spawned: ForeignOption::new(Guards::Queue, None),
@@ -91,7 +95,7 @@ impl Service {
     /// Starts the maintenance, and the stand-in that answers notifications when no server does.
     pub(crate) fn start(this: &Arc<Self>) {
         let (keeper, stand_in) = (Link::new(this), Link::new(this));
-        let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
+        let waker = Waker::from(plain::Arc::new(Keeper::new(keeper.clone())));
         let progress = Waker::from(plain::Arc::new(Progress(keeper.clone())));
         this.driver.maintenance.start_maintenance(waker, progress);
         this.keeper.set(Some(keeper));
