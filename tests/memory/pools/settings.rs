@@ -222,3 +222,16 @@ fn configuration_builds_what_the_builder_builds() {
         assert_eq!((account.limit(), account.weight()), (Some(16 * MIB), 3));
     }
 }
+
+#[test]
+fn failed_build_gives_its_initial_memory_back() {
+    let device = SimDevice::builder()
+        .clock(Clock::Manual)
+        .memory(32 * MIB)
+        .build();
+    let builder = || Pool::builder(device.clone()).capacity(64 * MIB);
+    let refused = builder().initial_size(64 * MIB).build().unwrap_err();
+    assert!(matches!(refused, BuildError::Device(_)), "{refused}");
+    let pool = builder().initial_size(24 * MIB).build().unwrap();
+    assert_eq!(crate::common::reserved(&pool), 24 * MIB);
+}
