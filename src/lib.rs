@@ -33,7 +33,7 @@
 //! 3. The **lane** of the stream is searched: one lock that no other stream takes, and one pop. A cached block of that
 //!    size, or one that is larger by at most 1/8, is the result: no device call, no shared cache line written
 //!    ([`Source::Lane`]).
-//! 4. Otherwise the **driver** tries the [allocation sources](Source) in order:
+//! 4. Otherwise the **engine** tries the [allocation sources](Source) in order:
 //!    1. the **heap**: memory that is known to be free, was freed by this stream, or is ordered before it, unless the
 //!       request would split a large piece;
 //!    2. the best fit after polling the **device** for completed events, and after flushing the other lanes' caches;
@@ -72,7 +72,7 @@
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
 //! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
-//! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
+//! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | events and spans for subscribers of `tracing` | |
@@ -129,7 +129,7 @@ pub mod dashboard;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
-mod driver;
+mod engine;
 mod error;
 mod evictable;
 pub mod guide;
@@ -164,7 +164,7 @@ pub use capture::{
 };
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
-pub use driver::{
+pub use engine::{
     BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
     DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
     ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,

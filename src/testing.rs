@@ -36,14 +36,14 @@ pub trait Invariants {
 
 impl Invariants for Pool {
     fn check(&self) -> Result<(), String> {
-        self.service().driver.store.check()
+        self.service().engine.store.check()
     }
 
     fn check_conserved(&self) -> Result<(), String> {
         let service = self.service();
         service
-            .driver
+            .engine
             .streams
-            .check_conserved(&service.driver.store, || service.is_serving())
+            .check_conserved(&service.engine.store, || service.is_serving())
     }
 }

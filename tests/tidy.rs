@@ -14,7 +14,7 @@ const LAYERS: [&str; 31] = [
     "error",
     "trace",
     "lane",
-    "driver",
+    "engine",
     "queue",
     "worker",
     "handles",

@@ -70,11 +70,11 @@ impl Block {
         let reader = Registration::for_copies(&ends[0].presence, on)?;
         let writer = Registration::for_copies(&ends[1].presence, on)?;
         let device = on.stream_device();
-        let device_of = |end: &Registration| end.service.driver.shared.device.id();
+        let device_of = |end: &Registration| end.service.engine.shared.device.id();
         // The pools keep the access that there is now until the copy is submitted, and then until it is complete.
         let begun = ends.map(|end| {
             end.service
-                .driver
+                .engine
                 .streams
                 .neighbours
                 .begin_copy(device.id())
@@ -94,7 +94,7 @@ impl Block {
         };
         let is_captured = on.lane.cache.is_captured();
         let is_plain =
-            |end: &&Arc<Registration>| end.service.driver.shared.settings.is_plain_of_device();
+            |end: &&Arc<Registration>| end.service.engine.shared.settings.is_plain_of_device();
         if is_captured && !copy.is_direct && !ends.iter().all(is_plain) {
             return Err(CopyError::NoAccessInCapture);
         }
@@ -122,7 +122,7 @@ impl Block {
         // since the uses are noted; the copy is ordered after all other uses. Access stays until it is complete.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
-        let transfer = on.service.driver.shared.noted(transfer)?;
+        let transfer = on.service.engine.shared.noted(transfer)?;
         Ok(Upload::new(on.clone(), transfer))
     }
 }
@@ -135,5 +135,5 @@ fn capture(
     // SAFETY: as for `copy`, at each launch: the graph keeps both blocks.
     #[allow(unsafe_code, reason = "device call on the lane's stream")]
     let captured = unsafe { peers.capture_copy(on.lane.raw, copy) };
-    on.service.driver.shared.noted(captured)
+    on.service.engine.shared.noted(captured)
 }

@@ -6,7 +6,7 @@
 
 use super::{Block, Extra};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Home, Use, captured, ordering, release};
+use crate::engine::{Allocation, Allocations, Home, Use, captured, ordering, release};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
@@ -125,7 +125,7 @@ impl Block {
                 lane: &registration.lane,
                 caller,
             };
-            observers.granted(&registration.service.driver, granted);
+            observers.granted(&registration.service.engine, granted);
         }
         Self::of_reserved(registration, allocation, demand, reserved)
     }
@@ -203,7 +203,7 @@ fn begin(
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, DeviceError> {
-    let (driver, lane) = (&registration.service.driver, &registration.lane);
+    let (engine, lane) = (&registration.service.engine, &registration.lane);
     let observers = registration.observers.as_deref();
     if let Some(observers) = observers {
         let granted = Granted {
@@ -212,7 +212,7 @@ fn begin(
             lane,
             caller,
         };
-        observers.granted(driver, granted);
+        observers.granted(engine, granted);
     }
     let block = as_used(allocation, demand.rounding_of(allocation.bytes));
     let filled = registration.fill_granted(allocation.after, block, caller);
@@ -225,10 +225,10 @@ fn begin(
                 waits_for: lanes,
                 location: None,
             };
-            observers.ending(driver, ending);
+            observers.ending(engine, ending);
         }
         // Not through the cache: the memory may be a reservation's.
-        release::free_many(driver, lane, lanes, None, &block);
+        release::free_many(engine, lane, lanes, None, &block);
     }
     filled
 }
@@ -314,7 +314,7 @@ impl Block {
     ) -> Result<(), AllocError> {
         let mut extension = allocations.into_iter().next().expect("one was asked for");
         let registration = self.registration().clone();
-        let driver = &registration.service.driver;
+        let engine = &registration.service.engine;
         let observers = registration.observers.as_deref();
         if let Some(observers) = observers {
             observers.extension_granted(&extension, &registration.lane, caller);
@@ -324,7 +324,7 @@ impl Block {
             if let Some(observers) = observers {
                 observers.extension_freed(&extension, &lanes[0]);
             }
-            release::free_uncounted(driver, lanes, None, &as_used(&extension, 0));
+            release::free_uncounted(engine, lanes, None, &as_used(&extension, 0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -332,9 +332,9 @@ impl Block {
         }
         if let Some(observers) = observers {
             let (allocation, lane) = (self.allocation(), &*registration.lane);
-            observers.grown(driver, allocation, extension.bytes, lane, caller);
+            observers.grown(engine, allocation, extension.bytes, lane, caller);
         }
-        driver.store.join_used(self.allocation(), &extension);
+        engine.store.join_used(self.allocation(), &extension);
         // Only now: a growth that was refused is neither an allocation nor a free.
         let cache = &registration.lane.cache;
         cache.count(Event::Growth, extension.bytes, demand.rounding);
@@ -358,10 +358,10 @@ impl Block {
         let further = self.uses().lanes();
         let mut further = further.iter().filter(|further| further.id != lane.id);
         further.try_for_each(|further| {
-            let driver = &service.driver;
+            let engine = &service.engine;
             ordering::order_after_grant(
-                &driver.streams,
-                &driver.shared,
+                &engine.streams,
+                &engine.shared,
                 lane,
                 extension.after,
                 further,
@@ -435,7 +435,7 @@ impl Block {
         if self.is_in(capture) {
             let lanes = self.uses().lanes();
             let Registration { service, lane, .. } = &**self.registration();
-            captured::free_captured(&service.driver, lane, &lanes, &block);
+            captured::free_captured(&service.engine, lane, &lanes, &block);
             return Fences::one(lane.id, lane.cache.open_ticket());
         }
         if let Some(outside) = self.take_outside() {
@@ -448,15 +448,15 @@ impl Block {
             .is_none_or(|extra| extra.is_of_one_stream() && extra.graphs.is_none());
         let Registration { service, lane, .. } = &**self.registration();
         if is_plain {
-            return Fences::one(lane.id, release::free(&service.driver, lane, block));
+            return Fences::one(lane.id, release::free(&service.engine, lane, block));
         }
         if is_of_one_stream {
             let lanes = std::slice::from_ref(lane);
-            return release::free_many(&service.driver, lane, lanes, None, &block);
+            return release::free_many(&service.engine, lane, lanes, None, &block);
         }
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes_with_launches(), uses.fence_left_behind());
-        release::free_many(&service.driver, lane, &lanes, earlier, &block)
+        release::free_many(&service.engine, lane, &lanes, earlier, &block)
     }
 
     /// Ends the block: tells observers, and takes the allocation. Returns `None` if the block has ended already.
@@ -534,7 +534,7 @@ impl Block {
             waits_for,
             location,
         };
-        observers.ending(&registration.service.driver, ending);
+        observers.ending(&registration.service.engine, ending);
     }
 
     #[cold]
@@ -609,7 +609,7 @@ impl Block {
             return trace::freed(stream, block.bytes, block.address);
         }
         let Registration { service, lane, .. } = &**self.registration();
-        release::free(&service.driver, lane, block);
+        release::free(&service.engine, lane, block);
         self.note_freed(block);
     }
 
@@ -619,7 +619,7 @@ impl Block {
     fn free_slowly(&self) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
-        release::free(&service.driver, lane, block);
+        release::free(&service.engine, lane, block);
     }
 
     /// Uncharges the tag or the reservation, after the free.

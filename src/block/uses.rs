@@ -8,7 +8,7 @@
 use super::Block;
 use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::driver::ordering;
+use crate::engine::ordering;
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::handles::Registration;
@@ -39,11 +39,11 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns an error if the device cannot order the stream. The stream must not use the block then.
     pub(crate) fn order(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
-        let driver = &self.home.service.driver;
+        let engine = &self.home.service.engine;
         for point in self.points_before(access, Some(on))? {
             ordering::bring_behind(
-                &driver.streams,
-                &driver.shared,
+                &engine.streams,
+                &engine.shared,
                 &on.lane,
                 &point.registration.lane,
                 &point.marker,
@@ -92,10 +92,10 @@ impl<'a> Uses<'a> {
         }
         // The stream that the block has left comes after its own grant.
         if self.home.lane.id != on.lane.id {
-            let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
+            let (engine, after) = (&self.home.service.engine, self.block.allocation().after);
             ordering::order_after_grant(
-                &driver.streams,
-                &driver.shared,
+                &engine.streams,
+                &engine.shared,
                 &self.home.lane,
                 after,
                 &on.lane,
@@ -202,7 +202,7 @@ impl<'a> Uses<'a> {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
-        let marker = ordering::mark(&registration.service.driver, &registration.lane)?;
+        let marker = ordering::mark(&registration.service.engine, &registration.lane)?;
         if let Some(extra) = &mut **self.block.extra.lock() {
             extra.streams.keep(&registration, &marker);
         }

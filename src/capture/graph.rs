@@ -3,7 +3,7 @@
 use super::GraphMemory;
 use super::routed::expect_open;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
-use crate::driver::ordering;
+use crate::engine::ordering;
 use crate::error::StreamError;
 use crate::handles::{GraphUses, Registration};
 use crate::id::Ticket;
@@ -69,7 +69,7 @@ impl CapturedGraph {
             return Err(DeviceError::new(LAUNCH, kind, reason).into());
         }
         assert_unlocked(LAUNCH);
-        let driver = &registration.service.driver;
+        let engine = &registration.service.engine;
         let launching = self.uses.begin_launch().ok_or_else(|| {
             let reason = "the host has access to a block that the graph uses, or waits for it; drop its guard first";
             DeviceError::new(LAUNCH, DeviceErrorKind::InvalidArgument, reason)
@@ -82,10 +82,10 @@ impl CapturedGraph {
         // access to them. Addresses that reached the work in another way are the promise of the code that gave them.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
-        driver.shared.noted(launched)?;
+        engine.shared.noted(launched)?;
         launching.submitted(
             registration,
-            ordering::present_point(driver, &registration.lane),
+            ordering::present_point(engine, &registration.lane),
         );
         Ok(())
     }
@@ -105,18 +105,18 @@ fn come_after_grant(
     home: &Registration,
     after: Ticket,
 ) -> Result<(), DeviceError> {
-    let (driver, of_home) = (&on.service.driver, &home.service.driver);
+    let (engine, of_home) = (&on.service.engine, &home.service.engine);
     if plain::Arc::ptr_eq(&on.presence, &home.presence) {
         return ordering::order_after_grant(
-            &driver.streams,
-            &driver.shared,
+            &engine.streams,
+            &engine.shared,
             &home.lane,
             after,
             &on.lane,
         );
     }
     match ordering::marker_for(&of_home.streams, &of_home.shared, &home.lane, after)? {
-        Some(marker) => ordering::order_behind_other_pool(&driver.shared, &on.lane, &marker),
+        Some(marker) => ordering::order_behind_other_pool(&engine.shared, &on.lane, &marker),
         None => Ok(()),
     }
 }

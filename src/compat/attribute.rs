@@ -1,7 +1,7 @@
 //! The figures and settings of CUDA's and HIP's memory pools, by their names.
 
 use crate::device::{DeviceError, PoolAttribute};
-use crate::driver::{DriverPool, figures, maintenance};
+use crate::engine::{DriverPool, figures, maintenance};
 use crate::heap::High;
 use crate::pool::Pool;
 
@@ -114,19 +114,19 @@ impl Attribute {
     #[doc(alias = "cuMemPoolGetAttribute")]
     #[doc(alias = "hipMemPoolGetAttribute")]
     pub fn get(self, pool: &Pool) -> u64 {
-        let driver = &pool.service().driver;
+        let engine = &pool.service().engine;
         match self {
             Self::ReuseFollowEventDependencies => {
-                driver.shared.reuse().follow_event_dependencies.into()
+                engine.shared.reuse().follow_event_dependencies.into()
             }
-            Self::ReuseAllowOpportunistic => driver.shared.reuse().opportunistic.into(),
+            Self::ReuseAllowOpportunistic => engine.shared.reuse().opportunistic.into(),
             Self::ReuseAllowInternalDependencies => {
-                driver.shared.reuse().internal_dependencies.into()
+                engine.shared.reuse().internal_dependencies.into()
             }
             Self::ReleaseThreshold => pool.release_threshold(),
             Self::ReservedMemCurrent => pool.statistics().reserved.current,
             Self::ReservedMemHigh => {
-                let cap = Some(driver.store.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
+                let cap = Some(engine.store.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
                 pool.statistics().reserved.high.max(cap.unwrap_or(0))
             }
             Self::UsedMemCurrent => pool.statistics().used.current,
@@ -177,7 +177,7 @@ impl Attribute {
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]
     pub fn set(self, pool: &Pool, value: u64) -> Result<(), AttributeError> {
-        let driver = &pool.service().driver;
+        let engine = &pool.service().engine;
         let attribute = self;
         let flag = value != 0;
         match self {
@@ -190,14 +190,14 @@ impl Attribute {
             Self::ReuseAllowInternalDependencies => {
                 pool.change_reuse(|reuse| reuse.internal_dependencies = flag);
             }
-            Self::ReleaseThreshold => maintenance::set_release_threshold(driver, value),
-            Self::ReservedMemCurrent => maintenance::set_reserved(driver, value)?,
+            Self::ReleaseThreshold => maintenance::set_release_threshold(engine, value),
+            Self::ReservedMemCurrent => maintenance::set_reserved(engine, value)?,
             Self::ReservedMemHigh => {
-                figures::reset_high(&driver.streams, &driver.store, High::Reserved);
-                maintenance::set_soft_cap(driver, if value == 0 { u64::MAX } else { value });
+                figures::reset_high(&engine.streams, &engine.store, High::Reserved);
+                maintenance::set_soft_cap(engine, if value == 0 { u64::MAX } else { value });
             }
             Self::UsedMemHigh if value == 0 => {
-                figures::reset_high(&driver.streams, &driver.store, High::Used)
+                figures::reset_high(&engine.streams, &engine.store, High::Used)
             }
             Self::UsedMemHigh => return Err(AttributeError::NotZero { attribute, value }),
             Self::UsedMemCurrent => return Err(AttributeError::ReadOnly { attribute }),

@@ -1,7 +1,7 @@
 //! Pools by their names, and by the addresses of their memory.
 
 use crate::device::DeviceAddress;
-use crate::driver::BlockInfo;
+use crate::engine::BlockInfo;
 use crate::pool::Pool;
 use crate::registry;
 

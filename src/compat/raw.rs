@@ -2,7 +2,7 @@
 
 use crate::block::Block;
 use crate::device::{DeviceError, DeviceStream};
-use crate::driver::{BlockInfo, BlockState};
+use crate::engine::{BlockInfo, BlockState};
 use crate::error::{AllocError, StreamError};
 use crate::pool::{KnownStreams, Pool};
 use crate::stream::Stream;

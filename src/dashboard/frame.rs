@@ -5,7 +5,7 @@
 
 use super::Latency;
 use crate::device::DeviceAddress;
-use crate::driver::{BlockInfo, BlockState, HistoryEntry, SegmentInfo, Statistics};
+use crate::engine::{BlockInfo, BlockState, HistoryEntry, SegmentInfo, Statistics};
 use crate::id::{StreamId, StreamLabel, StreamNames};
 use crate::measure::{Histogram, Tag};
 use crate::observe::{History, Snapshot, StreamStatistics, TagStatistics};

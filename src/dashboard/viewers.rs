@@ -98,7 +98,7 @@ async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
     let mut next = Instant::now();
     while let Some(this) = viewers.upgrade() {
         // Before the frame, so that the last one shows that the pool is closed.
-        let is_closed = this.pool.service().driver.shared.is_closed();
+        let is_closed = this.pool.service().engine.shared.is_closed();
         let begin = Instant::now();
         if is_closed || begin >= next {
             sender.send_replace(event(&this.frame()));

@@ -3,7 +3,7 @@
 use super::natives::Native;
 use super::{Observers, Presence, Route};
 use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
-use crate::driver::{Capacity, release, streams};
+use crate::engine::{Capacity, release, streams};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::{StreamId, Ticket};
@@ -52,7 +52,7 @@ impl Registration {
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
-        let lane = streams::register(&presence.service.driver, stream)?;
+        let lane = streams::register(&presence.service.engine, stream)?;
         Ok(Self::of_lane(presence, stream, lane))
     }
 
@@ -73,7 +73,7 @@ impl Registration {
             return Ok(known);
         }
         let other = OtherPools(stream);
-        let lane = streams::register_for_copies(&presence.service.driver, &other, device)?;
+        let lane = streams::register_for_copies(&presence.service.engine, &other, device)?;
         Ok(Self::of_lane(presence, &other, lane))
     }
 
@@ -83,7 +83,7 @@ impl Registration {
         lane: Arc<Lane>,
     ) -> Arc<Self> {
         let service = presence.service.clone();
-        let (shared, store) = (&service.driver.shared, &service.driver.store);
+        let (shared, store) = (&service.engine.shared, &service.engine.store);
         let registration = Arc::new(Self {
             step: shared.settings.alignment,
             capacity: store.capacity.clone(),
@@ -106,7 +106,7 @@ impl Registration {
 
     /// Returns the device of the stream, which may not be that of the pool.
     pub(crate) fn stream_device(&self) -> &plain::Arc<dyn Device> {
-        self.lane.device(&self.service.driver.shared.device)
+        self.lane.device(&self.service.engine.shared.device)
     }
 
     /// Returns whether this is a stream of that name, and not an external one.
@@ -261,7 +261,7 @@ impl<'a> From<&'a Registration> for Asker<'a> {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.presence.roll.leave(self);
-        release::retire(&self.service.driver, &self.lane);
+        release::retire(&self.service.engine, &self.lane);
     }
 }
 

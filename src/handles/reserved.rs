@@ -2,7 +2,7 @@
 
 use super::{Presence, Registration};
 use crate::device::DeviceError;
-use crate::driver::{
+use crate::engine::{
     Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
     captured, kept,
 };
@@ -67,7 +67,7 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let size = allocations.iter().map(|allocation| allocation.bytes).sum();
-        let reservation = presence.service.driver.store.reservation(allocations);
+        let reservation = presence.service.engine.store.reservation(allocations);
         Self::over(presence, reservation, size, (tag, None), location)
     }
 
@@ -79,7 +79,7 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
-        if let Some(event_log) = &service.driver.store.event_log {
+        if let Some(event_log) = &service.engine.store.event_log {
             event_log.note_reserved(reservation, location.into(), tag);
         }
         if let Some(tag) = tag {
@@ -119,7 +119,7 @@ impl Reserved {
     pub(crate) fn left(&self) -> (u64, u64) {
         self.return_kept();
         self.service()
-            .driver
+            .engine
             .store
             .left_in_reservation(self.reservation)
     }
@@ -140,7 +140,7 @@ impl Reserved {
     /// Evicts evictable memory of this reservation until `bytes` bytes are left, unless all of it would not be enough.
     /// Returns whether any was evicted.
     pub(crate) fn evict_for(&self, bytes: u64) -> bool {
-        let evictables = &self.service().driver.store.evictables;
+        let evictables = &self.service().engine.store.evictables;
         let group = Group::Reservation(self.reservation);
         let evictable = evictables.bytes_of(group);
         if evictable == 0 {
@@ -158,16 +158,16 @@ impl Reserved {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
         }
-        let driver = &self.service().driver;
+        let engine = &self.service().engine;
         let bytes = demand.request.bytes;
         {
             let mut state = self.state.lock_with_trash();
             let (state, trash) = state.parts();
-            kept::return_kept(&driver.streams, &driver.store, state, trash);
+            kept::return_kept(&engine.streams, &engine.store, state, trash);
             // Before it is drawn: its owner may free it at once.
             state.drawn += bytes;
         }
-        let drawn = driver.draw(lane, self.reservation, demand.request);
+        let drawn = engine.draw(lane, self.reservation, demand.request);
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
@@ -191,8 +191,8 @@ impl Reserved {
         lane: &Arc<Lane>,
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
-        self.drawing(lane, demand, |driver, reservation| {
-            driver.draw_in_place(lane, reservation, demand.request)
+        self.drawing(lane, demand, |engine, reservation| {
+            engine.draw_in_place(lane, reservation, demand.request)
         })
     }
 
@@ -206,8 +206,8 @@ impl Reserved {
         start: u64,
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
-        self.drawing(lane, demand, |driver, reservation| {
-            driver.draw_at(lane, reservation, (start, demand.request))
+        self.drawing(lane, demand, |engine, reservation| {
+            engine.draw_at(lane, reservation, (start, demand.request))
         })
     }
 
@@ -224,7 +224,7 @@ impl Reserved {
         let bytes = demand.request.bytes;
         self.return_kept();
         self.state.lock().drawn += bytes;
-        let drawn = draw(&self.service().driver, self.reservation);
+        let drawn = draw(&self.service().engine, self.reservation);
         match &drawn {
             Ok(Some(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
@@ -274,8 +274,8 @@ impl Reserved {
             })
         };
         let is_kept = kept::keep(
-            &self.service().driver.streams,
-            &self.service().driver.shared,
+            &self.service().engine.streams,
+            &self.service().engine.shared,
             self.reservation,
             &self.state,
             free,
@@ -292,8 +292,8 @@ impl Reserved {
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
         kept::return_kept(
-            &self.service().driver.streams,
-            &self.service().driver.store,
+            &self.service().engine.streams,
+            &self.service().engine.store,
             state,
             trash,
         );
@@ -321,9 +321,9 @@ impl Reserved {
         let Some(parent) = &self.parent else {
             return self.uncharge(unused);
         };
-        let driver = &self.service().driver;
+        let engine = &self.service().engine;
         if unused > 0 {
-            driver.merge_reservation(self.reservation, parent.reservation);
+            engine.merge_reservation(self.reservation, parent.reservation);
         }
         if is_spent {
             self.disband();
@@ -334,11 +334,11 @@ impl Reserved {
     }
 
     fn disband(&self) {
-        let driver = &self.service().driver;
-        if let Some(event_log) = &driver.store.event_log {
+        let engine = &self.service().engine;
+        if let Some(event_log) = &engine.store.event_log {
             event_log.note_disbanded(self.reservation);
         }
-        driver.disband(self.reservation);
+        engine.disband(self.reservation);
     }
 
     fn account(&self) -> Option<&Account> {
@@ -363,8 +363,8 @@ impl Reserved {
         order: StreamId,
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
-        self.drawing(lane, demand, |driver, reservation| {
-            captured::draw_captured(driver, lane, order, reservation, demand.request)
+        self.drawing(lane, demand, |engine, reservation| {
+            captured::draw_captured(engine, lane, order, reservation, demand.request)
         })
     }
 
@@ -372,7 +372,7 @@ impl Reserved {
     pub(crate) fn add(&self, allocations: Allocations) {
         let bytes: u64 = allocations.iter().map(|allocation| allocation.bytes).sum();
         self.service()
-            .driver
+            .engine
             .store
             .add_to_reservation(self.reservation, allocations);
         self.state.lock().size += bytes;
@@ -402,8 +402,8 @@ impl Reserved {
         other.0.return_kept();
         let bytes = std::mem::take(&mut other.0.state.lock().size);
         self.state.lock().size += bytes;
-        let driver = &self.service().driver;
-        driver.merge_reservation(other.0.reservation, self.reservation);
+        let engine = &self.service().engine;
+        engine.merge_reservation(other.0.reservation, self.reservation);
     }
 
     /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
@@ -411,7 +411,7 @@ impl Reserved {
         self.return_kept();
         let other =
             self.service()
-                .driver
+                .engine
                 .store
                 .split_reservation(self.reservation, bytes, false)?;
         self.state.lock().size -= bytes;
@@ -428,8 +428,8 @@ impl Reserved {
         this.return_kept();
         // Before it is drawn, as for a block.
         this.state.lock().drawn += bytes;
-        let driver = &this.service().driver;
-        let Some(other) = driver
+        let engine = &this.service().engine;
+        let Some(other) = engine
             .store
             .split_reservation(this.reservation, bytes, true)
         else {
@@ -444,8 +444,8 @@ impl Reserved {
     /// parts follow once they are freed.
     pub(crate) fn end(&self) {
         kept::end_keeping(
-            &self.service().driver.streams,
-            &self.service().driver.store,
+            &self.service().engine.streams,
+            &self.service().engine.store,
             self.reservation,
             &self.state,
         );
@@ -463,7 +463,7 @@ impl Reserved {
     /// Lets other requests have the evictable memory of the reservation, which has ended.
     fn change_home(&self) {
         let (service, own) = (self.service(), Home::Reservation(self.reservation));
-        let evictables = &service.driver.store.evictables;
+        let evictables = &service.engine.store.evictables;
         if evictables.bytes_of(Group::Reservation(self.reservation)) == 0 {
             return;
         }

@@ -5,7 +5,7 @@
 //! published figures: names, units, help and values.
 
 use super::TagStatistics;
-use crate::driver::{Source, Statistics, figures};
+use crate::engine::{Source, Statistics, figures};
 use crate::handles::Presence;
 use crate::measure::{Histogram, Tag, WaitOutcome, WaitStatistics};
 use crate::sync::plain::Arc;
@@ -270,7 +270,7 @@ impl Metrics {
         }
         let service = &self.presence.service;
         let figures = Figures {
-            statistics: figures::statistics(&service.driver),
+            statistics: figures::statistics(&service.engine),
             expected_wait: service.expected_wait(None, None, 0),
         };
         let mut labels = vec![Label::new("pool", self.pool.clone())];

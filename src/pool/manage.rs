@@ -3,7 +3,7 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{
+use crate::engine::{
     BlockInfo, BrokerLease, Statistics, Trimmed, access, figures, maintenance, reaping,
 };
 use crate::error::BuildError;
@@ -37,23 +37,23 @@ impl Pool {
 
     /// Returns the device that the pool is over.
     pub fn device_id(&self) -> DeviceId {
-        self.service().driver.shared.device.id()
+        self.service().engine.shared.device.id()
     }
 
     /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
     /// number of blocks, under the heap's lock.
     pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
-        self.service().driver.block_at(address.into().to_bits())
+        self.service().engine.block_at(address.into().to_bits())
     }
 
     /// Returns the most bytes that the pool may reserve from the device.
     pub fn capacity(&self) -> u64 {
-        self.service().driver.store.capacity()
+        self.service().engine.store.capacity()
     }
 
     /// Returns how the pool's lease stands, if a broker leases its capacity.
     pub fn lease(&self) -> Option<BrokerLease> {
-        let lender = self.service().driver.store.lease.lender.as_ref();
+        let lender = self.service().engine.store.lease.lender.as_ref();
         lender.map(|lender| lender.figures())
     }
 
@@ -80,15 +80,15 @@ impl Pool {
     /// Returns [`BuildError::CapacityTooSmall`] for less than a chunk. Returns the device's error if it cannot reserve
     /// addresses, in which case nothing changes, or cannot release memory.
     pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
-        let driver = &self.service().driver;
-        let total = driver
+        let engine = &self.service().engine;
+        let total = engine
             .shared
             .device
-            .memory_info(driver.shared.settings.kind)?
+            .memory_info(engine.shared.settings.kind)?
             .total;
-        let step = driver.shared.capabilities.granularity;
-        let total = total.min(driver.shared.settings.most(step));
-        let chunk = driver.shared.settings.geometry.chunk_bytes;
+        let step = engine.shared.capabilities.granularity;
+        let total = total.min(engine.shared.settings.most(step));
+        let chunk = engine.shared.settings.geometry.chunk_bytes;
         let capacity = bytes.min(total) / chunk * chunk;
         if capacity == 0 {
             return Err(BuildError::CapacityTooSmall {
@@ -96,7 +96,7 @@ impl Pool {
                 granularity: chunk,
             });
         }
-        let resized = maintenance::resize(driver, capacity);
+        let resized = maintenance::resize(engine, capacity);
         // Even if memory could not be released: requests that exceed the capacity are told.
         Service::apply_terms(self.service());
         Ok(resized?)
@@ -106,7 +106,7 @@ impl Pool {
     /// more is evictable. Returns the bytes that were. For a service that shrinks its caches before they are in the
     /// way.
     pub fn evict(&self, bytes: u64) -> u64 {
-        self.service().driver.store.evictables.evict(bytes, None)
+        self.service().engine.store.evictables.evict(bytes, None)
     }
 
     /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
@@ -130,7 +130,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error; memory that was released before it stays released.
     pub fn trim_to(&self, bytes: u64) -> Result<Trimmed, DeviceError> {
-        maintenance::trim(&self.service().driver, bytes)
+        maintenance::trim(&self.service().engine, bytes)
     }
 
     /// Makes all free memory one piece, flushing the caches first: by mapping chunks together, without copying, or,
@@ -155,7 +155,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error; no memory is lost.
     pub fn coalesce(&self) -> Result<u64, DeviceError> {
-        maintenance::coalesce(&self.service().driver)
+        maintenance::coalesce(&self.service().engine)
     }
 
     /// Sets the number of reserved bytes above which the pool gives free memory back without being asked: at the next
@@ -168,20 +168,20 @@ impl Pool {
     #[doc(alias = "set_mempool_release_threshold")]
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
         check_threshold(threshold)?;
-        let driver = &self.service().driver;
-        let total = driver
+        let engine = &self.service().engine;
+        let total = engine
             .shared
             .device
-            .memory_info(driver.shared.settings.kind)?
+            .memory_info(engine.shared.settings.kind)?
             .total;
-        maintenance::set_release_threshold(driver, threshold.bytes(total));
+        maintenance::set_release_threshold(engine, threshold.bytes(total));
         Ok(())
     }
 
     /// Returns the number of reserved bytes above which the pool gives free memory back without being asked;
     /// `u64::MAX` where it keeps all.
     pub fn release_threshold(&self) -> u64 {
-        self.service().driver.maintenance.threshold()
+        self.service().engine.maintenance.threshold()
     }
 
     /// Sets which memory of other streams may be reused, and returns the previous setting. Waiting requests are served
@@ -208,7 +208,7 @@ impl Pool {
 
     pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
         let service = self.service();
-        let before = service.driver.shared.change_reuse(change);
+        let before = service.engine.shared.change_reuse(change);
         Service::apply_terms(service);
         before
     }
@@ -219,8 +219,8 @@ impl Pool {
     /// # Errors
     /// Returns the device's error, if it cannot tell.
     pub fn reap(&self) -> Result<bool, DeviceError> {
-        let has_news = reaping::reap(&self.service().driver)?;
-        access::settle_access(&self.service().driver);
+        let has_news = reaping::reap(&self.service().engine)?;
+        access::settle_access(&self.service().engine);
         Service::serve(self.service());
         Ok(has_news)
     }
@@ -296,7 +296,7 @@ impl Pool {
     /// ```
     pub fn waiting_requests(&self, most: usize) -> Vec<WaitingRequest> {
         let service = self.service();
-        let now = service.driver.shared.device.now();
+        let now = service.engine.shared.device.now();
         service.queue.waiting_requests(most, now)
     }
 
@@ -307,7 +307,7 @@ impl Pool {
 
     /// Returns the pool's current figures. Neither seals nor polls events; see [`reap`](Self::reap).
     pub fn statistics(&self) -> Statistics {
-        figures::statistics(&self.service().driver)
+        figures::statistics(&self.service().engine)
     }
 
     /// Returns the current figures of every stream that is registered, or was and has memory pending, in the order of
@@ -323,11 +323,11 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn statistics_by_stream(&self) -> Vec<StreamStatistics> {
-        let driver = &self.service().driver;
-        let lanes = driver.streams.lanes();
+        let engine = &self.service().engine;
+        let lanes = engine.streams.lanes();
         lanes
             .iter()
-            .map(|lane| StreamStatistics::of(driver, lane))
+            .map(|lane| StreamStatistics::of(engine, lane))
             .collect()
     }
 
@@ -358,8 +358,8 @@ impl Pool {
         if !stream.is_of(&self.presence) {
             return 0;
         }
-        let driver = &self.service().driver;
-        figures::pending_blocks_on(&driver.store, &stream.registration().lane)
+        let engine = &self.service().engine;
+        figures::pending_blocks_on(&engine.store, &stream.registration().lane)
     }
 
     /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
@@ -418,7 +418,7 @@ impl Pool {
     pub fn reset_high_water_marks(&self) {
         let service = self.service();
         for high in High::ALL {
-            figures::reset_high(&service.driver.streams, &service.driver.store, high);
+            figures::reset_high(&service.engine.streams, &service.engine.store, high);
         }
         service.queue.accounts.reset_highs();
     }
@@ -477,7 +477,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn history(&self) -> History {
-        History::of(&self.service().driver)
+        History::of(&self.service().engine)
     }
 
     /// Returns the blocks that are in use, and the reservations that live: for the moment when there should be none any
@@ -497,7 +497,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn leaks(&self) -> LeakReport {
-        LeakReport::of(&self.service().driver)
+        LeakReport::of(&self.service().engine)
     }
 
     /// Closes the pool: waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every
@@ -515,7 +515,7 @@ impl Pool {
 
     /// Returns whether the pool was [closed](Self::close).
     pub fn is_closed(&self) -> bool {
-        self.service().driver.shared.is_closed()
+        self.service().engine.shared.is_closed()
     }
 
     /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is

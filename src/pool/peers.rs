@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::device::{AsDevice, Device};
-use crate::driver::{AccessScope, access};
+use crate::engine::{AccessScope, access};
 use crate::error::AccessError;
 use crate::sync::plain;
 use std::fmt;
@@ -44,8 +44,8 @@ impl Pool {
     pub fn is_access_supported(&self, device: &impl AsDevice) -> bool {
         let device = device.to_shared();
         access::is_access_supported(
-            &self.service().driver.shared,
-            &self.service().driver.streams,
+            &self.service().engine.shared,
+            &self.service().engine.streams,
             &*device,
         )
     }
@@ -54,9 +54,9 @@ impl Pool {
     #[doc(alias = "is_mempool_access_enabled")]
     #[doc(alias = "is_peer_access_enabled")]
     pub fn is_access_enabled(&self, device: &impl AsDevice) -> bool {
-        let driver = &self.service().driver;
-        access::settle_access(driver);
-        driver
+        let engine = &self.service().engine;
+        access::settle_access(engine);
+        engine
             .streams
             .neighbours
             .is_accessible_from(device.device_id())
@@ -75,7 +75,7 @@ impl Pool {
     #[doc(alias = "set_mempool_access_enabled")]
     #[doc(alias = "set_peer_access_enabled")]
     pub fn enable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
-        access::enable_access(&self.service().driver, &device.to_shared())
+        access::enable_access(&self.service().engine, &device.to_shared())
     }
 
     /// Takes the access of the device back. Returns whether it had any.
@@ -88,7 +88,7 @@ impl Pool {
     /// [`AccessError::Changing`] while another thread changes the access of the same device, or the device's error. The
     /// access stays enabled then.
     pub fn disable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
-        access::disable_access(&self.service().driver, &device.to_shared())
+        access::disable_access(&self.service().engine, &device.to_shared())
     }
 
     /// Gives the device access to the pool's memory until the guard is dropped. Scopes may overlap: the access stays
@@ -142,7 +142,7 @@ impl Pool {
         is_open: bool,
     ) -> Result<AccessGuard, AccessError> {
         let device = device.to_shared();
-        let scope = access::begin_access(&self.service().driver, &device, is_open)?;
+        let scope = access::begin_access(&self.service().engine, &device, is_open)?;
         Ok(AccessGuard {
             pool: self.clone(),
             scope: scope.map(|scope| (device, scope)),
@@ -177,7 +177,7 @@ impl AccessGuard {
     fn finish(&mut self) -> Result<(), AccessError> {
         match self.scope.take() {
             Some((device, scope)) => {
-                access::end_access(&self.pool.service().driver, &device, scope)
+                access::end_access(&self.pool.service().engine, &device, scope)
             }
             None => Ok(()),
         }

@@ -7,7 +7,7 @@
 use super::funnel::Member;
 use super::{Service, blocking};
 use crate::device::Alarm;
-use crate::driver::{gate, reaping};
+use crate::engine::{gate, reaping};
 use crate::error::DrainError;
 use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
 use std::any::Any;
@@ -79,7 +79,7 @@ impl Drain {
 
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DrainError>> {
         let service = &self.service;
-        let now = service.driver.shared.device.now();
+        let now = service.engine.shared.device.now();
         if matches!(self.stage, Stage::New) {
             self.stage = Stage::Draining {
                 member: service.drains.begin(service),
@@ -97,8 +97,8 @@ impl Drain {
         };
         // Enlists before it looks: a change in between wakes it.
         service.funnel.enlist(*member, context.waker());
-        service.driver.store.evictables.evict(u64::MAX, None);
-        let settled = reaping::settle(&service.driver);
+        service.engine.store.evictables.evict(u64::MAX, None);
+        let settled = reaping::settle(&service.engine);
         // Serves waiting requests, and starts the watches on streams.
         Service::serve_change(service);
         if is_drained(service) {
@@ -111,7 +111,7 @@ impl Drain {
                 return Poll::Ready(Err(not_drained(service, now.saturating_sub(*since))));
             }
             *alarm = Some(Alarm::new(
-                &service.driver.shared.device,
+                &service.engine.shared.device,
                 at,
                 context.waker(),
             ));
@@ -162,7 +162,7 @@ impl Drains {
         *drains += 1;
         if *drains == 1 {
             service
-                .driver
+                .engine
                 .shared
                 .gate
                 .fetch_or(gate::DRAINING, Ordering::SeqCst);
@@ -177,7 +177,7 @@ impl Drains {
         *drains -= 1;
         if *drains == 0 {
             service
-                .driver
+                .engine
                 .shared
                 .gate
                 .fetch_and(!gate::DRAINING, Ordering::SeqCst);
@@ -187,13 +187,13 @@ impl Drains {
 
 /// Returns whether no request waits, nothing is in use or reserved, and nothing is pending.
 fn is_drained(service: &Service) -> bool {
-    let totals = service.driver.store.totals();
+    let totals = service.engine.store.totals();
     let is_back = totals.used.current + totals.pending.current == 0;
     is_back && service.queue.waiting() == 0
 }
 
 fn not_drained(service: &Service, waited: Duration) -> DrainError {
-    let totals = service.driver.store.totals();
+    let totals = service.engine.store.totals();
     DrainError::TimedOut {
         waited,
         used: totals.used.current,

@@ -10,7 +10,7 @@ use super::Service;
 use super::demand::Wants;
 use super::waiter::Waiter;
 use crate::background::Errand;
-use crate::driver::supply;
+use crate::engine::supply;
 use crate::sync::{Arc, ForeignOption, Guards, plain::thread};
 
 /// See the [module](self).
@@ -47,11 +47,11 @@ impl Grower {
 /// Serves the queue, and grows for the request that was in need of it.
 fn serve(service: &Arc<Service>) {
     let needy = service.grower.needy.take();
-    let growths = service.driver.shared.growths();
+    let growths = service.engine.shared.growths();
     while !Service::try_serve_fully(service) {
         thread::yield_now();
     }
-    let needy = needy.filter(|_| service.driver.shared.growths() == growths);
+    let needy = needy.filter(|_| service.engine.shared.growths() == growths);
     if let Some(waiter) = needy {
         grow_after_all(service, &waiter);
     }
@@ -60,6 +60,6 @@ fn serve(service: &Arc<Service>) {
 /// Grows for a request that was served by memory that came back.
 fn grow_after_all(service: &Service, waiter: &Waiter) {
     if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
-        supply::grow_after_all(&service.driver, waiter.demand.request);
+        supply::grow_after_all(&service.engine, waiter.demand.request);
     }
 }

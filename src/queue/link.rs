@@ -2,7 +2,7 @@
 
 use super::Service;
 use crate::background::Errand;
-use crate::driver::maintenance;
+use crate::engine::maintenance;
 use crate::sync::{Arc, ForeignOption, Guards, plain};
 use std::task::Wake;
 
@@ -44,7 +44,7 @@ impl Keeper {
 
 /// A failure is noted: a sticky one ends the pool, and after another one the next maintenance tries again.
 fn keep_up(service: &Arc<Service>) {
-    let _ = maintenance::keep_up(&service.driver);
+    let _ = maintenance::keep_up(&service.engine);
 }
 
 impl Wake for Keeper {
@@ -52,7 +52,7 @@ impl Wake for Keeper {
         let Some(service) = self.link.service() else {
             return;
         };
-        if !service.driver.shared.capabilities.memory_calls_block {
+        if !service.engine.shared.capabilities.memory_calls_block {
             return keep_up(&service);
         }
         let (keeper, kept) = (self.clone(), service.clone());
@@ -71,7 +71,7 @@ pub(super) struct Progress(pub(super) Link);
 impl Wake for Progress {
     fn wake(self: plain::Arc<Self>) {
         if let Some(service) = self.0.service() {
-            maintenance::note_progress(&service.driver);
+            maintenance::note_progress(&service.engine);
         }
     }
 }

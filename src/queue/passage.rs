@@ -2,7 +2,7 @@
 
 use super::Service;
 use crate::device::{DeviceError, Watch};
-use crate::driver::{ordering, reaping};
+use crate::engine::{ordering, reaping};
 use crate::heap::Fences;
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker};
@@ -39,8 +39,8 @@ impl Passage {
     /// Returns the device's error.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
         reaping::has_passed(
-            &self.service.driver.shared,
-            &self.service.driver.store,
+            &self.service.engine.shared,
+            &self.service.engine.store,
             &self.lane,
             self.ticket,
         )
@@ -59,12 +59,12 @@ impl Passage {
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
-        let driver = &self.service.driver;
+        let engine = &self.service.engine;
         if self.is_passed()? {
             self.watch = None;
             return Poll::Ready(Ok(()));
         }
-        match ordering::marker_for(&driver.streams, &driver.shared, &self.lane, self.ticket)? {
+        match ordering::marker_for(&engine.streams, &engine.shared, &self.lane, self.ticket)? {
             None => Poll::Ready(Ok(())),
             Some(marker) => {
                 // If it completes before this line, the watch calls at once.

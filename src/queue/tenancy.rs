@@ -14,7 +14,7 @@
 use super::Service;
 use super::funnel::Member;
 use super::link::Link;
-use crate::driver::{LeaseBounds, Lender, figures, maintenance};
+use crate::engine::{LeaseBounds, Lender, figures, maintenance};
 use crate::sync::{Arc, ForeignOption, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
@@ -83,9 +83,9 @@ impl Tenant {
         } = bounds;
         if first > bound {
             service
-                .driver
+                .engine
                 .store
-                .set_lease(&service.driver.shared, granted, first, false);
+                .set_lease(&service.engine.shared, granted, first, false);
             service.enlist_lender(false, &self.waker);
             service.funnel.note_change();
             // Another thread that serves may have looked before.
@@ -102,7 +102,7 @@ impl Tenant {
         let statistics = self
             .link
             .service()
-            .map(|service| figures::statistics(&service.driver));
+            .map(|service| figures::statistics(&service.engine));
         let statistics = statistics.unwrap_or_default();
         (statistics.used.current, statistics.allocations)
     }
@@ -129,31 +129,31 @@ impl Service {
             is_binding,
             ..
         } = bounds;
-        let driver = &this.driver;
-        driver
+        let engine = &this.engine;
+        engine
             .store
-            .set_lease(&driver.shared, granted, bound, is_binding);
+            .set_lease(&engine.shared, granted, bound, is_binding);
         this.enlist_lender(is_binding, waker);
         // A failure is noted. What stays is told to the lender.
-        if driver.supply.held(&driver.store) > bound {
-            let _ = maintenance::release_above(driver, bound);
+        if engine.supply.held(&engine.store) > bound {
+            let _ = maintenance::release_above(engine, bound);
         }
-        if driver.supply.held(&driver.store) > bound {
-            let _ = maintenance::reclaim_above(driver, bound);
+        if engine.supply.held(&engine.store) > bound {
+            let _ = maintenance::reclaim_above(engine, bound);
         }
-        if is_binding && driver.supply.held(&driver.store) > bound {
+        if is_binding && engine.supply.held(&engine.store) > bound {
             // Free memory of other clients was not enough either.
-            let _ = maintenance::evict_above(driver, bound);
+            let _ = maintenance::evict_above(engine, bound);
         }
         // Also after a recall: the bytes asked for may have been granted with it, and have to be asked for again.
-        if !this.queue.is_empty() || driver.shared.is_recalled() {
+        if !this.queue.is_empty() || engine.shared.is_recalled() {
             this.funnel.note_change();
             // A thread that serves already looks again, and leaves device calls that it may not make to a thread of its
             // own.
             Self::try_serve_fully(this);
         }
         Holding {
-            held: driver.supply.held(&driver.store),
+            held: engine.supply.held(&engine.store),
             waiting: this.queue.waiting(),
         }
     }

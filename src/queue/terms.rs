@@ -1,7 +1,7 @@
 //! The terms of a request that waits, and the rules of the pool.
 
 use super::QueueLimit;
-use crate::driver::Fill;
+use crate::engine::Fill;
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 

@@ -46,7 +46,7 @@ impl Order<'_> {
             .stream
             .registration()
             .service
-            .driver
+            .engine
             .shared
             .settings
             .kind;

@@ -1,7 +1,7 @@
 //! The point of a stream behind submitted work.
 
 use crate::device::DeviceError;
-use crate::driver::ordering;
+use crate::engine::ordering;
 use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::Ticket;
@@ -20,9 +20,9 @@ pub struct Point {
 impl Point {
     /// Returns the point behind all work that the stream was given so far.
     pub(super) fn present(registration: &Arc<Registration>) -> Self {
-        let driver = &registration.service.driver;
+        let engine = &registration.service.engine;
         // The ticket is open after the work was submitted, so its event will be recorded behind the work.
-        let mut ticket = ordering::present_point(driver, &registration.lane);
+        let mut ticket = ordering::present_point(engine, &registration.lane);
         if injected("task-before-the-open-ticket") {
             ticket.0 -= 1;
         }
@@ -39,8 +39,8 @@ impl Point {
     pub(super) fn marker(&self) -> Result<Option<Arc<Marker>>, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
         ordering::marker_for(
-            &service.driver.streams,
-            &service.driver.shared,
+            &service.engine.streams,
+            &service.engine.shared,
             lane,
             self.ticket,
         )

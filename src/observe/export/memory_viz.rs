@@ -8,7 +8,7 @@
 use super::super::Snapshot;
 use super::pieces::{LastFrees, Piece};
 use crate::device::DeviceAddress;
-use crate::driver::{
+use crate::engine::{
     BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, SegmentInfo, Site,
 };
 use crate::id::StreamId;

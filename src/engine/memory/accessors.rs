@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 /// See the [module](self).
 #[derive(Clone, Debug, Default)]
-pub(in crate::driver) struct Accessors {
+pub(in crate::engine) struct Accessors {
     peers: SmallVec<[Peer; 2]>,
     /// How often the list was changed.
     changes: u64,
@@ -32,7 +32,7 @@ impl Accessors {
         self.changes += 1;
     }
 
-    pub(in crate::driver) fn peers(&self) -> &[Peer] {
+    pub(in crate::engine) fn peers(&self) -> &[Peer] {
         &self.peers
     }
 }
@@ -48,7 +48,7 @@ fn peer_access(memory: &Memory) -> Result<&dyn PeerAccess, DeviceError> {
 ///
 /// # Errors
 /// Returns an error if a device call fails. Nothing has changed then.
-pub(in crate::driver) fn allow(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+pub(in crate::engine) fn allow(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
     match memory.segments().accessibility() {
         Accessibility::Everywhere => Ok(()),
         Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
@@ -77,7 +77,7 @@ pub(in crate::driver) fn allow(memory: &Memory, peer: Peer) -> Result<(), Device
 ///
 /// # Errors
 /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
-pub(in crate::driver) fn forbid(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+pub(in crate::engine) fn forbid(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
     match memory.segments().accessibility() {
         Accessibility::Everywhere => Ok(()),
         Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
@@ -147,7 +147,7 @@ fn set_access(
 ///
 /// # Errors
 /// Returns an error if a device call fails. The chunk is not noted then.
-pub(in crate::driver) fn note_mapped(
+pub(in crate::engine) fn note_mapped(
     memory: &Memory,
     address: u64,
     chunk: Chunk,
@@ -156,7 +156,7 @@ pub(in crate::driver) fn note_mapped(
 }
 
 /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
-pub(in crate::driver) fn note_still_mapped(
+pub(in crate::engine) fn note_still_mapped(
     memory: &Memory,
     address: u64,
     chunk: Chunk,

@@ -255,7 +255,7 @@ mod tests {
                     .sum::<u64>()
             };
             locks();
-            let (work, registry) = (device.create_stream(), &pool.service().driver.streams.lanes);
+            let (work, registry) = (device.create_stream(), &pool.service().engine.streams.lanes);
             drop(pool.register(&work).unwrap());
             let cost = locks();
             assert_eq!(registry.lock().leaving().len(), retired);
@@ -299,7 +299,7 @@ mod tests {
         let register = || pool.register(&device.create_stream()).unwrap();
         let first = register();
         pool.service()
-            .driver
+            .engine
             .streams
             .skip_stream_ids(u64::from(u32::MAX));
         let later = [(); 3].map(|()| register());

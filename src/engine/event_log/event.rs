@@ -1,7 +1,7 @@
 //! The entries of the event log.
 
 use crate::device::DeviceAddress;
-use crate::driver::Source;
+use crate::engine::Source;
 use crate::error::Shortfall;
 use crate::id::{StreamId, StreamLabel, StreamNames};
 use crate::measure::{Bytes, Counted, Milliseconds, Tag, WaitOutcome, debug_in_units};

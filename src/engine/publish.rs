@@ -1,4 +1,4 @@
-//! Publishing: how the driver reports what makes memory reachable.
+//! Publishing: how the engine reports what makes memory reachable.
 //!
 //! A change is published after it took effect, and with no lock held: a request that searches after hearing of it finds
 //! the memory. Only entry points publish, that is, calls made for a user or by the device. A search never publishes its
