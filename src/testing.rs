@@ -41,9 +41,6 @@ impl Invariants for Pool {
 
     fn check_conserved(&self) -> Result<(), String> {
         let service = self.service();
-        service
-            .engine
-            .streams
-            .check_conserved(&service.engine.store, || service.is_serving())
+        service.engine.check_conserved(|| service.is_serving())
     }
 }

@@ -63,13 +63,12 @@ fn set_access(
     device: &plain::Arc<dyn Device>,
     is_open: bool,
 ) -> Result<bool, AccessError> {
-    let (before, ()) = engine
-        .streams
+    let streams = &engine.streams;
+    let (before, ()) = streams
         .neighbours
         .wish(device.id(), |wish| wish.set(is_open));
     change(engine, device).inspect_err(|_| {
-        engine
-            .streams
+        streams
             .neighbours
             .wish(device.id(), |wish| wish.unset(&before));
     })
@@ -84,31 +83,30 @@ pub(crate) fn begin_access(
     device: &plain::Arc<dyn Device>,
     is_open: bool,
 ) -> Result<Option<AccessScope>, AccessError> {
-    if device.id() == engine.shared.device.id() {
+    let Engine {
+        shared, streams, ..
+    } = engine;
+    if device.id() == shared.device.id() {
         return if is_open {
             Ok(None)
         } else {
             Err(AccessError::OwnDevice)
         };
     }
-    if is_open && !is_access_supported(&engine.shared, &engine.streams, &**device) {
+    if is_open && !is_access_supported(shared, streams, &**device) {
         return Err(AccessError::Unsupported {
             device: device.describe(),
-            owner: engine.shared.device.describe(),
+            owner: shared.device.describe(),
         });
     }
-    engine.streams.neighbours.enter(device);
-    let (_, scope) = engine
-        .streams
+    streams.neighbours.enter(device);
+    let (_, scope) = streams
         .neighbours
         .wish(device.id(), |wish| wish.begin(is_open));
     match change(engine, device) {
         Ok(_) => Ok(Some(scope)),
         Err(error) => {
-            engine
-                .streams
-                .neighbours
-                .wish(device.id(), |wish| wish.end(scope));
+            streams.neighbours.wish(device.id(), |wish| wish.end(scope));
             Err(error)
         }
     }
@@ -123,13 +121,11 @@ pub(crate) fn end_access(
     device: &plain::Arc<dyn Device>,
     scope: AccessScope,
 ) -> Result<(), AccessError> {
-    engine
-        .streams
-        .neighbours
-        .wish(device.id(), |wish| wish.end(scope));
+    let streams = &engine.streams;
+    streams.neighbours.wish(device.id(), |wish| wish.end(scope));
     let changed = change(engine, device);
     if changed.is_err() {
-        engine.streams.neighbours.note_due();
+        streams.neighbours.note_due();
     }
     match changed {
         Err(AccessError::InUse { .. } | AccessError::Changing) => Ok(()),

@@ -4,6 +4,7 @@ use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::lane::{CachedBlock, Source};
 use crate::sync::{Count, Ordering, SharedNumber};
+use smallvec::SmallVec;
 
 /// A block out of the heap, on its way to its user.
 #[derive(Debug)]
@@ -16,6 +17,9 @@ pub(crate) struct Allocation {
     pub(crate) after: Ticket,
     pub(crate) source: Source,
 }
+
+/// The blocks of one request, in the order of its parts: mostly one.
+pub(crate) type Allocations = SmallVec<[Allocation; 1]>;
 
 impl Allocation {
     /// Returns a copy for observers.

@@ -7,7 +7,7 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate, kept};
+use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate, keeping};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::fault::injected;
@@ -16,70 +16,9 @@ use crate::lane::{Flush, Lane, LaneFigures};
 use crate::measure::{Level, Mark};
 use crate::sync::Ordering;
 
-/// The counts of retired lanes, and the marks that every lane keeps.
-#[derive(Debug)]
-pub(super) struct Retired {
-    figures: LaneFigures,
-    /// The marks, each with the sum of the high-water marks of lanes that retired since.
-    marks: Vec<(Mark, u64)>,
-    next: Mark,
-}
-
-impl Default for Retired {
-    fn default() -> Self {
-        Self {
-            figures: LaneFigures::default(),
-            marks: vec![(Mark::RESET, 0)],
-            next: Mark::RESET.next(),
-        }
-    }
-}
-
-impl Retired {
-    /// Makes a new lane keep the marks.
-    pub(super) fn introduce(&self, lane: &Lane) {
-        let marks = self.marks.iter().map(|(mark, _)| *mark);
-        marks
-            .filter(|mark| *mark != Mark::RESET)
-            .for_each(|mark| lane.cache.begin(mark));
-    }
-
-    /// Takes over the counts of a lane that retires.
-    pub(super) fn absorb(&mut self, lane: &Lane) {
-        for (mark, high) in &mut self.marks {
-            let figures = lane.figures(*mark);
-            *high = high.saturating_add(figures.bound);
-            if *mark == Mark::RESET {
-                self.figures.counts.add(&figures.counts);
-            }
-        }
-    }
-
-    fn begin(&mut self) -> Mark {
-        let mark = self.next;
-        self.next = mark.next();
-        self.marks.push((mark, 0));
-        mark
-    }
-
-    fn figures(&self, since: Mark) -> LaneFigures {
-        let found = self.marks.iter().find(|(mark, _)| *mark == since);
-        LaneFigures {
-            bound: found.map_or(0, |(_, high)| *high),
-            ..self.figures
-        }
-    }
-
-    fn reset_high(&mut self) {
-        let mut marks = self.marks.iter_mut();
-        let reset = marks.find(|(mark, _)| *mark == Mark::RESET);
-        reset.into_iter().for_each(|(_, high)| *high = 0);
-    }
-}
-
 /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
 fn figures(streams: &Streams, store: &HeapStore, since: Mark) -> (Figures, LaneFigures) {
-    kept::return_all_kept(streams, store);
+    keeping::return_all_kept(streams, store);
     // Outlives the lock: it may be the last owner of a stream.
     let lanes;
     let heap = store.heap.lock();
@@ -157,7 +96,7 @@ pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
 /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and
 /// not known to be complete.
 pub(crate) fn figures_of(streams: &Streams, store: &HeapStore, lane: &Lane) -> (LaneFigures, u64) {
-    kept::return_all_kept(streams, store);
+    keeping::return_all_kept(streams, store);
     let heap = store.heap.lock();
     let figures = lane.figures(Mark::RESET);
     let pending = inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
@@ -172,7 +111,7 @@ pub(crate) fn pending_blocks_on(store: &HeapStore, lane: &Lane) -> usize {
 
 /// Sets a high-water mark to the current figure.
 pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
-    kept::return_all_kept(streams, store);
+    keeping::return_all_kept(streams, store);
     let mut heap = store.heap.lock();
     heap.reset_high(high);
     if high == High::Used {
@@ -188,7 +127,7 @@ pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
 
 /// Keeps the high-water marks since now as well, until [`end`] is called.
 pub(crate) fn begin(streams: &Streams, store: &HeapStore) -> Mark {
-    kept::return_all_kept(streams, store);
+    keeping::return_all_kept(streams, store);
     let mut heap = store.heap.lock();
     let mut registry = streams.lanes.lock();
     let mark = registry.retired.begin();
@@ -203,21 +142,19 @@ pub(crate) fn begin(streams: &Streams, store: &HeapStore) -> Mark {
 pub(crate) fn end(streams: &Streams, store: &HeapStore, mark: Mark) {
     let mut heap = store.heap.lock();
     let mut registry = streams.lanes.lock();
-    registry.retired.marks.retain(|(known, _)| *known != mark);
+    registry.retired.end(mark);
     registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
     heap.end_mark(mark);
 }
 
 /// Bypasses all caches until [`end_exact`] is called as often: high-water marks are exact meanwhile.
 pub(crate) fn begin_exact(engine: &Engine) {
+    let shared = &engine.shared;
     {
-        let mut measurements = engine.shared.measurements.lock();
+        let mut measurements = shared.measurements.lock();
         *measurements += 1;
         if !injected("measured-pool-caches") {
-            engine
-                .shared
-                .gate
-                .fetch_or(gate::MEASURED, Ordering::SeqCst);
+            shared.gate.fetch_or(gate::MEASURED, Ordering::SeqCst);
         }
     }
     engine.streams.flush(&engine.store, Flush::All);
@@ -254,13 +191,9 @@ pub(crate) fn shortfall(engine: &Engine, request: Request, waiting: usize) -> Sh
 /// Returns the device's own figures, if the device, and not the capacity, refused as many bytes when it was last
 /// asked.
 fn refused_by_device(engine: &Engine, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
+    let shared = &engine.shared;
     let is_allowed = reserved.saturating_add(bytes) <= engine.store.leased();
     let is_refused = is_allowed && engine.supply.is_refused();
-    let info = is_refused.then(|| {
-        engine
-            .shared
-            .device
-            .memory_info(engine.shared.settings.kind)
-    });
+    let info = is_refused.then(|| shared.device.memory_info(shared.settings.kind));
     info?.ok()
 }

@@ -14,8 +14,8 @@
 
 use super::alarm::MaintenanceAlarm;
 use super::{
-    Change, CoalesceHeuristic, DriverPool, Engine, Group, HeapStore, Shared, Streams, Supply,
-    Trimmed, Watches, figures, ordering, reaping, supply,
+    Change, CoalesceHeuristic, DriverPool, Engine, Group, HeapStore, MaintenanceSettings, Shared,
+    Streams, Supply, Trimmed, Watches, figures, ordering, reaping, supply,
 };
 use crate::device::DeviceError;
 use crate::fault::injected;
@@ -29,16 +29,6 @@ use std::time::Duration;
 
 /// The shortest interval: maintenance that is due at once would be due again at once.
 const SHORTEST_INTERVAL: Duration = Duration::from_micros(100);
-
-/// The settings of a pool's maintenance.
-#[derive(Clone, Debug)]
-pub(crate) struct MaintenanceSettings {
-    /// Free memory is released while more bytes than this are reserved.
-    pub(crate) threshold: u64,
-    pub(crate) heuristic: Option<CoalesceHeuristic>,
-    /// The time from when maintenance is due to when it is done.
-    pub(crate) interval: Duration,
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -211,23 +201,18 @@ fn resume_if_none_waits(engine: &Engine) {
 /// Does the maintenance now, after a caller has waited for a stream, if the pool holds more than it is to keep: it
 /// releases all free memory above that, as CUDA's and HIP's pools do at a synchronization.
 pub(crate) fn note_synchronized(engine: &Engine) {
-    let is_due = engine.store.reserved() > engine.maintenance.most_kept(&engine.store)
+    let Engine {
+        store, maintenance, ..
+    } = engine;
+    let is_due = store.reserved() > maintenance.most_kept(store)
         && next_release(engine) != Next::Nothing
         || driver_pool_to_trim(&engine.shared, &engine.supply).is_some();
-    if !is_due
-        || engine
-            .maintenance
-            .is_synchronized
-            .swap(true, Ordering::AcqRel)
-    {
+    if !is_due || maintenance.is_synchronized.swap(true, Ordering::AcqRel) {
         return;
     }
-    match engine.maintenance.alarm.waker() {
+    match maintenance.alarm.waker() {
         Some(waker) => waker.wake(),
-        None => engine
-            .maintenance
-            .is_synchronized
-            .store(false, Ordering::Release),
+        None => maintenance.is_synchronized.store(false, Ordering::Release),
     }
 }
 
@@ -299,16 +284,13 @@ pub(crate) fn keep_up(engine: &Engine) -> Result<(), DeviceError> {
 
 /// Has the streams watched that memory is pending for. While none of them gets further, there is nothing to do.
 fn watch_progress(engine: &Engine) {
-    let Some(waker) = engine
-        .maintenance
-        .progress
-        .read(|progress| progress.cloned())
-    else {
+    let maintenance = &engine.maintenance;
+    let Some(waker) = maintenance.progress.read(|progress| progress.cloned()) else {
         return;
     };
-    let mut watches = engine.maintenance.watches.take().unwrap_or_default();
+    let mut watches = maintenance.watches.take().unwrap_or_default();
     let has_unrecorded = reaping::watch_streams(engine, &mut watches, &waker);
-    engine.maintenance.watches.set(Some(watches));
+    maintenance.watches.set(Some(watches));
     // Another thread may have found a stream further just before it was watched, and not told the heap yet.
     let before = engine.store.totals().progress;
     engine

@@ -20,20 +20,20 @@
 //! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `reservation`, `kept` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `reservation`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user; counts of device calls |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
-//! | `registry` | the list of lanes |
+//! | `registering`, `registry`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
 //! | `memory` | chunks and ranges of the device |
 //! | `spill` | memory that pools of one device ask of each other |
 //! | `alarm` | when the maintenance is done |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
-//! | `fill` | filling memory that is granted or freed |
+//! | `fill`, `filling` | filling memory that is granted or freed |
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
 //! | `evictable` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
@@ -51,8 +51,10 @@ mod event_log;
 mod evictable;
 pub(crate) mod figures;
 mod fill;
+mod filling;
 mod heuristic;
-pub(crate) mod kept;
+pub(crate) mod keeping;
+mod kept;
 mod lease;
 pub(crate) mod maintenance;
 mod memory;
@@ -64,9 +66,11 @@ mod pass_through;
 mod publish;
 pub(crate) mod reaping;
 mod recipient;
+pub(crate) mod registering;
 mod registry;
 pub(crate) mod release;
 mod reservation;
+mod retired;
 mod search;
 mod segments;
 mod shared;
@@ -74,33 +78,34 @@ mod soft_cap;
 pub(crate) mod spill;
 mod statistics;
 mod store;
-pub(crate) mod streams;
+mod streams;
 pub(crate) mod supply;
 mod teardown;
 mod trimmed;
 mod upstream;
 mod walk;
 
-pub(crate) use allocation::{Allocation, Counters};
+pub(crate) use allocation::{Allocation, Allocations, Counters};
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
 pub(crate) use evictable::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
-pub(crate) use fill::{Filling, Fills, captures_of};
+pub(crate) use fill::Fills;
+pub(crate) use filling::{Filling, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub(crate) use kept::{Kept, ReservationState};
 pub use lease::BrokerLease;
 pub(crate) use lease::{Lease, LeaseBounds, Lender};
-pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
+pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use neighbours::AccessScope;
-pub(crate) use parts::{Allocations, Part, Parts};
+pub(crate) use parts::{Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use registry::Lanes;
 pub(crate) use reservation::Drawn;
-pub(crate) use shared::{Settings, Shared, gate};
+pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
 pub use statistics::{Hits, Statistics};
 pub(crate) use store::{Capacity, HeapStore};
 pub(crate) use streams::{Streams, Watches};
@@ -115,15 +120,19 @@ use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
 use crate::heap::{self, Placement, Request};
 use crate::id::ReservationId;
-use crate::lane::Lane;
 pub use crate::lane::Source;
 pub(crate) use crate::lane::Use;
+use crate::lane::{Flush, Lane};
 use crate::measure::Waits;
-use crate::sync::{Arc, plain};
+use crate::sync::{Arc, plain, yield_now};
 use recipient::Recipient;
 use reservation::Draw;
 use search::Search;
+use std::time::{Duration, Instant};
 use walk::Walk;
+
+/// How long a check waits for memory calls of other threads.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -258,7 +267,7 @@ impl Engine {
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.
     /// Takes time proportional to the number of all blocks, under the heap's lock.
     pub(crate) fn granted_from(&self, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
-        kept::return_all_kept(&self.streams, &self.store);
+        keeping::return_all_kept(&self.streams, &self.store);
         heap::inspect::granted_from(&self.store.heap.lock(), reservations)
     }
 
@@ -274,6 +283,30 @@ impl Engine {
         heap::reservation::disband(&mut self.store.heap.lock(), reservation);
         self.shared.publish(Change::Memory);
         maintenance::note_return(self);
+    }
+
+    /// Checks, after flushing all caches, that no block is allocated any more. Memory that another thread is mapping,
+    /// releasing or evicting is waited for, and so is a thread that serves: it may hold memory for a request that was
+    /// dropped meanwhile. But not for ever: memory may be lost.
+    ///
+    /// # Errors
+    /// Returns a description of the bytes that are missing.
+    pub(crate) fn check_conserved(&self, is_serving: impl Fn() -> bool) -> Result<(), String> {
+        keeping::return_all_kept(&self.streams, &self.store);
+        let begin = Instant::now();
+        loop {
+            let is_in_hands = is_serving() || self.store.evictables.is_evicting();
+            // Memory that they gave back until now may be in a cache.
+            self.streams.flush(&self.store, Flush::All);
+            let heap = self.store.heap.lock();
+            let totals = heap.totals();
+            let is_quiet = !is_in_hands && totals.claimed + totals.planned == 0;
+            if is_quiet || begin.elapsed() > PATIENCE {
+                return heap::check::conserved(&heap);
+            }
+            drop(heap);
+            yield_now();
+        }
     }
 
     /// Returns the block that an address is in; `None` where the pool has no memory. Takes time proportional to the

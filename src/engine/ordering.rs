@@ -1,6 +1,6 @@
 //! Sealing, and the order of streams: which point of a stream other streams come after.
 
-use super::{Engine, HistoryEvent, Shared, Streams, reaping};
+use super::{Engine, HeapStore, HistoryEvent, Shared, Streams};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences};
@@ -43,13 +43,23 @@ pub(super) fn seal_for_others(engine: &Engine, lane: &Lane) -> Result<(), Device
 /// # Errors
 /// Returns an error if the device call fails; freed memory stays pending.
 pub(crate) fn seal(engine: &Engine, lane: &Lane) -> Result<(), DeviceError> {
+    let shared = &engine.shared;
     if lane.cache.is_dirty() {
-        reaping::thin_out(&engine.shared, &engine.store, lane);
-        engine
-            .shared
-            .noted(lane.seal(&*engine.shared.device, &engine.streams.events))?;
+        thin_out(shared, &engine.store, lane);
+        shared.noted(lane.seal(&*shared.device, &engine.streams.events))?;
     }
     Ok(())
+}
+
+/// Asks a stream with many recorded events how far it is, so that the events come back and their number stays
+/// bounded (invariant `bounded-events`).
+pub(super) fn thin_out(shared: &Shared, store: &HeapStore, lane: &Lane) {
+    if lane.should_query() {
+        // A failure is noted, and met again by the caller that needs the answer.
+        let _ = shared.unless_sticky(lane.timeline.reap(&*shared.device));
+        store.catch_up(shared, lane);
+        lane.timeline.note_queried();
+    }
 }
 
 /// Records an event behind all work that the stream was given so far.
@@ -57,10 +67,9 @@ pub(crate) fn seal(engine: &Engine, lane: &Lane) -> Result<(), DeviceError> {
 /// # Errors
 /// Returns an error if the device call fails.
 pub(crate) fn mark(engine: &Engine, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
-    reaping::thin_out(&engine.shared, &engine.store, lane);
-    engine
-        .shared
-        .noted(lane.mark(&*engine.shared.device, &engine.streams.events))
+    let shared = &engine.shared;
+    thin_out(shared, &engine.store, lane);
+    shared.noted(lane.mark(&*shared.device, &engine.streams.events))
 }
 
 /// Records an event as [`mark`] does, for a user. If the stream's earlier events are overdue, the new

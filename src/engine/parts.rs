@@ -3,7 +3,7 @@
 //! The stream is made to wait for nothing before all parts are found. While parts are searched, the stream counts as
 //! coming after the points that it will be made to wait for. The parts are its own once the waits are submitted.
 
-use super::allocation::Allocation;
+use super::allocation::Allocations;
 use super::recipient::Found;
 use super::search::{Search, may_submit};
 use super::{Engine, Mode, Refusal, Source, maintenance, ordering, spill, supply};
@@ -13,9 +13,6 @@ use crate::heap::{Fence, Fences, Placement, Request, Target, inspect};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
-
-/// The blocks of one request, in the order of its parts: mostly one.
-pub(crate) type Allocations = SmallVec<[Allocation; 1]>;
 
 /// One of several blocks that are requested together.
 #[derive(Clone, Copy, Debug)]

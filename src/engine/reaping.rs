@@ -32,14 +32,13 @@ pub(super) fn retire_lane(engine: &Engine, lane: &Lane) {
 /// Asks a stream whose last handle is gone, and a few others by turns. Forgets those whose work is complete. Each
 /// stream that comes or goes asks for several, so those that are done do not pile up.
 pub(super) fn reap_retired(engine: &Engine, leaving: Option<Arc<Lane>>) {
+    let shared = &engine.shared;
     let mut asked = engine.streams.lanes.lock().next_leaving(ASKED);
     asked.extend(leaving);
     for lane in &asked {
         // A failure is noted; the lane stays.
-        let _ = engine
-            .shared
-            .unless_sticky(lane.timeline.reap(&*engine.shared.device));
-        engine.store.catch_up(&engine.shared, lane);
+        let _ = shared.unless_sticky(lane.timeline.reap(&*shared.device));
+        engine.store.catch_up(shared, lane);
     }
     forget_all_done(engine, asked);
 }
@@ -177,17 +176,6 @@ pub(crate) fn has_passed(
     // Whichever thread reaped it: a caller that is told that memory is free finds it free.
     store.catch_up(shared, lane);
     Ok(is_known())
-}
-
-/// Asks a stream with many recorded events how far it is, so that the events come back and their number stays
-/// bounded (invariant `bounded-events`).
-pub(super) fn thin_out(shared: &Shared, store: &HeapStore, lane: &Lane) {
-    if lane.should_query() {
-        // A failure is noted, and met again by the caller that needs the answer.
-        let _ = shared.unless_sticky(lane.timeline.reap(&*shared.device));
-        store.catch_up(shared, lane);
-        lane.timeline.note_queried();
-    }
 }
 
 /// Makes all freed memory count: flushes the caches, seals every stream, and asks how far it has come.

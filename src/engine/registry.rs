@@ -1,6 +1,6 @@
 //! The registered streams: a list that is cheap to read and cheap to change.
 
-use super::figures::Retired;
+use super::retired::Retired;
 use crate::heap::Fence;
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;

@@ -123,7 +123,7 @@ pub(super) fn record_closed(engine: &Engine, lane: &Lane, closed: Option<Closed>
     let Some(closed) = closed else {
         return;
     };
-    reaping::thin_out(&engine.shared, &engine.store, lane);
+    ordering::thin_out(&engine.shared, &engine.store, lane);
     if lane.timeline.is_full() && !lane.is_external {
         lane.cache.expect_seal(closed.ticket.next());
         return lane.timeline.note_unrecorded(closed.ticket);

@@ -1,8 +1,8 @@
 //! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
 use super::{
-    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lender, MaintenanceSettings,
-    Publish, Upstream,
+    Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lender, Publish,
+    Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
 use crate::error::StreamError;
@@ -12,6 +12,7 @@ use crate::measure::Waits;
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;
+use std::time::Duration;
 
 /// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
 /// request waits, when the last one leaves, and when the pool ends: its cache line stays shared among readers.
@@ -31,6 +32,16 @@ pub(crate) mod gate {
     pub(crate) const SCOPED: u8 = 32;
     /// High-water marks are to be exact: caches are bypassed, so that the heap sees each allocation and free.
     pub(crate) const MEASURED: u8 = 64;
+}
+
+/// The settings of a pool's maintenance.
+#[derive(Clone, Debug)]
+pub(crate) struct MaintenanceSettings {
+    /// Free memory is released while more bytes than this are reserved.
+    pub(crate) threshold: u64,
+    pub(crate) heuristic: Option<CoalesceHeuristic>,
+    /// The time from when maintenance is due to when it is done.
+    pub(crate) interval: Duration,
 }
 
 /// The validated settings of a pool.

@@ -40,6 +40,7 @@ pub(super) fn evict_elsewhere(engine: &Engine, bytes: u64) -> bool {
 /// Returns how many of the bytes the device could give, once other pools have released what they can. If the search
 /// was refused, only memory counts of which the device tells.
 pub(super) fn obtainable(engine: &Engine, bytes: u64, is_refused: bool) -> u64 {
+    let supply = &engine.supply;
     if bytes == 0 {
         return 0;
     }
@@ -49,9 +50,7 @@ pub(super) fn obtainable(engine: &Engine, bytes: u64, is_refused: bool) -> u64 {
         true => settings.driver_pool.is_none(),
         false => settings.kind != MemoryKind::Managed,
     };
-    let left = is_known
-        .then(|| engine.supply.memory.segments().left())
-        .flatten();
+    let left = is_known.then(|| supply.memory.segments().left()).flatten();
     let Some(left) = left else {
         return if is_refused { 0 } else { bytes };
     };
@@ -62,7 +61,7 @@ pub(super) fn obtainable(engine: &Engine, bytes: u64, is_refused: bool) -> u64 {
         true => settings.geometry.chunk_bytes,
         false => 1,
     };
-    let given = left.saturating_add((engine.supply.others.offers)(engine));
+    let given = left.saturating_add((supply.others.offers)(engine));
     bytes.min(given / step * step)
 }
 

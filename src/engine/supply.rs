@@ -213,10 +213,11 @@ pub(super) fn carry_out(
 
 /// Takes a segment of plain memory.
 fn allocate(engine: &Engine, segment: NewSegment, whom: For) -> Result<Option<Grant>, DeviceError> {
+    let Engine { shared, store, .. } = engine;
     let bytes = segment.bytes;
     let (address, fences) = take_segment(engine, segment, &whom);
-    let entry = engine.store.entry();
-    let grant = commit(&engine.store, whom, |heap| {
+    let entry = store.entry();
+    let grant = commit(store, whom, |heap| {
         let given = address.as_ref().ok().copied();
         let grant = segment.commit(heap, given, fences);
         if let (Some(entry), Some(address)) = (entry, given) {
@@ -225,15 +226,11 @@ fn allocate(engine: &Engine, segment: NewSegment, whom: For) -> Result<Option<Gr
         }
         grant
     });
-    engine.shared.noted(address)?;
+    shared.noted(address)?;
     engine.supply.note_refused(false);
-    engine
-        .shared
-        .counters
-        .growths
-        .fetch_add(1, Ordering::Relaxed);
+    shared.counters.growths.fetch_add(1, Ordering::Relaxed);
     trace::grown(bytes, 1);
-    engine.store.tell_of_soft_cap();
+    store.tell_of_soft_cap();
     Ok(grant)
 }
 
@@ -244,6 +241,7 @@ fn take_segment(
     segment: NewSegment,
     whom: &For,
 ) -> (Result<u64, DeviceError>, Fences) {
+    let supply = &engine.supply;
     let (bytes, alignment) = (segment.bytes, segment.alignment());
     if let For::Stream { lane, is_ordered } = whom
         && *is_ordered
@@ -251,7 +249,7 @@ fn take_segment(
         && let Ok(_submission) = lane.cache.submit("allocate_from")
     {
         // SAFETY: the lane keeps the stream's owner; an external stream is named only in calls made with it.
-        let address = unsafe { engine.supply.memory.allocate(bytes, alignment, lane.raw) };
+        let address = unsafe { supply.memory.allocate(bytes, alignment, lane.raw) };
         match address {
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => {}
             _ => {
@@ -263,12 +261,7 @@ fn take_segment(
         }
     }
     // SAFETY: the host is always usable.
-    let address = unsafe {
-        engine
-            .supply
-            .memory
-            .allocate(bytes, alignment, RawStream::HOST)
-    };
+    let address = unsafe { supply.memory.allocate(bytes, alignment, RawStream::HOST) };
     (address, Fences::default())
 }
 

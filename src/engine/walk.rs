@@ -2,7 +2,7 @@
 
 use super::event_log::{EventLog, Origins, Pages, ReservationOrigin};
 use super::registry::Lanes;
-use super::{BlockOrigin, Engine, HeapStore, kept};
+use super::{BlockOrigin, Engine, HeapStore, keeping};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
@@ -141,7 +141,7 @@ struct Known {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(engine: &'a Engine) -> Self {
-        kept::return_all_kept(&engine.streams, &engine.store);
+        keeping::return_all_kept(&engine.streams, &engine.store);
         let heap = engine.store.heap.lock();
         let origins = engine.store.event_log.as_ref().map(EventLog::origins);
         let known = Known {

@@ -3,7 +3,7 @@
 use super::natives::Native;
 use super::{Observers, Presence, Route};
 use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
-use crate::engine::{Capacity, release, streams};
+use crate::engine::{Capacity, registering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::{StreamId, Ticket};
@@ -52,7 +52,7 @@ impl Registration {
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
-        let lane = streams::register(&presence.service.engine, stream)?;
+        let lane = registering::register(&presence.service.engine, stream)?;
         Ok(Self::of_lane(presence, stream, lane))
     }
 
@@ -73,7 +73,7 @@ impl Registration {
             return Ok(known);
         }
         let other = OtherPools(stream);
-        let lane = streams::register_for_copies(&presence.service.engine, &other, device)?;
+        let lane = registering::register_for_copies(&presence.service.engine, &other, device)?;
         Ok(Self::of_lane(presence, &other, lane))
     }
 

@@ -4,7 +4,7 @@ use super::{Presence, Registration};
 use crate::device::DeviceError;
 use crate::engine::{
     Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
-    captured, kept,
+    captured, keeping,
 };
 use crate::error::AllocError;
 use crate::heap::Request;
@@ -163,7 +163,7 @@ impl Reserved {
         {
             let mut state = self.state.lock_with_trash();
             let (state, trash) = state.parts();
-            kept::return_kept(&engine.streams, &engine.store, state, trash);
+            keeping::return_kept(&engine.streams, &engine.store, state, trash);
             // Before it is drawn: its owner may free it at once.
             state.drawn += bytes;
         }
@@ -273,7 +273,7 @@ impl Reserved {
                 spare,
             })
         };
-        let is_kept = kept::keep(
+        let is_kept = keeping::keep(
             &self.service().engine.streams,
             &self.service().engine.shared,
             self.reservation,
@@ -291,7 +291,7 @@ impl Reserved {
     fn return_kept(&self) {
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        kept::return_kept(
+        keeping::return_kept(
             &self.service().engine.streams,
             &self.service().engine.store,
             state,
@@ -443,7 +443,7 @@ impl Reserved {
     /// Ends the reservation. Its remaining memory goes to the pool, or to the reservation that it was taken from. Drawn
     /// parts follow once they are freed.
     pub(crate) fn end(&self) {
-        kept::end_keeping(
+        keeping::end_keeping(
             &self.service().engine.streams,
             &self.service().engine.store,
             self.reservation,

@@ -225,13 +225,10 @@ fn configuration_builds_what_the_builder_builds() {
 
 #[test]
 fn failed_build_gives_its_initial_memory_back() {
-    let device = SimDevice::builder()
-        .clock(Clock::Manual)
-        .memory(32 * MIB)
-        .build();
-    let builder = || Pool::builder(device.clone()).capacity(64 * MIB);
-    let refused = builder().initial_size(64 * MIB).build().unwrap_err();
+    let device = manual();
+    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    let builder = crate::common::builder(&device, 64 * MIB).initial_size(32 * MIB);
+    let refused = builder.build().unwrap_err();
     assert!(matches!(refused, BuildError::Device(_)), "{refused}");
-    let pool = builder().initial_size(24 * MIB).build().unwrap();
-    assert_eq!(crate::common::reserved(&pool), 24 * MIB);
+    assert_eq!(device.counters().physical_in_use, 0);
 }
