@@ -19,7 +19,7 @@ impl Copy {
     fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
         let device = registration
             .lane
-            .device(&registration.service.driver.device);
+            .device(&registration.service.engine.shared.device);
         Self {
             transfer: WatchedTransfer::new(device, transfer),
             registration,
@@ -31,8 +31,8 @@ impl Copy {
         context: &mut Context<'_>,
         take: impl FnOnce(&mut dyn Transfer) -> Result<Option<R>, DeviceError>,
     ) -> Poll<Result<R, DeviceError>> {
-        let driver = &self.registration.service.driver;
-        if let Some(taken) = driver.noted(take(self.transfer.unwatched()))? {
+        let engine = &self.registration.service.engine;
+        if let Some(taken) = engine.shared.noted(take(self.transfer.unwatched()))? {
             self.registration.service.note_synchronized();
             return Poll::Ready(Ok(taken));
         }

@@ -2,7 +2,7 @@
 
 use crate::block::Block;
 use crate::buffer::Buffer;
-use crate::driver::{Candidate, Change, Evict, Home, ListPosition};
+use crate::engine::{Candidate, Change, Evict, Home, ListPosition};
 use crate::measure::Tag;
 use crate::queue::Service;
 use crate::sync::{Arc, Guards, Mutex, plain};
@@ -240,7 +240,7 @@ impl<T: Memory> Shared<T> {
         let in_heap = block.allocation().id;
         let home = block.home();
         let memory: plain::Weak<Self> = plain::Arc::downgrade(self);
-        let evictables = &service.driver.evictables;
+        let evictables = &service.engine.store.evictables;
         slot.place = evictables.list(Candidate {
             memory,
             block: in_heap,
@@ -271,7 +271,13 @@ impl<T: Memory> Evict for Shared<T> {
 
 /// Takes the memory of a block off the pool's list. Returns false if it is being evicted.
 fn unlist(block: &Block, place: ListPosition) -> bool {
-    block.registration().service.driver.evictables.remove(place)
+    block
+        .registration()
+        .service
+        .engine
+        .store
+        .evictables
+        .remove(place)
 }
 
 /// Memory was listed, and no lock is held yet.
@@ -285,10 +291,10 @@ struct Listed {
 impl Listed {
     /// Tells the requests that wait: from now on, they have it evicted.
     fn publish(self) {
-        self.service.driver.publish(Change::Memory);
+        self.service.engine.shared.publish(Change::Memory);
         if let Home::Reservation(reservation) = self.home {
             let change = Change::Reservation(reservation);
-            self.service.driver.publish(change);
+            self.service.engine.shared.publish(change);
         }
         if let Some(tag) = self.tag {
             self.service.relieve(tag);

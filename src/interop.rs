@@ -29,11 +29,11 @@ impl Guest {
     fn of(stream: &CudaStream, home: &Arc<Registration>) -> Result<Self, StreamError> {
         let default = default_of(stream);
         let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
-        let driver = &home.service.driver;
-        if !driver.neighbours.is_accessible_from(device) {
+        let engine = &home.service.engine;
+        if !engine.streams.neighbours.is_accessible_from(device) {
             return Err(StreamError::ForeignDevice);
         }
-        driver.expect_seen_by(raw)?;
+        engine.shared.expect_seen_by(raw)?;
         if home.is_of(device, raw) {
             return Ok(Self::Registered(home.clone()));
         }
@@ -46,7 +46,7 @@ impl Guest {
                 let registration = Registration::enter(&home.presence, &default)?;
                 Ok(Self::Registered(registration))
             }
-            None if device == driver.device.id() => Ok(Self::Stranger(raw)),
+            None if device == engine.shared.device.id() => Ok(Self::Stranger(raw)),
             // The host cannot be made to wait for work of another device's stream: the pool does not keep that device.
             None => Err(StreamError::ForeignPool),
         }
@@ -77,11 +77,11 @@ impl Event {
         if !self.marker.has_event() {
             return Ok(());
         }
-        let driver = &self.registration.service.driver;
+        let engine = &self.registration.service.engine;
         // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
-        let waits = unsafe { self.marker.event().delay(&*driver.device, stranger) };
-        driver.noted(waits)
+        let waits = unsafe { self.marker.event().delay(&*engine.shared.device, stranger) };
+        engine.shared.noted(waits)
     }
 }
 

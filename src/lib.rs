@@ -33,7 +33,7 @@
 //! 3. The **lane** of the stream is searched: one lock that no other stream takes, and one pop. A cached block of that
 //!    size, or one that is larger by at most 1/8, is the result: no device call, no shared cache line written
 //!    ([`Source::Lane`]).
-//! 4. Otherwise the **driver** tries the [allocation sources](Source) in order:
+//! 4. Otherwise the **engine** tries the [allocation sources](Source) in order:
 //!    1. the **heap**: memory that is known to be free, was freed by this stream, or is ordered before it, unless the
 //!       request would split a large piece;
 //!    2. the best fit after polling the **device** for completed events, and after flushing the other lanes' caches;
@@ -66,15 +66,16 @@
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
-//! | `worker` | the thread that waits for drops | the jobs that it runs |
+//! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
-//! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
+//! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `error` | errors | |
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
+//! | `background` | threads for calls that block, and their jobs, one at a time each | the jobs |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
 //! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its
@@ -120,6 +121,7 @@
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod background;
 mod block;
 mod buffer;
 mod capture;
@@ -128,7 +130,7 @@ mod copy;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
-mod driver;
+mod engine;
 mod error;
 mod evictable;
 pub mod guide;
@@ -160,7 +162,7 @@ pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };
 pub use copy::{Download, Elements, Upload};
-pub use driver::{
+pub use engine::{
     BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
     DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
     ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,

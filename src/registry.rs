@@ -4,7 +4,7 @@
 //! entry is removed when another pool is built or looked up. Allocations and frees do not use this module.
 
 use crate::device::DeviceId;
-use crate::driver::{OtherPools, Supply};
+use crate::engine::{Engine, OtherPools, spill as between};
 use crate::error::BuildError;
 use crate::handles::Presence;
 use crate::sync::plain::{Arc, Mutex, Weak};
@@ -47,7 +47,7 @@ pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     }
     pools.push(Entry {
         name: pool.name.clone(),
-        device: pool.service.driver.device.id(),
+        device: pool.service.engine.shared.device.id(),
         pool: Arc::downgrade(pool),
     });
     Ok(())
@@ -79,31 +79,34 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
-/// Returns how many bytes other pools over the same memory as the driver's could release.
-fn offers(supply: &Supply) -> u64 {
-    let others = others_to_spill(supply);
+/// Returns how many bytes other pools over the same memory as the engine's could release.
+fn offers(engine: &Engine) -> u64 {
+    let others = others_to_spill(engine);
     let offers = others
         .iter()
-        .map(|pool| pool.service.driver.could_give(true));
+        .map(|pool| between::could_give(&pool.service.engine, true));
     offers.sum()
 }
 
-/// Has other pools over the same memory as the driver's release what the device lacks of `bytes`, and at least `least`
+/// Has other pools over the same memory as the engine's release what the device lacks of `bytes`, and at least `least`
 /// bytes, of their free memory; nothing, if that would not be enough. Returns how many bytes they released.
 ///
 /// A pool in which requests wait for memory itself releases it only for a pool whose oldest request is older. So of all
 /// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back memory
 /// that it gave.
-fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
-    let others = others_to_spill(supply);
-    let others: Vec<&Supply> = others
+fn spill(engine: &Engine, bytes: u64, least: u64) -> u64 {
+    let others = others_to_spill(engine);
+    let others: Vec<&Engine> = others
         .iter()
-        .map(|pool| -> &Supply { &pool.service.driver })
+        .map(|pool| -> &Engine { &pool.service.engine })
         .collect();
-    let left = supply.left_on_device();
+    let left = engine.supply.left_on_device();
     // Memory that is in sight comes first. Caches are flushed and streams are asked only if it is needed.
     for asks in [false, true] {
-        let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
+        let offers: Vec<_> = others
+            .iter()
+            .map(|other| between::could_give(other, asks))
+            .collect();
         if left + offers.iter().sum::<u64>() < bytes {
             continue;
         }
@@ -116,33 +119,35 @@ fn spill(supply: &Supply, bytes: u64, least: u64) -> u64 {
     0
 }
 
-/// Has other pools over the same memory as the driver's evict memory, if they could release this many more bytes then.
+/// Has other pools over the same memory as the engine's evict memory, if they could release this many more bytes then.
 /// Which pools do follows the rule of [`spill`]. Returns how many bytes they evicted.
-fn evict(supply: &Supply, bytes: u64) -> u64 {
-    let others = others_to_spill(supply);
-    let drivers = others.iter().map(|pool| &pool.service.driver);
-    let offers = drivers.clone().map(|driver| driver.could_evict());
+fn evict(engine: &Engine, bytes: u64) -> u64 {
+    let others = others_to_spill(engine);
+    let engines = others.iter().map(|pool| &pool.service.engine);
+    let offers = engines
+        .clone()
+        .map(|engine| between::could_evict(&engine.shared, &engine.store));
     if offers.sum::<u64>() < bytes {
         return 0;
     }
     let mut evicted = 0;
-    for driver in drivers {
-        evicted += driver.evict_for_others(bytes.saturating_sub(evicted));
+    for engine in engines {
+        evicted += between::evict_for_others(engine, bytes.saturating_sub(evicted));
     }
     evicted
 }
 
-/// Returns the pools that may release memory for the driver's pool.
-fn others_to_spill(supply: &Supply) -> Vec<Arc<Presence>> {
-    let device = supply.device.id();
+/// Returns the pools that may release memory for the engine's pool.
+fn others_to_spill(engine: &Engine) -> Vec<Arc<Presence>> {
+    let device = engine.shared.device.id();
     let pools: Vec<_> = {
         let pools = POOLS.lock();
         let same_device = pools.iter().filter(|entry| entry.device == device);
         same_device.map(|entry| entry.pool.clone()).collect()
     };
     let pools: Vec<_> = pools.iter().filter_map(Weak::upgrade).collect();
-    let driver_of = |pool: &'_ Presence| -> *const Supply { &**pool.service.driver };
-    let is_own = |pool: &Presence| std::ptr::eq(driver_of(pool), supply);
+    let engine_of = |pool: &'_ Presence| -> *const Engine { &pool.service.engine };
+    let is_own = |pool: &Presence| std::ptr::eq(engine_of(pool), engine);
     // In the order in which they were built, which decides between requests that came at the same time.
     let age_of = |at: usize| Some((pools[at].service.queue.oldest_for_memory()?, at));
     let own_age = pools.iter().position(|pool| is_own(pool)).and_then(age_of);
@@ -152,17 +157,17 @@ fn others_to_spill(supply: &Supply) -> Vec<Arc<Presence>> {
         (Some(own), Some(other)) => own < other,
     };
     let others = pools.iter().enumerate().filter(|(at, pool)| {
-        let driver: &Supply = &pool.service.driver;
-        !is_own(pool) && driver.shares_memory_with(supply) && may_spill(*at)
+        let engine = &pool.service.engine;
+        !is_own(pool) && engine.shared.shares_memory_with(&engine.shared) && may_spill(*at)
     });
     others.map(|(_, pool)| pool.clone()).collect()
 }
 
-fn take_offers(others: &[&Supply], offers: &[u64], mut bytes: u64) -> u64 {
+fn take_offers(others: &[&Engine], offers: &[u64], mut bytes: u64) -> u64 {
     let mut released = 0;
     for (other, offer) in others.iter().zip(offers) {
         let given = if bytes > 0 {
-            other.give(bytes.min(*offer))
+            between::give(other, bytes.min(*offer))
         } else {
             0
         };

@@ -1,7 +1,7 @@
 //! A registered stream, and points in it that can be awaited.
 
 use crate::device::{DeviceError, RawStream};
-use crate::driver::Change;
+use crate::engine::{Change, ordering};
 use crate::error::StreamError;
 use crate::handles::{Presence, Registration};
 use crate::id::StreamId;
@@ -91,7 +91,7 @@ impl Stream {
     /// Returns the current figures of this stream.
     pub fn statistics(&self) -> StreamStatistics {
         let Registration { service, lane, .. } = &*self.registration;
-        StreamStatistics::of(&service.driver, lane)
+        StreamStatistics::of(&service.engine, lane)
     }
 
     pub(crate) fn is_of(&self, pool: &plain::Arc<Presence>) -> bool {
@@ -101,7 +101,7 @@ impl Stream {
     /// Returns whether only the pool holds the device's stream: no later call can name it.
     pub fn is_abandoned(&self) -> bool {
         let Registration { lane, service, .. } = &*self.registration;
-        lane.is_abandoned(&**lane.device(&service.driver.device))
+        lane.is_abandoned(&**lane.device(&service.engine.shared.device))
     }
 
     /// Returns whether the stream is unused: it has no block, request or other handle.
@@ -114,8 +114,8 @@ impl Stream {
     /// Returns an error if this stream cannot wait for events of the other's device.
     pub(crate) fn expect_beside(&self, other: &Registration) -> Result<(), StreamError> {
         let Registration { service, lane, .. } = &*self.registration;
-        let device = lane.device(&service.driver.device);
-        let other = other.lane.device(&other.service.driver.device).id();
+        let device = lane.device(&service.engine.shared.device);
+        let other = other.lane.device(&other.service.engine.shared.device).id();
         let peers = device.peer_access();
         let is_beside = device.id() == other || peers.is_some_and(|peers| peers.is_beside(other));
         is_beside.then_some(()).ok_or(StreamError::ForeignDevice)
@@ -131,7 +131,7 @@ impl Stream {
     /// Returns an error if the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        let marker = service.driver.mark_for_user(lane)?;
+        let marker = ordering::mark_for_user(&service.engine, lane)?;
         Ok(Event {
             registration: self.registration.clone(),
             marker,
@@ -151,12 +151,15 @@ impl Stream {
         let Registration { service, lane, .. } = &*self.registration;
         if !self.is_of_pool(&event.registration) {
             self.expect_beside(&event.registration)?;
-            service
-                .driver
-                .order_behind_other_pool(lane, &event.marker)?;
+            ordering::order_behind_other_pool(&service.engine.shared, lane, &event.marker)?;
             return Ok(());
         }
-        service.driver.order_behind(lane, &event.marker)?;
+        ordering::order_behind(
+            &service.engine.streams,
+            &service.engine.shared,
+            lane,
+            &event.marker,
+        )?;
         service.publish(Change::Order(lane.id));
         Ok(())
     }
@@ -179,7 +182,7 @@ impl Stream {
     /// Returns an error if the device call fails; the memory stays pending.
     pub fn seal(&self) -> Result<(), DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        service.driver.seal(lane)?;
+        ordering::seal(&service.engine, lane)?;
         service.publish(Change::Memory);
         Ok(())
     }
@@ -248,7 +251,13 @@ impl Event {
         use crate::{device::DeviceErrorKind, queue::block_on_unless_in_task};
 
         let Registration { service, lane, .. } = registration;
-        let ordered = (service.driver).bring_behind(lane, &self.registration.lane, &self.marker);
+        let ordered = ordering::bring_behind(
+            &service.engine.streams,
+            &service.engine.shared,
+            lane,
+            &self.registration.lane,
+            &self.marker,
+        );
         match ordered {
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
                 let mut passage = self.passage();

@@ -36,11 +36,11 @@ pub trait Invariants {
 
 impl Invariants for Pool {
     fn check(&self) -> Result<(), String> {
-        self.service().driver.check()
+        self.service().engine.store.check()
     }
 
     fn check_conserved(&self) -> Result<(), String> {
         let service = self.service();
-        service.driver.check_conserved(|| service.is_serving())
+        service.engine.check_conserved(|| service.is_serving())
     }
 }

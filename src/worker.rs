@@ -1,46 +1,66 @@
-//! The thread that makes device calls, and calls of other libraries, for drops and futures, which must not block: one
-//! per process, started when it is first needed.
+//! Futures that make device calls, or calls of other libraries, for drops and futures, which must not block: all of the
+//! process run on one [background](Background) thread at a time.
 
+use crate::background::{Background, Errand};
 use crate::device::{Alarm, Device};
 use crate::queue::Passages;
-use crate::sync::plain::{self, OnceLock};
-use futures::channel::mpsc::{self, UnboundedSender};
+use crate::sync::plain::{self, Arc, Mutex, OnceLock};
 use futures::future::poll_fn;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Runs a future on the thread. Returns whether the thread runs; else the future is dropped.
-pub(crate) fn run(job: impl Future<Output = ()> + Send + 'static) -> bool {
-    static JOBS: OnceLock<Option<UnboundedSender<Job>>> = OnceLock::new();
-    let jobs = JOBS.get_or_init(|| {
-        let (jobs, mut new) = mpsc::unbounded::<Job>();
-        let work = move || {
-            let mut running = FuturesUnordered::new();
-            futures::executor::block_on(poll_fn(|context| {
-                while let Poll::Ready(Some(job)) = new.poll_next_unpin(context) {
-                    // A job that panics, because a checker found a mistake, ends alone.
-                    running.push(AssertUnwindSafe(job).catch_unwind());
-                }
-                while let Poll::Ready(Some(_)) = running.poll_next_unpin(context) {}
-                Poll::<()>::Pending
-            }));
-        };
-        let thread = plain::thread::Builder::new().name("weirpool-worker".into());
-        thread.spawn(work).is_ok().then_some(jobs)
-    });
-    let sent = jobs.as_ref().map(|jobs| jobs.unbounded_send(Box::pin(job)));
-    sent.is_some_and(|sent| sent.is_ok())
+/// The futures of the process.
+#[derive(Default)]
+struct Worker {
+    errand: Errand,
+    new: Mutex<Vec<Job>>,
+    /// Taken out while they are polled.
+    running: Mutex<FuturesUnordered<Job>>,
 }
 
-/// Calls `release` on the worker once the passages are over. If the device is broken, or the worker does not run, the
-/// values that `release` owns are leaked.
+impl Worker {
+    fn poll(self: &Arc<Self>) {
+        let mut running = mem::take(&mut *self.running.lock());
+        running.extend(mem::take(&mut *self.new.lock()));
+        let waker = Waker::from(self.clone());
+        let mut context = Context::from_waker(&waker);
+        while let Poll::Ready(Some(())) = running.poll_next_unpin(&mut context) {}
+        *self.running.lock() = running;
+    }
+}
+
+impl Wake for Worker {
+    fn wake(self: Arc<Self>) {
+        let this = self.clone();
+        let poll = move || this.errand.run(|| this.poll());
+        if let Err(poll) = Background::of_process().call(&self.errand, poll) {
+            // This thread is held up, rather than the futures lost.
+            poll();
+        }
+    }
+}
+
+/// Runs a future in the background.
+pub(crate) fn run(job: impl Future<Output = ()> + Send + 'static) {
+    static WORKER: OnceLock<Arc<Worker>> = OnceLock::new();
+    let worker = WORKER.get_or_init(Arc::default);
+    // A job that panics, because a checker found a mistake, ends alone.
+    let job = AssertUnwindSafe(job).catch_unwind().map(|ended| {
+        let _ = ended.map_err(mem::forget);
+    });
+    worker.new.lock().push(Box::pin(job));
+    worker.clone().wake();
+}
+
+/// Calls `release` in the background once the passages are over. If the device is broken, the values that `release` owns
+/// are leaked.
 pub(crate) fn release_later(
     device: plain::Arc<dyn Device>,
     passages: Option<Passages>,

@@ -5,15 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "sync",
+    "background",
     "rare",
     "measure",
     "device",
     "error",
     "trace",
     "lane",
-    "driver",
+    "engine",
     "queue",
     "worker",
     "handles",

@@ -70,9 +70,15 @@ impl Block {
         let reader = Registration::for_copies(&ends[0].presence, on)?;
         let writer = Registration::for_copies(&ends[1].presence, on)?;
         let device = on.stream_device();
-        let device_of = |end: &Registration| end.service.driver.device.id();
+        let device_of = |end: &Registration| end.service.engine.shared.device.id();
         // The pools keep the access that there is now until the copy is submitted, and then until it is complete.
-        let begun = ends.map(|end| end.service.driver.neighbours.begin_copy(device.id()));
+        let begun = ends.map(|end| {
+            end.service
+                .engine
+                .streams
+                .neighbours
+                .begin_copy(device.id())
+        });
         let copy = CopyBetween {
             from: CopyEnd {
                 device: device_of(ends[0]),
@@ -87,7 +93,8 @@ impl Block {
             location: Location::caller(),
         };
         let is_captured = on.lane.cache.is_captured();
-        let is_plain = |end: &&Arc<Registration>| end.service.driver.settings.is_plain_of_device();
+        let is_plain =
+            |end: &&Arc<Registration>| end.service.engine.shared.settings.is_plain_of_device();
         if is_captured && !copy.is_direct && !ends.iter().all(is_plain) {
             return Err(CopyError::NoAccessInCapture);
         }
@@ -115,7 +122,7 @@ impl Block {
         // since the uses are noted; the copy is ordered after all other uses. Access stays until it is complete.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { peers.copy(on.lane.raw, &copy) };
-        let transfer = on.service.driver.noted(transfer)?;
+        let transfer = on.service.engine.shared.noted(transfer)?;
         Ok(Upload::new(on.clone(), transfer))
     }
 }
@@ -128,5 +135,5 @@ fn capture(
     // SAFETY: as for `copy`, at each launch: the graph keeps both blocks.
     #[allow(unsafe_code, reason = "device call on the lane's stream")]
     let captured = unsafe { peers.capture_copy(on.lane.raw, copy) };
-    on.service.driver.noted(captured)
+    on.service.engine.shared.noted(captured)
 }

@@ -6,6 +6,7 @@
 use super::uses::Points;
 use super::{Block, Deallocation, Uses};
 use crate::device::{DeviceError, DeviceErrorKind};
+use crate::engine::{ordering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::handles::{GraphShare, GraphUses, HostAccess, Registration, Route};
@@ -120,7 +121,7 @@ impl Block {
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes(), uses.fence_left_behind());
         let service = self.registration().service.clone();
-        let fences = service.driver.end_uses(&lanes, earlier, self.size());
+        let fences = release::end_uses(&service.engine, &lanes, earlier, self.size());
         let mut passages = Passages::new(&service, &lanes, &fences);
         for (registration, point) in uses.launches() {
             passages.add(registration.passage(point));
@@ -214,8 +215,9 @@ impl Uses<'_> {
     ) -> Result<Option<Event>, DeviceError> {
         let is_own = plain::Arc::ptr_eq(&launched_on.presence, &self.home.presence);
         if is_own {
-            let driver = &self.home.service.driver;
-            let marker = driver.marker_for(&launched_on.lane, point)?;
+            let engine = &self.home.service.engine;
+            let marker =
+                ordering::marker_for(&engine.streams, &engine.shared, &launched_on.lane, point)?;
             return Ok(marker.map(|marker| Event {
                 registration: launched_on.clone(),
                 marker,
@@ -229,7 +231,7 @@ impl Uses<'_> {
             StreamError::Device(error) => error,
             error => DeviceError::new("wait", DeviceErrorKind::Unsupported, error.to_string()),
         })?;
-        let marker = registration.service.driver.mark(&registration.lane)?;
+        let marker = ordering::mark(&registration.service.engine, &registration.lane)?;
         Ok(Some(Event {
             registration,
             marker,

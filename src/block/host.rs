@@ -44,13 +44,13 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
             for mut passage in passages {
                 poll_fn(|context| passage.poll_synchronizing(context)).await?;
             }
-            let driver = &block.registration().service.driver;
+            let engine = &block.registration().service.engine;
             let address = block.allocation().address;
             // SAFETY: all uses of the block are complete, and the guard borrows it mutably.
             #[allow(unsafe_code, reason = "a view of memory that the host sees")]
-            let view = unsafe { HostView::new(&driver.device, address, count, location) };
+            let view = unsafe { HostView::new(&engine.shared.device, address, count, location) };
             Ok(Self {
-                view: driver.noted(view)?,
+                view: engine.shared.noted(view)?,
                 _access: access,
                 block: PhantomData,
             })
@@ -60,7 +60,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
 
 /// Keeps graphs that use the block from being launched, and returns the points behind all uses so far.
 fn uses_so_far(block: &Block) -> Result<(HostAccess, Vec<Passage>), StreamError> {
-    let settings = &block.registration().service.driver.settings;
+    let settings = &block.registration().service.engine.shared.settings;
     if !settings.kind.is_seen_by_host() {
         return Err(StreamError::UnseenByHost);
     }

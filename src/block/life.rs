@@ -6,7 +6,7 @@
 
 use super::{Block, Extra};
 use crate::device::DeviceError;
-use crate::driver::{Allocation, Allocations, Home, Use};
+use crate::engine::{Allocation, Allocations, Home, Use, captured, ordering, release};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
@@ -125,7 +125,7 @@ impl Block {
                 lane: &registration.lane,
                 caller,
             };
-            observers.granted(&registration.service.driver, granted);
+            observers.granted(&registration.service.engine, granted);
         }
         Self::of_reserved(registration, allocation, demand, reserved)
     }
@@ -203,7 +203,7 @@ fn begin(
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, DeviceError> {
-    let (driver, lane) = (&registration.service.driver, &registration.lane);
+    let (engine, lane) = (&registration.service.engine, &registration.lane);
     let observers = registration.observers.as_deref();
     if let Some(observers) = observers {
         let granted = Granted {
@@ -212,9 +212,9 @@ fn begin(
             lane,
             caller,
         };
-        observers.granted(driver, granted);
+        observers.granted(engine, granted);
     }
-    let block = allocation.as_used(demand.rounding_of(allocation.bytes));
+    let block = as_used(allocation, demand.rounding_of(allocation.bytes));
     let filled = registration.fill_granted(allocation.after, block, caller);
     if filled.is_err() {
         let lanes = std::slice::from_ref(lane);
@@ -225,10 +225,10 @@ fn begin(
                 waits_for: lanes,
                 location: None,
             };
-            observers.ending(driver, ending);
+            observers.ending(engine, ending);
         }
         // Not through the cache: the memory may be a reservation's.
-        driver.free_many(lane, lanes, None, &block);
+        release::free_many(engine, lane, lanes, None, &block);
     }
     filled
 }
@@ -314,7 +314,7 @@ impl Block {
     ) -> Result<(), AllocError> {
         let mut extension = allocations.into_iter().next().expect("one was asked for");
         let registration = self.registration().clone();
-        let driver = &registration.service.driver;
+        let engine = &registration.service.engine;
         let observers = registration.observers.as_deref();
         if let Some(observers) = observers {
             observers.extension_granted(&extension, &registration.lane, caller);
@@ -324,7 +324,7 @@ impl Block {
             if let Some(observers) = observers {
                 observers.extension_freed(&extension, &lanes[0]);
             }
-            driver.free_uncounted(lanes, None, &extension.as_used(0));
+            release::free_uncounted(engine, lanes, None, &as_used(&extension, 0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -332,9 +332,9 @@ impl Block {
         }
         if let Some(observers) = observers {
             let (allocation, lane) = (self.allocation(), &*registration.lane);
-            observers.grown(driver, allocation, extension.bytes, lane, caller);
+            observers.grown(engine, allocation, extension.bytes, lane, caller);
         }
-        driver.join_used(self.allocation(), &extension);
+        engine.store.join_used(self.allocation(), &extension);
         // Only now: a growth that was refused is neither an allocation nor a free.
         let cache = &registration.lane.cache;
         cache.count(Event::Growth, extension.bytes, demand.rounding);
@@ -352,14 +352,20 @@ impl Block {
     /// Fills an extension as the caller or the pool asks, and orders the further streams after its grant.
     fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
         let registration = self.registration();
-        let (after, block) = (extension.after, extension.as_used(0));
+        let (after, block) = (extension.after, as_used(extension, 0));
         extension.after = registration.fill_granted(after, block, caller)?;
         let Registration { service, lane, .. } = &**registration;
         let further = self.uses().lanes();
         let mut further = further.iter().filter(|further| further.id != lane.id);
         further.try_for_each(|further| {
-            let driver = &service.driver;
-            driver.order_after_grant(lane, extension.after, further)
+            let engine = &service.engine;
+            ordering::order_after_grant(
+                &engine.streams,
+                &engine.shared,
+                lane,
+                extension.after,
+                further,
+            )
         })
     }
 }
@@ -429,7 +435,7 @@ impl Block {
         if self.is_in(capture) {
             let lanes = self.uses().lanes();
             let Registration { service, lane, .. } = &**self.registration();
-            service.driver.free_captured(lane, &lanes, &block);
+            captured::free_captured(&service.engine, lane, &lanes, &block);
             return Fences::one(lane.id, lane.cache.open_ticket());
         }
         if let Some(outside) = self.take_outside() {
@@ -442,15 +448,15 @@ impl Block {
             .is_none_or(|extra| extra.is_of_one_stream() && extra.graphs.is_none());
         let Registration { service, lane, .. } = &**self.registration();
         if is_plain {
-            return Fences::one(lane.id, service.driver.free(lane, block));
+            return Fences::one(lane.id, release::free(&service.engine, lane, block));
         }
         if is_of_one_stream {
             let lanes = std::slice::from_ref(lane);
-            return service.driver.free_many(lane, lanes, None, &block);
+            return release::free_many(&service.engine, lane, lanes, None, &block);
         }
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes_with_launches(), uses.fence_left_behind());
-        service.driver.free_many(lane, &lanes, earlier, &block)
+        release::free_many(&service.engine, lane, &lanes, earlier, &block)
     }
 
     /// Ends the block: tells observers, and takes the allocation. Returns `None` if the block has ended already.
@@ -505,7 +511,7 @@ impl Block {
         if self.is_outside() {
             return observers.outside_freed(allocation, &lanes, location);
         }
-        let block = allocation.as_used(self.charge.rounding());
+        let block = as_used(allocation, self.charge.rounding());
         let is_first_after_all =
             registration.fill_ending(observers, &lanes, left_at, block, is_captured, location);
         let mut waits_for = &lanes[..];
@@ -528,7 +534,7 @@ impl Block {
             waits_for,
             location,
         };
-        observers.ending(&registration.service.driver, ending);
+        observers.ending(&registration.service.engine, ending);
     }
 
     #[cold]
@@ -560,7 +566,7 @@ impl Block {
         }
         let (stream, block) = (
             registration.lane.id,
-            allocation.as_used(self.charge.rounding()),
+            as_used(allocation, self.charge.rounding()),
         );
         let mut spare = extra.take();
         let reserved = spare.as_mut().and_then(|extra| extra.reserved.take());
@@ -580,13 +586,15 @@ impl Block {
     /// in this order.
     #[cold]
     #[inline(never)]
-    fn end_charged(&mut self, tag: Tag) {
-        let (Some(registration), Some(allocation)) = (&self.registration, self.allocation.take())
-        else {
+    fn end_charged(&mut self) {
+        let (Some(registration), Some(tag)) = (&self.registration, self.charge.tag()) else {
+            return;
+        };
+        let Some(allocation) = self.allocation.take() else {
             return;
         };
         let stream = registration.lane.id;
-        let block = allocation.as_used(self.charge.rounding());
+        let block = as_used(&allocation, self.charge.rounding());
         let mut is_throttled = false;
         let uncharge = |registration: &Registration| {
             is_throttled = registration.service.uncharge_freed(tag, block.bytes);
@@ -601,7 +609,7 @@ impl Block {
             return trace::freed(stream, block.bytes, block.address);
         }
         let Registration { service, lane, .. } = &**self.registration();
-        service.driver.free(lane, block);
+        release::free(&service.engine, lane, block);
         self.note_freed(block);
     }
 
@@ -610,8 +618,8 @@ impl Block {
     #[inline(never)]
     fn free_slowly(&self) {
         let Registration { service, lane, .. } = &**self.registration();
-        let block = self.allocation().as_used(self.charge.rounding());
-        service.driver.free(lane, block);
+        let block = as_used(self.allocation(), self.charge.rounding());
+        release::free(&service.engine, lane, block);
     }
 
     /// Uncharges the tag or the reservation, after the free.
@@ -640,18 +648,29 @@ impl Drop for Block {
         if registration.observers.is_some() || self.extra.get_mut().is_some() {
             return self.end_slowly();
         }
-        if let Some(tag) = self.charge.tag() {
-            return self.end_charged(tag);
+        if self.charge.is_tagged() {
+            return self.end_charged();
         }
         let Some(allocation) = &self.allocation else {
             return;
         };
         let stream = registration.lane.id;
-        let block = || allocation.as_used(self.charge.rounding());
+        let block = || as_used(allocation, self.charge.rounding());
         if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block, |_| true) {
             self.free_slowly();
         }
         trace::freed(stream, allocation.bytes, allocation.address);
+    }
+}
+
+/// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.
+#[inline(always)]
+fn as_used(allocation: &Allocation, rounding: u32) -> Use {
+    Use {
+        id: allocation.id,
+        address: allocation.address,
+        bytes: allocation.bytes,
+        rounding,
     }
 }
 
@@ -703,6 +722,11 @@ impl Charge {
     #[inline]
     pub(super) fn rounding(self) -> u32 {
         self.0 as u32
+    }
+
+    #[inline]
+    fn is_tagged(self) -> bool {
+        self.0 >> u32::BITS != 0
     }
 
     #[inline]

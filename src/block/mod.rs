@@ -28,7 +28,7 @@ pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceAddress, DeviceError, DeviceErrorKind};
-use crate::driver::{Allocation, Fill, Filling, Source, captures_of};
+use crate::engine::{Allocation, Fill, Filling, Source, captures_of};
 use crate::error::{CopyError, StreamError};
 use crate::fault::injected;
 use crate::handles::{Registration, Reserved};
@@ -394,7 +394,8 @@ impl Block {
         match self
             .registration()
             .service
-            .driver
+            .engine
+            .streams
             .neighbours
             .is_accessible_from(device)
         {
@@ -452,20 +453,20 @@ impl Block {
         let registration = self.own(stream)?;
         self.uses().order(registration, access)?;
         let Registration { service, lane, .. } = &**registration;
-        let device = lane.device(&service.driver.device);
+        let device = lane.device(&service.engine.shared.device);
         if lane.cache.is_captured() {
             let captures = captures_of(&**device, "upload")?;
             // SAFETY: as below, at each launch: the graph keeps the block.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
             let captured = unsafe { captures.capture_upload(lane.raw, address, bytes, location) };
-            service.driver.noted(captured)?;
+            service.engine.shared.noted(captured)?;
             return Ok(Upload::captured());
         }
         // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream
         // has passed the free, since the use is noted; and the copy is ordered after every other use.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer = unsafe { device.upload(lane.raw, address, bytes, location) };
-        let transfer = service.driver.noted(transfer)?;
+        let transfer = service.engine.shared.noted(transfer)?;
         Ok(Upload::new(registration.clone(), transfer))
     }
 
@@ -482,12 +483,15 @@ impl Block {
         let registration = self.own(stream)?;
         self.uses().order(registration, Access::Read)?;
         let Registration { service, lane, .. } = &**registration;
-        let (device, location) = (lane.device(&service.driver.device), Location::caller());
+        let (device, location) = (
+            lane.device(&service.engine.shared.device),
+            Location::caller(),
+        );
         // SAFETY: as for `upload`; the copy is ordered after every use that may have written the block.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let transfer =
             unsafe { device.download(lane.raw, address, range.end - range.start, location) };
-        let transfer = service.driver.noted(transfer)?;
+        let transfer = service.engine.shared.noted(transfer)?;
         Ok(Download::new(registration.clone(), transfer))
     }
 
@@ -538,7 +542,7 @@ impl Block {
         let registration = self.own(stream)?;
         self.uses().order(registration, access)?;
         let filling = Filling {
-            streams: &registration.service.driver,
+            engine: &registration.service.engine,
             address: self.allocation().address + part.start,
             bytes: part.end - part.start,
             fill,

@@ -3,7 +3,7 @@
 //! points of the streams that it waits for.
 
 use super::Block;
-use crate::driver::Use;
+use crate::engine::{Use, release};
 use crate::heap::Fences;
 use crate::queue::Passages;
 use std::fmt;
@@ -46,7 +46,7 @@ impl Block {
     pub(super) fn free_outside(&self, outside: Box<dyn Outside>, block: Use) -> Fences {
         let service = &self.registration().service;
         let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
-        let fences = service.driver.end_uses(&lanes, earlier, block.bytes);
+        let fences = release::end_uses(&service.engine, &lanes, earlier, block.bytes);
         outside.ended(Passages::new(service, &lanes, &fences));
         fences
     }
@@ -57,7 +57,7 @@ mod begin {
     use super::{Block, Outside};
     use crate::block::Extra;
     use crate::block::life::{Charge, tell_granted};
-    use crate::driver::{Allocation, Source};
+    use crate::engine::{Allocation, Source};
     use crate::handles::Registration;
     use crate::heap::BlockId;
     use crate::id::Ticket;

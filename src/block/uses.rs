@@ -8,6 +8,7 @@
 use super::Block;
 use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
+use crate::engine::ordering;
 #[cfg(feature = "dlpack")]
 use crate::error::StreamError;
 use crate::fault::injected;
@@ -39,9 +40,15 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns an error if the device cannot order the stream. The stream must not use the block then.
     pub(crate) fn order(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
-        let driver = &self.home.service.driver;
+        let engine = &self.home.service.engine;
         for point in self.points_before(access, Some(on))? {
-            driver.bring_behind(&on.lane, &point.registration.lane, &point.marker)?;
+            ordering::bring_behind(
+                &engine.streams,
+                &engine.shared,
+                &on.lane,
+                &point.registration.lane,
+                &point.marker,
+            )?;
         }
         self.conclude(on, access)
     }
@@ -86,8 +93,14 @@ impl<'a> Uses<'a> {
         }
         // The stream that the block has left comes after its own grant.
         if self.home.lane.id != on.lane.id {
-            let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
-            driver.order_after_grant(&self.home.lane, after, &on.lane)?;
+            let (engine, after) = (&self.home.service.engine, self.block.allocation().after);
+            ordering::order_after_grant(
+                &engine.streams,
+                &engine.shared,
+                &self.home.lane,
+                after,
+                &on.lane,
+            )?;
         }
         self.note_ordered(on, access);
         Ok(())
@@ -180,7 +193,7 @@ impl<'a> Uses<'a> {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
-        let marker = registration.service.driver.mark(&registration.lane)?;
+        let marker = ordering::mark(&registration.service.engine, &registration.lane)?;
         if let Some(extra) = &mut **self.block.extra.lock() {
             extra.streams.keep(&registration, &marker);
         }

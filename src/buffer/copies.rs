@@ -3,7 +3,7 @@
 use super::Buffer;
 use crate::block::{Access, HostGuard};
 use crate::copy::{Download, Elements, Upload};
-use crate::driver::Fill;
+use crate::engine::Fill;
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};

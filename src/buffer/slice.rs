@@ -4,7 +4,7 @@ use super::Buffer;
 use crate::block::{Access, Block};
 use crate::copy::{Elements, Upload};
 use crate::device::{Argument, DeviceAddress};
-use crate::driver::Fill;
+use crate::engine::Fill;
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};

@@ -3,7 +3,7 @@
 use super::GraphMemory;
 use crate::block::Block;
 use crate::device::DeviceAddress;
-use crate::driver::{BlockInfo, BlockState};
+use crate::engine::{BlockInfo, BlockState};
 use crate::error::AllocError;
 use crate::handles::{Caller, GraphShare};
 use crate::measure::Bytes;

@@ -3,6 +3,7 @@
 use super::GraphMemory;
 use super::routed::expect_open;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
+use crate::engine::ordering;
 use crate::error::StreamError;
 use crate::handles::{GraphUses, Registration};
 use crate::id::Ticket;
@@ -68,7 +69,7 @@ impl CapturedGraph {
             return Err(DeviceError::new(LAUNCH, kind, reason).into());
         }
         assert_unlocked(LAUNCH);
-        let driver = &registration.service.driver;
+        let engine = &registration.service.engine;
         let launching = self.uses.begin_launch().ok_or_else(|| {
             let reason = "the host has access to a block that the graph uses, or waits for it; drop its guard first";
             DeviceError::new(LAUNCH, DeviceErrorKind::InvalidArgument, reason)
@@ -81,8 +82,11 @@ impl CapturedGraph {
         // access to them. Addresses that reached the work in another way are the promise of the code that gave them.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
         let launched = unsafe { self.graph.launch(stream.raw()) };
-        driver.noted(launched)?;
-        launching.submitted(registration, driver.present_point(&registration.lane));
+        engine.shared.noted(launched)?;
+        launching.submitted(
+            registration,
+            ordering::present_point(engine, &registration.lane),
+        );
         Ok(())
     }
 
@@ -101,12 +105,18 @@ fn come_after_grant(
     home: &Registration,
     after: Ticket,
 ) -> Result<(), DeviceError> {
-    let (driver, of_home) = (&on.service.driver, &home.service.driver);
+    let (engine, of_home) = (&on.service.engine, &home.service.engine);
     if plain::Arc::ptr_eq(&on.presence, &home.presence) {
-        return driver.order_after_grant(&home.lane, after, &on.lane);
+        return ordering::order_after_grant(
+            &engine.streams,
+            &engine.shared,
+            &home.lane,
+            after,
+            &on.lane,
+        );
     }
-    match of_home.marker_for(&home.lane, after)? {
-        Some(marker) => driver.order_behind_other_pool(&on.lane, &marker),
+    match ordering::marker_for(&of_home.streams, &of_home.shared, &home.lane, after)? {
+        Some(marker) => ordering::order_behind_other_pool(&engine.shared, &on.lane, &marker),
         None => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! A stream that allocates from the memory of graphs while it is being captured.
 
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
-use crate::driver::{Change, Driver, captures_of};
+use crate::engine::{Change, Engine, captured, captures_of, maintenance};
 use crate::error::StreamError;
 use crate::handles::{GraphUses, Registration, Route};
 use crate::stream::Stream;
@@ -29,12 +29,13 @@ impl Routed {
             return Err(StreamError::ForeignPool);
         }
         let registration = stream.registration();
-        let (driver, lane) = (&registration.service.driver, &registration.lane);
+        let (engine, lane) = (&registration.service.engine, &registration.lane);
         expect_open(registration, "begin_capture")?;
-        let order = driver.begin_capture(lane).ok_or_else(|| {
-            let reason = "the stream is being captured already; end that capture first";
-            DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
-        })?;
+        let order =
+            captured::begin_capture(&engine.streams, &engine.store, lane).ok_or_else(|| {
+                let reason = "the stream is being captured already; end that capture first";
+                DeviceError::new("begin_capture", DeviceErrorKind::Unsupported, reason)
+            })?;
         let former = registration.set_route(Some(Route {
             uses: uses.clone(),
             orders: smallvec![order],
@@ -55,8 +56,8 @@ impl Routed {
         self.stream.registration().stream_device().id()
     }
 
-    fn driver(&self) -> &Driver {
-        &self.stream.registration().service.driver
+    fn engine(&self) -> &Engine {
+        &self.stream.registration().service.engine
     }
 
     /// Makes the graph that the stream is being captured into keep its memory, and what it will use.
@@ -108,10 +109,10 @@ impl Routed {
         call: impl FnOnce(&dyn Captures, crate::device::RawStream) -> Result<R, DeviceError>,
     ) -> Result<R, DeviceError> {
         assert_unlocked(name);
-        let driver = self.driver();
+        let engine = self.engine();
         let lane = &self.stream.registration().lane;
-        let captures = captures_of(&**lane.device(&driver.device), name)?;
-        driver.noted(call(captures, self.stream.raw()))
+        let captures = captures_of(&**lane.device(&engine.shared.device), name)?;
+        engine.shared.noted(call(captures, self.stream.raw()))
     }
 }
 
@@ -121,12 +122,10 @@ impl Drop for Routed {
         let (service, lane) = (&registration.service, &registration.lane);
         let route = registration.set_route(None);
         let orders = route.as_ref().map(|route| route.orders.clone());
-        service
-            .driver
-            .end_capture(lane, &orders.unwrap_or_default());
+        captured::end_capture(&service.engine, lane, &orders.unwrap_or_default());
         service.publish(Change::Memory);
         // Memory that was freed on the captured stream had no event to watch.
-        service.driver.maintenance.note_progress();
+        maintenance::note_progress(&service.engine);
     }
 }
 
@@ -136,7 +135,7 @@ pub(super) fn expect_open(
     registration: &Registration,
     call: &'static str,
 ) -> Result<(), StreamError> {
-    if registration.service.driver.is_closed() {
+    if registration.service.engine.shared.is_closed() {
         return Err(StreamError::Closed);
     }
     if !registration.lane.is_host() {

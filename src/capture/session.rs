@@ -3,7 +3,7 @@
 use super::routed::Routed;
 use super::{CapturedGraph, GraphMemory};
 use crate::device::{CaptureId, DeviceError, DeviceErrorKind, DeviceId, Graph};
-use crate::driver::Change;
+use crate::engine::{Change, ordering};
 use crate::error::StreamError;
 use crate::handles::{GraphUses, Registration};
 use crate::pool::Pool;
@@ -179,7 +179,7 @@ fn seal_all(stream: &Stream) -> Result<(), DeviceError> {
     let Registration { service, lane, .. } = &**stream.registration();
     // A capture that is under way is refused later.
     if !lane.cache.is_captured() {
-        service.driver.mark(lane)?;
+        ordering::mark(&service.engine, lane)?;
         service.publish(Change::Memory);
     }
     Ok(())

@@ -97,8 +97,8 @@ impl SharedBlock {
             reason: error.to_string(),
         })?;
         let registration: &Registration = self.block().registration();
-        let driver = &registration.service.driver;
-        let device = device_of(&*driver.device, driver.settings.kind);
+        let engine = &registration.service.engine;
+        let device = device_of(&*engine.shared.device, engine.shared.settings.kind);
         self.block().lend_to(consumer)?;
         let owner = Box::new(Exported(ManuallyDrop::new(self.clone())));
         let mut tensor = prepared.initialize(owner);

@@ -103,11 +103,11 @@ fn described<M: ManagedTensorBase>(
     };
     let valid = tensor.validate().map_err(malformed)?;
     let registration = stream.registration();
-    let driver = &registration.service.driver;
+    let engine = &registration.service.engine;
     if registration.lane.is_foreign() {
         return Err(StreamError::ForeignDevice.into());
     }
-    let own = device_of(&*driver.device, driver.settings.kind);
+    let own = device_of(&*engine.shared.device, engine.shared.settings.kind);
     if valid.device() != own {
         return Err(DlpackError::other_device(valid.device(), own));
     }
@@ -166,7 +166,7 @@ impl Stream {
         } = described;
         let registration = self.registration();
         let memory = ForeignMemory {
-            device: registration.service.driver.device.clone(),
+            device: registration.service.engine.shared.device.clone(),
             deleter: tensor.into_deleter(),
         };
         // Other streams come after the work submitted to this one so far: then the data is ready.

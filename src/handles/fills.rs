@@ -2,7 +2,7 @@
 
 use super::{Caller, Observers, Registration};
 use crate::device::DeviceError;
-use crate::driver::Filling;
+use crate::engine::Filling;
 use crate::id::Ticket;
 use crate::lane::{Lane, Use};
 use crate::sync::Arc;
@@ -25,7 +25,7 @@ impl Registration {
             return Ok(after);
         };
         let filling = Filling {
-            streams: &self.service.driver,
+            engine: &self.service.engine,
             address: block.address,
             bytes: block.bytes,
             fill,
@@ -51,7 +51,7 @@ impl Registration {
         let location = location.unwrap_or(Location::caller());
         observers.fills.on_free.is_some_and(|fill| {
             let filling = Filling {
-                streams: &self.service.driver,
+                engine: &self.service.engine,
                 address: block.address,
                 bytes: block.bytes,
                 fill,

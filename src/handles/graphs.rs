@@ -2,7 +2,7 @@
 
 use super::{GraphUses, Presence, ReservedHandle};
 use crate::device::CaptureId;
-use crate::driver::Allocation;
+use crate::engine::Allocation;
 use crate::error::AllocError;
 use crate::handles::Reserved;
 use crate::id::StreamId;
@@ -64,8 +64,8 @@ impl GraphShare {
     /// Adds memory that is set aside. It joins the first part if no tag is charged for either: a request looks at each
     /// part.
     pub(crate) fn add(&self, part: ReservedHandle) {
-        let driver = &self.presence.service.driver;
-        driver.counters.note_graphs_grew(part.0.size());
+        let engine = &self.presence.service.engine;
+        engine.shared.counters.note_graphs_grew(part.0.size());
         let known = {
             let mut parts = self.parts.lock();
             let known = parts.iter().find(|known| known.0.may_absorb(&part.0));
@@ -94,8 +94,8 @@ impl GraphShare {
 impl Drop for GraphShare {
     fn drop(&mut self) {
         let bytes = self.size();
-        let driver = &self.presence.service.driver;
-        driver.counters.note_graphs_shrank(bytes);
+        let engine = &self.presence.service.engine;
+        engine.shared.counters.note_graphs_shrank(bytes);
     }
 }
 
@@ -143,7 +143,7 @@ impl GraphShare {
     /// Returns the address and the bytes of each block that is allocated from the memory, lowest first.
     pub(crate) fn allocated(&self) -> Vec<(u64, u64)> {
         let parts: Vec<_> = self.parts().iter().map(|part| part.id()).collect();
-        self.presence.service.driver.granted_from(&parts)
+        self.presence.service.engine.granted_from(&parts)
     }
 }
 

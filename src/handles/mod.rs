@@ -52,7 +52,7 @@ impl fmt::Debug for Presence {
 impl Presence {
     pub(crate) fn new(service: Arc<Service>, name: Option<plain::Arc<str>>) -> Self {
         Self {
-            observers: Observers::of(&service.driver),
+            observers: Observers::of(&service.engine),
             service,
             name,
             roll: Roll::default(),

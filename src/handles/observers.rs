@@ -3,7 +3,7 @@
 //! only looks at one pointer.
 
 use crate::device::{BlockObserver, RawStream};
-use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fill, Fills};
+use crate::engine::{Allocation, BlockOrigin, Engine, Extent, Fill, Fills};
 use crate::lane::Lane;
 use crate::queue::Demand;
 use crate::sync::{Arc, plain};
@@ -55,11 +55,11 @@ pub(crate) struct Ending<'a> {
 
 impl Observers {
     /// Returns the observers of a pool, if it has any.
-    pub(crate) fn of(driver: &Driver) -> Option<plain::Arc<Self>> {
+    pub(crate) fn of(engine: &Engine) -> Option<plain::Arc<Self>> {
         let observers = Self {
-            checker: driver.device.block_observer(),
-            fills: driver.settings.fills,
-            keeps_history: driver.event_log.is_some(),
+            checker: engine.shared.device.block_observer(),
+            fills: engine.shared.settings.fills,
+            keeps_history: engine.store.event_log.is_some(),
         };
         let are_any = observers.checker.is_some()
             || observers.fills.are_asked_for()
@@ -67,7 +67,7 @@ impl Observers {
         are_any.then(|| plain::Arc::new(observers))
     }
 
-    pub(crate) fn granted(&self, driver: &Driver, block: Granted<'_>) {
+    pub(crate) fn granted(&self, engine: &Engine, block: Granted<'_>) {
         let Granted {
             allocation,
             lane,
@@ -82,7 +82,7 @@ impl Observers {
             }
         }
         if self.keeps_history {
-            driver.write_entry(|entry, totals| {
+            engine.store.write_entry(|entry, totals| {
                 entry.write_granted(totals, extent(allocation, lane), origin(&block));
             });
         }
@@ -137,7 +137,7 @@ impl Observers {
     /// Tells that a block is about to grow by this many bytes.
     pub(crate) fn grown(
         &self,
-        driver: &Driver,
+        engine: &Engine,
         allocation: &Allocation,
         bytes: u64,
         lane: &Lane,
@@ -147,7 +147,7 @@ impl Observers {
             checker.block_grown(allocation.address, bytes, lane.raw, caller.location);
         }
         if self.keeps_history {
-            driver.write_entry(|entry, totals| {
+            engine.store.write_entry(|entry, totals| {
                 entry.write_grown(
                     totals,
                     extent(allocation, lane),
@@ -158,7 +158,7 @@ impl Observers {
         }
     }
 
-    pub(crate) fn ending(&self, driver: &Driver, block: Ending<'_>) {
+    pub(crate) fn ending(&self, engine: &Engine, block: Ending<'_>) {
         let Ending {
             allocation,
             lanes,
@@ -171,7 +171,7 @@ impl Observers {
         }
         if self.keeps_history {
             let further = lanes[1..].iter().map(|lane| lane.id).collect();
-            driver.write_entry(|entry, totals| {
+            engine.store.write_entry(|entry, totals| {
                 let block = extent(allocation, &lanes[0]);
                 entry.write_ending(totals, block, further, location.map(Into::into));
             });

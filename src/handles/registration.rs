@@ -3,6 +3,7 @@
 use super::natives::Native;
 use super::{Observers, Presence, Route};
 use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
+use crate::engine::{Capacity, registering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::{StreamId, Ticket};
@@ -25,6 +26,10 @@ pub(crate) struct Registration {
     /// Number of [`Stream`](crate::Stream) handles. Freed blocks leave references while there is at least one.
     handles: SharedNumber,
     pub(crate) presence: plain::Arc<Presence>,
+    /// The alignment of every block in bytes, a power of two. A copy, as the capacity is, so that an allocation from the
+    /// lane reads nothing of the engine.
+    pub(crate) step: u64,
+    pub(crate) capacity: Capacity,
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,
@@ -47,7 +52,7 @@ impl Registration {
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
-        let lane = presence.service.driver.register(stream)?;
+        let lane = registering::register(&presence.service.engine, stream)?;
         Ok(Self::of_lane(presence, stream, lane))
     }
 
@@ -68,7 +73,7 @@ impl Registration {
             return Ok(known);
         }
         let other = OtherPools(stream);
-        let lane = (presence.service.driver).register_for_copies(&other, device)?;
+        let lane = registering::register_for_copies(&presence.service.engine, &other, device)?;
         Ok(Self::of_lane(presence, &other, lane))
     }
 
@@ -78,9 +83,12 @@ impl Registration {
         lane: Arc<Lane>,
     ) -> Arc<Self> {
         let service = presence.service.clone();
+        let (shared, store) = (&service.engine.shared, &service.engine.store);
         let registration = Arc::new(Self {
+            step: shared.settings.alignment,
+            capacity: store.capacity.clone(),
             observers: presence.observers.clone(),
-            native: Native::of(stream, &**lane.device(&service.driver.device)),
+            native: Native::of(stream, &**lane.device(&shared.device)),
             service,
             lane,
             handles: SharedNumber::new(0),
@@ -98,7 +106,7 @@ impl Registration {
 
     /// Returns the device of the stream, which may not be that of the pool.
     pub(crate) fn stream_device(&self) -> &plain::Arc<dyn Device> {
-        self.lane.device(&self.service.driver.device)
+        self.lane.device(&self.service.engine.shared.device)
     }
 
     /// Returns whether this is a stream of that name, and not an external one.
@@ -253,7 +261,7 @@ impl<'a> From<&'a Registration> for Asker<'a> {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.presence.roll.leave(self);
-        self.service.driver.retire(&self.lane);
+        release::retire(&self.service.engine, &self.lane);
     }
 }
 

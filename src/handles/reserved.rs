@@ -2,8 +2,9 @@
 
 use super::{Presence, Registration};
 use crate::device::DeviceError;
-use crate::driver::{
-    Allocation, Allocations, Change, Drawn, Driver, Group, Home, Kept, ReservationState, Use,
+use crate::engine::{
+    Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
+    captured, keeping,
 };
 use crate::error::AllocError;
 use crate::heap::Request;
@@ -66,7 +67,7 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let size = allocations.iter().map(|allocation| allocation.bytes).sum();
-        let reservation = presence.service.driver.reservation(allocations);
+        let reservation = presence.service.engine.store.reservation(allocations);
         Self::over(presence, reservation, size, (tag, None), location)
     }
 
@@ -78,7 +79,7 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
-        if let Some(event_log) = &service.driver.event_log {
+        if let Some(event_log) = &service.engine.store.event_log {
             event_log.note_reserved(reservation, location.into(), tag);
         }
         if let Some(tag) = tag {
@@ -117,7 +118,10 @@ impl Reserved {
     /// Not drawn, in bytes; and in the largest piece.
     pub(crate) fn left(&self) -> (u64, u64) {
         self.return_kept();
-        self.service().driver.left_in_reservation(self.reservation)
+        self.service()
+            .engine
+            .store
+            .left_in_reservation(self.reservation)
     }
 
     /// Returns where memory goes that is freed to this reservation: to itself, or, once it has ended, to the one that it
@@ -136,7 +140,7 @@ impl Reserved {
     /// Evicts evictable memory of this reservation until `bytes` bytes are left, unless all of it would not be enough.
     /// Returns whether any was evicted.
     pub(crate) fn evict_for(&self, bytes: u64) -> bool {
-        let evictables = &self.service().driver.evictables;
+        let evictables = &self.service().engine.store.evictables;
         let group = Group::Reservation(self.reservation);
         let evictable = evictables.bytes_of(group);
         if evictable == 0 {
@@ -154,16 +158,16 @@ impl Reserved {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
         }
-        let driver = &self.service().driver;
+        let engine = &self.service().engine;
         let bytes = demand.request.bytes;
         {
             let mut state = self.state.lock_with_trash();
             let (state, trash) = state.parts();
-            driver.return_kept(state, trash);
+            keeping::return_kept(&engine.streams, &engine.store, state, trash);
             // Before it is drawn: its owner may free it at once.
             state.drawn += bytes;
         }
-        let drawn = driver.draw(lane, self.reservation, demand.request);
+        let drawn = engine.draw(lane, self.reservation, demand.request);
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
@@ -187,8 +191,8 @@ impl Reserved {
         lane: &Arc<Lane>,
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
-        self.drawing(lane, demand, |driver, reservation| {
-            driver.draw_in_place(lane, reservation, demand.request)
+        self.drawing(lane, demand, |engine, reservation| {
+            engine.draw_in_place(lane, reservation, demand.request)
         })
     }
 
@@ -202,8 +206,8 @@ impl Reserved {
         start: u64,
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
-        self.drawing(lane, demand, |driver, reservation| {
-            driver.draw_at(lane, reservation, (start, demand.request))
+        self.drawing(lane, demand, |engine, reservation| {
+            engine.draw_at(lane, reservation, (start, demand.request))
         })
     }
 
@@ -211,7 +215,7 @@ impl Reserved {
         &self,
         lane: &Lane,
         demand: &Demand,
-        draw: impl FnOnce(&Driver, ReservationId) -> Result<Option<Allocation>, DeviceError>,
+        draw: impl FnOnce(&Engine, ReservationId) -> Result<Option<Allocation>, DeviceError>,
     ) -> Result<Option<Allocation>, AllocError> {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
@@ -220,7 +224,7 @@ impl Reserved {
         let bytes = demand.request.bytes;
         self.return_kept();
         self.state.lock().drawn += bytes;
-        let drawn = draw(&self.service().driver, self.reservation);
+        let drawn = draw(&self.service().engine, self.reservation);
         match &drawn {
             Ok(Some(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
@@ -269,7 +273,13 @@ impl Reserved {
                 spare,
             })
         };
-        let is_kept = (self.service().driver).keep(self.reservation, &self.state, free);
+        let is_kept = keeping::keep(
+            &self.service().engine.streams,
+            &self.service().engine.shared,
+            self.reservation,
+            &self.state,
+            free,
+        );
         if is_kept {
             self.service()
                 .publish(Change::Reservation(self.reservation));
@@ -281,7 +291,12 @@ impl Reserved {
     fn return_kept(&self) {
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        self.service().driver.return_kept(state, trash);
+        keeping::return_kept(
+            &self.service().engine.streams,
+            &self.service().engine.store,
+            state,
+            trash,
+        );
     }
 
     /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's
@@ -306,9 +321,9 @@ impl Reserved {
         let Some(parent) = &self.parent else {
             return self.uncharge(unused);
         };
-        let driver = &self.service().driver;
+        let engine = &self.service().engine;
         if unused > 0 {
-            driver.merge_reservation(self.reservation, parent.reservation);
+            engine.merge_reservation(self.reservation, parent.reservation);
         }
         if is_spent {
             self.disband();
@@ -319,11 +334,11 @@ impl Reserved {
     }
 
     fn disband(&self) {
-        let driver = &self.service().driver;
-        if let Some(event_log) = &driver.event_log {
+        let engine = &self.service().engine;
+        if let Some(event_log) = &engine.store.event_log {
             event_log.note_disbanded(self.reservation);
         }
-        driver.disband(self.reservation);
+        engine.disband(self.reservation);
     }
 
     fn account(&self) -> Option<&Account> {
@@ -348,8 +363,8 @@ impl Reserved {
         order: StreamId,
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
-        self.drawing(lane, demand, |driver, reservation| {
-            driver.draw_captured(lane, order, reservation, demand.request)
+        self.drawing(lane, demand, |engine, reservation| {
+            captured::draw_captured(engine, lane, order, reservation, demand.request)
         })
     }
 
@@ -357,7 +372,8 @@ impl Reserved {
     pub(crate) fn add(&self, allocations: Allocations) {
         let bytes: u64 = allocations.iter().map(|allocation| allocation.bytes).sum();
         self.service()
-            .driver
+            .engine
+            .store
             .add_to_reservation(self.reservation, allocations);
         self.state.lock().size += bytes;
         // A reservation ends by giving all that it has to its parent, as drawn from there.
@@ -386,17 +402,18 @@ impl Reserved {
         other.0.return_kept();
         let bytes = std::mem::take(&mut other.0.state.lock().size);
         self.state.lock().size += bytes;
-        let driver = &self.service().driver;
-        driver.merge_reservation(other.0.reservation, self.reservation);
+        let engine = &self.service().engine;
+        engine.merge_reservation(other.0.reservation, self.reservation);
     }
 
     /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
         self.return_kept();
-        let other = self
-            .service()
-            .driver
-            .split_reservation(self.reservation, bytes, false)?;
+        let other =
+            self.service()
+                .engine
+                .store
+                .split_reservation(self.reservation, bytes, false)?;
         self.state.lock().size -= bytes;
         let (presence, charge) = (self.presence.clone(), (self.tag, self.parent.clone()));
         Some(Self::over(presence, other, bytes, charge, location))
@@ -411,8 +428,11 @@ impl Reserved {
         this.return_kept();
         // Before it is drawn, as for a block.
         this.state.lock().drawn += bytes;
-        let driver = &this.service().driver;
-        let Some(other) = driver.split_reservation(this.reservation, bytes, true) else {
+        let engine = &this.service().engine;
+        let Some(other) = engine
+            .store
+            .split_reservation(this.reservation, bytes, true)
+        else {
             this.undraw(bytes);
             return None;
         };
@@ -423,7 +443,12 @@ impl Reserved {
     /// Ends the reservation. Its remaining memory goes to the pool, or to the reservation that it was taken from. Drawn
     /// parts follow once they are freed.
     pub(crate) fn end(&self) {
-        (self.service().driver).end_keeping(self.reservation, &self.state);
+        keeping::end_keeping(
+            &self.service().engine.streams,
+            &self.service().engine.store,
+            self.reservation,
+            &self.state,
+        );
         if self.parent.is_none() {
             self.disband();
         }
@@ -438,7 +463,7 @@ impl Reserved {
     /// Lets other requests have the evictable memory of the reservation, which has ended.
     fn change_home(&self) {
         let (service, own) = (self.service(), Home::Reservation(self.reservation));
-        let evictables = &service.driver.evictables;
+        let evictables = &service.engine.store.evictables;
         if evictables.bytes_of(Group::Reservation(self.reservation)) == 0 {
             return;
         }

@@ -103,7 +103,7 @@ impl Connection {
     /// [`IpcError::Thread`].
     pub fn open(pool: &Pool, socket: wire::Connection) -> Result<Self, IpcError> {
         let presence = pool.presence();
-        let device = &*presence.service.driver.device;
+        let device = &*presence.service.engine.shared.device;
         sharing_of(device)?;
         let limits = Limits {
             device: name_of(device)?,
@@ -405,7 +405,7 @@ impl Inner {
                 this.import(id, (bytes, length), label, descriptor);
             }
             Event::Misplaced { device, answer } => {
-                let own = name_of(&*this.pool.service.driver.device).unwrap_or_default();
+                let own = name_of(&*this.pool.service.engine.shared.device).unwrap_or_default();
                 this.say(Outgoing::Message(answer));
                 this.arrive(Err(IpcError::WrongDevice {
                     theirs: device,

@@ -4,6 +4,7 @@
 use super::error::IpcError;
 use crate::block::{Block, Outside};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, Sharing};
+use crate::engine::maintenance;
 use crate::handles::Presence;
 use crate::id::Ticket;
 use crate::pool::Pool;
@@ -45,13 +46,11 @@ impl Charge {
     /// # Errors
     /// Returns [`IpcError::NoRoom`].
     fn take(pool: &plain::Arc<Presence>, bytes: u64) -> Result<Self, IpcError> {
-        let driver = &pool.service.driver;
-        driver
-            .charge_outside(bytes)
-            .map_err(|left| IpcError::NoRoom {
-                requested: bytes,
-                left,
-            })?;
+        let engine = &pool.service.engine;
+        maintenance::charge_outside(engine, bytes).map_err(|left| IpcError::NoRoom {
+            requested: bytes,
+            left,
+        })?;
         Ok(Self {
             pool: plain::Arc::downgrade(pool),
             bytes,
@@ -62,7 +61,11 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
-            pool.service.driver.uncharge_outside(self.bytes);
+            maintenance::uncharge_outside(
+                &pool.service.engine.shared,
+                &pool.service.engine.store,
+                self.bytes,
+            );
         }
     }
 }
@@ -219,13 +222,13 @@ super::writes::writes!(Exportable);
 
 /// Makes memory of a chunk of its own.
 fn make(pool: &plain::Arc<Presence>, requested: u64) -> Result<OwnMemory, IpcError> {
-    let device = pool.service.driver.device.clone();
+    let device = pool.service.engine.shared.device.clone();
     let sharing = sharing_of(&*device)?;
     let granularity = device.capabilities().granularity;
     let bytes = requested.max(1).checked_next_multiple_of(granularity);
     let too_large = AllocTooLarge {
         requested,
-        capacity: pool.service.driver.capacity(),
+        capacity: pool.service.engine.store.capacity(),
     };
     let bytes = bytes
         .filter(|bytes| *bytes <= too_large.capacity)
@@ -233,18 +236,18 @@ fn make(pool: &plain::Arc<Presence>, requested: u64) -> Result<OwnMemory, IpcErr
     let charge = plain::Arc::new(Charge::take(pool, bytes)?);
     let created = match sharing.create_shareable(bytes) {
         Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
-            pool.service.driver.make_room_outside(bytes);
+            maintenance::make_room_outside(&pool.service.engine, bytes);
             sharing.create_shareable(bytes)
         }
         created => created,
     };
     let chunk = OwnChunk {
-        chunk: pool.service.driver.noted(created)?,
+        chunk: pool.service.engine.shared.noted(created)?,
         device: device.clone(),
         bytes,
         charge: Some(charge),
     };
-    let mapping = pool.service.driver.noted(Mapping::new(chunk))?;
+    let mapping = pool.service.engine.shared.noted(Mapping::new(chunk))?;
     Ok(OwnMemory(mapping))
 }
 
@@ -286,14 +289,14 @@ fn begin(
         location,
     );
     let lane = &registration.lane;
-    let driver = &registration.service.driver;
+    let engine = &registration.service.engine;
     // SAFETY: the lane keeps the stream's owner, and the memory stays mapped until the block's streams have passed its
     // end.
     let filled = unsafe {
-        let device = &driver.device;
+        let device = &engine.shared.device;
         device.fill(lane.raw, range.0, range.1, 0, location)
     };
-    driver.noted(filled)?;
+    engine.shared.noted(filled)?;
     Ok(Exportable { block, chunk })
 }
 
@@ -375,7 +378,7 @@ impl Pool {
 
     /// Makes memory: on the worker, where device calls block.
     async fn make_on_thread(&self, bytes: u64) -> Result<OwnMemory, IpcError> {
-        if !self.service().driver.capabilities.memory_calls_block {
+        if !self.service().engine.shared.capabilities.memory_calls_block {
             return make(self.presence(), bytes);
         }
         let (sender, receiver) = oneshot::channel();
@@ -418,7 +421,11 @@ struct Count {
 impl Drop for Count {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
-            pool.service.driver.counters.note_imported_less(self.bytes);
+            pool.service
+                .engine
+                .shared
+                .counters
+                .note_imported_less(self.bytes);
         }
     }
 }
@@ -434,7 +441,7 @@ impl ImportedMemory {
         bytes: u64,
         then: Box<dyn FnOnce() + Send + Sync>,
     ) -> Result<Self, IpcError> {
-        let device = pool.service.driver.device.clone();
+        let device = pool.service.engine.shared.device.clone();
         let chunk = OwnChunk {
             chunk: sharing_of(&*device)?.import(descriptor, bytes)?,
             device: device.clone(),
@@ -442,7 +449,7 @@ impl ImportedMemory {
             charge: None,
         };
         let mapping = Mapping::new(chunk)?;
-        pool.service.driver.counters.note_imported(bytes);
+        pool.service.engine.shared.counters.note_imported(bytes);
         Ok(Self {
             mapping: Some(mapping),
             then: Some(then),

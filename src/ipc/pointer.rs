@@ -5,7 +5,7 @@ use super::error::IpcError;
 use super::quietly;
 use crate::block::{Block, Outside};
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
-use crate::driver::DriverPool;
+use crate::engine::DriverPool;
 use crate::error::StreamError;
 use crate::id::Ticket;
 use crate::pool::Pool;
@@ -44,12 +44,12 @@ impl PointerData {
     #[doc(alias = "cudaMemPoolExportPointer")]
     #[doc(alias = "hipMemPoolExportPointer")]
     pub fn export(block: &Block) -> Result<Self, IpcError> {
-        let driver = &block.registration().service.driver;
-        let pool = driver.driver_pool().ok_or_else(|| {
+        let engine = &block.registration().service.engine;
+        let pool = engine.supply.driver_pool().ok_or_else(|| {
             let reason = "the block is not of a pool of the driver; use an exportable block";
             DeviceError::new("export_block", DeviceErrorKind::Unsupported, reason)
         })?;
-        if !driver.settings.passes_through() {
+        if !engine.shared.settings.passes_through() {
             let reason = "the block is a part of what the driver allocated, which cannot be named; build the pool with \
                           `DriverPoolUse::PassedThrough`, or use an exportable block";
             let kind = DeviceErrorKind::Unsupported;
@@ -82,7 +82,7 @@ impl PointerData {
         if !stream.is_of(pool.presence()) {
             return Err(StreamError::ForeignPool.into());
         }
-        if !imported.is_of(&*pool.service().driver.device) {
+        if !imported.is_of(&*pool.service().engine.shared.device) {
             return Err(StreamError::ForeignDevice.into());
         }
         let mut data = [0; 64];
@@ -93,7 +93,7 @@ impl PointerData {
         let memory = Pooled {
             done,
             pool: imported.clone(),
-            device: pool.service().driver.device.clone(),
+            device: pool.service().engine.shared.device.clone(),
             address,
         };
         let block = Block::of_outside(

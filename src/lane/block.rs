@@ -3,7 +3,7 @@
 use crate::heap::BlockId;
 use crate::id::Ticket;
 
-/// A block that is used or freed, as the lane and the driver need to know it.
+/// A block that is used or freed, as the lane and the engine need to know it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub(crate) id: BlockId,

@@ -634,7 +634,7 @@ impl StreamCache {
 
 /// Flushing: cached blocks go back to the heap.
 impl StreamCache {
-    /// Returns whether blocks are cached, or may be at any time without the driver's hearing of it.
+    /// Returns whether blocks are cached, or may be at any time without the engine's hearing of it.
     pub(crate) fn may_keep_unnoticed(&self) -> bool {
         let mut shards = self.shards.all();
         let may_shard = |shard: &Slot<Shard>| !shard.lock().cache.is_empty();

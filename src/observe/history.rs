@@ -1,6 +1,6 @@
 //! The recent events of a pool.
 
-use crate::driver::{Driver, HistoryEntry, Pages};
+use crate::engine::{Engine, HistoryEntry, Pages};
 use crate::id::{StreamId, StreamNames};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,8 +20,8 @@ pub struct History {
 }
 
 impl History {
-    pub(crate) fn of(driver: &Driver) -> Self {
-        Self::new(driver.pages(), driver.names())
+    pub(crate) fn of(engine: &Engine) -> Self {
+        Self::new(engine.store.pages(), engine.streams.names())
     }
 
     pub(super) fn new(pages: Pages, streams: StreamNames) -> Self {

@@ -1,7 +1,7 @@
 //! Blocks that are still in use, and reservations that still live.
 
 use super::snapshot::age;
-use crate::driver::{BlockInfo, BlockState, Driver, HeapWalk, ReservationInfo, Site};
+use crate::engine::{BlockInfo, BlockState, Engine, HeapWalk, ReservationInfo, Site};
 use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -42,20 +42,20 @@ type Origin<'a> = (&'a Site, Option<Tag>, Duration);
 type GroupKey<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
-    pub(crate) fn of(driver: &Driver) -> Self {
+    pub(crate) fn of(engine: &Engine) -> Self {
         let HeapWalk {
             segments,
             reservations,
             ..
-        } = driver.heap_walk();
+        } = engine.heap_walk();
         let blocks = segments.into_iter().flat_map(|segment| segment.blocks);
         let used = blocks.filter(|block| block.state == BlockState::Used);
         Self {
             blocks: used.collect(),
             reservations,
-            keeps_history: driver.event_log.is_some(),
+            keeps_history: engine.store.event_log.is_some(),
             // Read last, so that it is not earlier than the times in the report.
-            time: driver.device.now(),
+            time: engine.shared.device.now(),
         }
     }
 

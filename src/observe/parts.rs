@@ -1,6 +1,6 @@
 //! The figures of a stream, and of a tag.
 
-use crate::driver::Driver;
+use crate::engine::{Engine, figures};
 use crate::id::{StreamId, StreamLabel};
 use crate::lane::Lane;
 use crate::measure::{
@@ -64,8 +64,8 @@ pub struct StreamStatistics {
 debug_in_units!(struct StreamStatistics { stream, name, used, pending as bytes, cached_in_lane as bytes, lost_to_rounding as bytes, allocations, lane_hits, frees, waits, latency, host_tasks, abandoned_host_tasks });
 
 impl StreamStatistics {
-    pub(crate) fn of(driver: &Driver, lane: &Lane) -> Self {
-        let (figures, pending) = driver.figures_of(lane);
+    pub(crate) fn of(engine: &Engine, lane: &Lane) -> Self {
+        let (figures, pending) = figures::figures_of(&engine.streams, &engine.store, lane);
         let (host_tasks, abandoned_host_tasks) = lane.host_tasks.counts();
         Self {
             stream: lane.id,

@@ -1,6 +1,6 @@
 //! What happens in a pool between two moments.
 
-use crate::driver::Statistics;
+use crate::engine::{Statistics, figures};
 use crate::handles::Presence;
 use crate::measure::Mark;
 use crate::sync::plain::Arc;
@@ -22,12 +22,12 @@ pub struct StatisticsScope {
 
 impl StatisticsScope {
     pub(crate) fn new(presence: Arc<Presence>, is_exact: bool) -> Self {
-        let driver = &presence.service.driver;
+        let engine = &presence.service.engine;
         if is_exact {
-            driver.begin_exact();
+            figures::begin_exact(engine);
         }
-        let mark = driver.begin();
-        let before = driver.statistics_since(mark);
+        let mark = figures::begin(&engine.streams, &engine.store);
+        let before = figures::statistics_since(engine, mark);
         Self {
             presence,
             mark,
@@ -44,7 +44,7 @@ impl StatisticsScope {
     /// Returns the current figures: levels with their high-water marks since the scope began, and counters since
     /// then.
     pub fn read(&self) -> Statistics {
-        let now = self.presence.service.driver.statistics_since(self.mark);
+        let now = figures::statistics_since(&self.presence.service.engine, self.mark);
         now.since(&self.before)
     }
 
@@ -56,10 +56,10 @@ impl StatisticsScope {
 
 impl Drop for StatisticsScope {
     fn drop(&mut self) {
-        let driver = &self.presence.service.driver;
-        driver.end(self.mark);
+        let engine = &self.presence.service.engine;
+        figures::end(&engine.streams, &engine.store, self.mark);
         if self.is_exact {
-            driver.end_exact();
+            figures::end_exact(&engine.shared);
         }
     }
 }

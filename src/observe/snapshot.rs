@@ -1,7 +1,7 @@
 //! All segments and blocks of a pool.
 
 use super::History;
-use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
+use crate::engine::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
 use crate::handles::Presence;
 use crate::id::{StreamId, StreamLabel};
 use crate::measure::{Bytes, Counted, Milliseconds, Tag, debug_in_units};
@@ -36,21 +36,21 @@ debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as 
 
 impl Snapshot {
     pub(crate) fn of(presence: &Presence) -> Self {
-        let driver = &presence.service.driver;
+        let engine = &presence.service.engine;
         let HeapWalk {
             segments, pages, ..
-        } = driver.heap_walk();
-        let geometry = &driver.settings.geometry;
+        } = engine.heap_walk();
+        let geometry = &engine.shared.settings.geometry;
         Self {
             // After the walk: not earlier than any event of it.
-            time: driver.device.now(),
+            time: engine.shared.device.now(),
             name: presence.name.as_deref().map(str::to_owned),
-            capacity: driver.capacity(),
+            capacity: engine.store.capacity(),
             chunk_bytes: geometry.chunk_bytes,
             virtual_memory: geometry.virtual_memory,
-            keeps_history: driver.event_log.is_some(),
+            keeps_history: engine.store.event_log.is_some(),
             segments,
-            history: History::new(pages, driver.names()),
+            history: History::new(pages, engine.streams.names()),
         }
     }
 

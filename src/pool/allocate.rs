@@ -1,10 +1,10 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
-use super::layout::{Layout, expect_capacity_for};
+use super::layout::{Layout, expect_capacity_for, round_up};
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken, Wish};
 use super::{Pool, captured, scope};
 use crate::block::Block;
-use crate::driver::{Allocation, Driver, Part, Parts};
+use crate::engine::{Allocation, Engine, Part, Parts};
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
@@ -13,7 +13,7 @@ use crate::lane::{Fit, Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Wants, take_own, try_now};
 use crate::stream::Stream;
-use crate::sync::{Arc, plain};
+use crate::sync::{Arc, Ordering, plain};
 use smallvec::SmallVec;
 
 /// The future of [`Pool::allocate`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
@@ -137,7 +137,7 @@ impl<H: Handles> ForBlock<H> {
         let room = room.checked_next_multiple_of(chunk);
         let room = room.ok_or(AllocError::NoRoom { room: 0 })?;
         self.layout
-            .expect_valid_alignment(&registration.service.driver)?;
+            .expect_valid_alignment(&registration.service.engine)?;
         let demand = super::grow::rounded(registration, self.layout.bytes, chunk, tag)?;
         let parts = Parts::one(demand.as_part(), Placement::WithRoom(room));
         let wants = Wants::Parts(parts);
@@ -225,7 +225,7 @@ impl<H: Handles> Kind for ForBlock<H> {
             let ask = self.ask_with_room(room, tag)?;
             return attempt.take_parts(self.asker(), ask);
         }
-        let demand = self.layout.demand(&registration.service.driver, tag)?;
+        let demand = self.layout.demand(&registration.service.engine, tag)?;
         if let Some(drawn) = scope::draw(pool, registration, &demand, caller) {
             return Ok(Taken::Output(drawn?));
         }
@@ -329,18 +329,17 @@ fn plain_size(
     registration: &Arc<Registration>,
     Layout { bytes, alignment }: Layout,
 ) -> Result<u64, Miss> {
-    let driver = &registration.service.driver;
-    let step = driver.settings.alignment;
+    let step = registration.step;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
-        && bytes <= driver.capacity()
+        && bytes <= registration.capacity.load(Ordering::Relaxed)
         && alignment.is_power_of_two()
         && alignment <= step
         && !scope::is_any();
     if !is_plain {
         return Err(Miss::NotSearched);
     }
-    Ok(driver.round_up(bytes))
+    Ok(round_up(bytes, step))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
@@ -385,7 +384,7 @@ impl Kind for ForBlocks<'_> {
             // If one is refused, the others are dropped.
             return Ok(Taken::Output(blocks.collect::<Result<_, _>>()?));
         }
-        let ask = ask_for_all(&presence.service.driver, &self.layouts, attempt.tag)?;
+        let ask = ask_for_all(&presence.service.engine, &self.layouts, attempt.tag)?;
         attempt.take_parts(self.asker(), ask)
     }
 
@@ -413,17 +412,17 @@ pub(super) type Layouts = SmallVec<[Layout; 1]>;
 
 /// Checks layouts: what each part asks for, and what all of them are together.
 pub(super) fn ask_for_all(
-    driver: &Driver,
+    engine: &Engine,
     layouts: &[Layout],
     tag: Option<Tag>,
 ) -> Result<Ask, AllocError> {
     let parts = layouts
         .iter()
-        .map(|layout| Ok(layout.demand(driver, tag)?.as_part()));
+        .map(|layout| Ok(layout.demand(engine, tag)?.as_part()));
     let parts = parts.collect::<Result<SmallVec<[Part; 4]>, AllocError>>()?;
     let bytes = parts.iter().map(|part| part.request.bytes);
     let bytes = bytes.fold(0u64, u64::saturating_add);
-    expect_capacity_for(bytes, driver)?;
+    expect_capacity_for(bytes, engine)?;
     let parts = Parts {
         all: parts.as_slice().into(),
         is_for_all: false,

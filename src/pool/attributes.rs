@@ -2,25 +2,26 @@
 
 use super::Pool;
 use crate::device::{DeviceError, DeviceErrorKind, PoolAttribute};
+use crate::engine::{figures, maintenance};
 use crate::heap::High;
 
 impl Pool {
     /// Returns the value of an attribute, as those of a [pool of the driver](crate::DriverPool::attribute) are: a reuse
     /// flag is 1 or 0, and a figure is in bytes.
     pub fn attribute(&self, attribute: PoolAttribute) -> u64 {
-        let driver = &self.service().driver;
+        let engine = &self.service().engine;
         match attribute {
             PoolAttribute::ReuseFollowEventDependencies => {
-                driver.reuse().follow_event_dependencies.into()
+                engine.shared.reuse().follow_event_dependencies.into()
             }
-            PoolAttribute::ReuseAllowOpportunistic => driver.reuse().opportunistic.into(),
+            PoolAttribute::ReuseAllowOpportunistic => engine.shared.reuse().opportunistic.into(),
             PoolAttribute::ReuseAllowInternalDependencies => {
-                driver.reuse().internal_dependencies.into()
+                engine.shared.reuse().internal_dependencies.into()
             }
             PoolAttribute::ReleaseThreshold => self.release_threshold(),
             PoolAttribute::ReservedMemCurrent => self.statistics().reserved.current,
             PoolAttribute::ReservedMemHigh => {
-                let cap = Some(driver.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
+                let cap = Some(engine.store.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
                 self.statistics().reserved.high.max(cap.unwrap_or(0))
             }
             PoolAttribute::UsedMemCurrent => self.statistics().used.current,
@@ -38,7 +39,7 @@ impl Pool {
     /// # Errors
     /// Returns an error for `UsedMemCurrent`, for `UsedMemHigh` with a value other than 0, and the device's error.
     pub fn set_attribute(&self, attribute: PoolAttribute, value: u64) -> Result<(), DeviceError> {
-        let driver = &self.service().driver;
+        let engine = &self.service().engine;
         let flag = value != 0;
         match attribute {
             PoolAttribute::ReuseFollowEventDependencies => {
@@ -50,13 +51,15 @@ impl Pool {
             PoolAttribute::ReuseAllowInternalDependencies => {
                 self.change_reuse(|reuse| reuse.internal_dependencies = flag);
             }
-            PoolAttribute::ReleaseThreshold => driver.set_release_threshold(value),
-            PoolAttribute::ReservedMemCurrent => driver.set_reserved(value)?,
+            PoolAttribute::ReleaseThreshold => maintenance::set_release_threshold(engine, value),
+            PoolAttribute::ReservedMemCurrent => maintenance::set_reserved(engine, value)?,
             PoolAttribute::ReservedMemHigh => {
-                driver.reset_high(High::Reserved);
-                driver.set_soft_cap(if value == 0 { u64::MAX } else { value });
+                figures::reset_high(&engine.streams, &engine.store, High::Reserved);
+                maintenance::set_soft_cap(engine, if value == 0 { u64::MAX } else { value });
             }
-            PoolAttribute::UsedMemHigh if value == 0 => driver.reset_high(High::Used),
+            PoolAttribute::UsedMemHigh if value == 0 => {
+                figures::reset_high(&engine.streams, &engine.store, High::Used)
+            }
             PoolAttribute::UsedMemHigh | PoolAttribute::UsedMemCurrent => {
                 let reason = "it is a figure of live blocks: free blocks to lower it, and set a high-water mark to 0";
                 let kind = DeviceErrorKind::InvalidArgument;

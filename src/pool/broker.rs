@@ -1,7 +1,7 @@
 //! A pool whose capacity a broker leases: the builder's options, and the two interfaces between pool and client.
 
 use crate::device::MemoryKind;
-use crate::driver::{BrokerLease, LeaseBounds, Lender, Settings};
+use crate::engine::{BrokerLease, LeaseBounds, Lender, Settings};
 use crate::error::{BrokerFailure, BuildError};
 use crate::measure::Bytes;
 use crate::queue::{Service, Tenant};

@@ -3,7 +3,7 @@
 use super::Pool;
 use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::driver::{CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
+use crate::engine::{CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
 use crate::error::BuildError;
 use crate::heap::{GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::Tag;
@@ -25,7 +25,7 @@ pub struct PoolBuilder {
     #[cfg(all(feature = "broker", target_os = "linux"))]
     broker: Option<super::BrokerOptions>,
     #[cfg(weirpool_loom)]
-    pub(super) lease_model: Option<plain::Arc<dyn crate::driver::Lender>>,
+    pub(super) lease_model: Option<plain::Arc<dyn crate::engine::Lender>>,
 }
 
 impl PoolBuilder {

@@ -3,7 +3,7 @@
 
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::driver::captures_of;
+use crate::engine::{captured, captures_of};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::handles::{Caller, FromPart, GraphShare, Registration, Route};
@@ -21,9 +21,9 @@ pub(super) fn allocate(
     layout: Layout,
     caller: Caller,
 ) -> Result<Block, AllocError> {
-    let driver = &registration.service.driver;
+    let engine = &registration.service.engine;
     // The memory is charged to the tags of its reservations.
-    let demand = layout.demand(driver, None)?;
+    let demand = layout.demand(engine, None)?;
     let caller = Caller {
         is_captured: true,
         ..caller
@@ -58,18 +58,20 @@ fn present(registration: &Registration, route: &Route) -> Result<Route, AllocErr
         return Ok(route.clone());
     };
     let Registration { service, lane, .. } = registration;
-    let driver = &service.driver;
-    let captures = captures_of(&**lane.device(&driver.device), CALL)?;
+    let engine = &service.engine;
+    let captures = captures_of(&**lane.device(&engine.shared.device), CALL)?;
     assert_unlocked(CALL);
     // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
     #[allow(unsafe_code, reason = "device call on the lane's stream")]
-    let present = driver.noted(unsafe { captures.capture_of(lane.raw) })?;
+    let present = engine
+        .shared
+        .noted(unsafe { captures.capture_of(lane.raw) })?;
     let is_another = present.is_some_and(|present| present != known);
     match present {
         Some(present) if is_another && !injected("conditional-body-not-recognised") => {
-            let order = driver.further_order();
+            let order = captured::further_order(&engine.streams, &engine.store);
             if !registration.continue_route((known, present), order) {
-                driver.end_order(order);
+                captured::end_order(&engine.store, order);
             }
             Ok(registration.route().unwrap_or_else(|| route.clone()))
         }
@@ -89,7 +91,7 @@ pub(crate) fn allocate_outside(
     caller: Caller,
 ) -> Result<Block, AllocError> {
     expect_outside(registration, share)?;
-    let demand = layout.demand(&registration.service.driver, None)?;
+    let demand = layout.demand(&registration.service.engine, None)?;
     let draw = || share.draw(&registration.lane, &demand);
     match draw_or_grow(registration, share, &demand, caller, draw)? {
         Some((allocation, part)) => {
@@ -131,7 +133,7 @@ pub(crate) fn allocate_at(
     (start, bytes): (u64, u64),
     caller: Caller,
 ) -> Result<Option<Block>, AllocError> {
-    let demand = Layout::new(bytes).demand(&registration.service.driver, None)?;
+    let demand = Layout::new(bytes).demand(&registration.service.engine, None)?;
     let drawn = share.draw_at(&registration.lane, start, &demand)?;
     let block = drawn.map(|(allocation, part)| {
         Block::restored(registration, allocation, &demand, caller, &part)
@@ -172,7 +174,7 @@ fn grow(
     demand: &Demand,
     caller: Caller,
 ) -> Result<bool, AllocError> {
-    let settings = &registration.service.driver.settings;
+    let settings = &registration.service.engine.shared.settings;
     let least = demand.request.bytes + demand.request.alignment - settings.alignment;
     let chunks = match settings.geometry.virtual_memory {
         true => least.checked_next_multiple_of(settings.geometry.chunk_bytes),

@@ -1,6 +1,6 @@
 //! The configuration of a pool: plain data, with every default and its reason in [`PoolConfig::default`].
 
-use crate::driver::{CoalesceHeuristic, Fill, Upstream};
+use crate::engine::{CoalesceHeuristic, Fill, Upstream};
 use crate::heap::{GRANULE, GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::{Tag, debug_in_units};
 use crate::queue::{Overtaking, QueueLimit};

@@ -2,7 +2,7 @@
 
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use crate::block::Block;
-use crate::driver::Parts;
+use crate::engine::Parts;
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration};
 use crate::measure::Tag;
@@ -86,7 +86,7 @@ impl ForGrowth<'_> {
     fn ask(&self) -> Result<Ask, AllocError> {
         let block = &*self.block;
         let registration = block.registration();
-        let settings = &registration.service.driver.settings;
+        let settings = &registration.service.engine.shared.settings;
         let step = match block.has_room() {
             true => chunk_of(registration)?,
             false => settings.alignment,
@@ -111,7 +111,7 @@ pub(super) fn rounded(
     step: u64,
     tag: Option<Tag>,
 ) -> Result<Demand, AllocError> {
-    let capacity = registration.service.driver.capacity();
+    let capacity = registration.service.engine.store.capacity();
     let whole = bytes.max(1).checked_next_multiple_of(step);
     let whole = whole.filter(|whole| *whole <= capacity);
     let Some(whole) = whole else {
@@ -128,7 +128,7 @@ pub(super) fn rounded(
 /// # Errors
 /// Returns an error if there are none.
 pub(super) fn chunk_of(registration: &Registration) -> Result<u64, AllocError> {
-    let settings = &registration.service.driver.settings;
+    let settings = &registration.service.engine.shared.settings;
     if settings.is_pooled && settings.geometry.virtual_memory {
         Ok(settings.geometry.chunk_bytes)
     } else {

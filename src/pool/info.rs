@@ -1,7 +1,7 @@
 //! The description and the health of a pool.
 
 use crate::device::{DeviceError, MemoryKind};
-use crate::driver::{BrokerLease, DriverPoolUse, Upstream};
+use crate::engine::{BrokerLease, DriverPoolUse, Upstream};
 use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
@@ -47,17 +47,17 @@ debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, dr
 
 impl PoolDescription {
     pub(super) fn of(presence: &Presence) -> Self {
-        let driver = &presence.service.driver;
-        let settings = &driver.settings;
+        let engine = &presence.service.engine;
+        let settings = &engine.shared.settings;
         Self {
             name: presence.name.as_deref().map(Into::into),
-            device: driver.device.describe(),
+            device: engine.shared.device.describe(),
             upstream: settings.upstream,
             memory_kind: settings.kind,
             driver_pool: settings.driver_pool.as_ref().map(|(_, how)| *how),
             is_virtual: settings.geometry.virtual_memory,
             is_pooled: settings.is_pooled,
-            capacity: driver.capacity(),
+            capacity: engine.store.capacity(),
             chunk_bytes: settings.geometry.chunk_bytes,
         }
     }
@@ -128,14 +128,19 @@ pub struct Health {
 impl Health {
     pub(super) fn of(presence: &Presence) -> Self {
         let service = &presence.service;
-        let driver = &service.driver;
-        let now = driver.device.now();
+        let engine = &service.engine;
+        let now = engine.shared.device.now();
         let oldest = service.queue.oldest();
         Self {
-            fault: driver.fault(),
-            is_closed: driver.is_closed(),
-            is_draining: driver.is_draining(),
-            lease: driver.lease.lender.as_ref().map(|lender| lender.figures()),
+            fault: engine.shared.fault(),
+            is_closed: engine.shared.is_closed(),
+            is_draining: engine.shared.is_draining(),
+            lease: engine
+                .store
+                .lease
+                .lender
+                .as_ref()
+                .map(|lender| lender.figures()),
             waiting: service.queue.waiting(),
             oldest_wait: oldest.map(|since| now.saturating_sub(since)),
         }

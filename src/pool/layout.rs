@@ -1,6 +1,6 @@
 //! The size and alignment of a block, and how sizes are rounded to the pool's step.
 
-use crate::driver::Driver;
+use crate::engine::Engine;
 use crate::error::AllocError;
 use crate::heap;
 use crate::measure::{Tag, debug_in_units};
@@ -42,8 +42,8 @@ impl Layout {
     /// # Errors
     /// Returns an error if the alignment is not a power of two, or exceeds the device's step.
     #[inline]
-    pub(super) fn expect_valid_alignment(self, driver: &Driver) -> Result<(), AllocError> {
-        let (alignment, largest) = (self.alignment, driver.capabilities.granularity);
+    pub(super) fn expect_valid_alignment(self, engine: &Engine) -> Result<(), AllocError> {
+        let (alignment, largest) = (self.alignment, engine.shared.capabilities.granularity);
         if !alignment.is_power_of_two() || alignment > largest {
             return Err(AllocError::InvalidAlignment { alignment, largest });
         }
@@ -52,13 +52,13 @@ impl Layout {
 
     /// Checks the layout against the pool's limits, and rounds it to the pool's step.
     #[inline]
-    pub(super) fn demand(self, driver: &Driver, tag: Option<Tag>) -> Result<Demand, AllocError> {
+    pub(super) fn demand(self, engine: &Engine, tag: Option<Tag>) -> Result<Demand, AllocError> {
         let Self { bytes, alignment } = self;
-        expect_capacity_for(bytes, driver)?;
-        self.expect_valid_alignment(driver)?;
-        let step = driver.settings.alignment;
+        expect_capacity_for(bytes, engine)?;
+        self.expect_valid_alignment(engine)?;
+        let step = engine.shared.settings.alignment;
         let request = heap::Request {
-            bytes: driver.round_up(bytes),
+            bytes: round_up(bytes, step),
             alignment: alignment.max(step),
         };
         debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
@@ -83,10 +83,17 @@ impl From<std::alloc::Layout> for Layout {
     }
 }
 
+/// Rounds a size up to a multiple of the pool's step, which is a power of two, and to one step at least. The capacity is
+/// a multiple of the step: sizes up to the capacity do not overflow.
+#[inline(always)]
+pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
+    (bytes.max(1) + (step - 1)) & !(step - 1)
+}
+
 /// # Errors
 /// Returns an error if the pool's capacity is less than `requested` bytes.
-pub(super) fn expect_capacity_for(requested: u64, driver: &Driver) -> Result<(), AllocError> {
-    let capacity = driver.capacity();
+pub(super) fn expect_capacity_for(requested: u64, engine: &Engine) -> Result<(), AllocError> {
+    let capacity = engine.store.capacity();
     if requested > capacity {
         return Err(AllocError::TooLarge {
             requested,

@@ -2,7 +2,7 @@
 #![allow(missing_docs, reason = "for models of this crate only")]
 
 use super::{Pool, PoolBuilder};
-use crate::driver::{BrokerLease, LeaseBounds, Lender};
+use crate::engine::{BrokerLease, LeaseBounds, Lender};
 use crate::queue::Tenant;
 use crate::sync::Ordering;
 use crate::sync::plain::{Arc, AtomicU64};

@@ -3,7 +3,9 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{BlockInfo, BrokerLease, Statistics, Trimmed};
+use crate::engine::{
+    BlockInfo, BrokerLease, Statistics, Trimmed, access, figures, maintenance, reaping,
+};
 use crate::error::BuildError;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
@@ -33,23 +35,23 @@ impl Pool {
 
     /// Returns the device that the pool is over.
     pub fn device_id(&self) -> DeviceId {
-        self.service().driver.device.id()
+        self.service().engine.shared.device.id()
     }
 
     /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
     /// number of blocks, under the heap's lock.
     pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
-        self.service().driver.block_at(address.into().to_bits())
+        self.service().engine.block_at(address.into().to_bits())
     }
 
     /// Returns the most bytes that the pool may reserve from the device.
     pub fn capacity(&self) -> u64 {
-        self.service().driver.capacity()
+        self.service().engine.store.capacity()
     }
 
     /// Returns how the pool's lease stands, if a broker leases its capacity.
     pub fn lease(&self) -> Option<BrokerLease> {
-        let lender = self.service().driver.lease.lender.as_ref();
+        let lender = self.service().engine.store.lease.lender.as_ref();
         lender.map(|lender| lender.figures())
     }
 
@@ -76,11 +78,15 @@ impl Pool {
     /// Returns [`BuildError::CapacityTooSmall`] for less than a chunk. Returns the device's error if it cannot reserve
     /// addresses, in which case nothing changes, or cannot release memory.
     pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
-        let driver = &self.service().driver;
-        let total = driver.device.memory_info(driver.settings.kind)?.total;
-        let step = driver.capabilities.granularity;
-        let total = total.min(driver.settings.most(step));
-        let chunk = driver.settings.geometry.chunk_bytes;
+        let engine = &self.service().engine;
+        let total = engine
+            .shared
+            .device
+            .memory_info(engine.shared.settings.kind)?
+            .total;
+        let step = engine.shared.capabilities.granularity;
+        let total = total.min(engine.shared.settings.most(step));
+        let chunk = engine.shared.settings.geometry.chunk_bytes;
         let capacity = bytes.min(total) / chunk * chunk;
         if capacity == 0 {
             return Err(BuildError::CapacityTooSmall {
@@ -88,7 +94,7 @@ impl Pool {
                 granularity: chunk,
             });
         }
-        let resized = driver.resize(capacity);
+        let resized = maintenance::resize(engine, capacity);
         // Even if memory could not be released: requests that exceed the capacity are told.
         Service::apply_terms(self.service());
         Ok(resized?)
@@ -98,7 +104,7 @@ impl Pool {
     /// more is evictable. Returns the bytes that were. For a service that shrinks its caches before they are in the
     /// way.
     pub fn evict(&self, bytes: u64) -> u64 {
-        self.service().driver.evictables.evict(bytes, None)
+        self.service().engine.store.evictables.evict(bytes, None)
     }
 
     /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
@@ -122,7 +128,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error; memory that was released before it stays released.
     pub fn trim_to(&self, bytes: u64) -> Result<Trimmed, DeviceError> {
-        self.service().driver.trim(bytes)
+        maintenance::trim(&self.service().engine, bytes)
     }
 
     /// Makes all free memory one piece, flushing the caches first: by mapping chunks together, without copying, or,
@@ -147,7 +153,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error; no memory is lost.
     pub fn coalesce(&self) -> Result<u64, DeviceError> {
-        self.service().driver.coalesce()
+        maintenance::coalesce(&self.service().engine)
     }
 
     /// Sets the number of reserved bytes above which the pool gives free memory back without being asked: at the next
@@ -160,16 +166,20 @@ impl Pool {
     #[doc(alias = "set_mempool_release_threshold")]
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
         check_threshold(threshold)?;
-        let driver = &self.service().driver;
-        let total = driver.device.memory_info(driver.settings.kind)?.total;
-        driver.set_release_threshold(threshold.bytes(total));
+        let engine = &self.service().engine;
+        let total = engine
+            .shared
+            .device
+            .memory_info(engine.shared.settings.kind)?
+            .total;
+        maintenance::set_release_threshold(engine, threshold.bytes(total));
         Ok(())
     }
 
     /// Returns the number of reserved bytes above which the pool gives free memory back without being asked;
     /// `u64::MAX` where it keeps all.
     pub fn release_threshold(&self) -> u64 {
-        self.service().driver.maintenance.threshold()
+        self.service().engine.maintenance.threshold()
     }
 
     /// Sets which memory of other streams may be reused, and returns the previous setting. Waiting requests are served
@@ -196,7 +206,7 @@ impl Pool {
 
     pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
         let service = self.service();
-        let before = service.driver.change_reuse(change);
+        let before = service.engine.shared.change_reuse(change);
         Service::apply_terms(service);
         before
     }
@@ -207,8 +217,8 @@ impl Pool {
     /// # Errors
     /// Returns the device's error, if it cannot tell.
     pub fn reap(&self) -> Result<bool, DeviceError> {
-        let has_news = self.service().driver.reap()?;
-        self.service().driver.settle_access();
+        let has_news = reaping::reap(&self.service().engine)?;
+        access::settle_access(&self.service().engine);
         Service::serve(self.service());
         Ok(has_news)
     }
@@ -284,7 +294,7 @@ impl Pool {
     /// ```
     pub fn waiting_requests(&self, most: usize) -> Vec<WaitingRequest> {
         let service = self.service();
-        let now = service.driver.device.now();
+        let now = service.engine.shared.device.now();
         service.queue.waiting_requests(most, now)
     }
 
@@ -295,7 +305,7 @@ impl Pool {
 
     /// Returns the pool's current figures. Neither seals nor polls events; see [`reap`](Self::reap).
     pub fn statistics(&self) -> Statistics {
-        self.service().driver.statistics()
+        figures::statistics(&self.service().engine)
     }
 
     /// Returns the current figures of every stream that is registered, or was and has memory pending, in the order of
@@ -311,11 +321,11 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn statistics_by_stream(&self) -> Vec<StreamStatistics> {
-        let driver = &self.service().driver;
-        let lanes = driver.lanes();
+        let engine = &self.service().engine;
+        let lanes = engine.streams.lanes();
         lanes
             .iter()
-            .map(|lane| StreamStatistics::of(driver, lane))
+            .map(|lane| StreamStatistics::of(engine, lane))
             .collect()
     }
 
@@ -346,8 +356,8 @@ impl Pool {
         if !stream.is_of(&self.presence) {
             return 0;
         }
-        let driver = &self.service().driver;
-        driver.pending_blocks_on(&stream.registration().lane)
+        let engine = &self.service().engine;
+        figures::pending_blocks_on(&engine.store, &stream.registration().lane)
     }
 
     /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
@@ -406,7 +416,7 @@ impl Pool {
     pub fn reset_high_water_marks(&self) {
         let service = self.service();
         for high in High::ALL {
-            service.driver.reset_high(high);
+            figures::reset_high(&service.engine.streams, &service.engine.store, high);
         }
         service.queue.accounts.reset_highs();
     }
@@ -456,7 +466,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn history(&self) -> History {
-        History::of(&self.service().driver)
+        History::of(&self.service().engine)
     }
 
     /// Returns the blocks that are in use, and the reservations that live: for the moment when there should be none any
@@ -476,7 +486,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn leaks(&self) -> LeakReport {
-        LeakReport::of(&self.service().driver)
+        LeakReport::of(&self.service().engine)
     }
 
     /// Closes the pool: waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every
@@ -494,7 +504,7 @@ impl Pool {
 
     /// Returns whether the pool was [closed](Self::close).
     pub fn is_closed(&self) -> bool {
-        self.service().driver.is_closed()
+        self.service().engine.shared.is_closed()
     }
 
     /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is

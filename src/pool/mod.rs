@@ -123,7 +123,12 @@ impl Pool {
         let presence = plain::Arc::new(presence);
         registry::enter(&presence)?;
         let explainer = plain::Arc::downgrade(&presence);
-        presence.service.driver.device.explain_with(explainer);
+        presence
+            .service
+            .engine
+            .shared
+            .device
+            .explain_with(explainer);
         Service::start(&presence.service);
         Ok(Self { presence })
     }
@@ -179,7 +184,7 @@ impl Pool {
     /// # Errors
     /// Returns the device's error if it cannot make one.
     pub fn create_stream(&self) -> Result<Stream, StreamError> {
-        let device = &self.service().driver.device;
+        let device = &self.service().engine.shared.device;
         self.register(&OwnStream::new(device)?)
     }
 
@@ -220,7 +225,7 @@ impl Pool {
     /// # Errors
     /// Returns [`StreamError::UnseenByHost`] if the pool's memory is the device's alone.
     pub fn host_stream(&self) -> Result<Stream, StreamError> {
-        self.register(&Host(self.service().driver.device.id()))
+        self.register(&Host(self.service().engine.shared.device.id()))
     }
 
     /// Allocates `bytes` bytes for use in the order of `stream`, and waits for memory if there is none.
@@ -406,7 +411,7 @@ impl fmt::Debug for Pool {
 mod tests {
     use super::*;
     use crate::device::sim::SimDevice;
-    use crate::driver::Upstream;
+    use crate::engine::Upstream;
 
     #[test]
     fn finished_host_streams_are_removed_as_others_come() {
@@ -415,7 +420,7 @@ mod tests {
         for _ in 0..20 {
             let host = pool.host_stream().unwrap();
             drop(pool.try_allocate(&host, 4096).unwrap());
-            assert_eq!(pool.service().driver.lanes().len(), 1);
+            assert_eq!(pool.service().engine.streams.lanes().len(), 1);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::device::{AsDevice, Device};
-use crate::driver::AccessScope;
+use crate::engine::{AccessScope, access};
 use crate::error::AccessError;
 use crate::sync::plain;
 use std::fmt;
@@ -43,16 +43,23 @@ impl Pool {
     #[doc(alias = "is_peer_access_supported")]
     pub fn is_access_supported(&self, device: &impl AsDevice) -> bool {
         let device = device.to_shared();
-        self.service().driver.is_access_supported(&*device)
+        access::is_access_supported(
+            &self.service().engine.shared,
+            &self.service().engine.streams,
+            &*device,
+        )
     }
 
     /// Returns whether the device may use the pool's memory. It is true of the pool's own device.
     #[doc(alias = "is_mempool_access_enabled")]
     #[doc(alias = "is_peer_access_enabled")]
     pub fn is_access_enabled(&self, device: &impl AsDevice) -> bool {
-        let driver = &self.service().driver;
-        driver.settle_access();
-        driver.neighbours.is_accessible_from(device.device_id())
+        let engine = &self.service().engine;
+        access::settle_access(engine);
+        engine
+            .streams
+            .neighbours
+            .is_accessible_from(device.device_id())
     }
 
     /// Lets the device use the pool's memory, live blocks and memory that is mapped later included. Returns whether it
@@ -68,7 +75,7 @@ impl Pool {
     #[doc(alias = "set_mempool_access_enabled")]
     #[doc(alias = "set_peer_access_enabled")]
     pub fn enable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
-        self.service().driver.enable_access(&device.to_shared())
+        access::enable_access(&self.service().engine, &device.to_shared())
     }
 
     /// Takes the access of the device back. Returns whether it had any.
@@ -81,7 +88,7 @@ impl Pool {
     /// [`AccessError::Changing`] while another thread changes the access of the same device, or the device's error. The
     /// access stays enabled then.
     pub fn disable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
-        self.service().driver.disable_access(&device.to_shared())
+        access::disable_access(&self.service().engine, &device.to_shared())
     }
 
     /// Gives the device access to the pool's memory until the guard is dropped. Scopes may overlap: the access stays
@@ -135,7 +142,7 @@ impl Pool {
         is_open: bool,
     ) -> Result<AccessGuard, AccessError> {
         let device = device.to_shared();
-        let scope = self.service().driver.begin_access(&device, is_open)?;
+        let scope = access::begin_access(&self.service().engine, &device, is_open)?;
         Ok(AccessGuard {
             pool: self.clone(),
             scope: scope.map(|scope| (device, scope)),
@@ -169,7 +176,9 @@ impl AccessGuard {
 
     fn finish(&mut self) -> Result<(), AccessError> {
         match self.scope.take() {
-            Some((device, scope)) => self.pool.service().driver.end_access(&device, scope),
+            Some((device, scope)) => {
+                access::end_access(&self.pool.service().engine, &device, scope)
+            }
             None => Ok(()),
         }
     }

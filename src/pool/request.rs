@@ -4,7 +4,7 @@
 //! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
 //! source; a request that gets nothing joins the queue.
 
-use crate::driver::{Effort, Fill};
+use crate::engine::{Effort, Fill};
 use crate::error::AllocError;
 use crate::handles::Caller;
 use crate::id::ReservationId;

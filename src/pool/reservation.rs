@@ -5,7 +5,7 @@ use super::request::{Attempt, Kind, Refused, Request, Taken};
 use super::scope::{self, Drawing, EnterGuard};
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::driver::Drawn;
+use crate::engine::Drawn;
 use crate::error::AllocError;
 use crate::handles::{Caller, Presence, Reserved, ReservedHandle};
 use crate::id::ReservationId;
@@ -114,7 +114,7 @@ impl Reservation {
         let registration = stream.registration();
         let presence = self.reserved().presence();
         presence.expect_own(registration)?;
-        let demand = layout.demand(&presence.service.driver, None)?;
+        let demand = layout.demand(&presence.service.engine, None)?;
         if registration.lane.cache.is_captured() {
             return Err(AllocError::StreamCaptured);
         }
@@ -210,7 +210,7 @@ impl Reservation {
     #[track_caller]
     pub fn split(&mut self, bytes: u64) -> Result<Self, AllocError> {
         let location = Location::caller();
-        let step = self.pool().service().driver.settings.alignment;
+        let step = self.pool().service().engine.shared.settings.alignment;
         let bytes = bytes.max(1).checked_next_multiple_of(step);
         let other = bytes.and_then(|bytes| self.reserved().split(bytes, location));
         let (left, largest) = self.reserved().left();
@@ -400,7 +400,7 @@ fn asker_of(presence: &Presence) -> Asker<'_> {
     let service = &presence.service;
     Asker {
         service,
-        lane: &service.driver.neutral,
+        lane: &service.engine.streams.neutral,
     }
 }
 
@@ -410,12 +410,12 @@ fn ask_for_reserved(
     is_whole: bool,
     tag: Option<Tag>,
 ) -> Result<Ask, AllocError> {
-    let driver = &presence.service.driver;
-    let settings = &driver.settings;
+    let engine = &presence.service.engine;
+    let settings = &engine.shared.settings;
     if !settings.is_pooled {
         return Err(AllocError::NotReservable);
     }
-    let mut ask = ask_for_all(driver, layouts, tag)?;
+    let mut ask = ask_for_all(engine, layouts, tag)?;
     if let Wants::Parts(parts) = &mut ask.wants {
         parts.is_for_all = true;
         if is_whole && settings.geometry.virtual_memory {

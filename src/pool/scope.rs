@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::block::Block;
-use crate::driver::Drawn;
+use crate::engine::Drawn;
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Reserved};
 use crate::id::ReservationId;

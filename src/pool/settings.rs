@@ -1,9 +1,9 @@
-//! From a configuration to the settings of a driver and the rules of a queue: checks every setting once, and makes
+//! From a configuration to the settings of an engine and the rules of a queue: checks every setting once, and makes
 //! the choices that a configuration leaves open.
 
 use super::config::{Capacity, PoolConfig};
 use crate::device::{Capabilities, Device};
-use crate::driver::{
+use crate::engine::{
     DriverPool, DriverPoolUse, Fills, MaintenanceSettings, MemorySource, Settings, Upstream,
 };
 use crate::error::BuildError;
@@ -40,7 +40,7 @@ impl PoolConfig {
         }
     }
 
-    /// Returns the settings of a driver for `device`.
+    /// Returns the settings of an engine for `device`.
     ///
     /// # Errors
     /// Returns an error if a setting is out of range, settings exclude each other, or the device lacks a feature.

@@ -7,7 +7,7 @@ use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Service, Terms, Wants};
 use crate::device::Alarm;
-use crate::driver::{
+use crate::engine::{
     Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
 };
 use crate::error::AllocError;
@@ -112,8 +112,8 @@ impl Waiting {
             Denial::Short(patience, charge) => (patience, charge),
             Denial::OverLimit(_) => (Expected::default(), None),
         };
-        let driver = &service.driver;
-        let (now, limit) = (driver.device.now(), terms.limit());
+        let engine = &service.engine;
+        let (now, limit) = (engine.shared.device.now(), terms.limit());
         let asked = ask.demand.asked(lane);
         let newcomer = Newcomer {
             lane,
@@ -128,7 +128,9 @@ impl Waiting {
             limit,
             charge,
         };
-        let joined = service.queue.join(newcomer, &service.rules, &driver.gate);
+        let joined = service
+            .queue
+            .join(newcomer, &service.rules, &engine.shared.gate);
         let Joined {
             waiter,
             moved,
@@ -143,7 +145,7 @@ impl Waiting {
         service.note_displaced(displaced);
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
-            (at, Alarm::new(&driver.device, at, waker))
+            (at, Alarm::new(&engine.shared.device, at, waker))
         });
         self.0 = Rare::new(Membership {
             waiter,
@@ -251,7 +253,7 @@ impl Waiting {
             false => waiter.unserved(),
         };
         Service::depart(service, &waiter, waited);
-        service.driver.write_down(|| HistoryEvent::Waited {
+        service.engine.store.write_down(|| HistoryEvent::Waited {
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
@@ -333,7 +335,7 @@ impl Membership {
                 return Poll::Ready(self.time_out(service, now));
             }
             // The task may have another waker by now.
-            *alarm = Alarm::new(&service.driver.device, *at, waker);
+            *alarm = Alarm::new(&service.engine.shared.device, *at, waker);
         }
         Poll::Pending
     }
@@ -389,8 +391,8 @@ pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<
 
 fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     let Asker { service, lane } = asker;
-    let (driver, request) = (&service.driver, demand.request);
-    if request.alignment > driver.settings.alignment {
+    let (engine, request) = (&service.engine, demand.request);
+    if request.alignment > engine.shared.settings.alignment {
         return None;
     }
     // The size of the request is charged to a tag, so the block must have that size.
@@ -437,7 +439,7 @@ pub(crate) fn try_all_now<'a>(
 ) -> Result<Allocations, Denial<'a>> {
     let charge = charge(asker, &demand)?;
     let allocations = search_or_deny(asker, effort, charge, |lane, mode| {
-        asker.service.driver.search_all(lane, parts, mode)
+        asker.service.engine.search_all(lane, parts, mode)
     })?;
     count_parts(asker.lane, &allocations, parts);
     Ok(allocations)
@@ -481,8 +483,8 @@ fn try_above_the_lane<'a>(
     charge: Option<Charge<'a>>,
 ) -> Result<Allocation, Denial<'a>> {
     let allocation = search_or_deny(asker, effort, charge, |lane, mode| {
-        let driver = &asker.service.driver;
-        driver.search(lane, demand.request, mode)
+        let engine = &asker.service.engine;
+        engine.search(lane, demand.request, mode)
     })?;
     // The cache counts blocks of its own while it is locked.
     count(asker.lane, &allocation, demand);
@@ -499,7 +501,7 @@ fn search_or_deny<'a, T>(
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
     let is_in_hook = service.is_in_hook();
-    if !service.driver.is_granting() {
+    if !service.engine.shared.is_granting() {
         if let Some(refusal) = service.refusal() {
             return Err(Denial::Failed(refusal));
         }

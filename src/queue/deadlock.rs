@@ -89,7 +89,11 @@ impl Pass<'_> {
     /// grace, serves the first request that can be served.
     pub(super) fn look_for_deadlock(&self, head: &Arc<Waiter>) -> Served {
         let service = self.service;
-        let Some(returns) = service.driver.returns_if_quiet() else {
+        let Some(returns) = service
+            .engine
+            .streams
+            .returns_if_quiet(&service.engine.store)
+        else {
             service.end_deadlock();
             return Served::Short;
         };
@@ -108,7 +112,7 @@ impl Pass<'_> {
     }
 
     fn serve_any(&self) -> Served {
-        let usual_alignment = self.service.driver.settings.alignment;
+        let usual_alignment = self.service.engine.shared.settings.alignment;
         let to_scan = self.service.queue.to_scan(self.generation, usual_alignment);
         let mut served = to_scan.iter().map(|waiter| self.serve_one(waiter));
         let served = served.find(|served| *served != Served::Short);
@@ -145,7 +149,7 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     let accounts = service.queue.accounts.iter();
     let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));
     let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
-    let event_log = service.driver.event_log.iter();
+    let event_log = service.engine.store.event_log.iter();
     let by_location = event_log.flat_map(|event_log| event_log.held_by_location(of));
     let mut holders: Vec<_> = by_tag.chain(by_location).collect();
     holders.retain(|(_, bytes)| *bytes > 0);
@@ -185,7 +189,7 @@ impl Service {
 
 /// Describes the host tasks that hold streams.
 fn held_streams(service: &Service) -> Vec<String> {
-    let lanes = service.driver.lanes();
+    let lanes = service.engine.streams.lanes();
     let of_lane = |lane: &Arc<Lane>| {
         let label = lane.label().to_string();
         let describe = move |holder: Holder| {

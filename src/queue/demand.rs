@@ -1,6 +1,6 @@
 //! A request's demand: size, alignment and account.
 
-use crate::driver::{Part, Parts};
+use crate::engine::{Part, Parts};
 use crate::heap::{Placement, Request};
 use crate::lane::Lane;
 use crate::measure::Tag;

@@ -7,7 +7,7 @@
 use super::funnel::Member;
 use super::{Service, blocking};
 use crate::device::Alarm;
-use crate::driver::gate;
+use crate::engine::{gate, reaping};
 use crate::error::DrainError;
 use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
 use std::any::Any;
@@ -79,7 +79,7 @@ impl Drain {
 
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DrainError>> {
         let service = &self.service;
-        let now = service.driver.device.now();
+        let now = service.engine.shared.device.now();
         if matches!(self.stage, Stage::New) {
             self.stage = Stage::Draining {
                 member: service.drains.begin(service),
@@ -97,8 +97,8 @@ impl Drain {
         };
         // Enlists before it looks: a change in between wakes it.
         service.funnel.enlist(*member, context.waker());
-        service.driver.evictables.evict(u64::MAX, None);
-        let settled = service.driver.settle();
+        service.engine.store.evictables.evict(u64::MAX, None);
+        let settled = reaping::settle(&service.engine);
         // Serves waiting requests, and starts the watches on streams.
         Service::serve_change(service);
         if is_drained(service) {
@@ -110,7 +110,11 @@ impl Drain {
             if now >= at {
                 return Poll::Ready(Err(not_drained(service, now.saturating_sub(*since))));
             }
-            *alarm = Some(Alarm::new(&service.driver.device, at, context.waker()));
+            *alarm = Some(Alarm::new(
+                &service.engine.shared.device,
+                at,
+                context.waker(),
+            ));
         }
         Poll::Pending
     }
@@ -158,7 +162,8 @@ impl Drains {
         *drains += 1;
         if *drains == 1 {
             service
-                .driver
+                .engine
+                .shared
                 .gate
                 .fetch_or(gate::DRAINING, Ordering::SeqCst);
         }
@@ -172,7 +177,8 @@ impl Drains {
         *drains -= 1;
         if *drains == 0 {
             service
-                .driver
+                .engine
+                .shared
                 .gate
                 .fetch_and(!gate::DRAINING, Ordering::SeqCst);
         }
@@ -181,13 +187,13 @@ impl Drains {
 
 /// Returns whether no request waits, nothing is in use or reserved, and nothing is pending.
 fn is_drained(service: &Service) -> bool {
-    let totals = service.driver.totals();
+    let totals = service.engine.store.totals();
     let is_back = totals.used.current + totals.pending.current == 0;
     is_back && service.queue.waiting() == 0
 }
 
 fn not_drained(service: &Service, waited: Duration) -> DrainError {
-    let totals = service.driver.totals();
+    let totals = service.engine.store.totals();
     DrainError::TimedOut {
         waited,
         used: totals.used.current,

@@ -46,7 +46,7 @@
 //!
 //! Take the measure *(requests that wait, blocks that can be evicted, NEWS)*, ordered lexicographically, where NEWS is
 //! 1 or 0.
-//! - A search publishes none of its own steps (see [`publish`](crate::driver::Publish)), and does not raise the
+//! - A search publishes none of its own steps (see [`publish`](crate::engine::Publish)), and does not raise the
 //!   measure. Either a request takes the memory that it finds, and leaves the queue, or the memory stays where it was.
 //!   If it finds that a stream has got further, which is a change from outside, the requests before it are searched for
 //!   again.
@@ -60,7 +60,7 @@
 
 use super::waiters::Queue;
 use crate::device::{Alarm, Device};
-use crate::driver::{Change, Publish};
+use crate::engine::{Change, Publish};
 use crate::fault::injected;
 use crate::sync::plain::{self, AtomicBool};
 use crate::sync::{Foreign, Guards, Mutex, Ordering, SharedNumber};

@@ -1,6 +1,8 @@
 //! Links to the pool that can be cut, and the wakers that hold one: the device calls them at an alarm.
 
 use super::Service;
+use crate::background::Errand;
+use crate::engine::maintenance;
 use crate::sync::{Arc, ForeignOption, Guards, plain};
 use std::task::Wake;
 
@@ -25,29 +27,39 @@ impl Link {
     }
 }
 
-/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block on a thread
-/// of its own.
+/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block in the
+/// [background](crate::background).
 #[derive(Debug)]
-pub(super) struct Keeper(pub(super) Link);
+pub(super) struct Keeper {
+    link: Link,
+    errand: Errand,
+}
+
+impl Keeper {
+    pub(super) fn new(link: Link) -> Self {
+        let errand = Errand::default();
+        Self { link, errand }
+    }
+}
 
 /// A failure is noted: a sticky one ends the pool, and after another one the next maintenance tries again.
 fn keep_up(service: &Arc<Service>) {
-    let _ = service.driver.keep_up();
+    let _ = maintenance::keep_up(&service.engine);
 }
 
 impl Wake for Keeper {
     fn wake(self: plain::Arc<Self>) {
-        let Some(service) = self.0.service() else {
+        let Some(service) = self.link.service() else {
             return;
         };
-        if !service.driver.capabilities.memory_calls_block {
+        if !service.engine.shared.capabilities.memory_calls_block {
             return keep_up(&service);
         }
-        let thread = plain::thread::Builder::new().name("weirpool-maintenance".into());
-        let kept = service.clone();
-        if thread.spawn(move || keep_up(&kept)).is_err() {
+        let (keeper, kept) = (self.clone(), service.clone());
+        let job = move || keeper.errand.run(|| keep_up(&kept));
+        if let Err(job) = service.background.call(&self.errand, job) {
             // Late for the others that share this thread, rather than never.
-            keep_up(&service);
+            job();
         }
     }
 }
@@ -59,7 +71,7 @@ pub(super) struct Progress(pub(super) Link);
 impl Wake for Progress {
     fn wake(self: plain::Arc<Self>) {
         if let Some(service) = self.0.service() {
-            service.driver.maintenance.note_progress();
+            maintenance::note_progress(&service.engine);
         }
     }
 }

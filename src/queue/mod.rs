@@ -10,9 +10,9 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `service` | the driver with its queue, and when the queue is served |
+//! | `service` | the engine with its queue, and when the queue is served |
 //! | `funnel` | notifies requests and reclaimers of changes |
-//! | `serving` | one pass over the queue: grants what the driver finds |
+//! | `serving` | one pass over the queue: grants what the engine finds |
 //! | `deadlock`, `scan` | what happens when nothing changes any more, and which requests are tried then |
 //! | `waiters` | all requests that wait |
 //! | `waiter` | one of them, and its grant |

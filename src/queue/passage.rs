@@ -2,6 +2,7 @@
 
 use super::Service;
 use crate::device::{DeviceError, Watch};
+use crate::engine::{ordering, reaping};
 use crate::heap::Fences;
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker};
@@ -37,7 +38,12 @@ impl Passage {
     /// # Errors
     /// Returns the device's error.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
-        self.service.driver.has_passed(&self.lane, self.ticket)
+        reaping::has_passed(
+            &self.service.engine.shared,
+            &self.service.engine.store,
+            &self.lane,
+            self.ticket,
+        )
     }
 
     /// Polls for a caller that synchronizes: when it is ready, the pool releases memory above its threshold.
@@ -53,12 +59,12 @@ impl Passage {
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
-        let driver = &self.service.driver;
+        let engine = &self.service.engine;
         if self.is_passed()? {
             self.watch = None;
             return Poll::Ready(Ok(()));
         }
-        match driver.marker_for(&self.lane, self.ticket)? {
+        match ordering::marker_for(&engine.streams, &engine.shared, &self.lane, self.ticket)? {
             None => Poll::Ready(Ok(())),
             Some(marker) => {
                 // If it completes before this line, the watch calls at once.

@@ -114,7 +114,7 @@ impl InVain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{Part, Parts};
+    use crate::engine::{Part, Parts};
     use crate::heap::Placement;
 
     fn block(bytes: u64, alignment: u64) -> (Wants, Demand) {

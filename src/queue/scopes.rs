@@ -2,7 +2,7 @@
 
 use super::fair_queue::Position;
 use super::waiter::Waiter;
-use crate::driver::gate;
+use crate::engine::gate;
 use crate::id::ReservationId;
 use crate::sync::plain::AtomicU64;
 use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};

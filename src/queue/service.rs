@@ -1,4 +1,4 @@
-//! The service: the driver with its queue, shared by futures and reclaimers.
+//! The service: the engine with its queue, shared by futures and reclaimers.
 
 use super::deadlock::Deadlock;
 use super::drain::Drains;
@@ -14,9 +14,11 @@ use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
 use super::waiters::{Displaced, Moved, Queue};
 use super::{Demand, Hook};
+use crate::background::Background;
 use crate::device::{Alarm, Device};
-use crate::driver::{
-    Change, Driver, Effort, Group, HistoryEvent, OtherPools, Settings, Watches, gate,
+use crate::engine::{
+    Change, Effort, Engine, Group, HistoryEvent, OtherPools, Settings, Watches, access, figures,
+    gate, maintenance, reaping,
 };
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::fault::injected;
@@ -30,7 +32,7 @@ use std::time::Duration;
 
 /// See the [module](self).
 pub(crate) struct Service {
-    pub(crate) driver: Driver,
+    pub(crate) engine: Engine,
     pub(crate) queue: plain::Arc<Queue>,
     pub(super) funnel: plain::Arc<Funnel>,
     /// The rules by which requests wait.
@@ -42,6 +44,8 @@ pub(crate) struct Service {
     /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
     next_look: ForeignOption<(Duration, Alarm)>,
     pub(super) grower: Grower,
+    /// Makes memory calls that block: those of the growth, and of the maintenance.
+    pub(super) background: Background,
     /// Does the maintenance, until the last handle is gone.
     keeper: ForeignOption<Link>,
     /// Serves when no server answers, until the last handle is gone.
@@ -56,7 +60,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// # Errors
-    /// Returns the errors of [`Driver::new`].
+    /// Returns the errors of [`Engine::new`].
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
@@ -67,16 +71,17 @@ impl Service {
         let waits = plain::Arc::<Waits>::default();
         let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
         let funnel = plain::Arc::new(Funnel::new(queue.clone(), device.clone()));
-        let driver = Driver::new(device, settings, others, funnel.clone(), waits)?;
+        let engine = Engine::new(device, settings, others, funnel.clone(), waits)?;
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),
             queue,
             funnel,
-            driver,
+            engine,
             watches: ForeignOption::new(Guards::Queue, None),
             next_look: ForeignOption::new(Guards::Queue, None),
             grower: Grower::new(),
+            background: Background::default(),
             keeper: ForeignOption::new(Guards::Queue, None),
             stand_in: ForeignOption::new(Guards::Queue, None),
             spawned: ForeignOption::new(Guards::Queue, None),
@@ -90,9 +95,9 @@ impl Service {
     /// Starts the maintenance, and the stand-in that answers notifications when no server does.
     pub(crate) fn start(this: &Arc<Self>) {
         let (keeper, stand_in) = (Link::new(this), Link::new(this));
-        let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
+        let waker = Waker::from(plain::Arc::new(Keeper::new(keeper.clone())));
         let progress = Waker::from(plain::Arc::new(Progress(keeper.clone())));
-        this.driver.maintenance.start_maintenance(waker, progress);
+        this.engine.maintenance.start_maintenance(waker, progress);
         this.keeper.set(Some(keeper));
         let waker = Waker::from(plain::Arc::new(StandIn(stand_in.clone())));
         this.funnel.set_stand_in(Some(waker));
@@ -100,7 +105,7 @@ impl Service {
     }
 
     pub(super) fn now(&self) -> Duration {
-        self.driver.device.now()
+        self.engine.shared.device.now()
     }
 
     /// Serves the queue if anything was published since the last search, without memory calls where they block. If
@@ -137,7 +142,7 @@ impl Service {
         let give_up = GiveUpOnPanic(&this.funnel);
         let mut next = Some(generation);
         while let Some(generation) = next {
-            let progress = || this.driver.totals().progress;
+            let progress = || this.engine.store.totals().progress;
             let before = progress();
             let look_again_at = Pass::new(this, effort, generation).run();
             if progress() != before {
@@ -147,7 +152,7 @@ impl Service {
             // The record is tried again in the next pass.
             let retry_at = has_unrecorded.then(|| {
                 this.now()
-                    .saturating_add(this.driver.maintenance.interval())
+                    .saturating_add(this.engine.maintenance.interval())
             });
             this.set_next_look(look_again_at.into_iter().chain(retry_at).min());
             next = this.funnel.end();
@@ -162,12 +167,12 @@ impl Service {
         }
         self.next_look.set(at.map(|at| {
             let waker = Waker::from(self.funnel.clone());
-            (at, Alarm::new(&self.driver.device, at, &waker))
+            (at, Alarm::new(&self.engine.shared.device, at, &waker))
         }));
     }
 
     /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
-    /// spawned for the requests ends with them. Returns whether a [record](crate::driver::Driver::watch_streams) is to
+    /// spawned for the requests ends with them. Returns whether a [record](crate::engine::reaping::watch_streams) is to
     /// be tried again.
     fn watch(&self) -> bool {
         let is_awaited = !self.queue.is_empty();
@@ -177,15 +182,15 @@ impl Service {
         // Out of the lock: a watch may call at once.
         let mut watches = self.watches.take().unwrap_or_default();
         if !is_awaited {
-            self.driver.lease.withdraw();
+            self.engine.store.lease.withdraw();
         }
         let is_idle = !is_awaited && self.queue.scopes.is_empty();
-        if is_idle && !self.driver.is_draining() && !self.driver.is_recalled() {
+        if is_idle && !self.engine.shared.is_draining() && !self.engine.shared.is_recalled() {
             drop(watches);
             return false;
         }
         let waker = Waker::from(self.funnel.clone());
-        let has_unrecorded = self.driver.watch_streams(&mut watches, &waker);
+        let has_unrecorded = reaping::watch_streams(&self.engine, &mut watches, &waker);
         self.watches.set(Some(watches));
         has_unrecorded
     }
@@ -220,8 +225,8 @@ impl Service {
     pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>) -> bool {
         let moved = self
             .queue
-            .leave(waiter, waited, self.now(), &self.driver.gate);
-        self.driver.maintenance.resume();
+            .leave(waiter, waited, self.now(), &self.engine.shared.gate);
+        maintenance::resume(&self.engine);
         if moved.has_new_first {
             self.hooked.offer_to_throttled(&self.queue);
             // The new first may be content with less.
@@ -245,7 +250,7 @@ impl Service {
             this.funnel.note_candidate();
         }
         Self::serve(this);
-        if this.driver.is_draining() {
+        if this.engine.shared.is_draining() {
             this.funnel.wake_drains();
         }
     }
@@ -271,7 +276,7 @@ impl Service {
 
     /// Puts a request back to its position that was set aside. The poll that comes next searches for it.
     pub(super) fn bring_back(&self, waiter: &Waiter) {
-        let gate = &self.driver.gate;
+        let gate = &self.engine.shared.gate;
         if self.queue.bring_back(waiter, self.now(), gate) {
             self.funnel.note_candidate();
         }
@@ -298,7 +303,7 @@ impl Service {
         }
         self.uncharge_unserved(waiter);
         wake_all(waker);
-        if self.driver.is_draining() {
+        if self.engine.shared.is_draining() {
             self.funnel.wake_drains();
         }
     }
@@ -330,7 +335,7 @@ impl Service {
 
     /// Publishes a change, if any request or drain can wait for it.
     pub(crate) fn publish(&self, change: Change) {
-        self.driver.publish(change);
+        self.engine.shared.publish(change);
     }
 
     /// Serves the queue under changed terms of the pool, fails requests that they exclude, and has throttled requests
@@ -344,7 +349,7 @@ impl Service {
 
     /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
     pub(crate) fn set_tag_limit(this: &Arc<Self>, tag: Tag, limit: Option<u64>) {
-        let gate = &this.driver.gate;
+        let gate = &this.engine.shared.gate;
         let moved = this.queue.set_limit(tag, limit, this.now(), gate);
         this.note_moved(moved);
         for waiter in this.queue.over_limit(tag) {
@@ -386,7 +391,7 @@ impl Service {
     #[cold]
     #[inline(never)]
     pub(crate) fn admit(&self, tag: Tag) {
-        let moved = self.queue.admit(tag, self.now(), &self.driver.gate);
+        let moved = self.queue.admit(tag, self.now(), &self.engine.shared.gate);
         self.note_moved(moved);
         if !injected("freed-without-relief") {
             self.relieve(tag);
@@ -413,7 +418,7 @@ impl Service {
     /// Returns whether any was.
     pub(super) fn evict_for(&self, tag: Tag, bytes: u64) -> bool {
         let account = self.queue.accounts.of(tag);
-        let evictables = &self.driver.evictables;
+        let evictables = &self.engine.store.evictables;
         let lacking = match account.limit() {
             Some(limit) => account
                 .charged()
@@ -431,13 +436,17 @@ impl Service {
         if injected("synchronized-without-a-release") {
             return;
         }
-        self.driver.settle_access();
-        self.driver.note_synchronized();
+        access::settle_access(&self.engine);
+        maintenance::note_synchronized(&self.engine);
     }
 
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
     pub(crate) fn close(this: &Arc<Self>) -> bool {
-        let before = this.driver.gate.fetch_or(gate::ENDED, Ordering::SeqCst);
+        let before = this
+            .engine
+            .shared
+            .gate
+            .fetch_or(gate::ENDED, Ordering::SeqCst);
         let is_first = before & gate::ENDED == 0;
         if is_first {
             trace::closed();
@@ -467,16 +476,16 @@ impl Service {
 
     /// Returns the reason why nothing can be granted, if there is one.
     pub(crate) fn refusal(&self) -> Option<AllocError> {
-        if self.driver.is_closed() {
+        if self.engine.shared.is_closed() {
             return Some(AllocError::Closed);
         }
-        self.driver.fault().map(AllocError::Device)
+        self.engine.shared.fault().map(AllocError::Device)
     }
 
     /// Returns the reason why a demand can never be met, if there is one.
     pub(super) fn refusal_of(&self, demand: &Demand) -> Option<AllocError> {
         let requested = demand.request.bytes;
-        let capacity = self.driver.capacity();
+        let capacity = self.engine.store.capacity();
         let too_large = || {
             (requested > capacity).then_some(AllocError::TooLarge {
                 requested,
@@ -511,14 +520,15 @@ impl Service {
         let shortfall = self.shortfall(demand);
         trace::exhausted(&shortfall);
         let stream = lane.id.of_a_stream();
-        self.driver
+        self.engine
+            .store
             .write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
         shortfall
     }
 
     pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.waiting();
-        let shortfall = self.driver.shortfall(demand.request, waiting);
+        let shortfall = figures::shortfall(&self.engine, demand.request, waiting);
         Shortfall {
             expected_wait: self.expected_wait(None, demand.tag, demand.request.bytes),
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
@@ -538,9 +548,10 @@ impl Service {
     /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses
     /// while the pool could have all of its memory back.
     pub(super) fn is_short_for_others(&self) -> bool {
-        let driver = &self.driver;
-        let holds_none = || driver.totals().used.current <= driver.evictables.bytes_of(Group::Pool);
-        driver.lease.is_asking() || driver.is_refused() && holds_none()
+        let engine = &self.engine;
+        let holds_none =
+            || engine.store.totals().used.current <= engine.store.evictables.bytes_of(Group::Pool);
+        engine.store.lease.is_asking() || engine.supply.is_refused() && holds_none()
     }
 
     /// Ends lasting reclaimers and the maintenance, after the last handle is dropped.
@@ -549,7 +560,7 @@ impl Service {
         self.funnel.wake_reclaimers();
         // Only forgotten requests can still wait.
         self.dismiss_reclaimer();
-        self.driver.maintenance.end_maintenance();
+        self.engine.maintenance.end_maintenance();
         let keeper = self.keeper.take();
         self.funnel.set_stand_in(None);
         let stand_in = self.stand_in.take();

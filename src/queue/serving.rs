@@ -1,6 +1,6 @@
 //! Serving: one pass over the queue, which serves each request that can be served.
 //!
-//! The head is granted the memory that the driver finds for it, then the next head, and so on. While the head cannot be
+//! The head is granted the memory that the engine finds for it, then the next head, and so on. While the head cannot be
 //! served, no other request is served, except for requests that may [overtake](super::terms::Overtaking) it, and in a
 //! [deadlock](super::deadlock).
 //!
@@ -16,7 +16,7 @@ use super::Service;
 use super::demand::Wants;
 use super::funnel::wake_all;
 use super::waiter::{Unclaimed, Waiter};
-use crate::driver::{Effort, Mode, Refusal, wait_allowed_at};
+use crate::engine::{Effort, Mode, Refusal, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::sync::Arc;
@@ -62,7 +62,7 @@ impl<'a> Pass<'a> {
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
     pub(super) fn run(mut self) -> Option<Duration> {
         let service = self.service;
-        service.driver.lease.begin_turn(self.generation);
+        service.engine.store.lease.begin_turn(self.generation);
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
                 Served::Short => self.serve_past(&head),
@@ -107,10 +107,10 @@ impl<'a> Pass<'a> {
             return false;
         }
         let is_aside = !injected("silent-request-keeps-its-turn")
-            && service.queue.set_aside(head, &service.driver.gate);
+            && service.queue.set_aside(head, &service.engine.shared.gate);
         if is_aside {
             // It may have been the last one that the maintenance was put off for.
-            service.driver.maintenance.resume();
+            maintenance::resume(&service.engine);
         }
         is_aside
     }
@@ -170,7 +170,7 @@ impl<'a> Pass<'a> {
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
             Err(Refusal::Short(_)) => {
-                waiter.note_searched(self.moment(), service.driver.is_refused());
+                waiter.note_searched(self.moment(), service.engine.supply.is_refused());
                 self.note_times(waiter);
                 return Served::Short;
             }
@@ -187,7 +187,7 @@ impl<'a> Pass<'a> {
 
     /// Returns the generation, and how often streams were found further until now.
     fn moment(&self) -> (u64, u64) {
-        (self.generation, self.service.driver.totals().progress)
+        (self.generation, self.service.engine.store.totals().progress)
     }
 
     /// Returns whether memory was searched for the request in vain, and nothing has changed since: nothing was
@@ -198,14 +198,14 @@ impl<'a> Pass<'a> {
 
     fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {
         let mode = Mode::from_queue(self.effort, &waiter.patience);
-        let driver = &self.service.driver;
+        let engine = &self.service.engine;
         let allocations = match &waiter.wants {
             Wants::Block => {
                 let request = waiter.demand.request;
-                let allocation = driver.search(&waiter.lane, request, mode)?;
+                let allocation = engine.search(&waiter.lane, request, mode)?;
                 std::iter::once(allocation).collect()
             }
-            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, mode)?,
+            Wants::Parts(parts) => engine.search_all(&waiter.lane, parts, mode)?,
         };
         Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
     }
@@ -215,12 +215,12 @@ impl<'a> Pass<'a> {
         let now = self.service.now();
         if waiter.was_refused() {
             // Other clients of the device hold the memory, and do not announce when they release it.
-            let interval = self.service.driver.maintenance.interval();
+            let interval = self.service.engine.maintenance.interval();
             self.look_again_at(now.saturating_add(interval));
         }
         let patience = &waiter.patience;
         let patience_ends = (!patience.fences.is_empty()).then_some(patience.until);
-        let wait_is_allowed = wait_allowed_at(&self.service.driver, &waiter.lane);
+        let wait_is_allowed = wait_allowed_at(&self.service.engine, &waiter.lane);
         let times = [patience_ends, wait_is_allowed].into_iter().flatten();
         times
             .filter(|at| *at > now)

@@ -14,7 +14,7 @@
 use super::Service;
 use super::funnel::Member;
 use super::link::Link;
-use crate::driver::{LeaseBounds, Lender};
+use crate::engine::{LeaseBounds, Lender, figures, maintenance};
 use crate::sync::{Arc, ForeignOption, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
@@ -82,7 +82,10 @@ impl Tenant {
             ..
         } = bounds;
         if first > bound {
-            service.driver.set_lease(granted, first, false);
+            service
+                .engine
+                .store
+                .set_lease(&service.engine.shared, granted, first, false);
             service.enlist_lender(false, &self.waker);
             service.funnel.note_change();
             // Another thread that serves may have looked before.
@@ -99,7 +102,7 @@ impl Tenant {
         let statistics = self
             .link
             .service()
-            .map(|service| service.driver.statistics());
+            .map(|service| figures::statistics(&service.engine));
         let statistics = statistics.unwrap_or_default();
         (statistics.used.current, statistics.allocations)
     }
@@ -126,29 +129,31 @@ impl Service {
             is_binding,
             ..
         } = bounds;
-        let driver = &this.driver;
-        driver.set_lease(granted, bound, is_binding);
+        let engine = &this.engine;
+        engine
+            .store
+            .set_lease(&engine.shared, granted, bound, is_binding);
         this.enlist_lender(is_binding, waker);
         // A failure is noted. What stays is told to the lender.
-        if driver.held() > bound {
-            let _ = driver.release_above(bound);
+        if engine.supply.held(&engine.store) > bound {
+            let _ = maintenance::release_above(engine, bound);
         }
-        if driver.held() > bound {
-            let _ = driver.reclaim_above(bound);
+        if engine.supply.held(&engine.store) > bound {
+            let _ = maintenance::reclaim_above(engine, bound);
         }
-        if is_binding && driver.held() > bound {
+        if is_binding && engine.supply.held(&engine.store) > bound {
             // Free memory of other clients was not enough either.
-            let _ = driver.evict_above(bound);
+            let _ = maintenance::evict_above(engine, bound);
         }
         // Also after a recall: the bytes asked for may have been granted with it, and have to be asked for again.
-        if !this.queue.is_empty() || driver.is_recalled() {
+        if !this.queue.is_empty() || engine.shared.is_recalled() {
             this.funnel.note_change();
             // A thread that serves already looks again, and leaves device calls that it may not make to a thread of its
             // own.
             Self::try_serve_fully(this);
         }
         Holding {
-            held: driver.held(),
+            held: engine.supply.held(&engine.store),
             waiting: this.queue.waiting(),
         }
     }

@@ -50,7 +50,7 @@ pub(super) fn look(
     *standstill = Some(TagStandstill {
         releases: service.queue.accounts.of(tag).releases(),
         since,
-        _alarm: Alarm::new(&service.driver.device, fails_at, waker),
+        _alarm: Alarm::new(&service.engine.shared.device, fails_at, waker),
     });
     None
 }

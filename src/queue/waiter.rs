@@ -15,7 +15,7 @@
 
 use super::fair_queue::{Flow, SortKey};
 use super::{Demand, Service, Wants};
-use crate::driver::{Allocations, Expected};
+use crate::engine::{Allocations, Expected, release};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -393,7 +393,7 @@ impl Drop for Unclaimed {
     fn drop(&mut self) {
         let allocations = std::mem::take(&mut self.allocations);
         if !allocations.is_empty() {
-            self.service.driver.give_all_back(&self.lane, allocations);
+            release::give_all_back(&self.service.engine, &self.lane, allocations);
         }
     }
 }

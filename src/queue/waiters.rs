@@ -19,7 +19,7 @@ use super::shares::{Amount, Candidate};
 use super::waiter::{Origin, Waiter};
 use super::waiting::WaitingRequest;
 use super::{Demand, Rules, Wants};
-use crate::driver::{Expected, gate};
+use crate::engine::{Expected, gate};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::{ReservationId, StreamId};

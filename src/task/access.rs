@@ -42,7 +42,14 @@ impl Order<'_> {
     /// # Errors
     /// Returns an error if work of the host is to use memory that it does not see. A stream uses memory of its own pool.
     fn expect_seen(&self) -> Result<(), StreamError> {
-        let kind = self.stream.registration().service.driver.settings.kind;
+        let kind = self
+            .stream
+            .registration()
+            .service
+            .engine
+            .shared
+            .settings
+            .kind;
         match self.uses.is_some() && !kind.is_seen_by_host() {
             true => Err(StreamError::UnseenByHost),
             false => Ok(()),

@@ -25,6 +25,7 @@ pub use host_task::HostTask;
 pub use submission::Submission;
 
 use crate::device::NativeStream;
+use crate::engine::ordering;
 #[cfg(doc)]
 use crate::error::StreamError;
 use crate::error::TaskError;
@@ -214,11 +215,11 @@ impl Stream {
     pub fn after(&self, task: &impl Submitted) -> Result<(), TaskError> {
         let (own, point) = (self.registration(), task.point());
         let earlier = &point.registration;
-        let driver = &own.service.driver;
+        let engine = &own.service.engine;
         if !self.is_of_pool(earlier) {
             self.expect_beside(earlier)?;
             if let Some(marker) = point.marker()? {
-                driver.order_behind_other_pool(&own.lane, &marker)?;
+                ordering::order_behind_other_pool(&engine.shared, &own.lane, &marker)?;
             }
             return Ok(());
         }
@@ -226,7 +227,13 @@ impl Stream {
             return Ok(());
         }
         if let Some(marker) = point.marker()? {
-            driver.bring_behind(&own.lane, &earlier.lane, &marker)?;
+            ordering::bring_behind(
+                &engine.streams,
+                &engine.shared,
+                &own.lane,
+                &earlier.lane,
+                &marker,
+            )?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The point of a stream behind submitted work.
 
 use crate::device::DeviceError;
+use crate::engine::ordering;
 use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::Ticket;
@@ -19,9 +20,9 @@ pub struct Point {
 impl Point {
     /// Returns the point behind all work that the stream was given so far.
     pub(super) fn present(registration: &Arc<Registration>) -> Self {
-        let driver = &registration.service.driver;
+        let engine = &registration.service.engine;
         // The ticket is open after the work was submitted, so its event will be recorded behind the work.
-        let mut ticket = driver.present_point(&registration.lane);
+        let mut ticket = ordering::present_point(engine, &registration.lane);
         if injected("task-before-the-open-ticket") {
             ticket.0 -= 1;
         }
@@ -37,7 +38,12 @@ impl Point {
     /// Returns an error if the device cannot record.
     pub(super) fn marker(&self) -> Result<Option<Arc<Marker>>, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        service.driver.marker_for(lane, self.ticket)
+        ordering::marker_for(
+            &service.engine.streams,
+            &service.engine.shared,
+            lane,
+            self.ticket,
+        )
     }
 
     /// Returns a future's state that waits for the point.

@@ -7,7 +7,7 @@ use super::outcome::Outcome;
 use super::point::Point;
 use super::{Accesses, HostTask, Task};
 use crate::device::{DeviceError, DeviceErrorKind, HostFunction, HostUse, NativeStream};
-use crate::driver::HistoryEvent;
+use crate::engine::HistoryEvent;
 use crate::error::TaskError;
 use crate::handles::Registration;
 use crate::lane::Holder;
@@ -133,8 +133,11 @@ impl<'s> Submission<'s> {
         let Registration { service, lane, .. } = &**registration;
         // SAFETY: the lane keeps the stream's owner; an external stream is used only in calls made with it.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
-        let run = unsafe { lane.device(&service.driver.device).run(lane.raw, function) };
-        service.driver.noted(run)?;
+        let run = unsafe {
+            lane.device(&service.engine.shared.device)
+                .run(lane.raw, function)
+        };
+        service.engine.shared.noted(run)?;
         Ok(self.submitted(registration, Value::Coming(outcome)))
     }
 
@@ -152,15 +155,15 @@ impl<'s> Submission<'s> {
         // SAFETY: the lane keeps the stream's owner; an external stream is used only in calls made with it.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let hold = unsafe {
-            let device = lane.device(&service.driver.device);
+            let device = lane.device(&service.engine.shared.device);
             device.hold(lane.raw, self.name.clone())
         };
         let holder = Holder {
             name: self.name.clone(),
             location: Location::caller(),
-            since: service.driver.device.now(),
+            since: service.engine.shared.device.now(),
         };
-        let held = Held::new(service.driver.noted(hold)?, registration, holder);
+        let held = Held::new(service.engine.shared.noted(hold)?, registration, holder);
         let end = self.submitted(registration, Value::Known(()));
         Ok(HostTask::new(end, reached, held, future))
     }
@@ -168,8 +171,8 @@ impl<'s> Submission<'s> {
     /// Returns the registration of a stream that takes work.
     fn open(&self) -> Result<&'s Arc<Registration>, TaskError> {
         let registration = self.stream.registration();
-        let driver = &registration.service.driver;
-        if driver.is_closed() {
+        let engine = &registration.service.engine;
+        if engine.shared.is_closed() {
             return Err(TaskError::Closed);
         }
         if registration.lane.is_host() {
@@ -177,7 +180,7 @@ impl<'s> Submission<'s> {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("submit", kind, reason).into());
         }
-        match driver.fault() {
+        match engine.shared.fault() {
             Some(fault) => Err(fault.into()),
             None => Ok(registration),
         }
@@ -190,7 +193,7 @@ impl<'s> Submission<'s> {
         trace::submitted(lane.label(), self.name.as_deref());
         if let Some(name) = &self.name {
             let site = Location::caller().into();
-            service.driver.write_down(|| HistoryEvent::Submitted {
+            service.engine.store.write_down(|| HistoryEvent::Submitted {
                 stream: lane.id,
                 name: name.clone(),
                 site,
@@ -206,7 +209,7 @@ fn other_backend<W>(registration: &Registration) -> TaskError {
         expected: type_name::<W>(),
         device: {
             let Registration { service, lane, .. } = registration;
-            lane.device(&service.driver.device).describe()
+            lane.device(&service.engine.shared.device).describe()
         },
     }
 }

@@ -107,8 +107,8 @@ pub(crate) fn await_releases() {
 /// How long to wait where the system does not report working threads.
 const QUIET: Duration = Duration::from_millis(if cfg!(target_os = "linux") { 50 } else { 1000 });
 
-/// Threads of the process: one watches events, and one unmaps memory of other processes.
-const LASTING: [&str; 2] = ["weirpool-cuda", "weirpool-worker"];
+/// The thread of the process that watches events.
+const LASTING: &str = "weirpool-cuda";
 
 /// Returns whether a thread of a pool works, other than those that last.
 fn has_threads_at_work() -> bool {
@@ -119,7 +119,7 @@ fn has_threads_at_work() -> bool {
     });
     names
         .into_iter()
-        .any(|name| name.starts_with("weirpool-") && !LASTING.contains(&name.trim_end()))
+        .any(|name| name.starts_with("weirpool-") && name.trim_end() != LASTING)
 }
 
 const A_WHILE: Duration = Duration::from_micros(20);

@@ -5,7 +5,7 @@
 
 use super::super::History;
 use crate::device::DeviceAddress;
-use crate::driver::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
+use crate::engine::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
 use crate::id::{StreamId, StreamLabel, StreamNames};
 use crate::measure::Bytes;
 use serde::Serialize;

@@ -8,8 +8,9 @@
 use super::super::Snapshot;
 use super::pieces::{LastFrees, Piece};
 use crate::device::DeviceAddress;
-use crate::driver::SegmentInfo;
-use crate::driver::{BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, Site};
+use crate::engine::{
+    BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, SegmentInfo, Site,
+};
 use crate::id::StreamId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

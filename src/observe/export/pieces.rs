@@ -4,7 +4,7 @@
 //! freed block to turn into the used one, so such a block is cut along the frees that it consists of.
 
 use crate::device::DeviceAddress;
-use crate::driver::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
+use crate::engine::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
 use std::collections::BTreeMap;
 
 /// A part of a block of the snapshot.

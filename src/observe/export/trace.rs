@@ -1,7 +1,7 @@
 //! An export of allocations and frees as CSV, for the example `replay`.
 
 use super::super::History;
-use crate::driver::HistoryEvent;
+use crate::engine::HistoryEvent;
 use crate::id::StreamId;
 use std::collections::BTreeSet;
 use std::io::{self, Write};

@@ -222,3 +222,13 @@ fn configuration_builds_what_the_builder_builds() {
         assert_eq!((account.limit(), account.weight()), (Some(16 * MIB), 3));
     }
 }
+
+#[test]
+fn failed_build_gives_its_initial_memory_back() {
+    let device = manual();
+    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    let builder = crate::common::builder(&device, 64 * MIB).initial_size(32 * MIB);
+    let refused = builder.build().unwrap_err();
+    assert!(matches!(refused, BuildError::Device(_)), "{refused}");
+    assert_eq!(device.counters().physical_in_use, 0);
+}

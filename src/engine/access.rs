@@ -1,0 +1,195 @@
+//! Access of other devices to the memory of the pool: how it is given and taken back.
+
+use super::memory::accessors;
+use super::neighbours::{AccessScope, CompleteCopies, Stage};
+use super::{Engine, Shared, Streams, ordering, reaping};
+use crate::device::{Device, DeviceId, Peer};
+use crate::error::AccessError;
+use crate::lane::Lane;
+use crate::sync::{Arc, plain};
+
+/// Returns whether a device could be given access to the pool's memory.
+pub(crate) fn is_access_supported(shared: &Shared, streams: &Streams, device: &dyn Device) -> bool {
+    let id = device.id();
+    if id == shared.device.id() {
+        return true;
+    }
+    let (own, kind) = (shared.device.ordinal(), shared.settings.kind);
+    // All devices see the host's memory, and managed memory.
+    let is_everywhere = kind.is_of_host() || kind.is_seen_by_host();
+    streams.neighbours.is_beside(id) && (is_everywhere || device.capabilities().peers.contains(own))
+}
+
+/// Gives a device access to the pool's memory. Returns whether it had none.
+///
+/// # Errors
+/// Returns an error if that is not supported, another thread changes the access, or a device call fails. Nothing
+/// has changed then.
+pub(crate) fn enable_access(
+    engine: &Engine,
+    device: &plain::Arc<dyn Device>,
+) -> Result<bool, AccessError> {
+    if device.id() == engine.shared.device.id() {
+        return Ok(false);
+    }
+    if !is_access_supported(&engine.shared, &engine.streams, &**device) {
+        return Err(AccessError::Unsupported {
+            device: device.describe(),
+            owner: engine.shared.device.describe(),
+        });
+    }
+    engine.streams.neighbours.enter(device);
+    set_access(engine, device, true)
+}
+
+/// Takes the access of a device back. Returns whether it had any.
+///
+/// # Errors
+/// Returns an error if streams of the device are registered or have work left, another thread changes the access,
+/// or a device call fails. The pool then counts the access as enabled.
+pub(crate) fn disable_access(
+    engine: &Engine,
+    device: &plain::Arc<dyn Device>,
+) -> Result<bool, AccessError> {
+    if device.id() == engine.shared.device.id() {
+        return Err(AccessError::OwnDevice);
+    }
+    engine.streams.neighbours.enter(device);
+    set_access(engine, device, false)
+}
+
+fn set_access(
+    engine: &Engine,
+    device: &plain::Arc<dyn Device>,
+    is_open: bool,
+) -> Result<bool, AccessError> {
+    let streams = &engine.streams;
+    let (before, ()) = streams
+        .neighbours
+        .wish(device.id(), |wish| wish.set(is_open));
+    change(engine, device).inspect_err(|_| {
+        streams
+            .neighbours
+            .wish(device.id(), |wish| wish.unset(&before));
+    })
+}
+
+/// Begins a scope in which a device has access, or has none; `None` if it is the pool's own.
+///
+/// # Errors
+/// Returns the errors of [`enable_access`] and [`disable_access`].
+pub(crate) fn begin_access(
+    engine: &Engine,
+    device: &plain::Arc<dyn Device>,
+    is_open: bool,
+) -> Result<Option<AccessScope>, AccessError> {
+    let Engine {
+        shared, streams, ..
+    } = engine;
+    if device.id() == shared.device.id() {
+        return if is_open {
+            Ok(None)
+        } else {
+            Err(AccessError::OwnDevice)
+        };
+    }
+    if is_open && !is_access_supported(shared, streams, &**device) {
+        return Err(AccessError::Unsupported {
+            device: device.describe(),
+            owner: shared.device.describe(),
+        });
+    }
+    streams.neighbours.enter(device);
+    let (_, scope) = streams
+        .neighbours
+        .wish(device.id(), |wish| wish.begin(is_open));
+    match change(engine, device) {
+        Ok(_) => Ok(Some(scope)),
+        Err(error) => {
+            streams.neighbours.wish(device.id(), |wish| wish.end(scope));
+            Err(error)
+        }
+    }
+}
+
+/// Ends a scope. If the memory is in use on the device, the access is taken back once it is not.
+///
+/// # Errors
+/// Returns an error if a device call fails; it is tried again with the next use that ends.
+pub(crate) fn end_access(
+    engine: &Engine,
+    device: &plain::Arc<dyn Device>,
+    scope: AccessScope,
+) -> Result<(), AccessError> {
+    let streams = &engine.streams;
+    streams.neighbours.wish(device.id(), |wish| wish.end(scope));
+    let changed = change(engine, device);
+    if changed.is_err() {
+        streams.neighbours.note_due();
+    }
+    match changed {
+        Err(AccessError::InUse { .. } | AccessError::Changing) => Ok(()),
+        changed => changed.map(drop),
+    }
+}
+
+/// Changes each access that was to change when a scope ended, if the memory is not in use any more.
+pub(crate) fn settle_access(engine: &Engine) {
+    for device in engine.streams.neighbours.due() {
+        // It is in use still, or a failure is noted: it is tried again.
+        if change(engine, &device).is_err() {
+            engine.streams.neighbours.note_due();
+        }
+    }
+}
+
+/// Brings the access of a device to what it is to be. Returns whether that is new.
+fn change(engine: &Engine, device: &plain::Arc<dyn Device>) -> Result<bool, AccessError> {
+    let id = device.id();
+    let mut copies = CompleteCopies::default();
+    if engine.streams.neighbours.is_closing(id) {
+        // Lanes of streams that are gone are dropped once their work is complete.
+        reaping::settle(engine)?;
+        copies = complete_copies(engine, id);
+    }
+    let Some(target) = engine.streams.neighbours.begin(id, &copies)? else {
+        return Ok(false);
+    };
+    let before = match target {
+        Stage::Open => Stage::Closed,
+        _ => Stage::Open,
+    };
+    let peer = Peer {
+        id,
+        ordinal: device.ordinal(),
+    };
+    let changed = match target {
+        Stage::Open => accessors::allow(&engine.supply.memory, peer),
+        _ => accessors::forbid(&engine.supply.memory, peer),
+    };
+    let stage = if changed.is_ok() { target } else { before };
+    engine.streams.neighbours.end(id, stage);
+    engine.shared.noted(changed)?;
+    Ok(true)
+}
+
+/// Returns the lanes of a device on which only copies are noted, all of which are complete.
+fn complete_copies(engine: &Engine, device: DeviceId) -> CompleteCopies {
+    let begun = engine.streams.neighbours.copies_begun(device);
+    let is_complete = |lane: &Arc<Lane>| {
+        let point = ordering::present_point(engine, lane);
+        let marker = ordering::marker_for(&engine.streams, &engine.shared, lane, point);
+        marker.is_ok()
+            && matches!(
+                reaping::has_passed(&engine.shared, &engine.store, lane, point),
+                Ok(true)
+            )
+    };
+    let lanes = engine.streams.lanes();
+    let of_copies = lanes.iter().filter(|lane| lane.is_for_copies_of(device));
+    let lanes = of_copies.filter(|lane| is_complete(lane)).cloned();
+    CompleteCopies {
+        lanes: lanes.collect(),
+        begun,
+    }
+}

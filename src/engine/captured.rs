@@ -1,0 +1,147 @@
+//! Memory of graphs: allocations and frees inside a capture.
+//!
+//! The memory is set aside from the heap as reservations are. It is reused in the *order* of one captured stream, which
+//! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block
+//! that is freed in the capture has a fence of that order, which no event proves. The fence counts as complete when the
+//! capture is over: only later captures with the same memory can be granted the block then.
+
+use super::{Allocation, Engine, HeapStore, Source, Streams, ordering, reaping, release};
+use crate::device::DeviceError;
+use crate::heap::{self, Clock, Fence, Fences, Grant, Placement, Request, View};
+use crate::id::{ReservationId, StreamId, Ticket};
+use crate::lane::{CachedBlock, Event, Flush, Lane, Use};
+use crate::sync::Arc;
+use smallvec::SmallVec;
+
+/// Begins the capture of a lane's stream, in an order of its own, once the pool's own calls on it have returned.
+/// Its cached blocks go to the heap. Returns `None` if the stream is being captured already.
+pub(crate) fn begin_capture(streams: &Streams, store: &HeapStore, lane: &Lane) -> Option<StreamId> {
+    let order = streams.lanes.lock().next_id();
+    if !lane.cache.begin_capture(order) {
+        return None;
+    }
+    {
+        let mut heap = store.heap.lock();
+        heap.register(order, Ticket::ZERO);
+        for CachedBlock { id, ticket, .. } in lane.cache.flush(Flush::All) {
+            heap.take_back(id, Fences::one(lane.id, ticket));
+        }
+    }
+    lane.cache.wait_for_submissions();
+    Some(order)
+}
+
+/// Returns a further order for a stream that is being captured.
+pub(crate) fn further_order(streams: &Streams, store: &HeapStore) -> StreamId {
+    let order = streams.lanes.lock().next_id();
+    store.heap.lock().register(order, Ticket::ZERO);
+    order
+}
+
+/// Ends an order that no capture uses, or uses any more: memory that was freed in it is complete.
+pub(crate) fn end_order(store: &HeapStore, order: StreamId) {
+    store.heap.lock().forget(order);
+}
+
+/// Ends the capture of a lane's stream. Blocks from before the capture that were freed during it are sealed now.
+pub(crate) fn end_capture(engine: &Engine, lane: &Lane, orders: &[StreamId]) {
+    lane.cache.end_capture();
+    orders
+        .iter()
+        .for_each(|order| end_order(&engine.store, *order));
+    // A failure is noted; the memory stays pending then.
+    let _ = ordering::seal_for_others(engine, lane);
+}
+
+/// Allocates from memory that is set aside for graphs, in the order of a capture: memory that is complete, or was
+/// freed in that order. `None` if the reservation has no such memory.
+///
+/// # Errors
+/// Returns a sticky error.
+pub(crate) fn draw_captured(
+    engine: &Engine,
+    lane: &Lane,
+    order: StreamId,
+    reservation: ReservationId,
+    request: Request,
+) -> Result<Option<Allocation>, DeviceError> {
+    let mut grant = take_captured(&engine.store, lane, order, reservation, request);
+    if grant.is_none() && may_complete(&engine.streams, &engine.store, reservation, request) {
+        // Streams may have passed the frees of the rest.
+        ordering::seal_lanes(engine)?;
+        reaping::reap(engine)?;
+        grant = take_captured(&engine.store, lane, order, reservation, request);
+    }
+    Ok(grant.map(|grant| {
+        let source = match grant.fences.is_empty() {
+            true => Source::Free,
+            false => Source::SameStream,
+        };
+        Allocation {
+            id: grant.id,
+            address: grant.address,
+            bytes: grant.bytes,
+            after: Ticket::ZERO,
+            source,
+        }
+    }))
+}
+
+/// Returns whether streams may have passed the frees of memory that the request lacks.
+fn may_complete(
+    streams: &Streams,
+    store: &HeapStore,
+    reservation: ReservationId,
+    request: Request,
+) -> bool {
+    if store.left_in_reservation(reservation).0 < request.bytes {
+        return false;
+    }
+    let lanes = streams.lanes();
+    let heap = store.heap.lock();
+    heap::reservation::may_complete(&heap, reservation, |fence| lanes.find(fence).is_some())
+}
+
+fn take_captured(
+    store: &HeapStore,
+    lane: &Lane,
+    order: StreamId,
+    reservation: ReservationId,
+    request: Request,
+) -> Option<Grant> {
+    let view = View {
+        stream: order,
+        after: &Clock::default(),
+        waits: None,
+        placement: Placement::Anywhere,
+    };
+    let mut heap = store.heap.lock();
+    let grant = heap::reservation::take(&mut heap, reservation, request, &view)?;
+    heap.note_user(grant.id, lane.id);
+    Some(grant)
+}
+
+/// Frees a block in the capture that it was allocated in. The block waits for the orders of the streams that are
+/// part of the capture, and for the other streams as usual.
+pub(crate) fn free_captured(engine: &Engine, home: &Lane, lanes: &[Arc<Lane>], block: &Use) {
+    home.cache.count(Event::Free, block.bytes, block.rounding);
+    let ticket = Ticket::FIRST;
+    let mut outside = SmallVec::<[_; 1]>::new();
+    let fences: Fences = lanes
+        .iter()
+        .map(|lane| match lane.cache.capture_order() {
+            Some(stream) => Fence { stream, ticket },
+            None => {
+                let freed = lane.cache.note_use(block.bytes);
+                let fence = lane.fence(freed.ticket);
+                outside.push((lane, freed));
+                fence
+            }
+        })
+        .collect();
+    for (lane, freed) in outside {
+        release::record_closed(engine, lane, freed.closed);
+    }
+    let recipient = engine.store.heap.lock().free(block.id, fences);
+    release::note_free(engine, recipient);
+}

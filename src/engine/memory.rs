@@ -1,0 +1,256 @@
+//! The memory that the device gave to the pool, and its mappings.
+
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
+
+pub(super) mod accessors;
+
+use super::Settings;
+use super::segments::SegmentSource;
+use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, RawStream};
+use crate::fault::injected;
+use crate::heap::{Mapping, Outcome, Step};
+use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use accessors::Accessors;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// How many times the capacity the reserved range of addresses is. Remapping moves memory to fresh addresses, so a
+/// wider range keeps more of the old ones unused. The first size that the device has addresses for is taken.
+const ADDRESSES_PER_CAPACITY: [u64; 4] = [8, 4, 2, 1];
+
+/// Returns the bytes of a range of `times` the capacity, in whole chunks; `None` if that is no 64-bit number.
+///
+/// It has one chunk more, because the device aligns the range to its own granularity and chunks lie at multiples of
+/// their size.
+fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
+    (capacity.checked_mul(times)? / chunk * chunk).checked_add(chunk)
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(super) device: plain::Arc<dyn Device>,
+    pub(super) chunk_bytes: u64,
+    segments: SegmentSource,
+    pub(super) held: Mutex<Held>,
+}
+
+/// See [`Memory`].
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// Mapped chunks, by address.
+    pub(super) chunks: BTreeMap<u64, Chunk>,
+    /// Reserved ranges: address and bytes.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// Plain segments: address to bytes.
+    pub(super) segments: BTreeMap<u64, u64>,
+    /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
+    /// destroyed with the next release.
+    pub(super) unmapped: Vec<Chunk>,
+    /// The peers that may use the memory.
+    pub(super) accessors: Accessors,
+}
+
+impl Memory {
+    pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
+        Self {
+            chunk_bytes: settings.geometry.chunk_bytes,
+            segments: SegmentSource::new(device.clone(), settings),
+            device,
+            held: Mutex::new(Guards::Registry, Held::default()),
+        }
+    }
+
+    pub(super) fn segments(&self) -> &SegmentSource {
+        &self.segments
+    }
+
+    /// Returns the bytes of chunks that are mapped nowhere.
+    #[cfg_attr(
+        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+        allow(dead_code, reason = "only a pool that leases its memory asks")
+    )]
+    pub(super) fn unmapped_bytes(&self) -> u64 {
+        self.held.lock().unmapped.len() as u64 * self.chunk_bytes
+    }
+
+    /// Takes everything out, for the teardown.
+    pub(super) fn take_held(&self) -> Held {
+        std::mem::take(&mut self.held.lock())
+    }
+
+    /// Maps the chunk at `from`, or a new one, at `to`.
+    ///
+    /// # Errors
+    /// Returns whether a moved chunk is mapped nowhere now.
+    fn step(&self, step: Step) -> Result<(), (bool, DeviceError)> {
+        assert_unlocked("a memory call");
+        let is_moved = step.from.is_some();
+        let chunk = match step.from {
+            Some(from) => self.unmap(from),
+            None => self.create(),
+        };
+        let chunk = chunk.map_err(|error| (false, error))?;
+        // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was
+        // just created, or unmapped.
+        let mapped = unsafe { self.device.map(step.to, chunk, self.chunk_bytes) };
+        if let Err(error) = mapped {
+            let _ = self.destroy(chunk);
+            return Err((is_moved, error));
+        }
+        if let Err(error) = accessors::note_mapped(self, step.to, chunk) {
+            // SAFETY: it was just mapped, and no other code knows of it.
+            if unsafe { self.device.unmap(step.to, self.chunk_bytes) }.is_ok() {
+                let _ = self.destroy(chunk);
+            }
+            return Err((is_moved, error));
+        }
+        Ok(())
+    }
+
+    fn create(&self) -> Result<Chunk, DeviceError> {
+        let unmapped = self.held.lock().unmapped.pop();
+        match unmapped {
+            Some(chunk) => Ok(chunk),
+            None => self.device.create(self.chunk_bytes),
+        }
+    }
+
+    /// Destroys a chunk that is mapped nowhere, and those that could not be destroyed before. A chunk that the device
+    /// fails to destroy is kept for the next growth.
+    fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        let mut unmapped = std::mem::take(&mut self.held.lock().unmapped);
+        unmapped.push(chunk);
+        while let Some(chunk) = unmapped.pop() {
+            // SAFETY: the chunk is mapped nowhere, and no other code knows it.
+            if let Err(error) = unsafe { self.device.destroy(chunk) } {
+                unmapped.push(chunk);
+                self.held.lock().unmapped.append(&mut unmapped);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64) -> Result<Chunk, DeviceError> {
+        // Before the device has it: from then on no thread sets the access to it.
+        let (chunk, accessors) = {
+            let mut held = self.held.lock();
+            let chunk = held.chunks.remove(&address);
+            (chunk, held.accessors.clone())
+        };
+        let chunk = chunk.expect("memory that the heap calls backed is mapped");
+        if injected("chunk-noted-while-it-is-unmapped") {
+            self.held.lock().chunks.insert(address, chunk);
+        }
+        // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
+        let unmapped = unsafe { self.device.unmap(address, self.chunk_bytes) };
+        if injected("chunk-noted-while-it-is-unmapped") {
+            self.held.lock().chunks.remove(&address);
+        }
+        unmapped.inspect_err(|_| accessors::note_still_mapped(self, address, chunk, &accessors))?;
+        Ok(chunk)
+    }
+
+    /// Reserves a range of addresses for this capacity, unless one is large enough. Returns the whole chunks of a new
+    /// range.
+    ///
+    /// # Errors
+    /// Returns an error if the device has no free range as large as the capacity.
+    pub(super) fn reserve_addresses(
+        &self,
+        capacity: u64,
+    ) -> Result<Option<Range<u64>>, DeviceError> {
+        let chunk = self.chunk_bytes;
+        let reason = format!("no range of addresses holds the capacity of {capacity} bytes");
+        let mut refused = DeviceError::new("reserve", DeviceErrorKind::OutOfMemory, reason);
+        let sizes = ADDRESSES_PER_CAPACITY.map(|times| range_bytes(capacity, times, chunk));
+        for bytes in sizes.into_iter().flatten() {
+            let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
+            if self.held.lock().ranges.iter().any(is_there) {
+                return Ok(None);
+            }
+            match self.device.reserve(bytes) {
+                Ok(address) => {
+                    self.held.lock().ranges.push((address, bytes));
+                    let start = address.next_multiple_of(chunk);
+                    return Ok(Some(start..(address + bytes) / chunk * chunk));
+                }
+                Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => refused = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+
+    pub(super) fn carry_out(&self, mapping: &Mapping) -> (Outcome, Option<DeviceError>) {
+        for (done, step) in mapping.steps.iter().enumerate() {
+            if let Err((lost, error)) = self.step(*step) {
+                return (Outcome { done, lost }, Some(error));
+            }
+        }
+        let done = mapping.steps.len();
+        (Outcome { done, lost: false }, None)
+    }
+
+    /// # Errors
+    /// Returns an error if the device call fails.
+    ///
+    /// # Safety
+    /// The stream is one of the device, and usable during the call.
+    pub(super) unsafe fn allocate(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
+        assert_unlocked("allocate");
+        // SAFETY: the caller guarantees the stream.
+        let address = unsafe { self.segments.allocate(bytes, alignment, stream) }?;
+        self.held.lock().segments.insert(address, bytes);
+        Ok(address)
+    }
+
+    /// Frees a segment to the driver's pool that it came from, in the order of a stream.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; the segment stays.
+    ///
+    /// # Safety
+    /// The segment is one of the driver's pool. All uses of it come before the present point of the stream, which is
+    /// one of the device, and usable during the call.
+    pub(super) unsafe fn free_in_order(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        assert_unlocked("free");
+        // Before the device has it: from then on the address may be given to another, and noted here anew.
+        self.held.lock().segments.remove(&address);
+        let pool = self.segments.driver_pool().expect("passed through");
+        // SAFETY: the caller's guarantee.
+        unsafe { pool.free(address, stream) }.inspect_err(|_| {
+            self.held.lock().segments.insert(address, bytes);
+        })
+    }
+
+    /// # Errors
+    /// Returns whether the range is gone all the same: unmapped, and its chunk kept.
+    pub(super) fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
+        assert_unlocked("release");
+        // Before the device has it: from then on the address may be given to another, and noted here anew.
+        let segment = self.held.lock().segments.remove(&address);
+        if segment.is_some() {
+            // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are
+            // complete (invariant `order`).
+            let freed = unsafe { self.segments.free(address, bytes) };
+            return freed.map_err(|error| {
+                self.held.lock().segments.insert(address, bytes);
+                (false, error)
+            });
+        }
+        let chunk = self.unmap(address).map_err(|error| (false, error))?;
+        self.destroy(chunk).map_err(|error| (true, error))
+    }
+}

@@ -1,0 +1,198 @@
+//! The other devices that may use the memory which the device gave to the pool.
+//!
+//! Virtual memory is made accessible chunk by chunk: all chunks that are mapped when the access is given, and each
+//! chunk that is mapped from then on, also when it is mapped anew. Chunks are mapped and unmapped by other threads
+//! meanwhile, because no lock is held across device calls. So each change of the list has a number, and a thread that
+//! maps a chunk looks at the list again before others can find the chunk.
+
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
+
+use super::super::segments::Accessibility;
+use super::Memory;
+use crate::device::{Access, Chunk, DeviceError, DeviceErrorKind, Peer, PeerAccess};
+use crate::fault::injected;
+use smallvec::SmallVec;
+
+/// See the [module](self).
+#[derive(Clone, Debug, Default)]
+pub(in crate::engine) struct Accessors {
+    peers: SmallVec<[Peer; 2]>,
+    /// How often the list was changed.
+    changes: u64,
+}
+
+impl Accessors {
+    fn add(&mut self, peer: Peer) {
+        self.peers.push(peer);
+        self.changes += 1;
+    }
+
+    fn remove(&mut self, peer: Peer) {
+        self.peers.retain(|other| *other != peer);
+        self.changes += 1;
+    }
+
+    pub(in crate::engine) fn peers(&self) -> &[Peer] {
+        &self.peers
+    }
+}
+
+fn peer_access(memory: &Memory) -> Result<&dyn PeerAccess, DeviceError> {
+    memory.device.peer_access().ok_or_else(|| {
+        let reason = "the device is alone: copy through the host";
+        DeviceError::new("set_access", DeviceErrorKind::Unsupported, reason)
+    })
+}
+
+/// Lets a peer use the memory, now and from now on.
+///
+/// # Errors
+/// Returns an error if a device call fails. Nothing has changed then.
+pub(in crate::engine) fn allow(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+    match memory.segments().accessibility() {
+        Accessibility::Everywhere => Ok(()),
+        Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
+        Accessibility::Plain => {
+            peer_access(memory)?.allow_plain(peer)?;
+            memory.held.lock().accessors.add(peer);
+            Ok(())
+        }
+        Accessibility::Chunks => {
+            let chunks = {
+                let mut held = memory.held.lock();
+                held.accessors.add(peer);
+                held.chunks.clone()
+            };
+            let allowed = set_all(memory, &chunks, peer, Access::ReadWrite);
+            if allowed.is_err() {
+                // As far as the device can: what stays accessible is memory that no stream of the peer may use.
+                let _ = forbid_chunks(memory, peer);
+            }
+            allowed
+        }
+    }
+}
+
+/// Takes the access of a peer back.
+///
+/// # Errors
+/// Returns an error if a device call fails. The peer keeps its access then, to all memory.
+pub(in crate::engine) fn forbid(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+    match memory.segments().accessibility() {
+        Accessibility::Everywhere => Ok(()),
+        Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
+        Accessibility::Plain => {
+            // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
+            unsafe { peer_access(memory)?.forbid_plain(peer) }?;
+            memory.held.lock().accessors.remove(peer);
+            Ok(())
+        }
+        Accessibility::Chunks => {
+            let forbidden = forbid_chunks(memory, peer);
+            if forbidden.is_err() {
+                // The peer had all of it before.
+                let _ = allow(memory, peer);
+            }
+            forbidden
+        }
+    }
+}
+
+fn forbid_chunks(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+    let chunks = {
+        let mut held = memory.held.lock();
+        held.accessors.remove(peer);
+        held.chunks.clone()
+    };
+    set_all(memory, &chunks, peer, Access::None)
+}
+
+/// Sets the access to chunks that were mapped a moment ago. Those that were unmapped since are left out.
+fn set_all(
+    memory: &Memory,
+    chunks: &std::collections::BTreeMap<u64, Chunk>,
+    peer: Peer,
+    access: Access,
+) -> Result<(), DeviceError> {
+    let mut outcome = Ok(());
+    for (address, chunk) in chunks {
+        let set = set_access(memory, *address, peer, access);
+        let is_there = || memory.held.lock().chunks.get(address) == Some(chunk);
+        match set {
+            Err(error) if error.is_sticky() => return Err(error),
+            // An access that is taken back is taken back wherever it can be.
+            Err(error) if is_there() => outcome = outcome.and(Err(error)),
+            _ => {}
+        }
+        if outcome.is_err() && access != Access::None {
+            break;
+        }
+    }
+    outcome
+}
+
+fn set_access(
+    memory: &Memory,
+    address: u64,
+    peer: Peer,
+    access: Access,
+) -> Result<(), DeviceError> {
+    let peers = peer_access(memory)?;
+    // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access:
+    // no stream of the peer is registered when the access is taken back.
+    unsafe { peers.set_mapped_access(address, memory.chunk_bytes, peer, access) }
+}
+
+/// Gives the accessors access to a chunk that was just mapped, and notes the chunk.
+///
+/// # Errors
+/// Returns an error if a device call fails. The chunk is not noted then.
+pub(in crate::engine) fn note_mapped(
+    memory: &Memory,
+    address: u64,
+    chunk: Chunk,
+) -> Result<(), DeviceError> {
+    give_and_note(memory, address, chunk, SmallVec::new())
+}
+
+/// Notes a chunk that could not be unmapped, to which the accessors of then have access.
+pub(in crate::engine) fn note_still_mapped(
+    memory: &Memory,
+    address: u64,
+    chunk: Chunk,
+    then: &Accessors,
+) {
+    if give_and_note(memory, address, chunk, then.peers.clone()).is_err() {
+        // The device failed twice: a peer that was given access in between lacks it here.
+        memory.held.lock().chunks.insert(address, chunk);
+    }
+}
+
+/// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
+fn give_and_note(
+    memory: &Memory,
+    address: u64,
+    chunk: Chunk,
+    mut given: SmallVec<[Peer; 2]>,
+) -> Result<(), DeviceError> {
+    let mut seen = memory.held.lock().accessors.clone();
+    loop {
+        for peer in given.iter().filter(|peer| !seen.peers.contains(peer)) {
+            // What stays accessible is memory that no stream of the peer may use.
+            let _ = set_access(memory, address, *peer, Access::None);
+        }
+        given.retain(|peer| seen.peers.contains(peer));
+        for peer in &seen.peers {
+            if !given.contains(peer) {
+                set_access(memory, address, *peer, Access::ReadWrite)?;
+                given.push(*peer);
+            }
+        }
+        let mut held = memory.held.lock();
+        if held.accessors.changes == seen.changes || injected("list-of-peers-read-once") {
+            held.chunks.insert(address, chunk);
+            return Ok(());
+        }
+        seen = held.accessors.clone();
+    }
+}

@@ -1,0 +1,329 @@
+//! The engine: executes one allocation, and one free, through caches, heap and device.
+//!
+//! It is the only part that calls the device, and it never does so under a lock (invariant `no-lock-across-calls`). It
+//! knows neither futures nor waiters: it reads the *gate*, which is not open while a request waits, and *publishes*
+//! what makes memory reachable.
+//!
+//! The [`Engine`] has five parts. A part knows no other part; a function takes the parts that it needs, or the engine if
+//! it needs most of them.
+//!
+//! | part | contents |
+//! |---|---|
+//! | [`Shared`] | the device, the settings, the gate, the counters, the fault that ended the pool |
+//! | [`HeapStore`] | the heap behind its lock, the bounds on it, evictable memory, the event log |
+//! | [`Streams`] | the registered streams, their events, and access of other devices |
+//! | [`Supply`] | the memory that the device gave, and the budget for remapping |
+//! | [`Maintenance`] | the alarm, the threshold and the heuristic |
+//!
+//! | file | contents |
+//! |---|---|
+//! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
+//! | `mode` | how memory is asked for, and why a search ended without it |
+//! | `parts` | several blocks, all or none |
+//! | `reservation`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `captured` | memory of graphs: allocations and frees inside a capture |
+//! | `allocation` | a block on its way to its user; counts of device calls |
+//! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
+//! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
+//! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
+//! | `registering`, `registry`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
+//! | `memory` | chunks and ranges of the device |
+//! | `spill` | memory that pools of one device ask of each other |
+//! | `alarm` | when the maintenance is done |
+//! | `neighbours`, `access` | other devices of the host, and their access to the memory |
+//! | `teardown` | memory that outlives the pool because running work may still touch it |
+//! | `publish` | how the engine reports what makes memory reachable |
+//! | `fill`, `filling` | filling memory that is granted or freed |
+//! | `upstream`, `segments`, `driver_pool` | where memory comes from |
+//! | `evictable` | memory that can be taken back from its user |
+//! | `soft_cap` | a mark on the reserved bytes |
+//! | `lease` | the part of the capacity that a broker leases |
+//! | `event_log`, `walk` | recent events; all blocks at one moment |
+//! | `heuristic` | when to coalesce |
+//! | `statistics`, `figures` | the pool's figures, and how they are read |
+
+pub(crate) mod access;
+mod alarm;
+mod allocation;
+pub(crate) mod captured;
+mod driver_pool;
+mod event_log;
+mod evictable;
+pub(crate) mod figures;
+mod fill;
+mod filling;
+mod heuristic;
+pub(crate) mod keeping;
+mod kept;
+mod lease;
+pub(crate) mod maintenance;
+mod memory;
+mod mode;
+mod neighbours;
+pub(crate) mod ordering;
+mod parts;
+mod pass_through;
+mod publish;
+pub(crate) mod reaping;
+mod recipient;
+pub(crate) mod registering;
+mod registry;
+pub(crate) mod release;
+mod reservation;
+mod retired;
+mod search;
+mod segments;
+mod shared;
+mod soft_cap;
+pub(crate) mod spill;
+mod statistics;
+mod store;
+mod streams;
+pub(crate) mod supply;
+mod teardown;
+mod trimmed;
+mod upstream;
+mod walk;
+
+pub(crate) use allocation::{Allocation, Allocations, Counters};
+pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
+pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
+pub(crate) use event_log::{Extent, Pages};
+pub(crate) use evictable::{Candidate, Evict, Group, Home, ListPosition};
+pub use fill::Fill;
+pub(crate) use fill::Fills;
+pub(crate) use filling::{Filling, captures_of};
+pub use heuristic::CoalesceHeuristic;
+pub(crate) use kept::{Kept, ReservationState};
+pub use lease::BrokerLease;
+pub(crate) use lease::{Lease, LeaseBounds, Lender};
+pub(crate) use maintenance::Maintenance;
+pub(crate) use mode::{Effort, Expected, Mode, Refusal};
+pub(crate) use neighbours::AccessScope;
+pub(crate) use parts::{Part, Parts};
+pub(crate) use publish::{Change, Publish};
+pub(crate) use recipient::wait_allowed_at;
+pub(crate) use registry::Lanes;
+pub(crate) use reservation::Drawn;
+pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
+pub use statistics::{Hits, Statistics};
+pub(crate) use store::{Capacity, HeapStore};
+pub(crate) use streams::{Streams, Watches};
+pub(crate) use supply::{OtherPools, Supply};
+pub use trimmed::Trimmed;
+pub(crate) use upstream::MemorySource;
+pub use upstream::Upstream;
+pub(crate) use walk::HeapWalk;
+pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
+
+use crate::device::{Device, DeviceError};
+use crate::error::BuildError;
+use crate::heap::{self, Placement, Request};
+use crate::id::ReservationId;
+pub use crate::lane::Source;
+pub(crate) use crate::lane::Use;
+use crate::lane::{Flush, Lane};
+use crate::measure::Waits;
+use crate::sync::{Arc, plain, yield_now};
+use recipient::Recipient;
+use reservation::Draw;
+use search::Search;
+use std::time::{Duration, Instant};
+use walk::Walk;
+
+/// How long a check waits for memory calls of other threads.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) shared: Shared,
+    pub(crate) store: HeapStore,
+    pub(crate) streams: Streams,
+    pub(crate) supply: Supply,
+    pub(crate) maintenance: Maintenance,
+}
+
+impl Engine {
+    /// # Errors
+    /// Returns an error if the device cannot reserve addresses, or the initial memory.
+    pub(crate) fn new(
+        device: plain::Arc<dyn Device>,
+        settings: Settings,
+        others: OtherPools,
+        publisher: plain::Arc<dyn Publish>,
+        waits: plain::Arc<Waits>,
+    ) -> Result<Self, BuildError> {
+        let shared = Shared::new(device, settings, publisher, waits);
+        let engine = Self {
+            store: HeapStore::new(&shared),
+            streams: Streams::new(&shared),
+            supply: Supply::new(&shared, others),
+            maintenance: Maintenance::new(&shared.settings.maintenance),
+            shared,
+        };
+        supply::reserve_addresses(&engine, engine.store.capacity())?;
+        let initial = engine
+            .store
+            .heap
+            .lock()
+            .plan_new(engine.shared.settings.initial);
+        supply::carry_out_free(&engine, initial)?;
+        Ok(engine)
+    }
+
+    /// Searches the sources above the stream's own cache, in the order of the policy.
+    ///
+    /// # Errors
+    /// Returns an error if no source has memory. The heap is then as it was, except for completed and flushed blocks.
+    #[inline]
+    pub(crate) fn search(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        mode: Mode<'_>,
+    ) -> Result<Allocation, Refusal> {
+        let at = (request, Placement::Anywhere);
+        let found = Search::for_stream(self, lane, at, mode, None).run()?;
+        Ok(found.allocation)
+    }
+
+    /// Searches memory for each of the parts, the largest first.
+    ///
+    /// # Errors
+    /// Returns an error if one of the parts gets no memory; then none does.
+    pub(crate) fn search_all(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        mode: Mode<'_>,
+    ) -> Result<Allocations, Refusal> {
+        let search = parts::PartsSearch {
+            engine: self,
+            lane,
+            parts,
+            mode,
+        };
+        search.run()
+    }
+
+    /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
+    /// nothing else helps, or in exchange for its pieces if it has enough bytes but no block that is large enough.
+    ///
+    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
+    /// that exchange, as for a lock: part of those pieces may come back.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn draw(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Drawn, DeviceError> {
+        self.drawing(lane, reservation, request)?.run()
+    }
+
+    /// Allocates from a reservation whose other blocks stay where they are, for use in the order of the lane's stream:
+    /// behind a wait on the device if nothing else helps. `None` if it has too little.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn draw_in_place(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        self.drawing(lane, reservation, request)?.run_in_place()
+    }
+
+    /// Allocates exactly the requested bytes from `start` of a reservation, for use in the order of the lane's stream.
+    /// `None` if they are allocated, not the reservation's, or pending without a way to wait for them.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn draw_at(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        (start, request): (u64, Request),
+    ) -> Result<Option<Allocation>, DeviceError> {
+        self.drawing(lane, reservation, request)?.run_at(start)
+    }
+
+    /// Begins a draw. The reuse policy does not matter to memory that belongs to one holder.
+    fn drawing<'a>(
+        &'a self,
+        lane: &'a Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Draw<'a>, DeviceError> {
+        self.shared.expect_sound()?;
+        let to = Recipient::new(self, lane, lane.timeline.clock());
+        Ok(Draw::new(to, reservation, request))
+    }
+
+    /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.
+    /// Takes time proportional to the number of all blocks, under the heap's lock.
+    pub(crate) fn granted_from(&self, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
+        keeping::return_all_kept(&self.streams, &self.store);
+        heap::inspect::granted_from(&self.store.heap.lock(), reservations)
+    }
+
+    /// Moves the unallocated memory of a reservation into another one, or into the pool if that one has ended.
+    pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
+        heap::reservation::merge(&mut self.store.heap.lock(), from, into);
+        self.shared.publish(Change::Memory);
+        maintenance::note_return(self);
+    }
+
+    /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
+    pub(crate) fn disband(&self, reservation: ReservationId) {
+        heap::reservation::disband(&mut self.store.heap.lock(), reservation);
+        self.shared.publish(Change::Memory);
+        maintenance::note_return(self);
+    }
+
+    /// Checks, after flushing all caches, that no block is allocated any more. Memory that another thread is mapping,
+    /// releasing or evicting is waited for, and so is a thread that serves: it may hold memory for a request that was
+    /// dropped meanwhile. But not for ever: memory may be lost.
+    ///
+    /// # Errors
+    /// Returns a description of the bytes that are missing.
+    pub(crate) fn check_conserved(&self, is_serving: impl Fn() -> bool) -> Result<(), String> {
+        keeping::return_all_kept(&self.streams, &self.store);
+        let begin = Instant::now();
+        loop {
+            let is_in_hands = is_serving() || self.store.evictables.is_evicting();
+            // Memory that they gave back until now may be in a cache.
+            self.streams.flush(&self.store, Flush::All);
+            let heap = self.store.heap.lock();
+            let totals = heap.totals();
+            let is_quiet = !is_in_hands && totals.claimed + totals.planned == 0;
+            if is_quiet || begin.elapsed() > PATIENCE {
+                return heap::check::conserved(&heap);
+            }
+            drop(heap);
+            yield_now();
+        }
+    }
+
+    /// Returns the block that an address is in; `None` where the pool has no memory. Takes time proportional to the
+    /// number of blocks, under the heap's lock.
+    pub(crate) fn block_at(&self, address: u64) -> Option<BlockInfo> {
+        Walk::new(self).block_at(address)
+    }
+
+    /// Returns all segments and reservations, with the events that led there. Takes time proportional to the number of
+    /// blocks, most of it without the heap's lock.
+    pub(crate) fn heap_walk(&self) -> HeapWalk {
+        Walk::new(self).all()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        teardown::end(self);
+    }
+}

@@ -1,0 +1,59 @@
+//! How a stream becomes known to the pool.
+
+use super::{Engine, reaping};
+use crate::device::{Device, DeviceStream};
+use crate::error::StreamError;
+use crate::lane::{Lane, Neighbour};
+use crate::sync::{Arc, plain};
+use crate::trace;
+
+/// Registers a stream, with an id of its own (invariant `stable-ids`).
+///
+/// # Errors
+/// Returns an error if it is a stream of another device without access, or if the device cannot keep its order.
+pub(crate) fn register(
+    engine: &Engine,
+    stream: &dyn DeviceStream,
+) -> Result<Arc<Lane>, StreamError> {
+    let neighbour = engine.streams.neighbours.with_access(stream.device_id())?;
+    engine.shared.expect_seen_by(stream.raw())?;
+    register_at(engine, stream, neighbour)
+}
+
+/// Registers a stream on which only copies that the device makes are noted.
+///
+/// # Errors
+/// Returns an error if it is a stream of a device that is not beside the pool's.
+pub(crate) fn register_for_copies(
+    engine: &Engine,
+    stream: &dyn DeviceStream,
+    device: &plain::Arc<dyn Device>,
+) -> Result<Arc<Lane>, StreamError> {
+    let neighbour = engine.streams.neighbours.of_copies(device)?;
+    let lane = register_at(engine, stream, neighbour)?;
+    lane.set_for_copies(true);
+    Ok(lane)
+}
+
+fn register_at(
+    engine: &Engine,
+    stream: &dyn DeviceStream,
+    neighbour: Option<Arc<Neighbour>>,
+) -> Result<Arc<Lane>, StreamError> {
+    stream.admit()?;
+    // A new stream removes some that are gone, so that their number stays bounded.
+    reaping::reap_retired(engine, None);
+    let id = engine.streams.lanes.lock().next_id();
+    let (bounds, gate) = (engine.shared.settings.lane, engine.shared.gate.clone());
+    let lane = Lane::new(id, stream, bounds, gate, &engine.streams.active);
+    let lane = Arc::new(lane.on(neighbour));
+    // The heap knows the stream and its completed point before any block is freed on it.
+    engine
+        .store
+        .heap
+        .lock()
+        .register(id, lane.timeline.completed());
+    engine.streams.lanes.lock().insert(lane.clone());
+    trace::stream_registered(lane.label());
+    Ok(lane)
+}

@@ -1,0 +1,171 @@
+//! The way back: frees, and allocations that were never used.
+
+use super::{
+    Allocation, Allocations, Change, Engine, access, maintenance, ordering, pass_through, reaping,
+};
+use crate::heap::{Fence, Fences, Order, ReturnedTo};
+use crate::id::Ticket;
+use crate::lane::{Closed, Event, Freed, Lane, Use};
+use crate::sync::Arc;
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
+#[inline]
+pub(crate) fn free(engine: &Engine, lane: &Lane, block: Use) -> Ticket {
+    let now = if lane.cache.may_keep_large(block.bytes) {
+        large_caches_now(engine)
+    } else {
+        None
+    };
+    let freed = lane.cache.free(block, now);
+    let ticket = freed.ticket;
+    if freed.is_kept {
+        record_closed(engine, lane, freed.closed);
+        maintenance::note_return(engine);
+    } else {
+        finish_free(engine, lane, &block, freed);
+    }
+    ticket
+}
+
+/// Returns the time, if large blocks may stay with their streams: unless memory is released unasked, or waiting
+/// for memory comes before taking more.
+fn large_caches_now(engine: &Engine) -> Option<Duration> {
+    let may_stay = engine.shared.settings.order == Order::GrowFirst
+        && engine.maintenance.keeps_all(&engine.store);
+    may_stay.then(|| engine.shared.device.now())
+}
+
+fn finish_free(engine: &Engine, lane: &Lane, block: &Use, freed: Freed) {
+    let id = block.id;
+    let fences = Fences::one(lane.id, freed.ticket);
+    if engine.shared.settings.passes_through()
+        && pass_through::pass_on(engine, std::iter::once(lane), &fences, block)
+    {
+        return record_closed(engine, lane, freed.closed);
+    }
+    // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made
+    // to wait for it. The publication comes after the record, so that a request that found it so looks again.
+    let returned_to = engine.store.heap.lock().free(id, fences);
+    record_closed(engine, lane, freed.closed);
+    note_free(engine, returned_to);
+}
+
+/// Reports a free. Memory that came back to a reservation serves no waiter of the queue.
+pub(super) fn note_free(engine: &Engine, returned_to: ReturnedTo) {
+    if returned_to == ReturnedTo::AnyStream {
+        engine.shared.publish(Change::Memory);
+    }
+    maintenance::note_return(engine);
+}
+
+/// Frees a block of `home` that was used on several streams. Returns the tickets that the block waits for.
+pub(crate) fn free_many(
+    engine: &Engine,
+    home: &Lane,
+    lanes: &[Arc<Lane>],
+    earlier: Option<Fence>,
+    block: &Use,
+) -> Fences {
+    home.cache.count(Event::Free, block.bytes, block.rounding);
+    free_uncounted(engine, lanes, earlier, block)
+}
+
+/// Ends the uses of memory on streams. Returns the tickets that the memory waits for: those of the streams, and
+/// `earlier`.
+pub(crate) fn end_uses(
+    engine: &Engine,
+    lanes: &[Arc<Lane>],
+    earlier: Option<Fence>,
+    bytes: u64,
+) -> Fences {
+    let noted: SmallVec<[_; 2]> = lanes
+        .iter()
+        .map(|lane| (lane, lane.cache.note_use(bytes)))
+        .collect();
+    let fences: Fences = noted
+        .iter()
+        .map(|(lane, freed)| lane.fence(freed.ticket))
+        .chain(earlier)
+        .collect();
+    // First, so that a stream that finds the memory pending can be made to wait for it: on an external stream no
+    // other call records anything.
+    for (lane, freed) in noted {
+        record_closed(engine, lane, freed.closed);
+    }
+    fences
+}
+
+/// Frees memory that was used on several streams, and counts nothing: it is pending for each of them, and for
+/// `earlier`, the point behind which every earlier use of the memory lies, if none of them comes after that. The
+/// order of each stream is kept. Returns the tickets that the memory waits for.
+pub(crate) fn free_uncounted(
+    engine: &Engine,
+    lanes: &[Arc<Lane>],
+    earlier: Option<Fence>,
+    block: &Use,
+) -> Fences {
+    let fences = end_uses(engine, lanes, earlier, block.bytes);
+    if !pass_through::pass_on(engine, lanes.iter().map(|lane| &**lane), &fences, block) {
+        let returned_to = engine.store.heap.lock().free(block.id, fences.clone());
+        note_free(engine, returned_to);
+    }
+    fences
+}
+
+/// Records the event of a closed ticket. From time to time it first asks how far the stream is, so that events come
+/// back and their number stays bounded (invariant `bounded-events`).
+///
+/// A record that fails leaves the ticket to a later one or, if the error is sticky, ends the pool: a free has no
+/// caller to tell.
+pub(super) fn record_closed(engine: &Engine, lane: &Lane, closed: Option<Closed>) {
+    let Some(closed) = closed else {
+        return;
+    };
+    ordering::thin_out(&engine.shared, &engine.store, lane);
+    if lane.timeline.is_full() && !lane.is_external {
+        lane.cache.expect_seal(closed.ticket.next());
+        return lane.timeline.note_unrecorded(closed.ticket);
+    }
+    let recorded =
+        engine
+            .shared
+            .noted(lane.record(closed, &*engine.shared.device, &engine.streams.events));
+    // Unless a request waits for the memory, or it goes back to the device, the next event may come a little later.
+    match recorded {
+        Ok(marker) if engine.shared.is_open() && engine.maintenance.keeps_all(&engine.store) => {
+            lane.cache.spacing.note_sealed(marker.sealed_at);
+        }
+        _ => lane.cache.spacing.reset(),
+    }
+}
+
+/// Takes back an allocation whose memory was never used: only the earlier uses have to end.
+pub(crate) fn give_back(engine: &Engine, lane: &Lane, allocation: Allocation) {
+    let Allocation {
+        id, address, bytes, ..
+    } = allocation;
+    if pass_through::pass_back(engine, lane, id, address, bytes) {
+        return;
+    }
+    let fences = ordering::fences_after(lane, allocation.after);
+    engine.store.heap.lock().give_back(allocation.id, fences);
+    engine.shared.publish(Change::Memory);
+    maintenance::note_return(engine);
+}
+
+/// Takes back allocations that were never used.
+pub(crate) fn give_all_back(engine: &Engine, lane: &Lane, allocations: Allocations) {
+    for allocation in allocations {
+        give_back(engine, lane, allocation);
+    }
+}
+
+/// Ends a stream whose last handle and last block are gone: its freed blocks are sealed, and available to all.
+pub(crate) fn retire(engine: &Engine, lane: &Lane) {
+    reaping::retire_lane(engine, lane);
+    access::settle_access(engine);
+    engine.shared.publish(Change::Memory);
+    maintenance::note_return(engine);
+}

@@ -1,0 +1,70 @@
+//! The counts of streams that are gone.
+
+use crate::lane::{Lane, LaneFigures};
+use crate::measure::Mark;
+
+/// The counts of retired lanes, and the marks that every lane keeps.
+#[derive(Debug)]
+pub(super) struct Retired {
+    figures: LaneFigures,
+    /// The marks, each with the sum of the high-water marks of lanes that retired since.
+    marks: Vec<(Mark, u64)>,
+    next: Mark,
+}
+
+impl Default for Retired {
+    fn default() -> Self {
+        Self {
+            figures: LaneFigures::default(),
+            marks: vec![(Mark::RESET, 0)],
+            next: Mark::RESET.next(),
+        }
+    }
+}
+
+impl Retired {
+    /// Makes a new lane keep the marks.
+    pub(super) fn introduce(&self, lane: &Lane) {
+        let marks = self.marks.iter().map(|(mark, _)| *mark);
+        marks
+            .filter(|mark| *mark != Mark::RESET)
+            .for_each(|mark| lane.cache.begin(mark));
+    }
+
+    /// Takes over the counts of a lane that retires.
+    pub(super) fn absorb(&mut self, lane: &Lane) {
+        for (mark, high) in &mut self.marks {
+            let figures = lane.figures(*mark);
+            *high = high.saturating_add(figures.bound);
+            if *mark == Mark::RESET {
+                self.figures.counts.add(&figures.counts);
+            }
+        }
+    }
+
+    /// Makes a mark, which a figure is counted from.
+    pub(super) fn begin(&mut self) -> Mark {
+        let mark = self.next;
+        self.next = mark.next();
+        self.marks.push((mark, 0));
+        mark
+    }
+
+    pub(super) fn end(&mut self, mark: Mark) {
+        self.marks.retain(|(known, _)| *known != mark);
+    }
+
+    pub(super) fn figures(&self, since: Mark) -> LaneFigures {
+        let found = self.marks.iter().find(|(mark, _)| *mark == since);
+        LaneFigures {
+            bound: found.map_or(0, |(_, high)| *high),
+            ..self.figures
+        }
+    }
+
+    pub(super) fn reset_high(&mut self) {
+        let mut marks = self.marks.iter_mut();
+        let reset = marks.find(|(mark, _)| *mark == Mark::RESET);
+        reset.into_iter().for_each(|(_, high)| *high = 0);
+    }
+}

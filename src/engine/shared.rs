@@ -1,0 +1,283 @@
+//! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
+
+use super::{
+    Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lender, Publish,
+    Upstream,
+};
+use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
+use crate::error::StreamError;
+use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
+use crate::lane::{Bounds, Gate};
+use crate::measure::Waits;
+use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
+use crate::trace;
+use crossbeam_utils::CachePadded;
+use std::time::Duration;
+
+/// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
+/// request waits, when the last one leaves, and when the pool ends: its cache line stays shared among readers.
+pub(crate) mod gate {
+    /// A request waits: caches are bypassed, and `try_allocate` fails.
+    pub(crate) const WAITING: u8 = 1;
+    /// The pool has ended: it grants nothing.
+    pub(crate) const ENDED: u8 = 2;
+    /// The device has a sticky error.
+    pub(crate) const BROKEN: u8 = 4;
+    /// A drain waits until all memory is back: caches are bypassed, and requests are still granted.
+    pub(crate) const DRAINING: u8 = 8;
+    /// A broker takes back memory that is in use: caches are bypassed, and requests are granted within a bound.
+    pub(crate) const RECALLED: u8 = 16;
+    /// A request waits in the scope of a reservation, perhaps for the limit of its tag and not in the fair queue: caches
+    /// are bypassed, and requests are still granted.
+    pub(crate) const SCOPED: u8 = 32;
+    /// High-water marks are to be exact: caches are bypassed, so that the heap sees each allocation and free.
+    pub(crate) const MEASURED: u8 = 64;
+}
+
+/// The settings of a pool's maintenance.
+#[derive(Clone, Debug)]
+pub(crate) struct MaintenanceSettings {
+    /// Free memory is released while more bytes than this are reserved.
+    pub(crate) threshold: u64,
+    pub(crate) heuristic: Option<CoalesceHeuristic>,
+    /// The time from when maintenance is due to when it is done.
+    pub(crate) interval: Duration,
+}
+
+/// The validated settings of a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) geometry: Geometry,
+    /// Where memory comes from, as it was asked for.
+    pub(crate) upstream: Upstream,
+    pub(crate) kind: MemoryKind,
+    /// The pool of the driver that plain segments come from.
+    pub(crate) driver_pool: Option<(DriverPool, DriverPoolUse)>,
+    /// The pool has caches, or a release threshold above 0.
+    pub(crate) is_pooled: bool,
+    /// The alignment of every block in bytes, at least the heap's granule.
+    pub(crate) alignment: u64,
+    pub(crate) initial: u64,
+    pub(crate) lane: Bounds,
+    pub(crate) order: Order,
+    /// Which memory may be reused at first.
+    pub(crate) reuse: Reuse,
+    pub(crate) wait_limit: WaitLimit,
+    pub(crate) remapping: Remapping,
+    pub(crate) maintenance: MaintenanceSettings,
+    pub(crate) fills: Fills,
+    /// What leases the capacity, if anything does.
+    pub(crate) lender: Option<plain::Arc<dyn Lender>>,
+    /// The most entries of the event log; 0 for no log.
+    pub(crate) history: usize,
+}
+
+impl Settings {
+    /// Returns whether allocations and frees are passed on to a pool of the driver.
+    pub(crate) fn passes_through(&self) -> bool {
+        let how = self.driver_pool.as_ref().map(|(_, how)| *how);
+        how == Some(DriverPoolUse::PassedThrough)
+    }
+
+    /// Returns the most bytes that the pool of the driver may give, which takes memory in whole steps.
+    pub(crate) fn most(&self, step: u64) -> u64 {
+        let leased = self
+            .lender
+            .as_ref()
+            .map_or(u64::MAX, |lender| lender.figures().limit);
+        let pool = self.driver_pool.as_ref();
+        pool.map_or(leased, |(pool, _)| pool.most(step).min(leased))
+    }
+
+    /// Returns whether the memory is plain memory of the device, of no pool of the driver.
+    pub(crate) fn is_plain_of_device(&self) -> bool {
+        let is_plain = !self.geometry.virtual_memory && self.driver_pool.is_none();
+        is_plain && self.kind == MemoryKind::Device
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) device: plain::Arc<dyn Device>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) settings: Settings,
+    pub(crate) gate: Gate,
+    /// How many [exact](gate::MEASURED) measurements run.
+    pub(super) measurements: Mutex<usize>,
+    publisher: plain::Arc<dyn Publish>,
+    pub(crate) counters: Counters,
+    /// How the pool's requests waited: counted by the queue.
+    pub(crate) waits: plain::Arc<Waits>,
+    /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
+    reuse: SharedState,
+    fault: Mutex<Option<DeviceError>>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        device: plain::Arc<dyn Device>,
+        settings: Settings,
+        publisher: plain::Arc<dyn Publish>,
+        waits: plain::Arc<Waits>,
+    ) -> Self {
+        Self {
+            capabilities: device.capabilities(),
+            gate: Gate::new(CachePadded::new(SharedState::new(0))),
+            measurements: Mutex::new(Guards::Registry, 0),
+            publisher,
+            counters: Counters::new(),
+            waits,
+            reuse: SharedState::new(settings.reuse.to_bits()),
+            fault: Mutex::new(Guards::Registry, None),
+            settings,
+            device,
+        }
+    }
+
+    /// Returns whether a call of that effort may make memory calls.
+    pub(super) fn may_call(&self, effort: Effort) -> bool {
+        effort != Effort::Poll || !self.capabilities.memory_calls_block
+    }
+
+    /// Returns whether nothing waits for memory, and the pool grants.
+    pub(crate) fn is_open(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & !gate::MEASURED == 0
+    }
+
+    pub(crate) fn is_measured(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::MEASURED != 0
+    }
+
+    /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
+    pub(crate) fn is_granting(&self) -> bool {
+        let allowed = gate::DRAINING | gate::RECALLED | gate::SCOPED | gate::MEASURED;
+        self.gate.load(Ordering::Relaxed) & !allowed == 0
+    }
+
+    /// Returns whether a request waits, in one order with the changes of the gate.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.gate.load(Ordering::SeqCst) & gate::WAITING != 0
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::DRAINING != 0
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::ENDED != 0
+    }
+
+    /// Returns which memory may be reused.
+    pub(crate) fn reuse(&self) -> Reuse {
+        Reuse::of_bits(self.reuse.load(Ordering::Relaxed))
+    }
+
+    /// Changes which memory may be reused, for searches that begin from now on. Returns the previous setting.
+    pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
+        let mut bits = self.reuse.load(Ordering::Relaxed);
+        loop {
+            let before = Reuse::of_bits(bits);
+            let mut after = before;
+            change(&mut after);
+            let order = Ordering::Relaxed;
+            match self
+                .reuse
+                .compare_exchange(bits, after.to_bits(), order, order)
+            {
+                Ok(_) => return before,
+                Err(present) => bits = present,
+            }
+        }
+    }
+
+    /// Returns the sticky error that ended the pool, if one did.
+    pub(crate) fn fault(&self) -> Option<DeviceError> {
+        if !self.is_broken() {
+            return None;
+        }
+        self.fault.lock().clone()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.gate.load(Ordering::Acquire) & gate::BROKEN != 0
+    }
+
+    /// # Errors
+    /// Returns the sticky error that ended the pool, if one did.
+    #[inline]
+    pub(super) fn expect_sound(&self) -> Result<(), DeviceError> {
+        if !self.is_broken() {
+            return Ok(());
+        }
+        self.fault().map_or(Ok(()), Err)
+    }
+
+    /// Notes a device error. A sticky one ends the pool, and every waiter is told.
+    pub(crate) fn note(&self, error: &DeviceError) {
+        if !error.is_sticky() {
+            return trace::device_error(error);
+        }
+        self.fault.lock().get_or_insert_with(|| error.clone());
+        let before = self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
+        if before & gate::BROKEN == 0 {
+            trace::device_broken(error);
+        }
+        self.publisher.publish(Change::Terms);
+    }
+
+    /// Passes a device result on, and notes its error.
+    pub(crate) fn noted<T>(&self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(error) = &result {
+            self.note(error);
+        }
+        result
+    }
+
+    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open
+    /// unless it is in the scope of a reservation.
+    pub(crate) fn publish(&self, change: Change) {
+        if !self.is_open() || matches!(change, Change::Reservation(_)) {
+            self.publisher.publish(change);
+        }
+    }
+
+    /// Returns whether the memory in use is bounded.
+    pub(crate) fn is_recalled(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::RECALLED != 0
+    }
+
+    /// # Errors
+    /// Returns an error if the pool's memory is not accessible where the stream runs.
+    pub(crate) fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
+        let kind = self.settings.kind;
+        match stream {
+            RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),
+            RawStream::HOST => Ok(()),
+            _ if !kind.is_seen_by_device() => Err(StreamError::UnseenByDevice),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes the error of a stream's event, and passes it on if it is sticky.
+    pub(super) fn unless_sticky<T>(
+        &self,
+        asked: Result<T, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        match self.noted(asked) {
+            Err(error) if error.is_sticky() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns how often memory was mapped or allocated from the device.
+    pub(crate) fn growths(&self) -> u64 {
+        self.counters.growths.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the memory of both pools comes from the same place.
+    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
+        let is_of_host = |shared: &Self| shared.settings.kind.is_of_host();
+        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
+    }
+}

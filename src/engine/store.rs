@@ -1,0 +1,219 @@
+//! The heap behind its lock, the bounds on it, and the log of its events.
+
+use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
+use super::evictable::Evictables;
+use super::shared::gate;
+use super::soft_cap::SoftCap;
+use super::{Allocation, Allocations, Change, Lease, Shared};
+use crate::fault::injected;
+use crate::heap::{self, Heap, Totals};
+use crate::id::ReservationId;
+use crate::lane::Lane;
+use crate::sync::{Busy, Guards, Ordering, SharedNumber, plain};
+use crate::trace;
+use crossbeam_utils::CachePadded;
+
+/// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
+pub(crate) type Capacity = plain::Arc<CachePadded<SharedNumber>>;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct HeapStore {
+    /// Boxed, so that a pool under construction is small enough to be moved on a small stack.
+    pub(super) heap: Busy<Box<Heap>>,
+    pub(crate) capacity: Capacity,
+    /// A copy of the heap's reserved bytes, for readers without its lock.
+    reserved: CachePadded<SharedNumber>,
+    pub(crate) soft_cap: SoftCap,
+    pub(crate) lease: Lease,
+    pub(crate) evictables: Evictables,
+    /// The recent events, if the pool keeps a history.
+    pub(crate) event_log: Option<EventLog>,
+}
+
+impl HeapStore {
+    pub(super) fn new(
+        Shared {
+            device, settings, ..
+        }: &Shared,
+    ) -> Self {
+        let mut heap = Heap::new(settings.geometry);
+        if settings.lender.is_some() {
+            heap.set_lease(0);
+        }
+        Self {
+            heap: Busy::new(Guards::Heap, Box::new(heap)),
+            capacity: Capacity::new(CachePadded::new(SharedNumber::new(
+                settings.geometry.capacity,
+            ))),
+            reserved: CachePadded::new(SharedNumber::new(0)),
+            soft_cap: SoftCap::new(),
+            lease: Lease::new(settings.lender.clone()),
+            evictables: Evictables::new(),
+            event_log: EventLog::new(device, settings.history),
+        }
+    }
+
+    /// Returns the most bytes that may be held from the device.
+    #[inline]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Sets the capacity. Returns the bytes that are held, growth under way included.
+    pub(super) fn set_capacity(&self, capacity: u64) -> u64 {
+        let mut heap = self.heap.lock();
+        heap.set_capacity(capacity);
+        // Under the lock: if two threads resize, both figures are those of the later one.
+        self.capacity.store(capacity, Ordering::Relaxed);
+        heap.totals().held()
+    }
+
+    /// Bytes that are held from the device.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Notes the reserved bytes, under the heap's lock, after a growth or a release.
+    pub(super) fn note_reserved(&self, heap: &Heap) {
+        let reserved = heap.totals().reserved.current;
+        self.reserved.store(reserved, Ordering::Relaxed);
+    }
+
+    /// Tells a subscriber when the reserved bytes exceed the soft cap. No lock is held.
+    pub(super) fn tell_of_soft_cap(&self) {
+        let reserved = self.reserved();
+        if let Some(cap) = self.soft_cap.newly_exceeded(reserved) {
+            trace::soft_cap_exceeded(reserved, cap);
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.heap.lock().totals()
+    }
+
+    /// Checks the invariants of the heap, in time proportional to its blocks.
+    ///
+    /// # Errors
+    /// Returns the invariant that does not hold.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        heap::check::invariants(&self.heap.lock())
+    }
+
+    /// Makes an entry of the event log, if there is one. No lock is held.
+    pub(super) fn entry(&self) -> Option<Entry<'_>> {
+        self.event_log.as_ref().map(EventLog::begin)
+    }
+
+    /// Writes to the event log, if there is one. No lock is held.
+    #[inline]
+    pub(crate) fn write_entry(&self, write: impl FnOnce(Entry<'_>, Totals)) {
+        if let Some(entry) = self.entry() {
+            write(entry, self.totals());
+        }
+    }
+
+    /// Writes an event, which is made only if there is an event log. No lock is held.
+    #[inline]
+    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
+        self.write_entry(|entry, totals| entry.write(totals, event()));
+    }
+
+    /// Returns the recent entries of the event log.
+    pub(crate) fn pages(&self) -> Pages {
+        let pages = self.event_log.as_ref().map(EventLog::pages);
+        pages.unwrap_or_default()
+    }
+
+    /// Sets the bytes that may be held after so many were granted; with `is_binding`, also those that may be in use.
+    #[cfg_attr(
+        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
+        allow(dead_code, reason = "no lender exists without the feature")
+    )]
+    pub(crate) fn set_lease(&self, shared: &Shared, granted: u64, bytes: u64, is_binding: bool) {
+        let mut heap = self.heap.lock();
+        heap.set_lease(bytes);
+        // Under the lock, where a search reads them together.
+        self.lease.set(granted, bytes, is_binding);
+        match is_binding {
+            true => shared.gate.fetch_or(gate::RECALLED, Ordering::SeqCst),
+            false => shared.gate.fetch_and(!gate::RECALLED, Ordering::SeqCst),
+        };
+    }
+
+    /// Returns the bytes that must have been granted for a request that would exceed the bound on memory in use; `None`
+    /// if it would not.
+    pub(super) fn wanted_for_use(&self, shared: &Shared, bytes: u64) -> Option<u64> {
+        if !shared.is_recalled() {
+            return None;
+        }
+        let heap = self.heap.lock();
+        let in_use = heap.totals().in_use.current.saturating_add(bytes);
+        self.lease.wanted_for_use(in_use)
+    }
+
+    /// Returns the bytes that may be held now: the capacity, unless a broker leases less.
+    pub(crate) fn leased(&self) -> u64 {
+        match self.lease.lender {
+            None => self.capacity(),
+            Some(_) => self.heap.lock().lease(),
+        }
+    }
+
+    /// Brings the heap up to the known progress of a stream, and publishes what that frees: a request may have searched
+    /// before, and found nothing to watch since. Between the timeline's news and this call, memory is complete and still
+    /// counted as pending: callers that need it catch up first.
+    pub(crate) fn catch_up(&self, shared: &Shared, lane: &Lane) {
+        if self.complete_in_heap(lane) && !injected("progress-noticed-and-not-told") {
+            shared.publish(Change::Memory);
+        }
+    }
+
+    /// Brings the heap up to the known progress of a stream. Says whether there was any news, which is not published.
+    pub(super) fn complete_in_heap(&self, lane: &Lane) -> bool {
+        let completed = lane.timeline.completed();
+        let has_news = self.heap.lock().complete(lane.id, completed);
+        if has_news {
+            self.write_down(|| HistoryEvent::Reaped { streams: 1 });
+        }
+        has_news
+    }
+
+    /// Joins a block and the one that was allocated directly above it.
+    pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
+        self.heap.lock().join_used(lower.id, upper.id);
+    }
+
+    /// Makes a reservation of complete memory.
+    pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
+        let mut heap = self.heap.lock();
+        heap::reservation::create(
+            &mut heap,
+            allocations.into_iter().map(|allocation| allocation.id),
+        )
+    }
+
+    /// Adds complete memory to a reservation.
+    pub(crate) fn add_to_reservation(&self, reservation: ReservationId, allocations: Allocations) {
+        let mut heap = self.heap.lock();
+        let ids = allocations.into_iter().map(|allocation| allocation.id);
+        heap::reservation::extend(&mut heap, reservation, ids);
+    }
+
+    /// Bytes of a reservation that are not allocated, and those of its largest block.
+    pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
+        let state = heap::reservation::state(&self.heap.lock(), reservation);
+        (state.left, state.largest)
+    }
+
+    /// Splits off another reservation of that size, if as many bytes are not allocated; with `only_whole`, in one
+    /// piece.
+    pub(crate) fn split_reservation(
+        &self,
+        reservation: ReservationId,
+        bytes: u64,
+        only_whole: bool,
+    ) -> Option<ReservationId> {
+        heap::reservation::split(&mut self.heap.lock(), reservation, bytes, only_whole)
+    }
+}

@@ -1,0 +1,196 @@
+//! Teardown: gives the memory back after the pool has ended, and never while running work can touch it (invariant
+//! `safe-teardown`).
+//!
+//! When the last handle goes, complete memory is released at once. The rest is left to a *deferred release*, which
+//! watches one unfinished event after the other, and releases everything when all are complete. Memory is leaked if
+//! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind the last frees
+//! because a stream is captured, or if the last events of a stream report errors.
+
+#![allow(unsafe_code, reason = "device calls on chunks and ranges")]
+
+use super::memory::Held;
+use super::segments::{Accessibility, SegmentSource};
+use super::{Engine, HeapStore, Lender, Streams, ordering};
+use crate::background::{Background, Errand};
+use crate::device::{Device, Watch};
+use crate::heap::inspect;
+use crate::lane::{Flush, Lane, Marker};
+use crate::sync::{Arc, assert_unlocked, plain};
+use crate::trace;
+use std::task::{Wake, Waker};
+
+/// See the [module](self).
+#[derive(Debug)]
+struct DeferredRelease {
+    device: plain::Arc<dyn Device>,
+    chunk_bytes: u64,
+    calls_block: bool,
+    segments: SegmentSource,
+    /// Told once the device has everything back.
+    lender: Option<plain::Arc<dyn Lender>>,
+    /// A watch may call back at once: then the thread that looks does so again, instead of calling itself.
+    errand: Errand,
+    assets: plain::Mutex<Option<Assets>>,
+}
+
+#[derive(Debug)]
+struct Assets {
+    held: Held,
+    lanes: Vec<Arc<Lane>>,
+    watch: Option<Watch<Marker>>,
+}
+
+/// How far the work is that may still touch the memory.
+enum Progress {
+    Complete,
+    /// Up to this point at most.
+    Running(Arc<Marker>),
+    /// Its end cannot be seen.
+    Unknown,
+}
+
+/// Gives the memory back at the end of the engine.
+pub(super) fn end(engine: &Engine) {
+    report_lost(&engine.streams, &engine.store);
+    let Engine { shared, supply, .. } = engine;
+    let held = supply.memory.take_held();
+    if ordering::seal_lanes(engine).is_err() || shared.fault().is_some() {
+        return;
+    }
+    let lanes: Vec<_> = engine.streams.lanes().iter().cloned().collect();
+    if lanes.iter().any(|lane| lane.cache.is_dirty()) {
+        return;
+    }
+    let deferred_release = plain::Arc::new(DeferredRelease {
+        device: shared.device.clone(),
+        calls_block: shared.capabilities.memory_calls_block,
+        chunk_bytes: shared.settings.geometry.chunk_bytes,
+        segments: supply.memory.segments().clone(),
+        lender: shared.settings.lender.clone(),
+        errand: Errand::default(),
+        assets: plain::Mutex::new(Some(Assets {
+            held,
+            lanes,
+            watch: None,
+        })),
+    });
+    deferred_release.start();
+}
+
+/// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its pool.
+fn report_lost(streams: &Streams, store: &HeapStore) {
+    if !trace::IS_TOLD {
+        return;
+    }
+    streams.flush(store, Flush::All);
+    let (blocks, bytes) = {
+        let heap = store.heap.lock();
+        (inspect::used_blocks(&heap), heap.totals().used.current)
+    };
+    if blocks > 0 {
+        let whom = "granted, and forgotten before they were taken";
+        trace::leaked((blocks, 0), bytes, &whom);
+    }
+}
+
+impl DeferredRelease {
+    /// Looks in the background where memory calls block: this thread may be a runtime's, or the one by which the device
+    /// wakes.
+    fn start(self: plain::Arc<Self>) {
+        let this = self.clone();
+        let look = move || this.errand.run(|| this.look());
+        if !self.calls_block {
+            if self.errand.is_to_be_run() {
+                look();
+            }
+            return;
+        }
+        if let Err(look) = Background::of_process().call(&self.errand, look) {
+            // This thread is held up, rather than the memory lost.
+            look();
+        }
+    }
+
+    /// Releases if everything is complete, else watches an event that is not.
+    fn look(self: &plain::Arc<Self>) {
+        let Some(mut assets) = self.assets.lock().take() else {
+            return;
+        };
+        assets.watch = None;
+        let progress = assets.lanes.iter().map(|lane| self.progress_of(lane));
+        let unfinished = progress
+            .into_iter()
+            .find(|progress| !matches!(progress, Progress::Complete));
+        match unfinished {
+            None => self.release(&assets.held),
+            Some(Progress::Running(marker)) => {
+                // The watch may call at once: no lock is held here.
+                let waker = Waker::from(self.clone());
+                assets.watch = Some(Watch::new(marker, &waker));
+                *self.assets.lock() = Some(assets);
+            }
+            // Leaked.
+            Some(_) => {}
+        }
+    }
+
+    /// Asks how far a stream is, from its newest event on. An event that reports an error proves nothing: the next
+    /// older one is asked. Work behind such an event cannot be seen to end.
+    fn progress_of(&self, lane: &Lane) -> Progress {
+        let markers = lane.timeline.incomplete();
+        for (newer, marker) in markers.iter().rev().enumerate() {
+            match marker.event().is_complete() {
+                Ok(true) if newer == 0 => return Progress::Complete,
+                Ok(true) => return Progress::Unknown,
+                Ok(false) => return Progress::Running(marker.clone()),
+                Err(error) if error.is_sticky() => return Progress::Unknown,
+                Err(_) => {}
+            }
+        }
+        if markers.is_empty() {
+            Progress::Complete
+        } else {
+            Progress::Unknown
+        }
+    }
+
+    /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then
+    /// as long as the process.
+    fn release(&self, held: &Held) {
+        assert_unlocked("release");
+        let mut is_all = true;
+        // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all
+        // work that was submitted before the frees is complete (invariant `safe-teardown`).
+        unsafe {
+            for (address, chunk) in &held.chunks {
+                let unmapped = self.device.unmap(*address, self.chunk_bytes);
+                is_all &= unmapped.is_ok() && self.device.destroy(*chunk).is_ok();
+            }
+            for chunk in &held.unmapped {
+                is_all &= self.device.destroy(*chunk).is_ok();
+            }
+            for (address, bytes) in &held.ranges {
+                let _ = self.device.unreserve(*address, *bytes);
+            }
+            for (address, bytes) in &held.segments {
+                is_all &= self.segments.free(*address, *bytes).is_ok();
+            }
+            if let (Accessibility::Plain, Some(peers)) =
+                (self.segments.accessibility(), self.device.peer_access())
+            {
+                for peer in held.accessors.peers() {
+                    let _ = peers.forbid_plain(*peer);
+                }
+            }
+        }
+        if let Some(lender) = self.lender.as_ref().filter(|_| is_all) {
+            lender.end();
+        }
+    }
+}
+
+impl Wake for DeferredRelease {
+    fn wake(self: plain::Arc<Self>) {
+        self.start();
+    }
+}
