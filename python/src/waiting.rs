@@ -1,6 +1,7 @@
 //! Reservations that are awaited on threads of this library, so that neither an event loop nor Python's lock waits.
 
 use crate::active::{Held, locked};
+use crate::fault::injected;
 use crate::fork;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -173,6 +174,9 @@ impl Wait {
         let state = std::mem::replace(&mut *locked(&self.state), State::Over);
         if let (State::Waiting, Some(task)) = (&state, self.task.get()) {
             task.abort();
+        }
+        if injected("python-grant-kept-by-a-cancelled-wait") {
+            return std::mem::forget(state);
         }
         // The reservation, if there is one, ends outside the lock.
         drop(state);
