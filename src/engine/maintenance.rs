@@ -541,11 +541,6 @@ pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
     Ok(Trimmed::new(keep, released, &figures::statistics(engine)))
 }
 
-/// Methods for a pool that leases its memory.
-#[cfg_attr(
-    not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-    allow(dead_code, reason = "no lender exists without the feature")
-)]
 /// Releases free memory until no more than that many bytes are held.
 ///
 /// # Errors

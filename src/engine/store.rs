@@ -126,10 +126,6 @@ impl HeapStore {
     }
 
     /// Sets the bytes that may be held after so many were granted; with `is_binding`, also those that may be in use.
-    #[cfg_attr(
-        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(dead_code, reason = "no lender exists without the feature")
-    )]
     pub(crate) fn set_lease(&self, shared: &Shared, granted: u64, bytes: u64, is_binding: bool) {
         let mut heap = self.heap.lock();
         heap.set_lease(bytes);

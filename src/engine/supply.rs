@@ -95,10 +95,6 @@ impl Supply {
     }
 
     /// Returns the bytes that are held, or may be: chunks that the device failed to take back are among them.
-    #[cfg_attr(
-        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(dead_code, reason = "no lender exists without the feature")
-    )]
     pub(crate) fn held(&self, store: &HeapStore) -> u64 {
         store.totals().held() + self.memory.unmapped_bytes()
     }
