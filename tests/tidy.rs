@@ -339,7 +339,11 @@ fn list_of_faults_names_existing_tests() {
         let filter = filter.rsplit("::").next().expect("a name");
         let after = |option| words.iter().skip_while(move |word| **word != option).nth(1);
         let package = after("-p").and_then(|name| name.strip_prefix("weirpool-"));
-        let within = package.map_or(String::new(), |name| format!("crates/{name}/"));
+        let manifest = after("--manifest-path").and_then(|path| path.strip_suffix("Cargo.toml"));
+        let within = match (package, manifest) {
+            (Some(name), _) => format!("crates/{name}/"),
+            (None, folder) => folder.unwrap_or_default().to_owned(),
+        };
         let places = match (words[0], after("--test")) {
             ("loom", _) => vec!["loom-tests".to_owned()],
             (_, Some(target)) => vec![

@@ -53,6 +53,15 @@ def problems(budgets, figures, skipped=()):
     return found + [f"{name}: {figures[name]:,} has no budget; `.ci/measures --lower` adds it" for name in new]
 
 
+def rounded(name, figure):
+    """Returns the budget for a figure. Lines have room up to the next hundred.
+
+    >>> rounded("a: lines of code", 4_001), rounded("a: lines of code", 4_100), rounded("a: files in cycles", 3)
+    (4100, 4100, 3)
+    """
+    return -(-figure // 100) * 100 if "lines of" in name else figure
+
+
 def lowered(text, figures, skipped=()):
     """Returns the file with figures as budgets where they are lower, and with the new figures. It keeps its head.
 
@@ -72,8 +81,8 @@ def lowered(text, figures, skipped=()):
     width = max(map(len, names))
     group = None
     for name in names:
-        one = before.get(name) or Budget(figures[name], figures[name])
-        figure = figures.get(name, one.budget)
+        figure = rounded(name, figures[name]) if name in figures else before[name].budget
+        one = before.get(name) or Budget(figure, figure)
         budget, lowest = min(one.budget, figure), min(one.lowest, figure)
         reason = one.reason if budget > lowest else ""
         if group != (group := name.split(":")[0]):
