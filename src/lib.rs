@@ -83,7 +83,8 @@
 //!
 //! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
-//! `crates/sim` and `crates/cuda`.
+//! `crates/sim` and `crates/cuda`. `crates/wire` and `crates/broker` are the sockets and the broker behind the features
+//! `ipc` and `broker`.
 //!
 //! # Crates beside this one
 //!
@@ -101,6 +102,7 @@
 //!
 //! # Features
 //!
+//! - `sim` (default): the simulated device, `device::sim`.
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.

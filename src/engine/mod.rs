@@ -17,7 +17,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
+//! | `search`, `recipient` | executes the [search policy](crate::heap::Sequence) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
 //! | `reservation`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |

@@ -1,4 +1,4 @@
-//! The search for memory: executes what the [policy](crate::policy) decides.
+//! The search for memory: executes what the [policy](crate::heap::Sequence) decides.
 //!
 //! `prepare` and `attempt` have one arm for each action; the order of the actions is the policy's.
 

@@ -1,5 +1,5 @@
 //! The names and the ways of other libraries, for code that is ported to weirpool or written against several pools.
-//! Everything here but the current pool is also available under weirpool's own names.
+//! Attributes, and pools by name or address, are also reached under weirpool's own names.
 //!
 //! | item | library |
 //! |---|---|

@@ -45,7 +45,7 @@
 //! union would keep memory pending that is free. A request that needs a range across them gets it from a [`Plan`],
 //! which joins the fences for that request alone (invariant *order*).
 //!
-//! The heap does no I/O and knows no clock, device, lock or future. The driver carries out its plans.
+//! The heap does no I/O and knows no clock, device, lock or future. The engine carries out its plans.
 //!
 //! | file | about |
 //! |---|---|

@@ -5,7 +5,7 @@
 //! row whose preparation is not allowed, or brought nothing, is skipped. The first source that has memory ends the
 //! search.
 //!
-//! This module decides, and does nothing else: it knows neither devices, locks nor time. The driver's search executes
+//! This module decides, and does nothing else: it knows neither devices, locks nor time. The engine's search executes
 //! each [`Action`] and reports what it found.
 //!
 //! Two sources come before both tables, because most requests get their memory there: the stream's own cache, which is
@@ -58,7 +58,7 @@ pub enum Try {
     WaitAnyTime,
 }
 
-/// The next action of the driver.
+/// The next action of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Make more memory reachable.

@@ -306,7 +306,7 @@ fn one_more_block_is_planned_only_if_none_is_free_and_the_capacity_holds_it() {
     check(&heap);
 }
 
-/// Takes ahead what the driver would after a growth. Returns the sizes of the plans in chunks.
+/// Takes ahead what the engine would after a growth. Returns the sizes of the plans in chunks.
 fn grow_ahead(heap: &mut Heap, grown: u64) -> Vec<u64> {
     let mut ahead = heap.ahead(grown);
     let mut sizes = Vec::new();
