@@ -1,5 +1,6 @@
 """The package without PyTorch and without a GPU."""
 
+import os
 import pytest
 
 import weirpool
@@ -45,6 +46,8 @@ def test_runner_keeps_another_sitecustomize(python, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('the other one')")
     script = tmp_path / "script.py"
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', 'pass'])")
-    done = python("-m", "weirpool", str(script), PYTHONPATH=str(tmp_path))
+    # The package itself may be found by this variable.
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = python("-m", "weirpool", str(script), PYTHONPATH=os.pathsep.join(paths))
     # Once in the first process, and once in the second.
     assert done.stdout.split("\n").count("the other one") == 2
