@@ -12,6 +12,7 @@ use crate::sync::{Arc, thread_local};
 use pin_project_lite::pin_project;
 use std::cell::RefCell;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -22,6 +23,8 @@ thread_local! {
 
 /// A scope that was entered.
 struct Entry {
+    /// Higher than those of the entries before it.
+    number: u64,
     reserved: Arc<Reserved>,
     /// The number of pressure hooks around it. Hooks that were entered since then work for their pools, not for this
     /// scope's task.
@@ -153,25 +156,30 @@ fn draw_from(
 #[derive(Debug)]
 #[must_use = "the scope is left when this is dropped"]
 pub struct EnterGuard {
-    /// Names the entry, with the number of hooks: other entries of the same two are the same. The pointer also binds the
-    /// guard to its thread.
-    reserved: *const Reserved,
-    hooks: usize,
+    /// The number of the entry.
+    number: u64,
+    /// The scope has to be left on the thread on which it was entered.
+    of_this_thread: PhantomData<*const ()>,
 }
 
 impl EnterGuard {
     pub(super) fn new(reserved: &Arc<Reserved>) -> Self {
-        // A thread that is ending may drop futures that were in a scope. They are in no scope then.
-        let hooks = hooks_entered();
-        let entry = Entry {
-            reserved: reserved.clone(),
-            hooks,
+        let enter = |entered: &RefCell<Vec<Entry>>| {
+            let mut entered = entered.borrow_mut();
+            let number = entered.last().map_or(0, |last| last.number + 1);
+            entered.push(Entry {
+                number,
+                reserved: reserved.clone(),
+                hooks: hooks_entered(),
+            });
+            number
         };
-        let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(entry));
+        // A thread that is ending may drop futures that were in a scope. They are in no scope then.
+        let number = ENTERED.try_with(enter).unwrap_or_default();
         POLLED.fetch_add(1, Ordering::Relaxed);
         Self {
-            reserved: &raw const **reserved,
-            hooks,
+            number,
+            of_this_thread: PhantomData,
         }
     }
 }
@@ -182,9 +190,7 @@ impl Drop for EnterGuard {
         // Searches the whole list, because guards may be dropped in any order.
         let left = ENTERED.try_with(|entered| {
             let mut entered = entered.borrow_mut();
-            let is_own = |entry: &Entry| {
-                std::ptr::eq(&*entry.reserved, self.reserved) && entry.hooks == self.hooks
-            };
+            let is_own = |entry: &Entry| entry.number == self.number;
             let at = entered.iter().rposition(is_own)?;
             Some(entered.remove(at))
         });

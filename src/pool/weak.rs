@@ -23,8 +23,8 @@ pub struct WeakPool {
 }
 
 impl WeakPool {
-    /// Returns a handle that keeps the pool alive, or `None` if the last one was dropped: that of the pool, of one of
-    /// its streams, or a block.
+    /// Returns a handle that keeps the pool alive, or `None` if the last one was dropped: of the pool, of one of its
+    /// streams, a block, or a reservation.
     pub fn upgrade(&self) -> Option<Pool> {
         self.presence.upgrade().map(Pool::of_presence)
     }

@@ -56,11 +56,12 @@ fn guards_of_scopes_are_dropped_in_any_order() {
     let again = outer.enter();
     assert_eq!(left_after_one_more(), (2, 2));
     drop(in_outer);
-    // The one that was entered last counts still as long as any guard of it is left.
+    // The one that was entered last is the innermost, although it was entered before as well.
+    assert_eq!(left_after_one_more(), (1, 2));
     drop(again);
-    assert_eq!(left_after_one_more(), (2, 1));
+    assert_eq!(left_after_one_more(), (1, 1));
     drop(in_inner);
-    assert_eq!(left_after_one_more(), (2, 1));
+    assert_eq!(left_after_one_more(), (1, 1));
 }
 
 /// A future in a scope may end with its thread, whatever of the thread is gone by then.
