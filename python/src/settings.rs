@@ -43,8 +43,8 @@ pub(crate) fn set(name: &str, value: Option<String>) -> Result<(), String> {
 }
 
 /// Recording an event takes as long as several allocations, and slows down a program in Python that works on the host for
-/// most of its time. Other streams get freed memory later than with the pool's default, so the recorded programs of
-/// `weirpool replay` reserve up to a seventh more, and less than on PyTorch's allocator.
+/// most of its time. Other streams get freed memory later than with the pool's default: the recorded programs of
+/// `weirpool replay` reserve up to a seventh more.
 const DEFAULT_SEALING: Sealing = Sealing::OnDemand;
 
 /// Longer than the work that is usually queued on a GPU, and short enough for a user to wait.

@@ -63,19 +63,12 @@ impl Terms {
             [bytes] => pool.reserve(bytes),
             _ => pool.reserve_many(self.sizes.iter().copied()),
         };
-        let request = request.priority(self.priority);
-        let request = match self.tag {
-            Some(tag) => request.tag(tag),
-            None => request,
-        };
-        let request = match self.deadline {
-            Some(deadline) => request.deadline(deadline),
-            None => request,
-        };
-        match self.timeout {
-            Some(timeout) => request.timeout(timeout),
-            None => request,
-        }
+        request.terms(weirpool::Terms {
+            tag: self.tag,
+            timeout: self.timeout,
+            deadline: self.deadline,
+            priority: self.priority,
+        })
     }
 
     /// Reserves memory that is available now.

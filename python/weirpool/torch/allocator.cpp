@@ -1122,13 +1122,13 @@ class Allocator : public CUDAAllocator {
     std::vector<caching::AllocatorTraceTracker> trackers;
     {
       std::lock_guard<std::mutex> guard(history_lock_);
-      trackers = trackers_;
+      if (is_for_trackers) {
+        trackers = trackers_;
+      }
       is_recording &= std::find(skipped_.begin(), skipped_.end(), ACTIONS[action]) == skipped_.end();
     }
     for (const auto& tracker : trackers) {
-      if (is_for_trackers) {
-        tracker(entry);
-      }
+      tracker(entry);
     }
     if (is_recording) {
       keep(of(record.device), std::move(entry));
