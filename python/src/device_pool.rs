@@ -25,6 +25,10 @@ use weirpool_compat::{RawError, RawPool};
 /// The most devices that PyTorch supports.
 const DEVICES: usize = 128;
 
+/// Bytes that each stream keeps for itself. Half of the blocks of a service are too large for the pool's default: each
+/// of them would go through the heap. PyTorch's own allocator keeps all that a stream frees.
+const LANE_BYTES: u64 = 256 << 20;
+
 static POOLS: [OnceLock<Result<DevicePool, String>>; DEVICES] =
     [const { OnceLock::new() }; DEVICES];
 
@@ -129,7 +133,8 @@ impl DevicePool {
             .map_err(|error| error.to_string())?;
         let builder = Pool::builder(device.clone())
             .remapping(remapping)
-            .sealing(sealing);
+            .sealing(sealing)
+            .lane_bytes(LANE_BYTES);
         let builder = match capacity {
             Some(bytes) => builder.capacity(bytes),
             None => builder,

@@ -122,7 +122,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the bytes that each [lane](PoolConfig::lane_bytes) keeps in blocks of up to 2 MiB. Default: 8 MiB.
+    /// Sets the bytes that each [lane](PoolConfig::lane_bytes) keeps in small blocks. Default: 8 MiB.
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.config.lane_bytes = bytes;
         self

@@ -54,13 +54,13 @@ pub struct PoolConfig {
     /// up to it as well, so that a freed block can serve any other request. A single allocation can ask for more with
     /// [`Allocate::alignment`](crate::Allocate::alignment).
     pub alignment: u64,
-    /// Bytes that each stream's lane may keep for the stream, in blocks of up to 2 MiB. With 0, every free goes to the
-    /// heap: less fragmentation, but slower.
+    /// Bytes that each stream's lane may keep for the stream, in blocks of up to 2 MiB, or up to an eighth of these bytes
+    /// if that is more (at most 64 MiB). With 0, every free goes to the heap: less fragmentation, but slower.
     ///
     /// A cached block serves a request of its size. If an untagged request finds none of its size, it gets a block that
     /// is larger by up to an eighth. Threads with [caches of their own](Self::per_thread_caches) get exact sizes only.
     pub lane_bytes: u64,
-    /// Bytes that each lane may keep in blocks of more than 2 MiB: up to 4 of them, each for a request of exactly its
+    /// Bytes that each lane may keep in larger blocks than those: up to 4 of them, each for a request of exactly its
     /// size. With 0, or where [`lane_bytes`](Self::lane_bytes) is 0, there are none.
     ///
     /// A lane keeps a large block once its stream takes turns: it allocated the block that it freed last, several times

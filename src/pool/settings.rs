@@ -15,6 +15,12 @@ use crate::sync::plain;
 /// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.
 const LARGEST_IN_LANE: u64 = 2 << 20;
 
+/// A lane of many bytes keeps blocks of up to this part of them.
+const PART_OF_LANE: u64 = 8;
+
+/// Each lane has a word for each size, up to this one.
+const MOST_IN_LANE: u64 = 64 << 20;
+
 /// The size of chunks where the capacity allows it. On an H200 a chunk takes about 22 µs to make accessible whatever
 /// its size up to 32 MiB, so fewer chunks are cheaper; but only wholly free chunks can be mapped elsewhere, so larger
 /// ones leave more memory unused. `guide::performance` has the frontier.
@@ -256,7 +262,12 @@ impl PoolConfig {
         }
         Bounds {
             bytes: self.lane_bytes,
-            largest: LARGEST_IN_LANE.min(self.lane_bytes) / GRANULE * GRANULE,
+            largest: LARGEST_IN_LANE
+                .max(self.lane_bytes / PART_OF_LANE)
+                .min(self.lane_bytes)
+                .min(MOST_IN_LANE)
+                / GRANULE
+                * GRANULE,
             large_cache: match self.sealing {
                 // Each free is to be seen complete by itself.
                 Sealing::EveryFree => 0,

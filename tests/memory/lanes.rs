@@ -145,3 +145,61 @@ fn stream_may_outlive_its_pool() {
     drop(stream);
     assert!(alive.upgrade().is_none());
 }
+
+/// Allocates and frees a block, and allocates one of that size again. Returns its source.
+fn source_of_the_second(pool: &Pool, stream: &Stream, bytes: u64) -> Source {
+    drop(pool.try_allocate(stream, bytes).unwrap());
+    pool.try_allocate(stream, bytes).unwrap().source()
+}
+
+#[test]
+fn lane_of_many_bytes_keeps_blocks_of_up_to_an_eighth_of_them() {
+    for (lane_bytes, largest) in [
+        (8 * MIB, 2 * MIB),
+        (64 * MIB, 8 * MIB),
+        (256 * MIB, 32 * MIB),
+        (4 << 30, 64 * MIB),
+    ] {
+        let device = SimDevice::builder()
+            .memory(8 << 30)
+            .clock(Clock::Manual)
+            .build();
+        let pool = builder(&device, 1 << 30)
+            .lane_bytes(lane_bytes)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        assert_eq!(
+            source_of_the_second(&pool, &stream, largest),
+            Source::Lane,
+            "{lane_bytes}"
+        );
+        assert_ne!(
+            source_of_the_second(&pool, &stream, largest + 4 * KIB),
+            Source::Lane,
+            "{lane_bytes}"
+        );
+    }
+}
+
+/// Blocks that a lane keeps serve another stream before the pool takes more from the device, or makes it wait.
+#[test]
+fn blocks_of_a_lane_of_many_bytes_serve_other_streams() {
+    for checker in CHECKERS {
+        let device = SimDevice::builder().memory(1 << 30).checker(checker);
+        let device = device.clock(Clock::Manual).build();
+        let pool = builder(&device, 128 * MIB)
+            .lane_bytes(128 * MIB)
+            .build()
+            .unwrap();
+        let ((_, first), (_, second)) = (stream(&device, &pool), stream(&device, &pool));
+        let blocks = [(); 8].map(|()| pool.try_allocate(&first, 16 * MIB).unwrap());
+        drop(blocks);
+        assert_eq!(pool.statistics().cached_in_lanes, 128 * MIB);
+        for bytes in [16 * MIB, 96 * MIB, 128 * MIB] {
+            drop(pool.try_allocate(&second, bytes).unwrap());
+            assert_eq!(pool.statistics().reserved.current, 128 * MIB, "{bytes}");
+        }
+        pool.check_conserved().unwrap();
+    }
+}

@@ -75,7 +75,7 @@ impl World {
             } else {
                 only_host_waits()
             })
-            .lane_bytes([0, MIB, 8 * MIB][random.usize(..3)])
+            .lane_bytes([0, MIB, 8 * MIB, 256 * MIB][random.usize(..4)])
             .sealing([Sealing::OnDemand, Sealing::default()][random.usize(..2)]);
         let builder = if random.u8(..3) == 0 {
             builder.overtaking(Overtaking {
