@@ -74,13 +74,14 @@ impl Guest {
 
 impl Event {
     fn is_awaited_by(&self, stranger: RawStream) -> Result<(), DeviceError> {
-        if !self.marker.has_event() {
+        let marker = self.marker()?;
+        if !marker.has_event() {
             return Ok(());
         }
         let engine = &self.registration.service.engine;
         // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
         #[allow(unsafe_code, reason = "device call on the caller's stream")]
-        let waits = unsafe { self.marker.event().delay(&*engine.shared.device, stranger) };
+        let waits = unsafe { marker.event().delay(&*engine.shared.device, stranger) };
         engine.shared.noted(waits)
     }
 }

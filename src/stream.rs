@@ -3,9 +3,9 @@
 use crate::device::{DeviceError, RawStream};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
-use crate::handles::{Presence, Registration};
+use crate::handles::{CapturedPoint, Presence, Registration};
 use crate::id::StreamId;
-use crate::lane::Marker;
+use crate::lane::{Marker, refused};
 use crate::observe::StreamStatistics;
 use crate::queue::Passage;
 use crate::sync::{Arc, plain};
@@ -125,17 +125,18 @@ impl Stream {
         plain::Arc::ptr_eq(&self.registration.presence, &other.presence)
     }
 
-    /// Returns an event behind all work submitted to the stream so far.
+    /// Returns an event behind all work submitted to the stream so far. In a [capture](crate::Capture) it is a point of the
+    /// graph: other streams can [wait](Self::wait) for it there, and it cannot be awaited.
     ///
     /// # Errors
     /// Returns an error if the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
+        if let Some(point) = self.registration.captured_point()? {
+            return Ok(Event::captured(self.registration.clone(), point));
+        }
         let marker = ordering::mark_for_user(&service.engine, lane)?;
-        Ok(Event {
-            registration: self.registration.clone(),
-            marker,
-        })
+        Ok(Event::recorded(self.registration.clone(), marker))
     }
 
     /// Makes later work of this stream start after `event`, by a wait on the device that does not block the host. From
@@ -144,21 +145,31 @@ impl Stream {
     /// The event may be of another pool's stream, also on another device of the same host. It orders work; no memory
     /// moves between pools.
     ///
+    /// An event of a captured stream orders work in the graph. A stream that is not being captured joins the capture by
+    /// waiting for it, and allocates from the memory of the capture until that is over.
+    ///
     /// # Errors
     /// Returns [`StreamError::ForeignDevice`] if the event is of a device that shares no events with this stream's, or
     /// the device's error; the streams are not ordered then.
     pub fn wait(&self, event: &Event) -> Result<(), StreamError> {
         let Registration { service, lane, .. } = &*self.registration;
+        let marker = match &event.at {
+            At::Recorded(marker) => marker,
+            At::Captured(_) if !self.is_of_pool(&event.registration) => {
+                return Err(refused("wait").into());
+            }
+            At::Captured(point) => return Ok(point.order(&self.registration)?),
+        };
         if !self.is_of_pool(&event.registration) {
             self.expect_beside(&event.registration)?;
-            ordering::order_behind_other_pool(&service.engine.shared, lane, &event.marker)?;
+            ordering::order_behind_other_pool(&service.engine.shared, lane, marker)?;
             return Ok(());
         }
         ordering::order_behind(
             &service.engine.streams,
             &service.engine.shared,
             lane,
-            &event.marker,
+            marker,
         )?;
         service.publish(Change::Order(lane.id));
         Ok(())
@@ -220,26 +231,79 @@ impl IntoFuture for Stream {
 #[derive(Clone)]
 pub struct Event {
     pub(crate) registration: Arc<Registration>,
-    pub(crate) marker: Arc<Marker>,
+    at: At,
+}
+
+#[derive(Clone)]
+enum At {
+    Recorded(Arc<Marker>),
+    /// In a capture, whose work does not run.
+    Captured(plain::Arc<CapturedPoint>),
 }
 
 impl Event {
+    pub(crate) fn recorded(registration: Arc<Registration>, marker: Arc<Marker>) -> Self {
+        Self {
+            registration,
+            at: At::Recorded(marker),
+        }
+    }
+
+    pub(crate) fn captured(registration: Arc<Registration>, point: CapturedPoint) -> Self {
+        Self {
+            registration,
+            at: At::Captured(plain::Arc::new(point)),
+        }
+    }
+
+    /// Returns the marker of the point.
+    ///
+    /// # Errors
+    /// Returns an error if the point is in a capture: no event is recorded there.
+    pub(crate) fn marker(&self) -> Result<&Arc<Marker>, DeviceError> {
+        match &self.at {
+            At::Recorded(marker) => Ok(marker),
+            At::Captured(_) => Err(refused("query")),
+        }
+    }
+
+    /// Makes a stream of the same pool come after the point, unless it does already.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot order the stream.
+    pub(crate) fn bring_behind(&self, on: &Arc<Registration>) -> Result<(), DeviceError> {
+        let engine = &on.service.engine;
+        match &self.at {
+            At::Recorded(marker) => ordering::bring_behind(
+                &engine.streams,
+                &engine.shared,
+                &on.lane,
+                &self.registration.lane,
+                marker,
+            ),
+            At::Captured(point) => point.order(on),
+        }
+    }
+
     /// Returns whether the device has passed the point.
     ///
     /// # Errors
     /// Returns the device's error. An error never means "not yet".
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
-        self.passage().is_passed()
+        self.passage()?.is_passed()
     }
 
     /// Returns the id of the stream in which the point lies.
     pub fn stream_id(&self) -> StreamId {
-        self.marker.stream
+        self.registration.lane.id
     }
 
     /// Returns a future's state that waits for the point.
-    pub(crate) fn passage(&self) -> Passage {
-        self.registration.passage(self.marker.ticket)
+    ///
+    /// # Errors
+    /// Returns the error of [`marker`](Self::marker).
+    pub(crate) fn passage(&self) -> Result<Passage, DeviceError> {
+        Ok(self.registration.passage(self.marker()?.ticket))
     }
 
     /// Makes a stream come after the point. Where it takes no wait, the host waits.
@@ -247,20 +311,12 @@ impl Event {
     /// # Errors
     /// Returns an error if the device cannot tell when the point is passed, or if the host must not wait here.
     #[cfg(any(feature = "cuda", feature = "dlpack"))]
-    pub(crate) fn come_before(&self, registration: &Registration) -> Result<(), StreamError> {
+    pub(crate) fn come_before(&self, on: &Arc<Registration>) -> Result<(), StreamError> {
         use crate::{device::DeviceErrorKind, queue::block_on_unless_in_task};
 
-        let Registration { service, lane, .. } = registration;
-        let ordered = ordering::bring_behind(
-            &service.engine.streams,
-            &service.engine.shared,
-            lane,
-            &self.registration.lane,
-            &self.marker,
-        );
-        match ordered {
+        match self.bring_behind(on) {
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
-                let mut passage = self.passage();
+                let mut passage = self.passage()?;
                 let passed = std::future::poll_fn(|context| passage.poll(context));
                 let passed = block_on_unless_in_task(passed).ok_or(StreamError::BlocksRuntime)?;
                 Ok(passed?)
@@ -272,10 +328,12 @@ impl Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Event")
-            .field(&self.marker.stream)
-            .field(&self.marker.ticket)
-            .finish()
+        let mut all = f.debug_tuple("Event");
+        all.field(&self.stream_id());
+        match &self.at {
+            At::Recorded(marker) => all.field(&marker.ticket).finish(),
+            At::Captured(_) => all.field(&"captured").finish(),
+        }
     }
 }
 
@@ -303,13 +361,16 @@ impl IntoFuture for &Event {
 /// Dropping it stops the waiting and nothing else.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub struct Completion(Passage);
+pub struct Completion(Result<Passage, DeviceError>);
 
 impl Future for Completion {
     type Output = Result<(), DeviceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll_synchronizing(context)
+        match &mut self.0 {
+            Ok(passage) => passage.poll_synchronizing(context),
+            Err(error) => Poll::Ready(Err(error.clone())),
+        }
     }
 }
 

@@ -113,9 +113,6 @@ def test_missing_compiler_leaves_the_plain_allocator(cache, python):
 @pytest.mark.gpu
 def test_temporaries_of_side_streams_in_a_graph_use_their_memory_again(python):
     done = python("-m", "weirpool.torch", "--selftest", "--only", "temporaries of side streams")
-    row = next(line for line in done.stdout.splitlines() if "temporaries of side streams" in line)
-    if row.startswith("known"):
-        pytest.xfail(row)
     assert done.returncode == 0, done.stdout
 
 

@@ -9,7 +9,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::{ordering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
-use crate::handles::{GraphShare, GraphUses, HostAccess, Registration, Route};
+use crate::handles::{CapturedPoint, GraphShare, GraphUses, HostAccess, Registration, Route};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::queue::Passages;
@@ -59,9 +59,10 @@ impl Block {
         memory: &plain::Arc<GraphShare>,
         route: Option<&Route>,
     ) -> Self {
+        memory.note_allocated(self.address().to_bits(), self.size());
         let extra = self.extra.get_mut().get_or_insert_default();
         extra.graphs = Some(Box::new(OfGraphs {
-            capture: route.map(Route::order),
+            capture: route.map(|route| route.order),
             memory: plain::Arc::downgrade(memory),
             named_by: SmallVec::new(),
         }));
@@ -136,6 +137,48 @@ impl Uses<'_> {
         if let Some(route) = on.route() {
             self.block.name_in_graph(&route.uses);
         }
+    }
+
+    /// Returns the point of a stream that a use on another stream comes after in the graph: if both are captured, or the
+    /// first is in a capture that the block is of or that names it.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot tell.
+    pub(super) fn captured_point(
+        self,
+        earlier: &Registration,
+        on: Option<&Arc<Registration>>,
+    ) -> Result<Option<CapturedPoint>, DeviceError> {
+        let Some(on) = on else {
+            return Ok(None);
+        };
+        let to = on.route();
+        let joined = || to.clone().filter(|to| to.clock.contains(&earlier.lane));
+        let Some(route) = earlier.route().or_else(joined) else {
+            return Ok(None);
+        };
+        let is_inside = match &to {
+            Some(to) => plain::Arc::ptr_eq(&to.clock, &route.clock),
+            None => self.is_of(&route),
+        };
+        if !is_inside {
+            return Ok(None);
+        }
+        CapturedPoint::present(&route.clock, &route.uses, &earlier.lane).map(Some)
+    }
+
+    /// Returns whether the block was allocated in a capture, or is named by its graph.
+    fn is_of(self, route: &Route) -> bool {
+        let is_same =
+            |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(&route.uses));
+        let is_of = self.block.extra(|extra| {
+            let graphs = extra.graphs.as_ref()?;
+            let is_allocated = graphs
+                .capture
+                .is_some_and(|order| route.clock.has_order(order));
+            Some(is_allocated || graphs.named_by.iter().any(is_same))
+        });
+        is_of.unwrap_or_default()
     }
 
     /// Returns whether any graph ever used the block.
@@ -218,10 +261,7 @@ impl Uses<'_> {
             let engine = &self.home.service.engine;
             let marker =
                 ordering::marker_for(&engine.streams, &engine.shared, &launched_on.lane, point)?;
-            return Ok(marker.map(|marker| Event {
-                registration: launched_on.clone(),
-                marker,
-            }));
+            return Ok(marker.map(|marker| Event::recorded(launched_on.clone(), marker)));
         }
         if launched_on.lane.timeline.completed() >= point {
             return Ok(None);
@@ -232,10 +272,7 @@ impl Uses<'_> {
             error => DeviceError::new("wait", DeviceErrorKind::Unsupported, error.to_string()),
         })?;
         let marker = ordering::mark(&registration.service.engine, &registration.lane)?;
-        Ok(Some(Event {
-            registration,
-            marker,
-        }))
+        Ok(Some(Event::recorded(registration, marker)))
     }
 
     /// Lets the host in: until the result is dropped, no graph is launched that uses the block.

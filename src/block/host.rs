@@ -66,7 +66,8 @@ fn uses_so_far(block: &Block) -> Result<(HostAccess, Vec<Passage>), StreamError>
     }
     let access = block.uses().begin_host_access();
     let points = block.uses().points_before(Access::Write, None)?;
-    Ok((access, points.iter().map(Event::passage).collect()))
+    let passages: Result<_, _> = points.iter().map(Event::passage).collect();
+    Ok((access, passages?))
 }
 
 impl<T: NoUninit> Deref for HostGuard<'_, T> {

@@ -8,16 +8,17 @@ use super::{Block, Extra};
 use crate::device::DeviceError;
 use crate::engine::{Allocation, Allocations, Home, Use, captured, ordering, release};
 use crate::error::{AllocError, StreamError};
-use crate::handles::{Caller, Ending, Granted, Registration, Reserved, Route};
+use crate::handles::{Caller, CaptureClock, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Event, StreamCache};
+use crate::lane::{Event, Lane, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
 use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
+use smallvec::SmallVec;
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -425,18 +426,28 @@ impl Block {
         capture.is_some_and(|capture| order() == Some(capture))
     }
 
-    /// Frees a block that has ended. Returns the points that its memory waits for. A free in the block's capture
-    /// happens at each launch: then the points are those of the stream, which its user cannot await before the capture
-    /// is over.
+    /// Frees a block in its capture, which happens at each launch. Returns the point of its stream, which its user cannot
+    /// await before the capture is over.
+    fn free_captured(&self, clock: &CaptureClock, block: Use) -> Fences {
+        let lanes = self.uses().lanes();
+        let (inside, outside): (SmallVec<[_; 2]>, SmallVec<[_; 2]>) =
+            lanes.iter().partition(|lane| clock.contains(lane));
+        let fences = inside
+            .into_iter()
+            .map(|lane: &Arc<Lane>| clock.fence(lane))
+            .collect();
+        let Registration { service, lane, .. } = &**self.registration();
+        captured::free_captured(&service.engine, lane, (fences, &outside), &block);
+        Fences::one(lane.id, lane.cache.open_ticket())
+    }
+
+    /// Frees a block that has ended. Returns the points that its memory waits for.
     fn free(&mut self, block: Use) -> Fences {
         // Without the lock: few blocks have anything extra.
         let capture = self.extra.get_mut().as_ref();
         let capture = capture.and_then(|extra| extra.capture());
-        if self.is_in(capture) {
-            let lanes = self.uses().lanes();
-            let Registration { service, lane, .. } = &**self.registration();
-            captured::free_captured(&service.engine, lane, &lanes, &block);
-            return Fences::one(lane.id, lane.cache.open_ticket());
+        if let Some(route) = self.registration().route().filter(|_| self.is_in(capture)) {
+            return self.free_captured(&route.clock, block);
         }
         if let Some(outside) = self.take_outside() {
             return self.free_outside(outside, block);

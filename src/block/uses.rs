@@ -40,15 +40,8 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns an error if the device cannot order the stream. The stream must not use the block then.
     pub(crate) fn order(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
-        let engine = &self.home.service.engine;
         for point in self.points_before(access, Some(on))? {
-            ordering::bring_behind(
-                &engine.streams,
-                &engine.shared,
-                &on.lane,
-                &point.registration.lane,
-                &point.marker,
-            )?;
+            point.bring_behind(on)?;
         }
         self.conclude(on, access)
     }
@@ -87,12 +80,15 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns the errors of [`order`](Self::order).
     pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
-        self.note_captured(on);
         if self.is_at_home(on) || self.note_if_known(on, access) {
+            self.note_captured(on);
             return Ok(());
         }
         // The stream that the block has left comes after its own grant.
-        if self.home.lane.id != on.lane.id {
+        if self.home.lane.id == on.lane.id {
+        } else if let Some(granted) = self.captured_point(self.home, Some(on))? {
+            granted.order(on)?;
+        } else {
             let (engine, after) = (&self.home.service.engine, self.block.allocation().after);
             ordering::order_after_grant(
                 &engine.streams,
@@ -102,6 +98,7 @@ impl<'a> Uses<'a> {
                 &on.lane,
             )?;
         }
+        self.note_captured(on);
         self.note_ordered(on, access);
         Ok(())
     }
@@ -170,22 +167,28 @@ impl<'a> Uses<'a> {
         if let Some(extra) = &**self.block.extra.lock() {
             earlier.extend(extra.streams.before(access, on));
         }
-        let points = earlier.into_iter().map(|earlier| self.point_of(earlier));
+        let points = earlier
+            .into_iter()
+            .map(|earlier| self.point_of(earlier, on));
         let mut points = points.collect::<Result<Points, _>>()?;
         self.add_launches(on, &mut points)?;
         Ok(points)
     }
 
-    fn point_of(self, earlier: Earlier) -> Result<Event, DeviceError> {
+    fn point_of(
+        self,
+        earlier: Earlier,
+        on: Option<&Arc<Registration>>,
+    ) -> Result<Event, DeviceError> {
         let Earlier {
             registration,
             point,
         } = earlier;
         if let Some(marker) = point {
-            return Ok(Event {
-                registration,
-                marker,
-            });
+            return Ok(Event::recorded(registration, marker));
+        }
+        if let Some(point) = self.captured_point(&registration, on)? {
+            return Ok(Event::captured(registration, point));
         }
         if registration.lane.is_external {
             let reason = "the block was used on an external stream, which may be gone: order the streams with an event \
@@ -197,10 +200,7 @@ impl<'a> Uses<'a> {
         if let Some(extra) = &mut **self.block.extra.lock() {
             extra.streams.keep(&registration, &marker);
         }
-        Ok(Event {
-            registration,
-            marker,
-        })
+        Ok(Event::recorded(registration, marker))
     }
 
     /// Returns the streams that the block is used on: its home first, unless the block has left it, and the further

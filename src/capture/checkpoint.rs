@@ -5,7 +5,7 @@ use crate::block::Block;
 use crate::device::DeviceAddress;
 use crate::engine::{BlockInfo, BlockState};
 use crate::error::AllocError;
-use crate::handles::{Caller, GraphShare};
+use crate::handles::{Allocated, Caller, GraphShare};
 use crate::measure::Bytes;
 use crate::pool::captured;
 use crate::stream::Stream;
@@ -16,11 +16,12 @@ use std::panic::Location;
 /// The ranges of a [`GraphMemory`] that were allocated at one moment. Made by [`GraphMemory::checkpoint`], and given
 /// back to [`GraphMemory::restore`].
 ///
-/// It owns no memory, and does not keep the memory of the graphs set aside.
+/// It owns no memory, and does not keep the memory of the graphs set aside. But while it exists, its ranges stay where
+/// they are.
 #[derive(Clone)]
 pub struct GraphCheckpoint {
     share: plain::Weak<GraphShare>,
-    ranges: Vec<(u64, u64)>,
+    ranges: plain::Arc<Allocated>,
 }
 
 impl GraphCheckpoint {
@@ -120,7 +121,7 @@ impl GraphMemory {
     pub fn checkpoint(&self) -> GraphCheckpoint {
         GraphCheckpoint {
             share: plain::Arc::downgrade(self.share()),
-            ranges: self.share().allocated(),
+            ranges: self.share().keep_allocated(),
         }
     }
 

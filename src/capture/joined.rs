@@ -1,11 +1,12 @@
 //! A capture that other code begins and ends.
 
 use super::GraphMemory;
-use super::routed::Routed;
+use super::routed::{Routed, capture_of};
 use crate::device::DeviceError;
 use crate::error::StreamError;
-use crate::handles::GraphUses;
+use crate::handles::{CaptureClock, GraphUses};
 use crate::stream::Stream;
+use crate::sync::plain;
 use std::fmt;
 
 /// A stream that other code captures, and that allocates from a [`GraphMemory`] while this exists. Made by
@@ -16,17 +17,36 @@ use std::fmt;
 pub struct JoinedCapture {
     routed: Routed,
     memory: GraphMemory,
+    uses: plain::Arc<GraphUses>,
+}
+
+impl Drop for JoinedCapture {
+    fn drop(&mut self) {
+        self.uses.end_capture();
+    }
 }
 
 impl JoinedCapture {
     pub(super) fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let uses = GraphUses::new(memory.share());
-        let routed = Routed::begin(&uses, stream)?;
+        let share = memory.share();
+        if !stream.is_of(&share.presence) {
+            return Err(StreamError::ForeignPool);
+        }
+        // Streams that join one by one share the order of their capture.
+        let (clock, is_first) = match capture_of(stream)? {
+            Some(id) => share.clock_of(id),
+            None => (CaptureClock::new(share.presence.clone()), true),
+        };
+        let routed = match is_first {
+            true => Routed::first(&uses, &clock, stream),
+            false => Routed::further(&uses, &clock, stream),
+        }?;
         routed.keep(&uses)?;
-        routed.note_capture()?;
         Ok(Self {
             routed,
             memory: memory.clone(),
+            uses,
         })
     }
 

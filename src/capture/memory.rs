@@ -18,8 +18,11 @@ use std::panic::Location;
 /// - No other request gets the memory until the last owner is gone: the handles of this type, and every graph that was
 ///   captured with it, whose last launch has completed. So the addresses of a graph stay valid for every launch, also
 ///   those of blocks that were dropped in the capture.
-/// - Inside a capture, a block that was dropped is reused in the order of its stream, at once. A further stream of the
-///   capture gets other memory.
+/// - Inside a capture, a block that was dropped is reused in the order of its streams, at once: by any stream of the capture
+///   whose next work comes after its last use.
+/// - The memory that a graph or a [checkpoint](GraphMemory::checkpoint) may use stays where it is. Where memory is virtual,
+///   it is extended for a larger request, and what none of them uses is mapped elsewhere: graphs of growing sizes need as
+///   much as the largest.
 /// - Blocks that are alive after the last owner is gone stay valid; they become ordinary blocks.
 ///
 /// Several graphs can share the memory, as in PyTorch's graph pools. What one capture dropped, a later one reuses. So

@@ -2,10 +2,10 @@
 
 use super::routed::Routed;
 use super::{CapturedGraph, GraphMemory};
-use crate::device::{CaptureId, DeviceError, DeviceErrorKind, DeviceId, Graph};
+use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
-use crate::handles::{GraphUses, Registration};
+use crate::handles::{CaptureClock, GraphUses, Registration};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain;
@@ -28,8 +28,13 @@ const END: &str = "end_capture";
 /// [`used_on`](crate::Block::used_on). Blocks from before the capture that no call names are freed when it is over, if
 /// they are dropped in it.
 ///
-/// The pool records no event on the stream, and does not make it wait, until the capture is over: [`Stream::event`],
-/// and awaiting a free on the stream, fail.
+/// Further streams take part in the capture once they [wait](Stream::wait) for an event of one of its streams, or once
+/// work is [submitted](Stream::submit) to them that uses a block of the capture. The stream that the capture began on has to
+/// come after them again before the end: by a wait, or by work that uses a block that they used. Memory that one stream
+/// freed is reused on another one that comes after the free.
+///
+/// The pool records no event on the streams until the capture is over. [`Stream::event`] returns a point of the graph, which
+/// other streams can wait for in the capture. Awaiting it, and awaiting a free on the stream, fail.
 ///
 /// Dropping it aborts the capture. It can be ended or dropped on any thread, in any state: also if the capture was
 /// invalidated, or ended by other code. A capture of the stream that other code began since then goes on.
@@ -39,8 +44,7 @@ pub struct Capture {
     routed: Vec<Routed>,
     memory: GraphMemory,
     uses: plain::Arc<GraphUses>,
-    /// The device's id of the capture, once it is known.
-    id: Option<CaptureId>,
+    clock: plain::Arc<CaptureClock>,
 }
 
 impl Pool {
@@ -91,7 +95,8 @@ impl Capture {
         }
         seal_all(stream)?;
         let uses = GraphUses::new(memory.share());
-        let routed = Routed::begin(&uses, stream)?;
+        let clock = CaptureClock::new(uses.share.presence.clone());
+        let routed = Routed::first(&uses, &clock, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -100,27 +105,31 @@ impl Capture {
             }
         })?;
         // From here on, dropping the capture ends it on the device.
-        let mut capture = Self {
+        let capture = Self {
             routed: vec![routed],
             memory: memory.clone(),
             uses,
-            id: None,
+            clock,
         };
-        capture.id = capture.routed[0].note_capture()?;
+        if let Some(id) = capture.routed[0].capture()? {
+            capture.clock.set_id(id);
+        }
+        memory.share().add_clock(&capture.clock);
         capture.routed[0].keep(&capture.uses)?;
         Ok(capture)
     }
 
-    /// Adds a further stream, which has joined the capture: its user made it wait for an event that was recorded in the
-    /// capture. From now on it allocates from the memory of the capture, in an order of its own.
+    /// Adds a further stream, which has joined the capture: other code made it wait for an event that was recorded in the
+    /// capture. From now on it allocates from the memory of the capture, in an order of its own. A stream that joins by
+    /// [`Stream::wait`], or by work that is submitted to it, need not be added.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
-        let routed = Routed::begin(&self.uses, stream)?;
-        let joined = routed.note_capture()?;
-        if joined.is_none() || joined != self.id {
+        let routed = Routed::further(&self.uses, &self.clock, stream)?;
+        let joined = routed.capture()?;
+        if joined.is_none() || joined != self.clock.id() {
             let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("capture_of", kind, reason).into());
@@ -151,12 +160,14 @@ impl Capture {
     /// Ends the capture on the device, and then in the pool.
     fn finish(&mut self) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let routed = std::mem::take(&mut self.routed);
+        self.uses.end_capture();
         let Some(first) = routed.first() else {
             let reason = "the capture is over";
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
         };
         let present = first.capture().unwrap_or_default();
-        let belongs_to_others = self.id.is_some() && present.is_some() && present != self.id;
+        let id = self.clock.id();
+        let belongs_to_others = id.is_some() && present.is_some() && present != id;
         if belongs_to_others {
             let reason =
                 "other code ended the capture, and captures the stream anew; that capture goes on";

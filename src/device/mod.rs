@@ -18,8 +18,8 @@ mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
-    Access, AlarmId, AsDevice, BlockObserver, Capabilities, CaptureId, Captures, Chunk,
-    CopyBetween, CopyEnd, Device, DeviceAddress, DeviceError, DeviceErrorKind, DeviceId,
+    Access, AlarmId, AsDevice, BlockObserver, Capabilities, CaptureId, CapturedWork, Captures,
+    Chunk, CopyBetween, CopyEnd, Device, DeviceAddress, DeviceError, DeviceErrorKind, DeviceId,
     DriverPoolProperties, DriverPools, Explain, Graph, HandleType, HandleTypes, Hold, HostFunction,
     HostUse, Kept, MemoryInfo, MemoryKind, MemoryKinds, Peer, PeerAccess, Peers, PoolAttribute,
     Pooling, RawEvent, RawPool, RawStream, Transfer, WatchId,

@@ -2,75 +2,77 @@
 //!
 //! The memory is set aside from the heap as reservations are. It is reused in the *order* of one captured stream, which
 //! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block
-//! that is freed in the capture has a fence of that order, which no event proves. The fence counts as complete when the
-//! capture is over: only later captures with the same memory can be granted the block then.
+//! that is freed in the capture has a fence of that order, which no event proves. Other streams of the capture are granted
+//! the block once the capture orders them after it (`handles::capture_clock`). The fence counts as complete when the
+//! capture is over: later captures with the same memory can be granted the block then.
 
 use super::{Allocation, Engine, HeapStore, Source, Streams, ordering, reaping, release};
 use crate::device::DeviceError;
-use crate::heap::{self, Clock, Fence, Fences, Grant, Placement, Request, View};
+use crate::heap::reservation::Extension;
+use crate::heap::{self, Clock, Fences, Grant, Placement, Request, View};
 use crate::id::{ReservationId, StreamId, Ticket};
 use crate::lane::{CachedBlock, Event, Flush, Lane, Use};
 use crate::sync::Arc;
 use smallvec::SmallVec;
 
-/// Begins the capture of a lane's stream, in an order of its own, once the pool's own calls on it have returned.
-/// Its cached blocks go to the heap. Returns `None` if the stream is being captured already.
-pub(crate) fn begin_capture(streams: &Streams, store: &HeapStore, lane: &Lane) -> Option<StreamId> {
-    let order = streams.lanes.lock().next_id();
+/// Begins the capture of a lane's stream, in an order of its own, once the pool's own calls on it have returned. Its cached
+/// blocks go to the heap. Returns whether the stream was not being captured already.
+pub(crate) fn begin_capture(store: &HeapStore, lane: &Lane, order: StreamId) -> bool {
     if !lane.cache.begin_capture(order) {
-        return None;
+        return false;
     }
     {
         let mut heap = store.heap.lock();
-        heap.register(order, Ticket::ZERO);
         for CachedBlock { id, ticket, .. } in lane.cache.flush(Flush::All) {
             heap.take_back(id, Fences::one(lane.id, ticket));
         }
     }
     lane.cache.wait_for_submissions();
-    Some(order)
+    true
 }
 
-/// Returns a further order for a stream that is being captured.
+/// Returns an order for a stream that is being captured.
 pub(crate) fn further_order(streams: &Streams, store: &HeapStore) -> StreamId {
     let order = streams.lanes.lock().next_id();
     store.heap.lock().register(order, Ticket::ZERO);
     order
 }
 
-/// Ends an order that no capture uses, or uses any more: memory that was freed in it is complete.
+/// Ends an order that no capture uses any more: memory that was freed in it is complete.
 pub(crate) fn end_order(store: &HeapStore, order: StreamId) {
     store.heap.lock().forget(order);
 }
 
 /// Ends the capture of a lane's stream. Blocks from before the capture that were freed during it are sealed now.
-pub(crate) fn end_capture(engine: &Engine, lane: &Lane, orders: &[StreamId]) {
+pub(crate) fn end_capture(engine: &Engine, lane: &Lane) {
     lane.cache.end_capture();
-    orders
-        .iter()
-        .for_each(|order| end_order(&engine.store, *order));
     // A failure is noted; the memory stays pending then.
     let _ = ordering::seal_for_others(engine, lane);
 }
 
-/// Allocates from memory that is set aside for graphs, in the order of a capture: memory that is complete, or was
-/// freed in that order. `None` if the reservation has no such memory.
+/// Allocates from memory that is set aside for graphs, in an order of a capture: memory that is complete, or was freed
+/// in that order or at a point that it comes after. `None` if the reservation has no such memory. `after` returns those
+/// points, and asks the device for them first if it is told to.
 ///
 /// # Errors
 /// Returns a sticky error.
 pub(crate) fn draw_captured(
     engine: &Engine,
     lane: &Lane,
-    order: StreamId,
+    (order, after): (StreamId, &dyn Fn(bool) -> Clock),
     reservation: ReservationId,
     request: Request,
 ) -> Result<Option<Allocation>, DeviceError> {
-    let mut grant = take_captured(&engine.store, lane, order, reservation, request);
-    if grant.is_none() && may_complete(&engine.streams, &engine.store, reservation, request) {
+    let store = &engine.store;
+    let take = |asks| take_captured(store, lane, (order, &after(asks)), reservation, request);
+    let mut grant = take(false);
+    if grant.is_none() && store.left_in_reservation(reservation).0 >= request.bytes {
+        grant = take(true);
+    }
+    if grant.is_none() && may_complete(&engine.streams, store, reservation, request) {
         // Streams may have passed the frees of the rest.
-        ordering::seal_lanes(engine)?;
-        reaping::reap(engine)?;
-        grant = take_captured(&engine.store, lane, order, reservation, request);
+        complete(engine)?;
+        grant = take(false);
     }
     Ok(grant.map(|grant| {
         let source = match grant.fences.is_empty() {
@@ -105,13 +107,13 @@ fn may_complete(
 fn take_captured(
     store: &HeapStore,
     lane: &Lane,
-    order: StreamId,
+    (stream, after): (StreamId, &Clock),
     reservation: ReservationId,
     request: Request,
 ) -> Option<Grant> {
     let view = View {
-        stream: order,
-        after: &Clock::default(),
+        stream,
+        after,
         waits: None,
         placement: Placement::Anywhere,
     };
@@ -121,25 +123,47 @@ fn take_captured(
     Some(grant)
 }
 
-/// Frees a block in the capture that it was allocated in. The block waits for the orders of the streams that are
-/// part of the capture, and for the other streams as usual.
-pub(crate) fn free_captured(engine: &Engine, home: &Lane, lanes: &[Arc<Lane>], block: &Use) {
+/// Asks every stream how far it is, so that memory that was freed outside captures counts as complete.
+///
+/// # Errors
+/// Returns a sticky error.
+pub(crate) fn complete(engine: &Engine) -> Result<(), DeviceError> {
+    ordering::seal_lanes(engine)?;
+    reaping::reap(engine).map(drop)
+}
+
+/// Returns a piece of the memory above which it could be extended for a request, in an order of a capture.
+pub(crate) fn extension(
+    store: &HeapStore,
+    (stream, after): (StreamId, &Clock),
+    reservation: ReservationId,
+    request: Request,
+) -> Option<Extension> {
+    let view = View {
+        stream,
+        after,
+        waits: None,
+        placement: Placement::Anywhere,
+    };
+    heap::reservation::extension(&store.heap.lock(), reservation, request, &view)
+}
+
+/// Frees a block in the capture that it was allocated in. The block waits for `fences`, of the streams that are part of
+/// the capture, and for the other streams as usual.
+pub(crate) fn free_captured(
+    engine: &Engine,
+    home: &Lane,
+    (mut fences, others): (Fences, &[&Arc<Lane>]),
+    block: &Use,
+) {
     home.cache.count(Event::Free, block.bytes, block.rounding);
-    let ticket = Ticket::FIRST;
-    let mut outside = SmallVec::<[_; 1]>::new();
-    let fences: Fences = lanes
-        .iter()
-        .map(|lane| match lane.cache.capture_order() {
-            Some(stream) => Fence { stream, ticket },
-            None => {
-                let freed = lane.cache.note_use(block.bytes);
-                let fence = lane.fence(freed.ticket);
-                outside.push((lane, freed));
-                fence
-            }
-        })
-        .collect();
-    for (lane, freed) in outside {
+    let mut closed = SmallVec::<[_; 1]>::new();
+    for lane in others {
+        let freed = lane.cache.note_use(block.bytes);
+        fences.join(lane.fence(freed.ticket));
+        closed.push((lane, freed));
+    }
+    for (lane, freed) in closed {
         release::record_closed(engine, lane, freed.closed);
     }
     let recipient = engine.store.heap.lock().free(block.id, fences);

@@ -118,7 +118,7 @@ pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
-use crate::heap::{self, Placement, Request};
+use crate::heap::{self, Placement, Ranges, Request};
 use crate::id::ReservationId;
 pub use crate::lane::Source;
 pub(crate) use crate::lane::Use;
@@ -250,6 +250,22 @@ impl Engine {
         (start, request): (u64, Request),
     ) -> Result<Option<Allocation>, DeviceError> {
         self.drawing(lane, reservation, request)?.run_at(start)
+    }
+
+    /// Allocates from a reservation as [`draw`](Self::draw) does, but only in exchange for other memory of it, which is not
+    /// in those ranges. They are current while the function says so. `None` if there is too little.
+    ///
+    /// # Errors
+    /// Returns the device's error; the memory is in the reservation again.
+    pub(crate) fn draw_in_exchange(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+        held: (&Ranges, &dyn Fn() -> bool),
+    ) -> Result<Option<Allocation>, DeviceError> {
+        self.drawing(lane, reservation, request)?
+            .run_in_exchange(held)
     }
 
     /// Begins a draw. The reuse policy does not matter to memory that belongs to one holder.

@@ -207,10 +207,10 @@ impl PartsSearch<'_> {
         deferred: Option<&mut Fences>,
     ) -> Result<Found, Refusal> {
         let Self { engine, lane, .. } = *self;
-        if self.parts.is_for_all {
-            return Search::for_all(engine, lane, request, mode).run();
-        }
         let at = (request, self.parts.placement);
+        if self.parts.is_for_all {
+            return Search::for_all(engine, lane, at, mode).run();
+        }
         Search::for_stream(engine, lane, at, mode, deferred).run()
     }
 

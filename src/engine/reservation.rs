@@ -7,7 +7,8 @@ use super::{Change, Source, maintenance, ordering, reaping};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::{
-    self, Exchange, Exchanged, Grant, Growth, Heap, Request, ReservationState, View, WaitLimit,
+    self, Exchange, Exchanged, Grant, Growth, Heap, Ranges, Request, ReservationState, View,
+    WaitLimit,
 };
 use crate::id::ReservationId;
 use crate::lane::Flush;
@@ -30,6 +31,8 @@ pub(super) struct Draw<'a> {
     to: Recipient<'a>,
     reservation: ReservationId,
     request: Request,
+    /// What an exchange leaves where it is, as long as the function says so.
+    held: Option<(&'a Ranges, &'a dyn Fn() -> bool)>,
     /// Exchanges that the device refused during this turn.
     exchanged_in_vain: u64,
 }
@@ -40,6 +43,7 @@ impl<'a> Draw<'a> {
             to,
             reservation,
             request,
+            held: None,
             exchanged_in_vain: 0,
         }
     }
@@ -85,6 +89,20 @@ impl<'a> Draw<'a> {
             None => self.look_twice(Self::take)?,
         };
         Ok(found.map(|found| found.allocation))
+    }
+
+    /// Takes a block in exchange for complete pieces that are not held, in the end including those that caches hold.
+    pub(super) fn run_in_exchange(
+        mut self,
+        held: (&'a Ranges, &'a dyn Fn() -> bool),
+    ) -> Result<Option<Allocation>, DeviceError> {
+        self.held = Some(held);
+        if let Some(found) = self.exchange()? {
+            return Ok(Some(found.allocation));
+        }
+        let engine = self.to.engine;
+        engine.streams.flush(&engine.store, Flush::All);
+        Ok(self.exchange()?.map(|found| found.allocation))
     }
 
     /// Takes exactly the range of the requested bytes from `start`, before or after polling. `None` if a part of it is not
@@ -225,7 +243,14 @@ impl<'a> Draw<'a> {
         let limit = self.to.may_wait().then_some(WaitLimit::Unlimited);
         let exchanged = self.to.with_waits(limit, |view| {
             let mut heap = engine.store.heap.lock();
-            Exchange::begin(&mut heap, self.reservation, request, view, growth)
+            let none = Ranges::default();
+            let held = match self.held {
+                // What is complete by now may have become a graph's.
+                Some((_, is_current)) if !is_current() => return None,
+                Some((held, _)) => held,
+                None => &none,
+            };
+            Exchange::begin(&mut heap, self.reservation, request, view, growth, held)
         });
         let found = match exchanged {
             None => return Ok(None),

@@ -87,11 +87,12 @@ impl<'a> Search<'a> {
     pub(super) fn for_all(
         engine: &'a Engine,
         lane: &'a Arc<Lane>,
-        request: Request,
+        (request, placement): (Request, Placement),
         mode: Mode<'a>,
     ) -> Self {
         let to = Recipient {
             is_for_all: true,
+            placement,
             ..Recipient::new(engine, lane, Clock::default())
         };
         Self::new(to, request, mode)

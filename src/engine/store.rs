@@ -6,7 +6,7 @@ use super::shared::gate;
 use super::soft_cap::SoftCap;
 use super::{Allocation, Allocations, Change, Lease, Shared};
 use crate::fault::injected;
-use crate::heap::{self, Heap, Totals};
+use crate::heap::{self, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::sync::{Busy, Guards, Ordering, SharedNumber, plain};
@@ -194,6 +194,16 @@ impl HeapStore {
         let mut heap = self.heap.lock();
         let ids = allocations.into_iter().map(|allocation| allocation.id);
         heap::reservation::extend(&mut heap, reservation, ids);
+    }
+
+    /// Returns how many bytes of addresses there are with a placement.
+    pub(crate) fn addresses(&self, placement: Placement) -> u64 {
+        self.heap.lock().addresses(placement)
+    }
+
+    /// Bytes of a reservation that could be exchanged for others, without those in `held`.
+    pub(crate) fn exchangeable(&self, reservation: ReservationId, held: &Ranges) -> u64 {
+        heap::exchangeable(&self.heap.lock(), reservation, held)
     }
 
     /// Bytes of a reservation that are not allocated, and those of its largest block.

@@ -7,6 +7,7 @@
 use super::{GraphShare, Registration};
 use crate::device::Kept;
 use crate::fault::injected;
+use crate::heap::Ranges;
 use crate::id::Ticket;
 use crate::sync::{Arc, Guards, Mutex, plain, yield_now};
 use smallvec::SmallVec;
@@ -33,6 +34,9 @@ struct State {
     grants: Points,
     /// What ends with the graph.
     kept: Vec<Kept>,
+    /// The addresses of its memory that were allocated while it was captured: launches may use them.
+    held: Ranges,
+    is_over: bool,
 }
 
 /// Notes the later one of two points of a stream, and takes the points out that are complete. They may be the last
@@ -63,7 +67,28 @@ impl GraphUses {
             state: Mutex::new(Guards::Registry, State::default()),
         });
         share.enter(&uses);
+        for (address, bytes) in share.allocated() {
+            uses.hold(address, bytes);
+        }
         uses
+    }
+
+    /// Notes that a range is allocated, while the graph is being captured.
+    pub(super) fn hold(&self, address: u64, bytes: u64) {
+        let mut state = self.state.lock();
+        if !state.is_over {
+            state.held.insert(address, address + bytes);
+        }
+    }
+
+    /// Notes that the capture is over.
+    pub(crate) fn end_capture(&self) {
+        self.state.lock().is_over = true;
+    }
+
+    /// Adds the addresses that launches may use.
+    pub(super) fn add_held(&self, ranges: &mut Ranges) {
+        ranges.insert_all(&self.state.lock().held);
     }
 
     /// Keeps a value until no launch can run any more.

@@ -1,15 +1,20 @@
 //! Memory of graphs: what its handles, the captures that allocate from it, and the graphs share.
 
-use super::{GraphUses, Presence, ReservedHandle};
+use super::{CaptureClock, GraphUses, Presence, ReservedHandle};
 use crate::device::CaptureId;
 use crate::engine::Allocation;
 use crate::error::AllocError;
+use crate::fault::injected;
 use crate::handles::Reserved;
+use crate::heap::Ranges;
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::queue::Demand;
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
 use smallvec::SmallVec;
+
+/// The address and the bytes of each block that was allocated at one moment, lowest first.
+pub(crate) type Allocated = Vec<(u64, u64)>;
 
 /// Memory that captures allocate from. It is set aside until the last owner is gone. Each graph that was captured is an
 /// owner, and the device drops it once no launch of the graph can run any more.
@@ -19,6 +24,12 @@ pub(crate) struct GraphShare {
     parts: Mutex<Vec<ReservedHandle>>,
     /// The graphs that were captured with the memory, and may still exist.
     graphs: Mutex<Vec<plain::Weak<GraphUses>>>,
+    /// The clocks of the captures under way.
+    clocks: Mutex<Vec<plain::Weak<CaptureClock>>>,
+    /// The ranges of checkpoints that may still exist.
+    checkpoints: Mutex<Vec<plain::Weak<Allocated>>>,
+    /// How often a graph or checkpoint came to [hold](Self::held) more.
+    holds: plain::AtomicU64,
 }
 
 /// Where a captured stream allocates: the memory, and the order in which it is reused.
@@ -26,12 +37,12 @@ pub(crate) struct GraphShare {
 pub(crate) struct Route {
     /// What the graph will use.
     pub(crate) uses: plain::Arc<GraphUses>,
-    /// The present order, and before it those of other captures of the stream in the same session. The body of a
-    /// conditional node is a capture of its own: it runs several times, so that memory freed in it cannot be reused as
-    /// if it ran once.
-    pub(crate) orders: SmallVec<[StreamId; 1]>,
-    /// The device's id of the capture that the present order is of, once it is known.
-    pub(crate) capture: Option<CaptureId>,
+    pub(crate) clock: plain::Arc<CaptureClock>,
+    /// The stream's id in the capture.
+    pub(crate) order: StreamId,
+    /// The clocks of other captures of the stream in the same session, which last as long. The body of a conditional node is
+    /// a capture of its own: it runs several times, so that memory freed in it cannot be reused as if it ran once.
+    pub(crate) others: SmallVec<[plain::Arc<CaptureClock>; 1]>,
 }
 
 impl GraphShare {
@@ -40,6 +51,78 @@ impl GraphShare {
             presence,
             parts: Mutex::new(Guards::Registry, Vec::new()),
             graphs: Mutex::new(Guards::Registry, Vec::new()),
+            clocks: Mutex::new(Guards::Registry, Vec::new()),
+            checkpoints: Mutex::new(Guards::Registry, Vec::new()),
+            holds: plain::AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the clock of a capture, and whether it is new.
+    pub(crate) fn clock_of(&self, id: CaptureId) -> (plain::Arc<CaptureClock>, bool) {
+        let new = CaptureClock::new(self.presence.clone());
+        new.set_id(id);
+        let mut clocks = self.clocks.lock();
+        let mut known = clocks.iter().filter_map(plain::Weak::upgrade);
+        match known.find(|clock| clock.id() == Some(id)) {
+            Some(clock) => (clock, false),
+            None => {
+                drop(known);
+                clocks.retain(|known| known.strong_count() > 0);
+                clocks.push(plain::Arc::downgrade(&new));
+                (new, true)
+            }
+        }
+    }
+
+    /// Makes the clock of a capture known that began.
+    pub(crate) fn add_clock(&self, clock: &plain::Arc<CaptureClock>) {
+        self.clocks.lock().push(plain::Arc::downgrade(clock));
+    }
+
+    /// Notes that a range was allocated from the memory: the graphs that are being captured may use it.
+    pub(crate) fn note_allocated(&self, address: u64, bytes: u64) {
+        let graphs = self.graphs();
+        graphs.iter().for_each(|graph| graph.hold(address, bytes));
+        // After the notes: see `held`.
+        self.holds.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Returns the ranges that are allocated now, and holds them until the result is dropped.
+    pub(crate) fn keep_allocated(&self) -> plain::Arc<Allocated> {
+        let ranges = plain::Arc::new(self.allocated());
+        {
+            let mut checkpoints = self.checkpoints.lock();
+            checkpoints.retain(|known| known.strong_count() > 0);
+            checkpoints.push(plain::Arc::downgrade(&ranges));
+        }
+        self.holds.fetch_add(1, Ordering::AcqRel);
+        ranges
+    }
+
+    /// Returns the addresses that graphs or checkpoints may use, whose memory must stay where it is.
+    pub(crate) fn held(&self) -> Held<'_> {
+        // Before the notes are read, so that a later one shows.
+        let as_of = self.holds.load(Ordering::Acquire);
+        let mut ranges = Ranges::default();
+        if !injected("memory-of-a-graph-moved") {
+            self.graphs()
+                .iter()
+                .for_each(|graph| graph.add_held(&mut ranges));
+        }
+        let checkpoints: Vec<_> = {
+            let checkpoints = self.checkpoints.lock();
+            checkpoints
+                .iter()
+                .filter_map(plain::Weak::upgrade)
+                .collect()
+        };
+        for (address, bytes) in checkpoints.iter().flat_map(|ranges| ranges.iter()) {
+            ranges.insert(*address, address + bytes);
+        }
+        Held {
+            ranges,
+            as_of,
+            holds: &self.holds,
         }
     }
 
@@ -77,6 +160,21 @@ impl GraphShare {
         known.absorb(part);
     }
 
+    /// Returns the parts that take up more memory: no tag is charged for them.
+    pub(crate) fn extensible(&self) -> Vec<Arc<Reserved>> {
+        let mut parts = self.parts();
+        parts.retain(|part| part.is_plain());
+        parts
+    }
+
+    /// Returns the parts of which this many bytes could be exchanged.
+    pub(crate) fn parts_with(&self, bytes: u64, held: &Held<'_>) -> Vec<Arc<Reserved>> {
+        let store = &self.presence.service.engine.store;
+        let mut parts = self.parts();
+        parts.retain(|part| store.exchangeable(part.id(), &held.ranges) >= bytes);
+        parts
+    }
+
     /// Returns the size in bytes, allocated or not.
     pub(crate) fn size(&self) -> u64 {
         self.parts().iter().map(|part| part.size()).sum()
@@ -96,6 +194,21 @@ impl Drop for GraphShare {
         let bytes = self.size();
         let engine = &self.presence.service.engine;
         engine.shared.counters.note_graphs_shrank(bytes);
+    }
+}
+
+/// See [`GraphShare::held`].
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) ranges: Ranges,
+    as_of: u64,
+    holds: &'a plain::AtomicU64,
+}
+
+impl Held<'_> {
+    /// Returns whether no graph came to hold more since.
+    pub(crate) fn is_current(&self) -> bool {
+        self.holds.load(Ordering::Acquire) == self.as_of
     }
 }
 
@@ -141,7 +254,7 @@ impl GraphShare {
     }
 
     /// Returns the address and the bytes of each block that is allocated from the memory, lowest first.
-    pub(crate) fn allocated(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn allocated(&self) -> Allocated {
         let parts: Vec<_> = self.parts().iter().map(|part| part.id()).collect();
         self.presence.service.engine.granted_from(&parts)
     }
@@ -152,11 +265,6 @@ impl Route {
         &self.uses.share
     }
 
-    /// Returns the order of the present capture.
-    pub(crate) fn order(&self) -> StreamId {
-        *self.orders.last().expect("a session has an order")
-    }
-
     /// Allocates from the memory, in the order of the capture, if it has enough. Returns the part that the block
     /// belongs to as well.
     ///
@@ -164,11 +272,11 @@ impl Route {
     /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw(
         &self,
-        lane: &Lane,
+        lane: &Arc<Lane>,
         demand: &Demand,
     ) -> Result<Option<FromPart>, AllocError> {
-        let order = self.order();
+        let by = (&*self.clock, self.order);
         self.share()
-            .draw_from_parts(|part| part.draw_captured(lane, order, demand))
+            .draw_from_parts(|part| part.draw_captured(lane, by, demand))
     }
 }

@@ -1,16 +1,17 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::natives::Native;
-use super::{Observers, Presence, Route};
-use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
-use crate::engine::{Capacity, registering, release};
+use super::{CaptureClock, CapturedPoint, GraphUses, Observers, Presence, Route};
+use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
+use crate::engine::{Capacity, Change, captured, maintenance, registering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
-use crate::id::{StreamId, Ticket};
+use crate::id::Ticket;
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Passage, Service};
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedNumber, plain};
+use smallvec::SmallVec;
 use std::any::Any;
 use std::fmt;
 
@@ -156,38 +157,76 @@ impl Registration {
         }
     }
 
-    /// Sets where the stream allocates while it is being captured. Returns where it allocated before, to be dropped
-    /// outside locks: it may be the last owner of memory.
-    pub(crate) fn set_route(&self, route: Option<Route>) -> Option<Route> {
-        self.route.replace(route)
+    /// Lets the stream allocate from memory for graphs, in the order of a capture, until [`end_route`](Self::end_route). Its
+    /// freed blocks stay pending until then, and the pool makes no call on it.
+    ///
+    /// # Errors
+    /// Returns an error if it does so already.
+    pub(crate) fn begin_route(
+        &self,
+        uses: &plain::Arc<GraphUses>,
+        clock: &plain::Arc<CaptureClock>,
+    ) -> Result<(), DeviceError> {
+        let order = clock.order_of(&self.lane);
+        if !captured::begin_capture(&self.service.engine.store, &self.lane, order) {
+            let reason = "the stream is being captured already; end that capture first";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("begin_capture", kind, reason));
+        }
+        let former = self.route.replace(Some(Route {
+            uses: uses.clone(),
+            clock: clock.clone(),
+            order,
+            others: SmallVec::new(),
+        }));
+        drop(former);
+        Ok(())
     }
 
-    /// Notes the device's id of the capture that the stream is in.
-    pub(crate) fn note_capture(&self, capture: Option<CaptureId>) {
-        self.route.change(|route| {
-            if let Some(route) = route {
-                route.capture = capture;
-            }
-        });
+    /// Ends what [`begin_route`](Self::begin_route) began.
+    pub(crate) fn end_route(&self) {
+        // It may be the last owner of memory: dropped outside locks, after the end.
+        let route = self.route.replace(None);
+        captured::end_capture(&self.service.engine, &self.lane);
+        drop(route);
+        self.service.publish(Change::Memory);
+        // Memory that was freed on the captured stream had no event to watch.
+        maintenance::note_progress(&self.service.engine);
     }
 
-    /// Goes on with the order of another capture of the session, unless another thread did so first, or the session is
-    /// over. Returns whether it does.
+    /// Goes on in the order of another capture, unless another thread did so first, or the session is over. Returns where
+    /// the stream allocates then.
     pub(crate) fn continue_route(
         &self,
-        (known, present): (CaptureId, CaptureId),
-        order: StreamId,
-    ) -> bool {
+        known: &plain::Arc<CaptureClock>,
+        clock: plain::Arc<CaptureClock>,
+    ) -> Option<Route> {
+        let order = clock.order_of(&self.lane);
         self.route.change(|route| {
-            let route = route.filter(|route| route.capture == Some(known));
-            let Some(route) = route else {
-                return false;
-            };
-            route.capture = Some(present);
-            route.orders.push(order);
-            self.lane.cache.continue_capture(order);
-            true
+            let route = route?;
+            if plain::Arc::ptr_eq(&route.clock, known) {
+                route.order = order;
+                route
+                    .others
+                    .retain(|other| !plain::Arc::ptr_eq(other, &clock));
+                route
+                    .others
+                    .push(std::mem::replace(&mut route.clock, clock));
+                self.lane.cache.continue_capture(order);
+            }
+            Some(route.clone())
         })
+    }
+
+    /// Returns the point behind the work that the stream was given so far, if it is being captured.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot tell.
+    pub(crate) fn captured_point(&self) -> Result<Option<CapturedPoint>, DeviceError> {
+        let Some(route) = self.route() else {
+            return Ok(None);
+        };
+        CapturedPoint::present(&route.clock, &route.uses, &self.lane).map(Some)
     }
 
     /// Drops the references that freed blocks left.

@@ -1,6 +1,7 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
-use super::{Presence, Registration};
+use super::graphs::Held;
+use super::{CaptureClock, Presence, Registration};
 use crate::device::DeviceError;
 use crate::engine::{
     Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
@@ -359,12 +360,36 @@ impl Reserved {
     /// Returns an error if the pool is closed, or the device failed.
     pub(crate) fn draw_captured(
         &self,
-        lane: &Lane,
-        order: StreamId,
+        lane: &Arc<Lane>,
+        by: (&CaptureClock, StreamId),
         demand: &Demand,
     ) -> Result<Option<Allocation>, AllocError> {
+        let after = |asks: bool| {
+            if asks {
+                by.0.refresh(lane);
+            }
+            by.0.after(by.1)
+        };
+        let draw = |engine: &Engine, reservation| {
+            captured::draw_captured(engine, lane, (by.1, &after), reservation, demand.request)
+        };
+        self.drawing(lane, demand, draw)
+    }
+
+    /// Draws a part in exchange for others, which graphs do not hold.
+    ///
+    /// # Errors
+    /// Returns an error if the pool is closed, or the device failed.
+    pub(crate) fn draw_in_exchange(
+        &self,
+        lane: &Arc<Lane>,
+        demand: &Demand,
+        held: &Held<'_>,
+    ) -> Result<Option<Allocation>, AllocError> {
         self.drawing(lane, demand, |engine, reservation| {
-            captured::draw_captured(engine, lane, order, reservation, demand.request)
+            let is_current = || held.is_current();
+            let held = (&held.ranges, &is_current as &dyn Fn() -> bool);
+            engine.draw_in_exchange(lane, reservation, demand.request, held)
         })
     }
 
@@ -393,8 +418,12 @@ impl Reserved {
     /// Returns whether the memory of another reservation can become this one's: no tag is charged for either, no other
     /// reservation gets it back, and nothing of it is drawn.
     pub(crate) fn may_absorb(&self, other: &Self) -> bool {
-        let is_plain = |reserved: &Self| reserved.tag.is_none() && reserved.parent.is_none();
-        is_plain(self) && is_plain(other) && other.state.lock().drawn == 0
+        self.is_plain() && other.is_plain() && other.state.lock().drawn == 0
+    }
+
+    /// Returns whether no tag is charged for it, and its memory returns to the pool.
+    pub(super) fn is_plain(&self) -> bool {
+        self.tag.is_none() && self.parent.is_none()
     }
 
     /// Takes over all memory of another reservation, which ends.

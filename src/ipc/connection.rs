@@ -172,7 +172,7 @@ impl Connection {
             return Err(crate::StreamError::ForeignPool.into());
         }
         for point in block.uses().points_before(Access::Read, None)? {
-            let mut passage = point.passage();
+            let mut passage = point.passage()?;
             poll_fn(|context| passage.poll(context)).await?;
         }
         let chunk = block.chunk.upgrade();

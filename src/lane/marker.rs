@@ -4,7 +4,7 @@
 
 use crate::device::{Device, DeviceError, OwnsEvent, RawEvent, RawStream};
 use crate::heap::Clock;
-use crate::id::{StreamId, Ticket};
+use crate::id::Ticket;
 use crate::measure::{Histogram, Recorder};
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Busy, Guards, Ordering, assert_unlocked, plain};
@@ -149,7 +149,6 @@ impl Drop for Recorded {
 /// A point of a stream, and the event that proves it.
 #[derive(Debug)]
 pub(crate) struct Marker {
-    pub(crate) stream: StreamId,
     /// Complete, with all earlier tickets of the stream, once the event is.
     pub(crate) ticket: Ticket,
     /// What the point comes after: a stream that waits for the event comes after all of it.

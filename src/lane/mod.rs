@@ -300,7 +300,6 @@ impl Lane {
     /// Returns the host's present point. It has no event: work submitted later comes after it anyway.
     fn host_marker(&self, device: &dyn Device) -> Arc<Marker> {
         Arc::new(Marker {
-            stream: self.id,
             ticket: self.cache.open_ticket(),
             clock: self.timeline.clock(),
             sealed_at: device.now(),
@@ -402,7 +401,6 @@ impl Lane {
     ) -> Arc<Marker> {
         let sealed_at = device.now();
         self.timeline.publish(Marker {
-            stream: self.id,
             ticket: closed.ticket,
             clock,
             sealed_at,

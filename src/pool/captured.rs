@@ -3,10 +3,12 @@
 
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::engine::{captured, captures_of};
+use crate::engine::{Engine, captured, captures_of};
 use crate::error::AllocError;
 use crate::fault::injected;
-use crate::handles::{Caller, FromPart, GraphShare, Registration, Route};
+use crate::handles::{Caller, FromPart, GraphShare, Registration, Reserved, Route};
+use crate::heap::{Clock, Placement};
+use crate::id::StreamId;
 use crate::queue::Demand;
 use crate::sync::{Arc, assert_unlocked, plain};
 
@@ -30,7 +32,11 @@ pub(super) fn allocate(
     };
     let route = &present(registration, route)?;
     let draw = || route.draw(&registration.lane, &demand);
-    match draw_or_grow(registration, route.share(), &demand, caller, draw)? {
+    let (memory, after) = (
+        (&**registration, &**route.share()),
+        route.clock.after(route.order),
+    );
+    match draw_or_grow(memory, &demand, caller, (route.order, &after), draw)? {
         Some((allocation, part)) => {
             let from = (&part, route);
             Block::captured(registration, allocation, &demand, caller, from)
@@ -54,7 +60,7 @@ pub(super) fn allocate(
 /// Returns the device's error.
 fn present(registration: &Registration, route: &Route) -> Result<Route, AllocError> {
     const CALL: &str = "capture_of";
-    let Some(known) = route.capture else {
+    let Some(known) = route.clock.id() else {
         return Ok(route.clone());
     };
     let Registration { service, lane, .. } = registration;
@@ -66,14 +72,11 @@ fn present(registration: &Registration, route: &Route) -> Result<Route, AllocErr
     let present = engine
         .shared
         .noted(unsafe { captures.capture_of(lane.raw) })?;
-    let is_another = present.is_some_and(|present| present != known);
-    match present {
-        Some(present) if is_another && !injected("conditional-body-not-recognised") => {
-            let order = captured::further_order(&engine.streams, &engine.store);
-            if !registration.continue_route((known, present), order) {
-                captured::end_order(&engine.store, order);
-            }
-            Ok(registration.route().unwrap_or_else(|| route.clone()))
+    match present.filter(|present| *present != known) {
+        Some(present) if !injected("conditional-body-not-recognised") => {
+            let (clock, _) = route.share().clock_of(present);
+            let further = registration.continue_route(&route.clock, clock);
+            Ok(further.unwrap_or_else(|| route.clone()))
         }
         _ => Ok(route.clone()),
     }
@@ -92,8 +95,15 @@ pub(crate) fn allocate_outside(
 ) -> Result<Block, AllocError> {
     expect_outside(registration, share)?;
     let demand = layout.demand(&registration.service.engine, None)?;
-    let draw = || share.draw(&registration.lane, &demand);
-    match draw_or_grow(registration, share, &demand, caller, draw)? {
+    let (lane, memory) = (&registration.lane, (&**registration, &**share));
+    let draw = || share.draw(lane, &demand);
+    match draw_or_grow(
+        memory,
+        &demand,
+        caller,
+        (lane.id, &lane.timeline.clock()),
+        draw,
+    )? {
         Some((allocation, part)) => {
             let block = Block::reserved(registration, allocation, &demand, caller, &part)?;
             Ok(block.of_graph_memory(share, None))
@@ -143,55 +153,162 @@ pub(crate) fn allocate_at(
 }
 
 /// Draws, and if there is too little, once more after the memory took more from the pool. `None` if the pool has no
-/// more.
+/// more. Where memory can be mapped elsewhere, the memory takes as little as it can: what no graph holds is exchanged for
+/// a contiguous range, and what a graph holds is extended where it is.
 ///
 /// # Errors
 /// Returns an error if waiting would not help.
 fn draw_or_grow(
-    registration: &Registration,
-    share: &GraphShare,
+    (registration, share): (&Registration, &GraphShare),
     demand: &Demand,
     caller: Caller,
+    view: (StreamId, &Clock),
     draw: impl Fn() -> Result<Option<FromPart>, AllocError>,
 ) -> Result<Option<FromPart>, AllocError> {
     if let Some(drawn) = draw()? {
         return Ok(Some(drawn));
     }
-    match grow(registration, share, demand, caller)? {
-        true => draw(),
-        false => Ok(None),
-    }
-}
-
-/// Adds memory for one request to that of the capture: whole chunks, or if the pool does not have them, as little as
-/// the request needs. Returns whether the pool had memory.
-///
-/// # Errors
-/// Returns an error if waiting would not help.
-fn grow(
-    registration: &Registration,
-    share: &GraphShare,
-    demand: &Demand,
-    caller: Caller,
-) -> Result<bool, AllocError> {
-    let settings = &registration.service.engine.shared.settings;
-    let least = demand.request.bytes + demand.request.alignment - settings.alignment;
-    let chunks = match settings.geometry.virtual_memory {
-        true => least.checked_next_multiple_of(settings.geometry.chunk_bytes),
-        false => None,
+    let growth = Growth {
+        registration,
+        share,
+        demand,
+        caller,
     };
-    let pool = Pool::of_presence(registration.presence.clone());
-    for bytes in chunks.into_iter().chain([least]) {
-        match pool.reserve(bytes).location(caller.location).try_now() {
-            Ok(reservation) => {
-                share.add(reservation.into_handle());
-                return Ok(true);
-            }
-            Err(AllocError::Exhausted(_) | AllocError::TooLarge { .. }) => {}
-            Err(error) => return Err(error),
+    if registration
+        .service
+        .engine
+        .shared
+        .settings
+        .geometry
+        .virtual_memory
+    {
+        if let Some(drawn) = growth.exchange()? {
+            return Ok(Some(drawn));
+        }
+        if growth.extend(view)?
+            && let Some(drawn) = draw()?
+        {
+            return Ok(Some(drawn));
+        }
+        if growth.complement()?
+            && let Some(drawn) = growth.exchange()?
+        {
+            return Ok(Some(drawn));
         }
     }
-    Ok(false)
+    let with_room = growth.room().map(Placement::WithRoom);
+    for placement in with_room.into_iter().chain([Placement::Anywhere]) {
+        if growth.take(growth.least(), placement)? {
+            return draw();
+        }
+    }
+    Ok(None)
+}
+
+/// Addresses are kept for memory of graphs while a hole has this many times those of the capacity: other requests need
+/// holes, too.
+const ADDRESSES: u64 = 3;
+
+/// A request for which memory of graphs has to grow.
+struct Growth<'a> {
+    registration: &'a Registration,
+    share: &'a GraphShare,
+    demand: &'a Demand,
+    caller: Caller,
+}
+
+impl Growth<'_> {
+    /// Returns how many bytes of addresses to keep above new memory, so that it can be extended: as many as there is memory,
+    /// if there are plenty.
+    fn room(&self) -> Option<u64> {
+        let Engine { shared, store, .. } = &self.registration.service.engine;
+        let geometry = &shared.settings.geometry;
+        let info = shared.device.memory_info(shared.settings.kind).ok()?;
+        let capacity = store
+            .capacity()
+            .min(info.total)
+            .next_multiple_of(geometry.chunk_bytes);
+        let has_plenty = || store.addresses(Placement::WithRoom(0)) / ADDRESSES > capacity;
+        (geometry.virtual_memory && has_plenty()).then_some(capacity)
+    }
+
+    /// Returns how many bytes hold the request wherever they begin.
+    fn least(&self) -> u64 {
+        let settings = &self.registration.service.engine.shared.settings;
+        self.demand.request.bytes + self.demand.request.alignment - settings.alignment
+    }
+
+    /// Serves the request from memory that no graph holds, if that is enough.
+    fn exchange(&self) -> Result<Option<FromPart>, AllocError> {
+        let lane = &self.registration.lane;
+        captured::complete(&self.registration.service.engine)?;
+        let held = self.share.held();
+        for part in self.share.parts_with(self.demand.request.bytes, &held) {
+            if let Some(allocation) = part.draw_in_exchange(lane, self.demand, &held)? {
+                return Ok(Some((allocation, part)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds what a piece of the memory lacks, right above it. Returns whether there was such a piece, and memory.
+    fn extend(&self, view: (StreamId, &Clock)) -> Result<bool, AllocError> {
+        let store = &self.registration.service.engine.store;
+        let request = self.demand.request;
+        let of = |part: Arc<Reserved>| captured::extension(store, view, part.id(), request);
+        let best = self.share.extensible().into_iter().filter_map(of);
+        match best.min_by_key(|extension| extension.lacking) {
+            Some(best) => self.take(best.lacking, best.placement),
+            None => Ok(false),
+        }
+    }
+
+    /// Adds what the memory lacks that no graph holds, so that all of it can be exchanged. Returns whether there is any,
+    /// and the pool had the rest.
+    fn complement(&self) -> Result<bool, AllocError> {
+        let Engine { shared, store, .. } = &self.registration.service.engine;
+        let (bytes, held) = (self.demand.request.bytes, self.share.held());
+        let movable = |part: Arc<Reserved>| store.exchangeable(part.id(), &held.ranges);
+        let movable = self.share.extensible().into_iter().map(movable).max();
+        let worth = shared.settings.geometry.chunk_bytes..bytes;
+        match movable.filter(|movable| worth.contains(movable)) {
+            Some(movable) => self.take(bytes - movable, Placement::Anywhere),
+            None => Ok(false),
+        }
+    }
+
+    /// Adds at least that many bytes: whole chunks, or if the pool does not have them, no more. Returns whether the pool had
+    /// memory.
+    ///
+    /// # Errors
+    /// Returns an error if waiting would not help.
+    fn take(&self, least: u64, placement: Placement) -> Result<bool, AllocError> {
+        let settings = &self.registration.service.engine.shared.settings;
+        let chunks = match settings.geometry.virtual_memory {
+            true => least.checked_next_multiple_of(settings.geometry.chunk_bytes),
+            false => None,
+        };
+        let pool = Pool::of_presence(self.registration.presence.clone());
+        for bytes in chunks.into_iter().chain([least]) {
+            match pool
+                .reserve_at(bytes, placement)
+                .location(self.caller.location)
+                .try_now()
+            {
+                Ok(reservation) => {
+                    self.share.add(reservation.into_handle());
+                    return Ok(true);
+                }
+                Err(
+                    AllocError::Exhausted(_)
+                    | AllocError::TooLarge { .. }
+                    | AllocError::NoRoom { .. },
+                ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
 }
 
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]

@@ -75,6 +75,7 @@ use crate::block::Block;
 use crate::device::{Device, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::handles::{Presence, Registration};
+use crate::heap::Placement;
 use crate::lane::Miss;
 use crate::queue::Service;
 use crate::registry;
@@ -361,6 +362,13 @@ impl Pool {
     #[track_caller]
     pub fn reserve(&self, bytes: u64) -> Reserve<'_> {
         let kind = ForReservation::whole(self, bytes);
+        Request::new(kind, Location::caller())
+    }
+
+    /// Sets memory aside as [`reserve`](Self::reserve) does, at any address or above a block.
+    #[track_caller]
+    pub(crate) fn reserve_at(&self, bytes: u64, placement: Placement) -> Reserve<'_> {
+        let kind = ForReservation::at(self, bytes, placement);
         Request::new(kind, Location::caller())
     }
 

@@ -8,6 +8,7 @@ use crate::block::Block;
 use crate::engine::Drawn;
 use crate::error::AllocError;
 use crate::handles::{Caller, Presence, Reserved, ReservedHandle};
+use crate::heap::Placement;
 use crate::id::ReservationId;
 use crate::measure::{Bytes, Tag};
 use crate::queue::{Ask, Asker, Demand, Grant, Late, Wants};
@@ -303,6 +304,8 @@ pub struct ForReservation<'a> {
     layouts: Layouts,
     /// Whether pieces of at least a chunk begin at a chunk boundary.
     is_whole: bool,
+    /// Where the only piece is to lie.
+    placement: Placement,
 }
 
 impl<'a> ForReservation<'a> {
@@ -311,6 +314,16 @@ impl<'a> ForReservation<'a> {
             pool,
             layouts: Layouts::from([Layout::new(bytes)]),
             is_whole: true,
+            placement: Placement::Anywhere,
+        }
+    }
+
+    /// A reservation of one piece, which lies at any address or above a block.
+    pub(super) fn at(pool: &'a Pool, bytes: u64, placement: Placement) -> Self {
+        Self {
+            is_whole: placement == Placement::Anywhere,
+            placement,
+            ..Self::whole(pool, bytes)
         }
     }
 
@@ -319,6 +332,7 @@ impl<'a> ForReservation<'a> {
             pool,
             layouts,
             is_whole: false,
+            placement: Placement::Anywhere,
         }
     }
 }
@@ -340,7 +354,10 @@ impl Kind for ForReservation<'_> {
 
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Reservation>, Refused<'_>> {
         let presence = &self.pool.presence;
-        let ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
+        let mut ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
+        if let Wants::Parts(parts) = &mut ask.wants {
+            parts.placement = self.placement;
+        }
         match self.nested(&ask.demand, attempt.caller) {
             Some(reservation) => Ok(Taken::Output(reservation)),
             None => attempt.take_parts(self.asker(), ask),

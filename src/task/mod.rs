@@ -223,7 +223,7 @@ impl Stream {
             }
             return Ok(());
         }
-        if own.lane.id == earlier.lane.id {
+        if own.lane.id == earlier.lane.id || point.order_captured(own)? {
             return Ok(());
         }
         if let Some(marker) = point.marker()? {

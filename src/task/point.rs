@@ -3,7 +3,7 @@
 use crate::device::DeviceError;
 use crate::engine::ordering;
 use crate::fault::injected;
-use crate::handles::Registration;
+use crate::handles::{CapturedPoint, Registration};
 use crate::id::Ticket;
 use crate::lane::Marker;
 use crate::queue::Passage;
@@ -15,6 +15,8 @@ use crate::sync::Arc;
 pub struct Point {
     pub(super) registration: Arc<Registration>,
     ticket: Ticket,
+    /// Where the point is in the graph, if the stream is being captured.
+    captured: Option<Box<CapturedPoint>>,
 }
 
 impl Point {
@@ -29,7 +31,18 @@ impl Point {
         Self {
             ticket,
             registration: registration.clone(),
+            // Without it, nothing is ordered after the point.
+            captured: registration.captured_point().ok().flatten().map(Box::new),
         }
+    }
+
+    /// Makes a stream come after the point in the graph, if it is in one. Returns whether it is.
+    ///
+    /// # Errors
+    /// Returns an error if the capture is over, or the stream cannot join it.
+    pub(super) fn order_captured(&self, on: &Arc<Registration>) -> Result<bool, DeviceError> {
+        let ordered = self.captured.as_ref().map(|point| point.order(on));
+        ordered.transpose().map(|ordered| ordered.is_some())
     }
 
     /// Returns a marker behind the point, recorded now if there is none; `None` if the device has passed the point.

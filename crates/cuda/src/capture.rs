@@ -8,7 +8,7 @@
 //! alone.
 
 use super::CudaDevice;
-use super::driver::{capture_info, check};
+use super::driver::{capture_info, check, frontier, nodes_before, set_frontier};
 use super::stream::handle;
 use cudarc::driver::sys::{
     self, CUgraphExec, CUuserObject_flags as ObjectFlags, CUuserObjectRetain_flags as RetainFlags,
@@ -17,7 +17,9 @@ use std::ffi::c_void;
 use std::fmt;
 use std::panic::Location;
 use weirpool_device::plain::{Mutex, thread};
-use weirpool_device::{CaptureId, Captures, DeviceError, DeviceErrorKind, Graph, Kept, RawStream};
+use weirpool_device::{
+    CaptureId, CapturedWork, Captures, DeviceError, DeviceErrorKind, Graph, Kept, RawStream,
+};
 
 const BEGIN: &str = "begin_capture";
 const END: &str = "end_capture";
@@ -63,6 +65,37 @@ impl Drop for CudaGraph {
             // SAFETY: `self` owns the graph. A launch that runs goes on.
             let _ = unsafe { sys::cuGraphExecDestroy(self.executable.lock().0) };
         }
+    }
+}
+
+/// Returns the node that captured work is.
+fn node(work: &CapturedWork) -> sys::CUgraphNode {
+    work.0 as sys::CUgraphNode
+}
+
+/// Makes a stream part of the capture of another one.
+///
+/// # Errors
+/// Returns the driver's error.
+///
+/// # Safety
+/// The streams are not destroyed.
+unsafe fn join_capture(
+    call: &'static str,
+    stream: sys::CUstream,
+    captured: sys::CUstream,
+) -> Result<(), DeviceError> {
+    let mut event = std::ptr::null_mut();
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // SAFETY: the call writes to `event`.
+    check(call, unsafe { sys::cuEventCreate(&mut event, flags) })?;
+    // SAFETY: the caller guarantees the streams, and no other code has the event. What was captured with it stays when it is
+    // destroyed.
+    unsafe {
+        let recorded = check(call, sys::cuEventRecord(event, captured));
+        let joined = recorded.and_then(|()| check(call, sys::cuStreamWaitEvent(stream, event, 0)));
+        let _ = sys::cuEventDestroy_v2(event);
+        joined
     }
 }
 
@@ -128,6 +161,70 @@ unsafe impl Captures for CudaDevice {
         // SAFETY: the caller guarantees that the stream is usable.
         let info = unsafe { capture_info(CALL, handle(stream)) }?;
         Ok(info.map(|info| CaptureId(info.id)))
+    }
+
+    unsafe fn frontier(
+        &self,
+        stream: RawStream,
+    ) -> Result<Option<(CaptureId, Vec<CapturedWork>)>, DeviceError> {
+        const CALL: &str = "frontier";
+        let _visit = self.visit(CALL)?;
+        // SAFETY: the caller guarantees that the stream is usable.
+        let found = unsafe { frontier(CALL, handle(stream)) }?;
+        let named = |node: sys::CUgraphNode| CapturedWork(node as u64);
+        Ok(found.map(|(info, nodes)| (CaptureId(info.id), nodes.into_iter().map(named).collect())))
+    }
+
+    unsafe fn before(
+        &self,
+        _stream: RawStream,
+        work: CapturedWork,
+    ) -> Result<Vec<CapturedWork>, DeviceError> {
+        const CALL: &str = "before";
+        let _visit = self.visit(CALL)?;
+        // SAFETY: the caller guarantees that the work is of a capture under way, whose graph exists.
+        let nodes = unsafe { nodes_before(CALL, node(&work)) }?;
+        let named = |node: sys::CUgraphNode| CapturedWork(node as u64);
+        Ok(nodes.into_iter().map(named).collect())
+    }
+
+    unsafe fn come_after(
+        &self,
+        stream: RawStream,
+        captured: RawStream,
+        work: &[CapturedWork],
+    ) -> Result<(), DeviceError> {
+        const CALL: &str = "wait";
+        let _visit = self.visit(CALL)?;
+        let nodes: Vec<_> = work.iter().map(node).collect();
+        // SAFETY: the caller guarantees both streams, here and below.
+        let [own, other] =
+            [stream, captured].map(|stream| unsafe { capture_info(CALL, handle(stream)) });
+        let Some(other) = other? else {
+            let reason =
+                "the stream to come after is not being captured, or its capture was invalidated";
+            return Err(DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason));
+        };
+        match own? {
+            Some(own) if own.id == other.id => {
+                // SAFETY: the nodes are of the graph of this capture.
+                unsafe { set_frontier(CALL, handle(stream), &nodes, false) }
+            }
+            Some(_) => {
+                let reason = "the stream is part of another capture";
+                Err(DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason))
+            }
+            None => {
+                // SAFETY: the caller guarantees both streams.
+                unsafe { join_capture(CALL, handle(stream), handle(captured)) }?;
+                // With no node to come after, the stream keeps what the event came after.
+                match nodes.is_empty() {
+                    true => Ok(()),
+                    // SAFETY: the nodes are of the graph of this capture.
+                    false => unsafe { set_frontier(CALL, handle(stream), &nodes, true) },
+                }
+            }
+        }
     }
 
     unsafe fn keep(&self, stream: RawStream, kept: Kept) -> Result<(), DeviceError> {

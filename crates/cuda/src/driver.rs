@@ -152,9 +152,6 @@ pub(super) struct CaptureInfo {
 
 /// Returns the capture that a stream is part of, if it is part of one that is not invalidated.
 ///
-/// The function is looked up by its symbol: newer versions of CUDA name another one in its place, and all drivers since
-/// CUDA 11.3 have this one.
-///
 /// # Errors
 /// Returns an error if the driver lacks the function, or does not know the stream.
 ///
@@ -163,6 +160,44 @@ pub(super) struct CaptureInfo {
 pub(super) unsafe fn capture_info(
     call: &'static str,
     stream: sys::CUstream,
+) -> Result<Option<CaptureInfo>, DeviceError> {
+    let (nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the caller guarantees the stream; the call skips null pointers.
+    unsafe { capture_info_with(call, stream, nodes, count) }
+}
+
+/// Returns the capture that a stream is part of, as [`capture_info`] does, and the nodes that its next work comes after.
+///
+/// # Errors
+/// Returns the errors of [`capture_info`], and one if the stream comes after a node in another sense than that it is
+/// complete.
+///
+/// # Safety
+/// The stream is not destroyed.
+pub(super) unsafe fn frontier(
+    call: &'static str,
+    stream: sys::CUstream,
+) -> Result<Option<(CaptureInfo, Vec<sys::CUgraphNode>)>, DeviceError> {
+    let (mut nodes, mut count) = (std::ptr::null(), 0);
+    // SAFETY: the caller guarantees the stream; the call writes to the two variables.
+    let info = unsafe { capture_info_with(call, stream, &mut nodes, &mut count) }?;
+    Ok(info.map(|info| {
+        let nodes = match count {
+            0 => &[],
+            // SAFETY: the driver's array lives until the next call that names the stream.
+            _ => unsafe { std::slice::from_raw_parts(nodes, count) },
+        };
+        (info, nodes.to_vec())
+    }))
+}
+
+/// # Safety
+/// The stream is not destroyed. The pointers are null or may be written to.
+unsafe fn capture_info_with(
+    call: &'static str,
+    stream: sys::CUstream,
+    nodes: *mut *const sys::CUgraphNode,
+    count: *mut usize,
 ) -> Result<Option<CaptureInfo>, DeviceError> {
     type GetInfo = unsafe extern "C" fn(
         sys::CUstream,
@@ -181,12 +216,83 @@ pub(super) unsafe fn capture_info(
     };
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, std::ptr::null_mut());
-    let (nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the stream is not destroyed; the call writes to the three variables, and skips null pointers.
+    // SAFETY: the caller guarantees the stream and the pointers; the call writes to the three variables.
     let answer = unsafe { get_info(stream, &mut status, &mut id, &mut graph, nodes, count) };
     check(call, answer)?;
     let is_active = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
     Ok(is_active.then_some(CaptureInfo { id, graph }))
+}
+
+/// Returns the nodes that a node of a graph comes after.
+///
+/// # Errors
+/// Returns an error if the driver lacks the function, or if the node comes after one in another sense than that it is
+/// complete.
+///
+/// # Safety
+/// The node is one of a graph that exists.
+pub(super) unsafe fn nodes_before(
+    call: &'static str,
+    node: sys::CUgraphNode,
+) -> Result<Vec<sys::CUgraphNode>, DeviceError> {
+    type GetDependencies =
+        unsafe extern "C" fn(sys::CUgraphNode, *mut sys::CUgraphNode, *mut usize) -> CUresult;
+    static GET: OnceLock<Option<GetDependencies>> = OnceLock::new();
+    // SAFETY: this is the symbol's type.
+    let find = || unsafe { symbol::<GetDependencies>(b"cuGraphNodeGetDependencies\0") };
+    let get = GET.get_or_init(find).ok_or_else(|| {
+        let reason = "this driver does not tell the order of captured work";
+        DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+    })?;
+    // Most nodes come after one or two.
+    let mut nodes = vec![std::ptr::null_mut(); 4];
+    loop {
+        let mut count = nodes.len();
+        // SAFETY: the caller guarantees the node; the call writes at most `count` nodes.
+        check(call, unsafe { get(node, nodes.as_mut_ptr(), &mut count) })?;
+        if count < nodes.len() {
+            nodes.truncate(count);
+            return Ok(nodes);
+        }
+        nodes.resize(2 * count, std::ptr::null_mut());
+    }
+}
+
+/// Makes the next work of a captured stream come after nodes of its graph: besides what it comes after, or in place of it.
+///
+/// # Errors
+/// Returns an error if the driver lacks the function, or the stream is not being captured.
+///
+/// # Safety
+/// The stream is not destroyed, and the nodes are of the graph that it is captured into.
+pub(super) unsafe fn set_frontier(
+    call: &'static str,
+    stream: sys::CUstream,
+    nodes: &[sys::CUgraphNode],
+    in_place: bool,
+) -> Result<(), DeviceError> {
+    type Update = unsafe extern "C" fn(
+        sys::CUstream,
+        *const sys::CUgraphNode,
+        usize,
+        std::ffi::c_uint,
+    ) -> CUresult;
+    static UPDATE: OnceLock<Option<Update>> = OnceLock::new();
+    // SAFETY: this is the symbol's type.
+    let find = || unsafe { symbol::<Update>(b"cuStreamUpdateCaptureDependencies\0") };
+    let update = UPDATE.get_or_init(find).ok_or_else(|| {
+        let reason = "this driver does not order the streams of a capture by their work: install one of CUDA 11.3 or later";
+        DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+    })?;
+    use sys::CUstreamUpdateCaptureDependencies_flags as Flags;
+    let flags = match in_place {
+        true => Flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES,
+        false => Flags::CU_STREAM_ADD_CAPTURE_DEPENDENCIES,
+    };
+    // SAFETY: the caller guarantees the stream and the nodes.
+    check(call, unsafe {
+        update(stream, nodes.as_ptr(), nodes.len(), flags as _)
+    })
 }
 
 /// Returns the driver's number of a stream, which no other stream of the process ever has.

@@ -1,6 +1,6 @@
 //! Capture of a stream's work into a graph.
 
-use super::{CaptureId, DeviceError, RawStream};
+use super::{CaptureId, CapturedWork, DeviceError, RawStream};
 use std::any::Any;
 use std::fmt;
 use std::panic::Location;
@@ -46,6 +46,48 @@ pub unsafe trait Captures: Send + Sync {
     /// # Safety
     /// The stream is one of this device and usable during the call.
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<CaptureId>, DeviceError>;
+
+    /// Returns the capture that a stream is part of, and the work that what is submitted to the stream next comes after
+    /// directly; `None` as for [`capture_of`](Self::capture_of).
+    ///
+    /// # Errors
+    /// Returns an error of the device, and one if the device cannot tell.
+    ///
+    /// # Safety
+    /// The stream is one of this device and usable during the call.
+    unsafe fn frontier(
+        &self,
+        stream: RawStream,
+    ) -> Result<Option<(CaptureId, Vec<CapturedWork>)>, DeviceError>;
+
+    /// Returns the work that captured work comes after directly, in the sense that it begins only once that is complete.
+    ///
+    /// # Errors
+    /// Returns an error of the device, and one if the device cannot tell.
+    ///
+    /// # Safety
+    /// The stream is one of this device, usable during the call, and part of the capture that the work is of.
+    unsafe fn before(
+        &self,
+        stream: RawStream,
+        work: CapturedWork,
+    ) -> Result<Vec<CapturedWork>, DeviceError>;
+
+    /// Makes what is submitted to a stream next come after captured work of a capture that `captured` is part of. If the
+    /// stream is not being captured, it joins that capture.
+    ///
+    /// # Errors
+    /// Returns an error if `captured` is not being captured, or the stream is part of another capture, or cannot be
+    /// captured.
+    ///
+    /// # Safety
+    /// Both streams are of this device and usable during the call. The work is of the capture of `captured`.
+    unsafe fn come_after(
+        &self,
+        stream: RawStream,
+        captured: RawStream,
+        work: &[CapturedWork],
+    ) -> Result<(), DeviceError>;
 
     /// Keeps a value with the graph that a stream is being captured into. The device drops it once the graph is gone
     /// and the last launch of it is complete, from a place where the device may be called; or when the capture ends

@@ -47,7 +47,9 @@ pub use handle_types::{HandleType, HandleTypes};
 pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
-pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
+pub use names::{
+    AlarmId, CaptureId, CapturedWork, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId,
+};
 pub use peer_access::{CopyBetween, CopyEnd, Peer, PeerAccess};
 pub use peers::Peers;
 pub use pooling::Pooling;

@@ -37,6 +37,10 @@ name!(
     /// A capture of streams into a graph; see [`Captures::capture_of`](crate::Captures::capture_of). Ids are never
     /// reused.
     CaptureId);
+name!(
+    /// The backend's name of a piece of captured work, within its capture; see
+    /// [`Captures::frontier`](crate::Captures::frontier).
+    CapturedWork);
 
 impl RawStream {
     /// The host as a stream of execution: for memory that it shares with the device, and as the user of memory in

@@ -199,7 +199,10 @@ fn states(heap: &Heap) -> Result<(), String> {
         }
         if block.state == State::Room {
             let below = block.previous.map(|below| &blocks[below].state);
-            if !matches!(below, Some(State::Used(_) | State::Claimed(_))) {
+            if !matches!(
+                below,
+                Some(State::Used(_) | State::Reserved(..) | State::Claimed(_))
+            ) {
                 return Err(format!("{id:?} {block:?} is room above {below:?}"));
             }
         }

@@ -9,6 +9,7 @@
 use super::block::{BlockId, State};
 use super::fence::Fences;
 use super::plan::Plan;
+use super::ranges::Ranges;
 use super::request::{Grant, Request, View};
 use super::reservation::{blocks_of, disband, exists, fences_of};
 use super::window::Growth;
@@ -45,15 +46,17 @@ pub enum Exchanged {
 }
 
 impl Exchange {
-    /// Serves a request that the complete blocks of a reservation would be enough for, if they were one block.
+    /// Serves a request that the complete blocks of a reservation would be enough for, if they were one block. What lies in
+    /// `held` stays where it is.
     pub fn begin(
         heap: &mut Heap,
         reservation: ReservationId,
         request: Request,
         view: &View<'_>,
         growth: Growth,
+        held: &Ranges,
     ) -> Option<Exchanged> {
-        let pieces = complete_blocks(heap, reservation);
+        let pieces = complete_parts(heap, reservation, held);
         let bytes = pieces.iter().map(|id| heap.map.blocks()[*id].bytes);
         if bytes.sum::<u64>() < request.bytes {
             return None;
@@ -124,6 +127,36 @@ fn complete_blocks(heap: &Heap, reservation: ReservationId) -> SmallVec<[BlockId
     let mut pieces = blocks_of(&heap.map, reservation);
     pieces.retain(|id| fences_of(&heap.map, &heap.completed, *id).is_empty());
     pieces
+}
+
+/// Returns how many bytes of a reservation an exchange could give: those that are complete, and not held.
+pub fn exchangeable(heap: &Heap, reservation: ReservationId, held: &Ranges) -> u64 {
+    let blocks = complete_blocks(heap, reservation).into_iter();
+    let blocks = blocks.map(|id| &heap.map.blocks()[id]);
+    let gaps = blocks.flat_map(|block| held.gaps(block.address, block.end()));
+    gaps.map(|(start, end)| end - start).sum()
+}
+
+/// Returns the complete blocks of a reservation, of which the held parts are cut off.
+fn complete_parts(
+    heap: &mut Heap,
+    reservation: ReservationId,
+    held: &Ranges,
+) -> SmallVec<[BlockId; 4]> {
+    let mut parts = complete_blocks(heap, reservation);
+    if *held == Ranges::default() {
+        return parts;
+    }
+    for id in std::mem::take(&mut parts) {
+        let mut block = id;
+        let (start, end) = (heap.map.blocks()[id].address, heap.map.blocks()[id].end());
+        for (from, to) in held.gaps(start, end).collect::<SmallVec<[_; 4]>>() {
+            let part = heap.map.cut_out(block, from, to);
+            parts.push(part);
+            block = heap.map.blocks()[part].next.unwrap_or(part);
+        }
+    }
+    parts
 }
 
 /// Frees complete blocks of a reservation. Returns how much they are.

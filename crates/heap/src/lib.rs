@@ -9,7 +9,7 @@
 //! - **Used**: granted. The heap does not know whether the memory is in use or cached by a lane.
 //! - **Reserved**: set aside for the holder of a reservation, with the fences of its last use. It counts as used.
 //! - **Hole**: addresses without memory.
-//! - **Room**: a hole that only the used block below it may grow into.
+//! - **Room**: a hole that only the block below it, which is used or reserved, may grow into.
 //! - **Claimed**: held by a plan or a release that is under way.
 //!
 //! ```text
@@ -91,6 +91,7 @@ mod index;
 pub mod inspect;
 mod level;
 mod plan;
+mod ranges;
 mod remapping;
 mod request;
 pub mod reservation;
@@ -106,7 +107,7 @@ mod window;
 
 pub use block::BlockId;
 pub use chunk::GRANULE;
-pub use exchange::{Exchange, Exchanged};
+pub use exchange::{Exchange, Exchanged, exchangeable};
 pub use fence::{Clock, Fence, Fences, StreamClock};
 pub use fit::Fit;
 pub use forecast::{Donor, Forecast, TOLERANCE, Taker};
@@ -114,6 +115,7 @@ pub use growth::GrowBy;
 pub use inspect::{Figures, Found, Holding, SegmentBlocks};
 pub use level::{Highs, Level, Mark, fragmentation};
 pub use plan::{Mapping, NewSegment, Outcome, Plan, Step};
+pub use ranges::Ranges;
 pub use remapping::{Budget, Remapping};
 pub use request::{Grant, Placement, Request, ReturnedTo, View};
 pub use reservation::ReservationState;

@@ -20,7 +20,7 @@ pub enum Placement {
     /// At any address.
     #[default]
     Anywhere,
-    /// At the end of this used block, which ends at this address. The block may be gone by now.
+    /// At the end of this block, which is used or set aside and ends at this address. The block may be gone by now.
     Above(BlockId, u64),
     /// Where this many bytes of addresses above the request can be kept for it. The request and its room are whole
     /// chunks.

@@ -10,7 +10,8 @@ use super::block_map::BlockMap;
 use super::completed::Completed;
 use super::fence::{Fence, Fences};
 use super::fit::{Best, PROBES};
-use super::request::{Grant, Request, View};
+use super::request::{Grant, Placement, Request, View};
+use super::window::addresses_above;
 use crate::id::ReservationId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -289,6 +290,55 @@ pub fn take_ordered(
         .take(PROBES)
         .find(|id| map.offset_of(*id, request).is_some() && is_ordered(*id));
     Some(grant(heap, reservation, request, view, id?))
+}
+
+/// A piece of a reservation, right above which the memory that a request lacks could lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// Where the lacking memory is to lie.
+    pub placement: Placement,
+    /// How much the request lacks, in bytes.
+    pub lacking: u64,
+}
+
+/// The number of pieces that are considered for an extension, and the part of a request that a piece holds at least.
+const EXTENDED: (usize, u64) = (64, 16);
+
+/// Returns the piece that the request lacks the least bytes above, among those that the requester comes after and whose
+/// addresses above are not in use.
+pub fn extension(
+    heap: &Heap,
+    reservation: ReservationId,
+    request: Request,
+    view: &View<'_>,
+) -> Option<Extension> {
+    let Heap { map, completed, .. } = heap;
+    let blocks = map.blocks();
+    let is_own =
+        |id: BlockId| matches!(blocks[id].state, State::Reserved(of, _) if of == reservation);
+    let is_allowed = |id| is_own(id) && view.forecast(&fences_of(map, completed, id)).is_some();
+    let by_size = &map.index().reserved.get(&reservation)?.by_size;
+    let (most, part) = EXTENDED;
+    let pieces = by_size.at_least((request.bytes / part).max(1)).take(most);
+    let extension = |id: BlockId| {
+        let end = blocks[id].end();
+        if !is_allowed(id) || blocks[id].next.is_some_and(is_allowed) {
+            return None;
+        }
+        let mut first = id;
+        while let Some(below) = blocks[first].previous.filter(|below| is_allowed(*below)) {
+            first = below;
+        }
+        let start = blocks[first].address.next_multiple_of(request.alignment);
+        let lacking = (start + request.bytes).checked_sub(end)?;
+        let has_room = start < end && lacking > 0 && addresses_above(map, id, end) >= lacking;
+        has_room.then_some(Extension {
+            placement: Placement::Above(id, end),
+            lacking,
+        })
+    };
+    let all = pieces.filter_map(|(_, id)| extension(id));
+    all.min_by_key(|extension| extension.lacking)
 }
 
 /// Grants exactly the range from `start`, if all of it lies in neighbours of the reservation that the requester comes

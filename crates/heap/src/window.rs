@@ -575,8 +575,9 @@ impl Placement {
     }
 }
 
-/// Returns by how many bytes a used block can be extended at most, once pending blocks above it are complete.
-fn addresses_above(map: &BlockMap, id: BlockId, end: u64) -> u64 {
+/// Returns by how many bytes a block that is used or set aside can be extended at most, once pending blocks above it are
+/// complete.
+pub(super) fn addresses_above(map: &BlockMap, id: BlockId, end: u64) -> u64 {
     if !ends_at(map, id, end) {
         return 0;
     }
@@ -593,5 +594,6 @@ fn addresses_above(map: &BlockMap, id: BlockId, end: u64) -> u64 {
 
 fn ends_at(map: &BlockMap, id: BlockId, end: u64) -> bool {
     let block = map.blocks().get(id);
-    block.is_some_and(|block| block.state.is_used() && block.end() == end)
+    let is_held = |state: &State| state.is_used() || matches!(state, State::Reserved(..));
+    block.is_some_and(|block| is_held(&block.state) && block.end() == end)
 }

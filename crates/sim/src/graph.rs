@@ -14,7 +14,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use weirpool_device::plain::{Arc, Mutex, Weak};
-use weirpool_device::{CaptureId, Captures, DeviceError, DeviceErrorKind, Graph, Kept, RawStream};
+use weirpool_device::{
+    CaptureId, CapturedWork, Captures, DeviceError, DeviceErrorKind, Graph, Kept, RawStream,
+};
 
 /// A graph of a simulated device: the work that was submitted to a stream between
 /// [`begin_capture`](SimStream::begin_capture) and [`end_capture`](SimStream::end_capture).
@@ -381,6 +383,46 @@ unsafe impl Captures for SimDevice {
         self.engine.peek(|state| {
             state.check("capture_of")?;
             Ok(state.recordings.id(stream).map(CaptureId))
+        })
+    }
+
+    unsafe fn frontier(
+        &self,
+        stream: RawStream,
+    ) -> Result<Option<(CaptureId, Vec<CapturedWork>)>, DeviceError> {
+        self.engine.peek(|state| {
+            state.check("frontier")?;
+            let frontier = state.recordings.frontier(stream);
+            let named = |at| CapturedWork(at as u64);
+            Ok(frontier.map(|(id, work)| (CaptureId(id), work.into_iter().map(named).collect())))
+        })
+    }
+
+    unsafe fn before(
+        &self,
+        stream: RawStream,
+        work: CapturedWork,
+    ) -> Result<Vec<CapturedWork>, DeviceError> {
+        self.engine.peek(|state| {
+            state.check("before")?;
+            let before = state.recordings.before(stream, work.0 as usize);
+            let before = before.unwrap_or_default().into_iter();
+            Ok(before.map(|at| CapturedWork(at as u64)).collect())
+        })
+    }
+
+    unsafe fn come_after(
+        &self,
+        stream: RawStream,
+        captured: RawStream,
+        work: &[CapturedWork],
+    ) -> Result<(), DeviceError> {
+        self.engine.call(|state| {
+            state.enter(Call::Wait, 0)?;
+            self.check_stream(state, Call::Wait, stream)?;
+            let work: Vec<_> = work.iter().map(|work| work.0 as usize).collect();
+            let joined = state.recordings.come_after(stream, captured, &work);
+            joined.map_err(|reason| unsupported(Call::Wait, reason))
         })
     }
 

@@ -262,16 +262,63 @@ impl Recordings {
         let Some((graph, frontier)) = self.events.get(&event) else {
             return Err("the event was not recorded in a capture");
         };
-        let Some(recording) = self.open.get_mut(graph) else {
+        let (graph, frontier) = (*graph, frontier.clone());
+        if !self.open.contains_key(&graph) {
             return Err("the event was recorded in a capture that is over; record it again");
-        };
-        let own = *self.streams.entry(stream).or_insert(*graph);
-        if own != *graph {
+        }
+        self.join(stream, graph, &frontier)
+    }
+
+    /// Returns the id under which a stream is captured, and what its next operation comes after, unless the capture was
+    /// invalidated.
+    pub(super) fn frontier(&self, stream: RawStream) -> Option<(u64, Frontier)> {
+        let recording = self.open.get(&self.of(stream)?)?;
+        let branch = recording.branches.get(&stream)?;
+        let is_valid = recording.flaw.is_none();
+        is_valid.then(|| (recording.id, branch.frontier.clone()))
+    }
+
+    /// Returns what an operation comes after, in the capture that a stream is part of.
+    pub(super) fn before(&self, stream: RawStream, at: usize) -> Option<Frontier> {
+        let recording = self.open.get(&self.of(stream)?)?;
+        Some(recording.plan.nodes.get(at)?.after.clone())
+    }
+
+    /// Makes a stream come after operations of the capture that another one is part of, which it joins.
+    ///
+    /// # Errors
+    /// Returns an error if the other stream is not being captured, or the stream is part of another capture.
+    pub(super) fn come_after(
+        &mut self,
+        stream: RawStream,
+        captured: RawStream,
+        frontier: &[usize],
+    ) -> Result<(), &'static str> {
+        let graph = self
+            .of(captured)
+            .filter(|graph| self.open.contains_key(graph));
+        let graph = graph.ok_or("the stream to come after is not being captured")?;
+        self.join(stream, graph, frontier)
+    }
+
+    fn join(
+        &mut self,
+        stream: RawStream,
+        graph: GraphId,
+        frontier: &[usize],
+    ) -> Result<(), &'static str> {
+        let own = *self.streams.entry(stream).or_insert(graph);
+        if own != graph {
             let flaw = "streams of two captures were made to wait for each other";
-            recording.flaw.get_or_insert(flaw);
             self.invalidate(stream, flaw);
+            if let Some(recording) = self.open.get_mut(&graph) {
+                recording.flaw.get_or_insert(flaw);
+            }
             return Err(flaw);
         }
+        let Some(recording) = self.open.get_mut(&graph) else {
+            return Ok(());
+        };
         let Recording { branches, plan, .. } = recording;
         let branch = branches.entry(stream).or_insert_with(|| {
             plan.branches += 1;

@@ -2,7 +2,7 @@
 
     python -m weirpool.torch --selftest [--only PART] [--traceback]
 
-Prints a row for each check: `ok`, `FAIL` with the reason, `known` for a failure that is known, or `-` with the reason why it did not run. The exit
+Prints a row for each check: `ok`, `FAIL` with the reason, or `-` with the reason why it did not run. The exit
 code is 0 if no row failed, 1 if one did, and 3 if PyTorch or a GPU is missing.
 """
 
@@ -42,7 +42,7 @@ def run_checks(options):
     import weirpool.torch
 
     weirpool.torch.use()
-    from ._checks import CHECKS, Known, NotRun
+    from ._checks import CHECKS, NotRun
 
     if options.first == 0:
         gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
@@ -59,8 +59,6 @@ def run_checks(options):
             torch.cuda.synchronize()
         except NotRun as error:
             outcome, words = "-", str(error)
-        except Known as error:
-            outcome, words = "known", str(error)
         except Exception as error:
             outcome, words = "FAIL", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             failed += 1

@@ -7,6 +7,8 @@
 //! | `sessions` | the beginning and the end of captures, in every state |
 //! | `work` | fills and copies in captures |
 //! | `checkpoints` | going back to an earlier state of the memory, and its blocks outside captures |
+//! | `order` | the order of the streams of a capture: forks, joins, and reuse among them |
+//! | `parts` | how the memory grows: extended, exchanged, and held by graphs |
 //! | `odd` | captures beside older handles, streams and requests, and those that outlive them |
 //! | `races` | captures and other threads |
 //! | `uses` | blocks that captured calls name, and launches as uses |
@@ -15,6 +17,8 @@ mod checkpoints;
 mod device;
 mod memory;
 mod odd;
+mod order;
+mod parts;
 mod races;
 mod sessions;
 mod uses;
@@ -23,7 +27,7 @@ mod work;
 use crate::common::{MIB, manual, us};
 use weirpool::device::sim::{Operation, SimDevice, SimStream, ViolationKind};
 use weirpool::testing::Invariants;
-use weirpool::{Block, Pool, PoolBuilder, Stream};
+use weirpool::{Block, CapturedGraph, Pool, PoolBuilder, Stream};
 
 /// A pool over a device on a manual clock, and one of its streams.
 struct Site {

@@ -162,9 +162,14 @@ fn impossible_states_are_noticed() {
         totals.set_aside.current += CHUNK;
     });
     assert!(message.contains("which is gone"), "{message}");
-    let message = broken(|blocks, _, _, grants| {
-        let hole = blocks[grants[3].id].next.expect("the hole");
-        blocks[hole].state = State::Room;
+    let message = broken(|blocks, _, totals, grants| {
+        // Above a pending block.
+        blocks[grants[2].id].state = State::Room;
+        totals.free.current -= CHUNK;
+        totals.reserved.current -= CHUNK;
+        totals.whole_free_chunks -= 1;
+        totals.releasable -= CHUNK;
+        totals.releasable_blocks -= 1;
     });
     assert!(message.contains("is room above"), "{message}");
     let message = broken(|blocks, _, _, grants| {

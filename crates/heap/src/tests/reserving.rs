@@ -177,7 +177,14 @@ fn more_memory_for_a_reservation_is_an_arrival() {
 fn exchange(heap: &mut Heap, reservation: ReservationId, bytes: u64) -> Option<Exchanged> {
     let clock = Clock::default();
     let view = view(A, &clock);
-    Exchange::begin(heap, reservation, request(bytes), &view, Growth::Allowed)
+    Exchange::begin(
+        heap,
+        reservation,
+        request(bytes),
+        &view,
+        Growth::Allowed,
+        &Ranges::default(),
+    )
 }
 
 #[test]
