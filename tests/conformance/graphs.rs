@@ -5,7 +5,7 @@ use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, Block, StreamError};
+use weirpool::{AllocError, Block, Stream, StreamError};
 
 /// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
 pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
@@ -343,7 +343,7 @@ pub(crate) fn earlier_block_is_freed_after_the_capture<B: Bench>() {
     captured.settle();
     let capture = site.pool.capture(&captured.stream).unwrap();
     drop(block);
-    assert!(captured.stream.event().is_err());
+    assert!(captured.stream.event().unwrap().is_complete().is_err());
     other.take_nothing(8 * MIB);
     let graph = capture.end().unwrap();
     captured.settle();
@@ -351,6 +351,61 @@ pub(crate) fn earlier_block_is_freed_after_the_capture<B: Bench>() {
     other.use_up(&block, 2);
     other.free_and_settle(block);
     drop(graph);
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+/// Streams fork and join by events of the capture, and each reuses what the other one freed before.
+pub(crate) fn streams_of_a_capture_reuse_what_they_come_after<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let [captured, other] = site.workers();
+    let capture = site.pool.capture(&captured.stream).unwrap();
+    let follow = |earlier: &Stream, later: &Stream| later.wait(&earlier.event().unwrap()).unwrap();
+    for turn in 1..6 {
+        let block = captured.take(8 * MIB);
+        captured.fill(&block, turn);
+        follow(&captured.stream, &other.stream);
+        block.used_on(&other.stream).unwrap();
+        other.fill(&block, turn + 10);
+        drop(block);
+        let own = other.take(8 * MIB);
+        other.fill(&own, turn + 20);
+        follow(&other.stream, &captured.stream);
+        drop(own);
+    }
+    assert!(capture.memory().size() <= 24 * MIB);
+    let graph = capture.end().unwrap();
+    for worker in [&captured, &other] {
+        graph.launch(&worker.stream).unwrap();
+        worker.settle();
+    }
+    drop(graph);
+    await_release(&site, &[&captured, &other]);
+    site.assert_sound();
+}
+
+/// Where memory is virtual, what graphs hold is extended, and stays valid.
+pub(crate) fn graphs_of_growing_sizes_share_the_largest<B: Bench>() {
+    let site = Site::<B>::new(128 * MIB);
+    let [captured, other] = site.workers();
+    let memory = site.pool.graph_memory();
+    let (mut graphs, mut sizes) = (Vec::new(), Vec::new());
+    for size in (1..=8).map(|step| step * 8 * MIB) {
+        let capture = memory.capture(&captured.stream).unwrap();
+        match site.pool.try_allocate(&captured.stream, size) {
+            Ok(block) => captured.fill(&block, 1),
+            Err(error) => assert_eq!(site.pool.statistics().chunks, 0, "{error}"),
+        }
+        graphs.push(capture.end().unwrap());
+        sizes.push(memory.size());
+        graphs
+            .iter()
+            .for_each(|graph| graph.launch(&captured.stream).unwrap());
+    }
+    captured.settle();
+    let is_virtual = site.pool.statistics().chunks > 0;
+    assert!(!is_virtual || memory.size() <= 72 * MIB, "{sizes:?}");
+    drop((memory, graphs));
     await_release(&site, &[&captured, &other]);
     site.assert_sound();
 }

@@ -180,6 +180,8 @@ macro_rules! suite {
                     request_does_not_wait_inside_a_capture,
                     aborted_capture_leaves_nothing,
                     earlier_block_is_freed_after_the_capture,
+                    streams_of_a_capture_reuse_what_they_come_after,
+                    graphs_of_growing_sizes_share_the_largest,
                     captures_share_memory;
                 failures:
                     growth_that_fails_halfway_leaves_a_working_pool,
