@@ -181,7 +181,7 @@ macro_rules! suite {
                     aborted_capture_leaves_nothing,
                     earlier_block_is_freed_after_the_capture,
                     streams_of_a_capture_reuse_what_they_come_after,
-                    graphs_of_growing_sizes_share_the_largest,
+                    graphs_of_growing_sizes_share_memory,
                     captures_share_memory;
                 failures:
                     growth_that_fails_halfway_leaves_a_working_pool,
