@@ -39,7 +39,7 @@ mod processes {
     use weirpool::device::sim::SimDevice;
     use weirpool::device::{Device, HandleTypes};
     use weirpool::ipc::wire::{self, Allowed, Listener};
-    use weirpool::ipc::{Connection, PointerData};
+    use weirpool::ipc::{AllocateExportable, Connection, PointerData};
     use weirpool::{DriverPool, DriverPoolUse, Pool, PoolBuilder, Stream};
 
     type Outcome<T = ()> = Result<T, Box<dyn Error>>;

@@ -11,6 +11,7 @@
 //! | [`interoperability`] | streams and allocation hooks of other libraries, PyTorch |
 //! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
+//! | [`foreign_memory`] | memory of other owners as blocks |
 //! | [`processes`] | memory that several processes use |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
@@ -38,6 +39,9 @@ pub mod interoperability {}
 
 #[doc = include_str!("../docs/guide/python.md")]
 pub mod python {}
+
+#[doc = include_str!("../docs/guide/foreign-memory.md")]
+pub mod foreign_memory {}
 
 #[doc = include_str!("../docs/guide/processes.md")]
 pub mod processes {}

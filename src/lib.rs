@@ -65,8 +65,8 @@
 //! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
+//! | `extend` | the seams: memory of other owners as blocks, and bytes charged for others | the crates that use them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
-//! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
@@ -75,6 +75,7 @@
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
+//! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `background` | threads for calls that block, and their jobs, one at a time each | the jobs |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
@@ -97,8 +98,8 @@
 //! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
-//! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
-//! [`Pool::all`], and the public figures.
+//! For such crates there are the seams of [`extend`], [`Request::terms`] and [`Request::location`],
+//! [`Reservation::enter`], [`Pool::downgrade`], [`Pool::all`], and the public figures.
 //!
 //! # Features
 //!
@@ -135,6 +136,7 @@ pub mod dlpack;
 mod engine;
 mod error;
 mod evictable;
+pub mod extend;
 pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
@@ -155,7 +157,6 @@ mod sync;
 mod task;
 pub mod testing;
 mod trace;
-#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod worker;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
@@ -190,7 +191,7 @@ pub use pool::{LeaseModel, Leased};
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use task::{Accesses, HostTask, Submission, Submitted, Task};
+pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,

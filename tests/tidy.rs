@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 27] = [
+const LAYERS: [&str; 28] = [
     "sync",
     "background",
+    "worker",
     "rare",
     "measure",
     "device",
@@ -16,8 +17,8 @@ const LAYERS: [&str; 27] = [
     "lane",
     "engine",
     "queue",
-    "worker",
     "handles",
+    "extend",
     "registry",
     "observe",
     "stream",

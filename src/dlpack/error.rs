@@ -1,7 +1,7 @@
 //! Why a tensor was not exported or imported.
 
+use crate::StreamError;
 use crate::device::DeviceError;
-use crate::error::StreamError;
 use dlpark::ffi::DLDevice;
 use dlpark::{Managed, ManagedTensorBase};
 use std::fmt;

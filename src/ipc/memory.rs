@@ -2,16 +2,10 @@
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::error::IpcError;
-use crate::block::{Block, Outside};
-use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, Sharing};
-use crate::engine::maintenance;
-use crate::handles::Presence;
-use crate::id::Ticket;
-use crate::pool::Pool;
-use crate::queue::Passages;
-use crate::stream::Stream;
-use crate::sync::plain;
-use crate::worker::{self, release_later};
+use crate::device::{Chunk, Device, DeviceAddress, DeviceError, DeviceErrorKind, Sharing};
+use crate::extend::{Charge, ForeignMemory, Passages};
+use crate::sync::plain::{Arc, Weak};
+use crate::{AllocError, Block, Pool, Stream, StreamError};
 use futures::channel::oneshot;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -33,58 +27,12 @@ pub(super) fn sharing_of(device: &dyn Device) -> Result<&dyn Sharing, IpcError> 
     })
 }
 
-/// Bytes of a pool's capacity. They are free again once the last owner drops them.
-#[derive(Debug)]
-pub(super) struct Charge {
-    pool: plain::Weak<Presence>,
-    bytes: u64,
-}
-
-impl Charge {
-    /// Charges a pool, which releases free memory if it needs the room.
-    ///
-    /// # Errors
-    /// Returns [`IpcError::NoRoom`].
-    fn take(pool: &plain::Arc<Presence>, bytes: u64) -> Result<Self, IpcError> {
-        let engine = &pool.service.engine;
-        maintenance::charge_outside(engine, bytes).map_err(|left| IpcError::NoRoom {
-            requested: bytes,
-            left,
-        })?;
-        Ok(Self {
-            pool: plain::Arc::downgrade(pool),
-            bytes,
-        })
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        if let Some(pool) = self.pool.upgrade() {
-            maintenance::uncharge_outside(
-                &pool.service.engine.shared,
-                &pool.service.engine.store,
-                self.bytes,
-            );
-        }
-    }
-}
-
 /// A chunk, mapped at addresses of its own.
 struct Mapping {
     /// Present until it is released; without it, the memory is leaked.
-    chunk: plain::Arc<OwnChunk>,
+    chunk: Arc<OwnChunk>,
     address: u64,
     bytes: u64,
-}
-
-impl fmt::Debug for Mapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapping")
-            .field("address", &self.address)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Mapping {
@@ -104,7 +52,7 @@ impl Mapping {
             return Err(error);
         }
         Ok(Self {
-            chunk: plain::Arc::new(chunk),
+            chunk: Arc::new(chunk),
             address,
             bytes,
         })
@@ -132,26 +80,15 @@ impl Mapping {
         drop(ManuallyDrop::into_inner(chunk));
         Ok(())
     }
-
-    /// Gives the memory back, on the worker, once the passages are over; then calls `then`. If the device is broken,
-    /// the memory is leaked, and `then` is dropped.
-    fn release_after(self, passages: Option<Passages>, then: impl FnOnce() + Send + 'static) {
-        release_later(self.chunk.device.clone(), passages, move || {
-            // SAFETY: the block has ended, and all work of its streams up to then is complete.
-            if unsafe { self.release() }.is_ok() {
-                then();
-            }
-        });
-    }
 }
 
 /// A chunk that is destroyed with its last owner.
 pub(super) struct OwnChunk {
-    device: plain::Arc<dyn Device>,
+    device: Arc<dyn Device>,
     chunk: Chunk,
     pub(super) bytes: u64,
     /// For a chunk of this process.
-    pub(super) charge: Option<plain::Arc<Charge>>,
+    pub(super) charge: Option<Arc<Charge>>,
 }
 
 impl Drop for OwnChunk {
@@ -168,26 +105,156 @@ impl OwnChunk {
     /// Returns the device's error.
     pub(super) fn export(&self) -> Result<OwnedFd, IpcError> {
         let sharing = sharing_of(&*self.device)?;
-        crate::sync::assert_unlocked("export");
         // SAFETY: the chunk is destroyed with `self`.
         Ok(unsafe { sharing.export(self.chunk) }?)
     }
 }
 
-/// The owner of an exportable block's memory.
-#[derive(Debug)]
-struct OwnMemory(Mapping);
+/// The owner of the memory of an exportable or an imported block. It gives the memory back once the block has ended and
+/// its work is complete, or when it is dropped without having been a block.
+pub(super) struct Mapped {
+    /// Present until the memory is given back.
+    mapping: Option<Mapping>,
+    /// Called after that.
+    then: Option<Box<dyn FnOnce() + Send + Sync>>,
+    requested: u64,
+    location: &'static Location<'static>,
+}
 
-impl Outside for OwnMemory {
-    fn ended(self: Box<Self>, passages: Passages) {
-        self.0.release_after(Some(passages), || ());
+impl Mapped {
+    #[track_caller]
+    fn new(chunk: OwnChunk, then: Box<dyn FnOnce() + Send + Sync>) -> Result<Self, DeviceError> {
+        Ok(Self {
+            mapping: Some(Mapping::new(chunk)?),
+            then: Some(then),
+            requested: 0,
+            location: Location::caller(),
+        })
+    }
+
+    /// Makes memory of a chunk of its own.
+    fn make(pool: &Pool, requested: u64) -> Result<Self, IpcError> {
+        let device = pool.device();
+        let sharing = sharing_of(&**device)?;
+        let granularity = device.capabilities().granularity;
+        let bytes = requested.max(1).checked_next_multiple_of(granularity);
+        let bytes = bytes.ok_or_else(|| AllocError::TooLarge {
+            requested,
+            capacity: pool.capacity(),
+        })?;
+        let charge = Arc::new(pool.charge(bytes)?);
+        let created = match sharing.create_shareable(bytes) {
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
+                let reserved = pool.statistics().reserved.current;
+                let _ = pool.trim_to(reserved.saturating_sub(bytes));
+                sharing.create_shareable(bytes)
+            }
+            created => created,
+        };
+        let chunk = OwnChunk {
+            chunk: created?,
+            device: device.clone(),
+            bytes,
+            charge: Some(charge),
+        };
+        Ok(Self::new(chunk, Box::new(|| ()))?)
+    }
+
+    /// Imports a chunk that another process exported.
+    ///
+    /// # Errors
+    /// Returns the device's error. Nothing is imported then.
+    pub(super) fn import(
+        pool: &Pool,
+        descriptor: OwnedFd,
+        bytes: u64,
+        then: Box<dyn FnOnce() + Send + Sync>,
+    ) -> Result<Self, IpcError> {
+        let device = pool.device();
+        let chunk = OwnChunk {
+            chunk: sharing_of(&**device)?.import(descriptor, bytes)?,
+            device: device.clone(),
+            bytes,
+            charge: None,
+        };
+        Ok(Self::new(chunk, then)?)
+    }
+
+    fn mapping(&self) -> &Mapping {
+        let mapping = self.mapping.as_ref();
+        mapping.expect("present until the memory is given back")
+    }
+
+    /// Makes a block of the memory.
+    pub(super) fn into_block(
+        mut self,
+        stream: &Stream,
+        requested: u64,
+        location: &'static Location<'static>,
+    ) -> Block {
+        self.requested = requested;
+        self.location = location;
+        stream.adopt(Box::new(self))
+    }
+
+    /// Gives the memory back, in the background. If the device is broken, it is leaked.
+    fn give_back(&mut self, after: Passages) {
+        if let (Some(mapping), Some(then)) = (self.mapping.take(), self.then.take()) {
+            after.then(move || {
+                // SAFETY: the block has ended, and all work of its streams up to then is complete.
+                if unsafe { mapping.release() }.is_ok() {
+                    then();
+                }
+            });
+        }
+    }
+}
+
+// SAFETY: the chunk stays mapped, at addresses of its own, until it is given back after the passages.
+unsafe impl ForeignMemory for Mapped {
+    fn range(&self) -> (DeviceAddress, u64) {
+        let Mapping { address, bytes, .. } = *self.mapping();
+        (DeviceAddress::from_bits(address), bytes)
+    }
+
+    fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    /// The exporter sent it once its writes were complete.
+    fn is_ready(&self) -> bool {
+        self.mapping().chunk.charge.is_none()
+    }
+
+    fn location(&self) -> Option<&'static Location<'static>> {
+        Some(self.location)
+    }
+
+    fn release(mut self: Box<Self>, after: Passages) {
+        self.give_back(after);
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        self.give_back(Passages::default());
+    }
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mapping = self.mapping.as_ref();
+        f.debug_struct("Mapped")
+            .field("address", &mapping.map(|mapping| mapping.address))
+            .field("bytes", &mapping.map(|mapping| mapping.bytes))
+            .finish_non_exhaustive()
     }
 }
 
 /// A block of memory that other processes can import: a [`Block`] with a chunk of its own.
 ///
-/// [`Pool::allocate_exportable`] allocates it, and [`Connection::send`](super::Connection::send) exports it. See the
-/// [module](super) for its costs and its life.
+/// [`allocate_exportable`](AllocateExportable::allocate_exportable) allocates it, and
+/// [`Connection::send`](super::Connection::send) exports it. See the [module](super) for its costs and its life.
 ///
 /// It dereferences to its block for reading. It gives out no `&mut Block`, so that it always exports its own memory:
 ///
@@ -200,10 +267,30 @@ impl Outside for OwnMemory {
 #[must_use = "a block is freed when it is dropped"]
 pub struct Exportable {
     block: Block,
-    pub(super) chunk: plain::Weak<OwnChunk>,
+    pub(super) chunk: Weak<OwnChunk>,
 }
 
 impl Exportable {
+    /// Fills the memory with zeros, and makes a block of it.
+    fn begin(
+        memory: Mapped,
+        stream: &Stream,
+        requested: u64,
+        location: &'static Location<'static>,
+    ) -> Result<Self, IpcError> {
+        let Mapping {
+            chunk,
+            address,
+            bytes,
+        } = memory.mapping();
+        // SAFETY: the handle keeps the stream usable, and the memory stays mapped until the block's streams have passed
+        // its end. If the call fails, it has submitted nothing.
+        unsafe { (chunk.device).fill(stream.raw(), *address, *bytes, 0, location) }?;
+        let chunk = Arc::downgrade(chunk);
+        let block = memory.into_block(stream, requested.max(1), location);
+        Ok(Self { block, chunk })
+    }
+
     /// Returns the block. It can be used like any other, and not be exported any more.
     pub fn into_block(self) -> Block {
         self.block
@@ -220,105 +307,16 @@ impl Deref for Exportable {
 
 super::writes::writes!(Exportable);
 
-/// Makes memory of a chunk of its own.
-fn make(pool: &plain::Arc<Presence>, requested: u64) -> Result<OwnMemory, IpcError> {
-    let device = pool.service.engine.shared.device.clone();
-    let sharing = sharing_of(&*device)?;
-    let granularity = device.capabilities().granularity;
-    let bytes = requested.max(1).checked_next_multiple_of(granularity);
-    let too_large = AllocTooLarge {
-        requested,
-        capacity: pool.service.engine.store.capacity(),
-    };
-    let bytes = bytes
-        .filter(|bytes| *bytes <= too_large.capacity)
-        .ok_or_else(|| too_large.error())?;
-    let charge = plain::Arc::new(Charge::take(pool, bytes)?);
-    let created = match sharing.create_shareable(bytes) {
-        Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
-            maintenance::make_room_outside(&pool.service.engine, bytes);
-            sharing.create_shareable(bytes)
-        }
-        created => created,
-    };
-    let chunk = OwnChunk {
-        chunk: pool.service.engine.shared.noted(created)?,
-        device: device.clone(),
-        bytes,
-        charge: Some(charge),
-    };
-    let mapping = pool.service.engine.shared.noted(Mapping::new(chunk))?;
-    Ok(OwnMemory(mapping))
-}
-
-struct AllocTooLarge {
-    requested: u64,
-    capacity: u64,
-}
-
-impl AllocTooLarge {
-    fn error(&self) -> IpcError {
-        let &Self {
-            requested,
-            capacity,
-        } = self;
-        let error = crate::AllocError::TooLarge {
-            requested,
-            capacity,
-        };
-        error.into()
-    }
-}
-
-/// Makes a block of the memory, filled with zeros.
-fn begin(
-    memory: OwnMemory,
-    stream: &Stream,
-    requested: u64,
-    location: &'static Location<'static>,
-) -> Result<Exportable, IpcError> {
-    let registration = stream.registration();
-    let OwnMemory(mapping) = &memory;
-    let range = (mapping.address, mapping.bytes);
-    let chunk = plain::Arc::downgrade(&mapping.chunk);
-    let block = Block::of_outside(
-        registration,
-        range,
-        (requested.max(1), Ticket::ZERO),
-        Box::new(memory),
-        location,
-    );
-    let lane = &registration.lane;
-    let engine = &registration.service.engine;
-    // SAFETY: the lane keeps the stream's owner, and the memory stays mapped until the block's streams have passed its
-    // end.
-    let filled = unsafe {
-        let device = &engine.shared.device;
-        device.fill(lane.raw, range.0, range.1, 0, location)
-    };
-    engine.shared.noted(filled)?;
-    Ok(Exportable { block, chunk })
-}
-
-/// Exportable memory.
-impl Pool {
+/// Exportable memory of a [`Pool`].
+pub trait AllocateExportable {
     /// Allocates a block with a chunk of its own, filled with zeros, if the capacity has room for it and the device has
     /// the memory now. Free memory of the pool is released for it.
     ///
     /// # Errors
-    /// Returns [`IpcError::NoRoom`], [`IpcError::Unsupported`], an error if the stream belongs to another pool, or the
-    /// device's error.
+    /// Returns the errors of [`Pool::charge`], [`IpcError::Unsupported`], an error if the stream belongs to another
+    /// pool, or the device's error.
     #[track_caller]
-    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
-    pub fn try_allocate_exportable(
-        &self,
-        stream: &Stream,
-        bytes: u64,
-    ) -> Result<Exportable, IpcError> {
-        let location = Location::caller();
-        self.check_granting(stream)?;
-        begin(make(self.presence(), bytes)?, stream, bytes, location)
-    }
+    fn try_allocate_exportable(&self, stream: &Stream, bytes: u64) -> Result<Exportable, IpcError>;
 
     /// Allocates a block with a chunk of its own, and waits for room in the capacity like any request of the pool.
     ///
@@ -326,28 +324,42 @@ impl Pool {
     /// chunk of its own. Another request may take the room in between: then it waits again, up to 8 times.
     ///
     /// # Errors
-    /// Returns the errors of [`try_allocate_exportable`](Self::try_allocate_exportable) and of
-    /// [`allocate`](Self::allocate).
+    /// Returns the errors of [`try_allocate_exportable`](Self::try_allocate_exportable) and of [`Pool::allocate`].
     ///
     /// # Cancel safety
     /// Dropped early, it leaves nothing behind.
     #[track_caller]
-    #[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
-    pub fn allocate_exportable(
+    fn allocate_exportable(
         &self,
         stream: &Stream,
         bytes: u64,
-    ) -> impl Future<Output = Result<Exportable, IpcError>> {
+    ) -> impl Future<Output = Result<Exportable, IpcError>> + Send;
+}
+
+impl AllocateExportable for Pool {
+    #[track_caller]
+    fn try_allocate_exportable(&self, stream: &Stream, bytes: u64) -> Result<Exportable, IpcError> {
+        let location = Location::caller();
+        expect_own(self, stream)?;
+        Exportable::begin(Mapped::make(self, bytes)?, stream, bytes, location)
+    }
+
+    #[track_caller]
+    fn allocate_exportable(
+        &self,
+        stream: &Stream,
+        bytes: u64,
+    ) -> impl Future<Output = Result<Exportable, IpcError>> + Send {
         let location = Location::caller();
         async move {
+            expect_own(self, stream)?;
             for _ in 0..ROUNDS {
-                self.check_granting(stream)?;
-                let refused = match self.make_on_thread(bytes).await {
-                    Ok(memory) => return begin(memory, stream, bytes, location),
+                let refused = match make_on_thread(self, bytes).await {
+                    Ok(memory) => return Exportable::begin(memory, stream, bytes, location),
                     Err(error) => error,
                 };
                 let is_short = match &refused {
-                    IpcError::NoRoom { .. } => true,
+                    IpcError::Alloc(AllocError::Exhausted(_)) => true,
                     IpcError::Device(error) => error.kind() == DeviceErrorKind::OutOfMemory,
                     _ => false,
                 };
@@ -358,153 +370,29 @@ impl Pool {
                 let block = self.allocate(stream, bytes.max(1)).await?;
                 block.deallocate().await?;
             }
-            self.check_granting(stream)?;
-            let memory = self.make_on_thread(bytes).await?;
-            begin(memory, stream, bytes, location)
-        }
-    }
-
-    /// # Errors
-    /// Returns an error if the stream belongs to another pool, or the pool is closed.
-    fn check_granting(&self, stream: &Stream) -> Result<(), IpcError> {
-        if !stream.is_of(self.presence()) {
-            return Err(crate::StreamError::ForeignPool.into());
-        }
-        match self.is_closed() {
-            true => Err(crate::AllocError::Closed.into()),
-            false => Ok(()),
-        }
-    }
-
-    /// Makes memory: on the worker, where device calls block.
-    async fn make_on_thread(&self, bytes: u64) -> Result<OwnMemory, IpcError> {
-        if !self.service().engine.shared.capabilities.memory_calls_block {
-            return make(self.presence(), bytes);
-        }
-        let (sender, receiver) = oneshot::channel();
-        let pool = self.presence().clone();
-        worker::run(async move {
-            // A request that was cancelled gives its memory back.
-            if let Err(Ok(OwnMemory(unused))) = sender.send(make(&pool, bytes)) {
-                // SAFETY: no block was made of it.
-                let _ = unsafe { unused.release() };
-            }
-        });
-        match receiver.await {
-            Ok(made) => made,
-            Err(_) => make(self.presence(), bytes),
+            let memory = make_on_thread(self, bytes).await?;
+            Exportable::begin(memory, stream, bytes, location)
         }
     }
 }
 
-/// The owner of an imported block's memory.
-pub(super) struct ImportedMemory {
-    mapping: Option<Mapping>,
-    /// Tells the exporter.
-    then: Option<Box<dyn FnOnce() + Send + Sync>>,
-    /// Counts it as imported.
-    count: Count,
+/// # Errors
+/// Returns an error if the stream belongs to another pool.
+pub(super) fn expect_own(pool: &Pool, stream: &Stream) -> Result<(), StreamError> {
+    let is_own = pool.owns(stream);
+    is_own.then_some(()).ok_or(StreamError::ForeignPool)
 }
 
-impl fmt::Debug for ImportedMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.mapping.fmt(f)
+/// Makes memory: in the background, where device calls block. A request that was cancelled gives its memory back.
+async fn make_on_thread(pool: &Pool, bytes: u64) -> Result<Mapped, IpcError> {
+    if !pool.device().capabilities().memory_calls_block {
+        return Mapped::make(pool, bytes);
     }
-}
-
-/// Bytes that a pool has imported.
-struct Count {
-    pool: plain::Weak<Presence>,
-    bytes: u64,
-}
-
-impl Drop for Count {
-    fn drop(&mut self) {
-        if let Some(pool) = self.pool.upgrade() {
-            pool.service
-                .engine
-                .shared
-                .counters
-                .note_imported_less(self.bytes);
-        }
-    }
-}
-
-impl ImportedMemory {
-    /// Imports a chunk that another process exported.
-    ///
-    /// # Errors
-    /// Returns the device's error. Nothing is imported then.
-    pub(super) fn import(
-        pool: &plain::Arc<Presence>,
-        descriptor: OwnedFd,
-        bytes: u64,
-        then: Box<dyn FnOnce() + Send + Sync>,
-    ) -> Result<Self, IpcError> {
-        let device = pool.service.engine.shared.device.clone();
-        let chunk = OwnChunk {
-            chunk: sharing_of(&*device)?.import(descriptor, bytes)?,
-            device: device.clone(),
-            bytes,
-            charge: None,
-        };
-        let mapping = Mapping::new(chunk)?;
-        pool.service.engine.shared.counters.note_imported(bytes);
-        Ok(Self {
-            mapping: Some(mapping),
-            then: Some(then),
-            count: Count {
-                pool: plain::Arc::downgrade(pool),
-                bytes,
-            },
-        })
-    }
-
-    /// Makes a block of the memory.
-    pub(super) fn into_block(
-        self,
-        stream: &Stream,
-        length: u64,
-        location: &'static Location<'static>,
-    ) -> Block {
-        let mapping = self.mapping.as_ref();
-        let range = mapping.map(|mapping| (mapping.address, mapping.bytes));
-        let range = range.expect("present until the block has ended");
-        let registration = stream.registration();
-        let length = (length, Ticket::ZERO);
-        Block::of_outside(registration, range, length, Box::new(self), location)
-    }
-
-    fn release(mut self, passages: Option<Passages>) {
-        let (mapping, then) = (self.mapping.take(), self.then.take());
-        if let (Some(mapping), Some(then)) = (mapping, then) {
-            mapping.release_after(passages, move || {
-                drop(self);
-                then();
-            });
-        }
-    }
-}
-
-impl Outside for ImportedMemory {
-    fn ended(self: Box<Self>, passages: Passages) {
-        (*self).release(Some(passages));
-    }
-}
-
-impl Drop for ImportedMemory {
-    fn drop(&mut self) {
-        if self.mapping.is_some() {
-            let count = Count {
-                pool: plain::Weak::new(),
-                bytes: 0,
-            };
-            let unused = Self {
-                mapping: self.mapping.take(),
-                then: self.then.take(),
-                count: std::mem::replace(&mut self.count, count),
-            };
-            unused.release(None);
-        }
+    let (sender, receiver) = oneshot::channel();
+    let own = pool.clone();
+    Passages::default().then(move || drop(sender.send(Mapped::make(&own, bytes))));
+    match receiver.await {
+        Ok(made) => made,
+        Err(_) => Mapped::make(pool, bytes),
     }
 }

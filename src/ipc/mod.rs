@@ -4,7 +4,7 @@
 //! are copied. Linux only; feature `ipc`.
 //!
 //! ```
-//! use weirpool::ipc::{Connection, IpcError, wire};
+//! use weirpool::ipc::{AllocateExportable, Connection, IpcError, wire};
 //! # use weirpool::{Pool, device::sim::SimDevice};
 //! # fn pool() -> Pool { Pool::builder(SimDevice::new()).build().unwrap() }
 //! // In one process: weights that another one reads.
@@ -85,18 +85,9 @@ mod writes;
 
 pub use connection::{Connection, Imported, Sent};
 pub use error::IpcError;
-pub use memory::Exportable;
+pub use memory::{AllocateExportable, Exportable};
 pub use pointer::{Freed, PointerData};
 #[doc(hidden)]
 pub use protocol::{Event, Exchange, Limits, Message, Violation};
 pub use protocol::{MOST_LABEL, MOST_OUTSTANDING, VERSION};
 pub use weirpool_wire as wire;
-
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Makes a call that may wake a future of the user. A waker that panics must end neither this thread nor the calls that
-/// follow.
-fn quietly(call: impl FnOnce()) {
-    // Dropping the panic's payload is the user's code as well.
-    let _ = catch_unwind(AssertUnwindSafe(call)).map_err(std::mem::forget);
-}

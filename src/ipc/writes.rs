@@ -97,7 +97,7 @@ macro_rules! writes {
 
             fn order(
                 self,
-                order: &mut crate::task::Order<'_>,
+                order: &mut crate::AccessOrder<'_>,
             ) -> Result<Self::Arguments, crate::StreamError> {
                 crate::Accesses::order(&self.block, order)
             }
@@ -108,7 +108,7 @@ macro_rules! writes {
 
             fn order(
                 self,
-                order: &mut crate::task::Order<'_>,
+                order: &mut crate::AccessOrder<'_>,
             ) -> Result<Self::Arguments, crate::StreamError> {
                 crate::Accesses::order(&mut self.block, order)
             }

@@ -20,7 +20,7 @@ use weirpool::dlpack::dlpark::ffi::{
 };
 use weirpool::dlpack::dlpark::metadata::Dynamic;
 use weirpool::dlpack::dlpark::{DlpackFlags, Managed, ManagedTensorBase};
-use weirpool::dlpack::{DlpackError, Foreign};
+use weirpool::dlpack::{DlpackError, ExportBlock, ExportBuffer, Foreign, ImportTensor};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
