@@ -12,7 +12,6 @@
 //! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`foreign_memory`] | memory of other owners as blocks |
-//! | [`processes`] | memory that several processes use |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -42,9 +41,6 @@ pub mod python {}
 
 #[doc = include_str!("../docs/guide/foreign-memory.md")]
 pub mod foreign_memory {}
-
-#[doc = include_str!("../docs/guide/processes.md")]
-pub mod processes {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}

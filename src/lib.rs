@@ -58,8 +58,6 @@
 //! |---|---|---|
 //! | `testing` | checks of a pool from outside | |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
-//! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks | |
-//! | `ipc` | memory between processes | |
 //! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
 //! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
@@ -84,8 +82,7 @@
 //!
 //! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
-//! `crates/sim` and `crates/cuda`. `crates/wire` and `crates/broker` are the sockets and the broker behind the features
-//! `ipc` and `broker`.
+//! `crates/sim` and `crates/cuda`. `crates/broker` is the broker behind the feature `broker`.
 //!
 //! # Crates beside this one
 //!
@@ -96,6 +93,7 @@
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
 //! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
+//! | `weirpool-share` | blocks between processes, and tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! For such crates there are the seams of [`extend`], [`Request::terms`] and [`Request::location`],
@@ -107,11 +105,9 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
-//! - `dlpack`: blocks as tensors of PyTorch, CuPy, JAX and others, in the module `dlpack`.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
-//! - `ipc`: memory between processes, in the module `ipc`. Linux only.
 //! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
 //!
 //! # More
@@ -131,8 +127,6 @@ mod capture;
 mod copy;
 #[allow(unsafe_code, reason = "the contract of the device")]
 pub mod device;
-#[cfg(feature = "dlpack")]
-pub mod dlpack;
 mod engine;
 mod error;
 mod evictable;
@@ -141,9 +135,6 @@ pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
 mod interop;
-#[cfg(all(feature = "ipc", target_os = "linux"))]
-#[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
-pub mod ipc;
 mod lane;
 mod measure;
 mod observe;

@@ -387,7 +387,7 @@ impl DriverPool {
     }
 
     /// Imports a pool that another process [exported](Self::export). Its blocks are imported one by one, with
-    /// `ipc::PointerData`; nothing is allocated from it.
+    /// `PointerData` of the crate `weirpool-share`; nothing is allocated from it.
     ///
     /// # Errors
     /// Returns [`BuildError::Unsupported`] if the device's driver has no pools, or the device's error if the descriptor

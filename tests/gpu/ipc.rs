@@ -10,10 +10,10 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::ipc::wire::{self, Allowed, Listener};
-use weirpool::ipc::{AllocateExportable, Connection, IpcError};
 use weirpool::testing::Invariants;
 use weirpool::{Pool, PoolBuilder, Stream};
+use weirpool_share::ipc::wire::{self, Allowed, Listener};
+use weirpool_share::ipc::{AllocateExportable, Connection, IpcError};
 
 pub(crate) const READER: &str = "import a block";
 

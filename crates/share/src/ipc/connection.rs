@@ -3,10 +3,6 @@
 use super::error::IpcError;
 use super::memory::{Exportable, Mapped, OwnChunk, expect_own, sharing_of};
 use super::protocol::{Event, Exchange, Limits, MOST_LABEL, MOST_OUTSTANDING, Message};
-use crate::device::{Device, MemoryKind};
-use crate::extend::Charge;
-use crate::sync::plain::{Arc, Mutex, catch, thread};
-use crate::{Block, Pool, Stream};
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
 use std::collections::HashMap;
@@ -16,6 +12,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use weirpool::device::{Device, MemoryKind};
+use weirpool::extend::Charge;
+use weirpool::{Block, Pool, Stream};
+use weirpool_device::plain::{Arc, Mutex, catch, thread};
 use weirpool_wire as wire;
 
 /// A connection to a process that exports blocks, imports them, or both.

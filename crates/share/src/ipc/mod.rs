@@ -4,7 +4,7 @@
 //! are copied. Linux only; feature `ipc`.
 //!
 //! ```
-//! use weirpool::ipc::{AllocateExportable, Connection, IpcError, wire};
+//! use weirpool_share::ipc::{AllocateExportable, Connection, IpcError, wire};
 //! # use weirpool::{Pool, device::sim::SimDevice};
 //! # fn pool() -> Pool { Pool::builder(SimDevice::new()).build().unwrap() }
 //! // In one process: weights that another one reads.
@@ -70,7 +70,7 @@
 //! executor.
 //!
 //! # Pools of the driver
-//! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
+//! A [`DriverPool`](weirpool::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
 //! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
 //! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `writes` has the

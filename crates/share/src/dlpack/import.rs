@@ -3,12 +3,12 @@
 
 use super::error::{DlpackError, ImportError};
 use super::export::device_of;
-use crate::device::DeviceAddress;
-use crate::extend::{ForeignMemory, Passages};
-use crate::{Block, SliceMut, Stream, StreamError};
 use dlpark::ffi::DLDataType;
 use dlpark::{AllocationDeleter, DlpackFlags, Managed, ManagedTensorBase};
 use std::fmt;
+use weirpool::device::DeviceAddress;
+use weirpool::extend::{ForeignMemory, Passages};
+use weirpool::{Block, SliceMut, Stream, StreamError};
 
 /// A tensor of another library, as a block.
 ///

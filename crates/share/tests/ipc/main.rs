@@ -12,7 +12,7 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "../common/mod.rs"]
+#[path = "../../../../tests/common/mod.rs"]
 mod common;
 
 mod blocks;
@@ -27,9 +27,9 @@ mod processes;
 use common::{MIB, eventually, manual, stream, us, use_block};
 use futures::executor::block_on;
 use weirpool::device::sim::{Call, SimDevice, SimStream};
-use weirpool::ipc::{AllocateExportable, Connection, Exportable, Imported, IpcError, wire};
 use weirpool::testing::Invariants;
 use weirpool::{Pool, Stream};
+use weirpool_share::ipc::{AllocateExportable, Connection, Exportable, Imported, IpcError, wire};
 
 /// The size of an exportable block in these tests: the device's granularity.
 const CHUNK: u64 = 2 * MIB;

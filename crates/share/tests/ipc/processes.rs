@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use weirpool::ipc::MOST_OUTSTANDING;
-use weirpool::ipc::wire::{Allowed, Listener};
+use weirpool_share::ipc::MOST_OUTSTANDING;
+use weirpool_share::ipc::wire::{Allowed, Listener};
 
 const PART: &str = "WEIRPOOL_IPC_PART";
 const SOCKET: &str = "WEIRPOOL_IPC_SOCKET";

@@ -3,20 +3,20 @@
 
 use super::error::IpcError;
 use super::memory::expect_own;
-use crate::device::{DeviceAddress, DeviceError, DeviceErrorKind, DriverPools, RawStream};
-use crate::extend::{ForeignMemory, Passages};
-use crate::sync::plain::catch;
-use crate::{Block, DriverPool, DriverPoolUse, Pool, Stream, StreamError};
 use futures::channel::oneshot;
 use serde::{Deserialize, Serialize};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind, DriverPools, RawStream};
+use weirpool::extend::{ForeignMemory, Passages};
+use weirpool::{Block, DriverPool, DriverPoolUse, Pool, Stream, StreamError};
+use weirpool_device::plain::catch;
 
 /// The description of a block of a [`DriverPool`], for a process that has [imported](DriverPool::import) the pool:
 /// CUDA's `cudaMemPoolPtrExportData`, with the size of the block. It is plain data.
 ///
 /// The exporting pool passes its allocations on to the driver's pool
-/// ([`DriverPoolUse::PassedThrough`](crate::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the
+/// ([`DriverPoolUse::PassedThrough`](weirpool::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the
 /// processes: the exporter keeps the block until the importer has dropped its own, and the importer's first use comes
 /// after the exporter's writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block
 /// over a [`Connection`](super::Connection) does that by itself. The checker of the simulated device reports a block that
@@ -33,7 +33,7 @@ impl PointerData {
     ///
     /// # Errors
     /// Returns an error if the block is not one of a driver's pool that can be shared, or if its pool does not
-    /// [pass its allocations on](crate::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
+    /// [pass its allocations on](weirpool::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
     #[doc(alias = "cudaMemPoolExportPointer")]
     #[doc(alias = "hipMemPoolExportPointer")]
     pub fn export(block: &Block) -> Result<Self, IpcError> {

@@ -1,7 +1,7 @@
 use super::MOST_OUTSTANDING;
-use crate::device::DeviceError;
-use crate::sync::plain::Arc;
-use crate::{AllocError, StreamError};
+use weirpool::device::DeviceError;
+use weirpool::{AllocError, StreamError};
+use weirpool_device::plain::Arc;
 
 /// Why memory was not exported or imported.
 #[derive(Clone, Debug, thiserror::Error)]

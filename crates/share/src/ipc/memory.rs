@@ -2,16 +2,16 @@
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::error::IpcError;
-use crate::device::{Chunk, Device, DeviceAddress, DeviceError, DeviceErrorKind, Sharing};
-use crate::extend::{Charge, ForeignMemory, Passages};
-use crate::sync::plain::{Arc, Weak};
-use crate::{AllocError, Block, Pool, Stream, StreamError};
 use futures::channel::oneshot;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::panic::Location;
+use weirpool::device::{Chunk, Device, DeviceAddress, DeviceError, DeviceErrorKind, Sharing};
+use weirpool::extend::{Charge, ForeignMemory, Passages};
+use weirpool::{AllocError, Block, Pool, Stream, StreamError};
+use weirpool_device::plain::{Arc, Weak};
 
 /// How often a request for exportable memory waits in the pool's queue before it fails: others may take the memory that
 /// was freed for it.
@@ -259,7 +259,7 @@ impl fmt::Debug for Mapped {
 /// It dereferences to its block for reading. It gives out no `&mut Block`, so that it always exports its own memory:
 ///
 /// ```compile_fail,E0596
-/// # fn swap(exportable: &mut weirpool::ipc::Exportable, ordinary: &mut weirpool::Block) {
+/// # fn swap(exportable: &mut weirpool_share::ipc::Exportable, ordinary: &mut weirpool::Block) {
 /// std::mem::swap(&mut **exportable, ordinary);
 /// # }
 /// ```

@@ -2,13 +2,13 @@
 #![allow(unsafe_code, reason = "tensors of DLPack are raw pointers")]
 
 use super::DlpackError;
-use crate::device::MemoryKind;
-use crate::{Pool, SharedBlock, SharedBuffer, Stream};
 use dlpark::ffi::{DLDataType, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
 use dlpark::{DlpackElement, Managed, ManagedTensorBase};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use weirpool::device::MemoryKind;
+use weirpool::{Pool, SharedBlock, SharedBuffer, Stream};
 
 /// The owner of an exported tensor's memory.
 struct Exported(ManuallyDrop<SharedBlock>);
@@ -79,7 +79,7 @@ pub trait ExportBlock {
     ///
     /// # Errors
     /// Returns an error if the shape does not have as many bytes as this part, or the errors of
-    /// [`Block::open_to`](crate::Block::open_to).
+    /// [`Block::open_to`](weirpool::Block::open_to).
     fn to_dlpack<M: ManagedTensorBase>(
         &self,
         dtype: DLDataType,

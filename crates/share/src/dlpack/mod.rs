@@ -16,8 +16,8 @@
 //!
 //! ```
 //! # use weirpool::{Buffer, Pool, device::sim::SimDevice};
-//! use weirpool::dlpack::dlpark::versioned::Dlpack;
-//! use weirpool::dlpack::{ExportBuffer, ImportTensor};
+//! use weirpool_share::dlpack::dlpark::versioned::Dlpack;
+//! use weirpool_share::dlpack::{ExportBuffer, ImportTensor};
 //!
 //! # let device = SimDevice::new();
 //! # let pool = Pool::builder(device.clone()).build()?;
@@ -34,7 +34,7 @@
 //!
 //! # Limits
 //! - The stream must be one that the pool keeps, or the legacy default stream. With an
-//!   [external](crate::guide::interoperability#external-streams) one, its owner promises that it is alive when the
+//!   [external](weirpool::guide::interoperability#external-streams) one, its owner promises that it is alive when the
 //!   tensor is dropped, as for every block that was used on it.
 //! - There is no stream for the values -1 (the consumer orders the streams itself) and 2 (the default stream of the
 //!   calling thread) of Python's protocol, so such requests have to be refused: the memory could not be reused in the

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::{Value, json};
 use std::os::fd::{AsFd, OwnedFd};
-use weirpool::ipc::{Exchange, MOST_OUTSTANDING};
+use weirpool_share::ipc::{Exchange, MOST_OUTSTANDING};
 
 /// A message, and the descriptors beside it.
 type Said<'a> = (Value, &'a [&'a OwnedFd]);
