@@ -161,7 +161,10 @@ fn release_of_foreign_memory_against_a_search() {
         let (device, pool, [(work, a), (_, b)]) = start();
         let asked = Asked::new(&pool);
         let released = Arc::default();
-        let block = a.adopt(Box::new(Adopted(asked.clone(), Arc::clone(&released))));
+        let memory = Box::new(Adopted(asked.clone(), Arc::clone(&released)));
+        // SAFETY: nothing uses the memory.
+        #[allow(unsafe_code, reason = "uses the seam")]
+        let block = unsafe { a.adopt(memory) };
         block.used_on(&b).unwrap();
         work.submit(Operation::new(Duration::from_micros(10)));
         let held = pool.try_allocate(&b, 2 * MIB).unwrap();

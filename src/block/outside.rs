@@ -1,5 +1,9 @@
 //! Blocks of memory that others own: it is not in the heap. Their uses are ordered like those of any block. When the
 //! block ends, the owner gets the memory, with the points of the streams that it waits for.
+#![allow(
+    unsafe_code,
+    reason = "memory is of the device on the word of its owner"
+)]
 
 use super::life::{Charge, tell_granted};
 use super::{Block, Extra};
@@ -25,8 +29,11 @@ impl Stream {
     /// pool's memory have none to this.
     ///
     /// The page on [foreign memory](crate::guide::foreign_memory) has an example.
+    ///
+    /// # Safety
+    /// The memory is one that the streams of this stream's pool can use: on the GPU, memory of the pool's device.
     #[track_caller]
-    pub fn adopt(&self, memory: Box<dyn ForeignMemory>) -> Block {
+    pub unsafe fn adopt(&self, memory: Box<dyn ForeignMemory>) -> Block {
         let registration = self.registration();
         let (address, bytes) = memory.range();
         let allocation = Allocation {

@@ -10,9 +10,9 @@ use std::panic::Location;
 /// memory](crate::guide::foreign_memory) has an example.
 ///
 /// # Safety
-/// The range is memory that the streams of the adopting pool can use, from its adoption until it is
-/// [released](Self::release) and the passages are over. During that time nothing uses it but through the block.
-/// [`range`](Self::range) always returns the same.
+/// The range is memory of a device that is mapped from its adoption until it is [released](Self::release) and the
+/// passages are over. During that time nothing uses it but through the block. [`range`](Self::range) always returns the
+/// same.
 pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync + 'static {
     /// Returns the address of the first byte, and the number of bytes, which is not 0.
     fn range(&self) -> (DeviceAddress, u64);

@@ -129,6 +129,13 @@ unsafe impl ForeignMemory for Owner {
     }
 }
 
+/// Makes a block of memory of the device that the pool is over.
+#[track_caller]
+fn adopt(stream: &Stream, owner: Box<dyn ForeignMemory>) -> Block {
+    // SAFETY: each test has one device, or names the stream's own.
+    unsafe { stream.adopt(owner) }
+}
+
 struct Site {
     device: SimDevice,
     pool: Pool,
@@ -149,7 +156,7 @@ impl Site {
     }
 
     fn adopt(&self) -> Block {
-        self.streams[0].1.adopt(Owner::of(&self.memory))
+        adopt(&self.streams[0].1, Owner::of(&self.memory))
     }
 
     fn foreign(&self) -> u64 {
@@ -215,15 +222,16 @@ fn next_block_of_the_memory_comes_after_all_work_of_the_first() {
     let again = Arc::new(Mutex::new(None));
     let (work, next) = site.streams[2].clone();
     let (memory, adopted) = (site.memory.clone(), again.clone());
-    let block = site.streams[0]
-        .1
-        .adopt(Owner::that(&site.memory, |_, after| {
+    let block = adopt(
+        &site.streams[0].1,
+        Owner::that(&site.memory, |_, after| {
             after.then(move || {
-                let block = next.adopt(Owner::of(&memory));
+                let block = adopt(&next, Owner::of(&memory));
                 use_block(&work, &block, us(10));
                 *adopted.lock().unwrap() = Some(block);
             });
-        }));
+        }),
+    );
     use_block(&site.streams[0].0, &block, us(500));
     block.used_on(&site.streams[1].1).unwrap();
     drop(block);
@@ -245,10 +253,13 @@ fn premature_reuse_by_the_owner_is_found() {
     let pool = pool(&device, 16 * MIB);
     let [(work, stream), (_, next)] = streams(&device, &pool);
     let memory = Memory::new(&device);
-    let block = stream.adopt(Owner::that(&memory, move |memory, after| {
-        drop(after);
-        drop(next.adopt(Owner::of(&memory)));
-    }));
+    let block = adopt(
+        &stream,
+        Owner::that(&memory, move |memory, after| {
+            drop(after);
+            drop(adopt(&next, Owner::of(&memory)));
+        }),
+    );
     use_block(&work, &block, us(500));
     drop(block);
     device.advance_to_end();
@@ -264,11 +275,14 @@ fn further_stream_comes_after_the_adoption_unless_the_memory_is_ready() {
         let site = Site::new();
         let [(work, stream), (other_work, other), _] = &site.streams;
         run(work, us(1000)); // fills the memory, as far as its owner is concerned
-        let block = stream.adopt(Box::new(Owner {
-            is_ready,
-            is_checked: false,
-            ..*Owner::of(&site.memory)
-        }));
+        let block = adopt(
+            stream,
+            Box::new(Owner {
+                is_ready,
+                is_checked: false,
+                ..*Owner::of(&site.memory)
+            }),
+        );
         let argument = block.on(other).unwrap();
         other_work.submit(Operation::new(us(10)).reads(argument.address(), BYTES));
         let done = other.event().unwrap();
@@ -290,7 +304,7 @@ fn foreign_memory_is_out_of_reach_of_peers() {
     assert_eq!(guest.device().id(), second.id());
     assert!(own.pool() == pool && pool.device().id() == first.id());
     let memory = Memory::new(&first);
-    let block = own.adopt(Owner::of(&memory));
+    let block = adopt(&own, Owner::of(&memory));
     let refused = block.used_on(&guest);
     assert!(
         matches!(refused, Err(StreamError::ForeignDevice)),
@@ -309,10 +323,13 @@ fn violation_names_the_location_that_the_owner_gives() {
     let memory = Memory::new(&device);
     let location = Location::caller();
     for (location, line) in [(Some(location), location.line()), (None, line!() + 1)] {
-        let block = stream.adopt(Box::new(Owner {
-            location,
-            ..*Owner::that(&memory, |_, _| ())
-        }));
+        let block = adopt(
+            &stream,
+            Box::new(Owner {
+                location,
+                ..*Owner::that(&memory, |_, _| ())
+            }),
+        );
         use_block(&work, &block, us(10));
         use_block(&other, &block, us(10));
         device.advance_to_end();
@@ -361,10 +378,10 @@ fn unchecked_block_may_be_a_block_of_another_pool() {
             });
         }
     }
-    let block = consumer.adopt(Box::new(Produced(
-        Mutex::new(Some(producer)),
-        released.clone(),
-    )));
+    let block = adopt(
+        consumer,
+        Box::new(Produced(Mutex::new(Some(producer)), released.clone())),
+    );
     let address = block.address();
     consumer_work.submit(Operation::new(us(500)).reads(address, BYTES));
     drop(block);
@@ -406,12 +423,12 @@ fn release_may_call_the_pool() {
     let (pool, stream, count) = (site.pool.clone(), site.streams[1].1.clone(), asked.clone());
     let second = Memory::new(&site.device);
     let also = second.clone();
-    let block = site.streams[0]
-        .1
-        .adopt(Owner::that(&site.memory, move |memory, after| {
+    let block = adopt(
+        &site.streams[0].1,
+        Owner::that(&site.memory, move |memory, after| {
             let block = pool.try_allocate(&stream, MIB).unwrap();
             let _ = (pool.statistics(), pool.snapshot(), pool.waiting_requests(1));
-            drop((block, stream.adopt(Owner::of(&also))));
+            drop((block, adopt(&stream, Owner::of(&also))));
             pool.reap().unwrap();
             let inside = pool.clone();
             after.then(move || {
@@ -420,7 +437,8 @@ fn release_may_call_the_pool() {
                 count.fetch_add(1, Ordering::SeqCst);
             });
             memory.give_back(Passages::default());
-        }));
+        }),
+    );
     drop(block);
     second.settle();
     eventually(|| asked.load(Ordering::SeqCst) == 1);
@@ -441,9 +459,9 @@ fn release_that_panics_ends_its_block_alone() {
     };
     let stream = &site.streams[0].1;
     for is_late in [false, true] {
-        let block = stream.adopt(panicking(is_late));
+        let block = adopt(stream, panicking(is_late));
         drop(block);
-        let mut freed = stream.adopt(panicking(is_late)).deallocate();
+        let mut freed = adopt(stream, panicking(is_late)).deallocate();
         eventually(|| {
             site.device.advance(us(10));
             poll(&mut freed).is_ready()
@@ -453,7 +471,7 @@ fn release_that_panics_ends_its_block_alone() {
     assert_eq!(site.memory.released(), 4);
     // What comes next is released, on the same thread.
     let next = Memory::new(&site.device);
-    drop(stream.adopt(Owner::of(&next)));
+    drop(adopt(stream, Owner::of(&next)));
     next.settle();
     drop(site.pool.try_allocate(stream, MIB).unwrap());
     site.pool.check_conserved().unwrap();
@@ -481,7 +499,7 @@ fn memory_is_released_after_the_end_of_its_pool() {
         if is_closed {
             site.pool.close();
             let other = Memory::new(&site.device);
-            drop(site.streams[1].1.adopt(Owner::of(&other)));
+            drop(adopt(&site.streams[1].1, Owner::of(&other)));
             assert_eq!(other.released(), 1);
         }
         let Site {
@@ -560,9 +578,12 @@ fn passages_are_awaited_or_dropped() {
     let kept = Arc::new(Mutex::new(None));
     let keep = kept.clone();
     let (work, stream) = &site.streams[0];
-    let block = stream.adopt(Owner::that(&site.memory, move |_, after| {
-        *keep.lock().unwrap() = Some(after);
-    }));
+    let block = adopt(
+        stream,
+        Owner::that(&site.memory, move |_, after| {
+            *keep.lock().unwrap() = Some(after);
+        }),
+    );
     use_block(work, &block, us(100));
     drop(block);
     let mut passages = not_ready(kept.lock().unwrap().take().unwrap());
@@ -573,7 +594,10 @@ fn passages_are_awaited_or_dropped() {
     assert_eq!(site.foreign(), BYTES);
     drop(passages);
     assert_eq!(site.foreign(), 0);
-    drop(stream.adopt(Owner::that(&site.memory, |_, after| drop(after))));
+    drop(adopt(
+        stream,
+        Owner::that(&site.memory, |_, after| drop(after)),
+    ));
     assert_eq!(site.foreign(), 0);
     now(Passages::default()).unwrap();
 }

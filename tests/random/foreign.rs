@@ -53,11 +53,13 @@ impl Arena {
     fn block(self: &Arc<Self>, pool: &Pool, stream: &Stream) -> Option<Block> {
         let charge = pool.charge(PIECE).ok()?;
         let address = self.free.lock().unwrap().pop()?;
-        Some(stream.adopt(Box::new(Piece {
+        let piece = Box::new(Piece {
             arena: self.clone(),
             address,
             _charge: charge,
-        })))
+        });
+        // SAFETY: the pool's device allocated it.
+        Some(unsafe { stream.adopt(piece) })
     }
 }
 

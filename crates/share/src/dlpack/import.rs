@@ -170,12 +170,14 @@ impl ImportTensor for Stream {
             dtype,
             shape,
         } = described;
-        // Other streams come after the work submitted to this one so far: then the data is ready.
-        let block = self.adopt(Box::new(Tensor {
+        let memory = Box::new(Tensor {
             address,
             bytes,
             deleter: tensor.into_deleter(),
-        }));
+        });
+        // Other streams come after the work submitted to this one so far: then the data is ready.
+        // SAFETY: the tensor names the device and the kind of memory of the pool, and the caller guarantees the rest.
+        let block = unsafe { self.adopt(memory) };
         Ok(Foreign {
             block,
             dtype,

@@ -194,7 +194,8 @@ impl Mapped {
     ) -> Block {
         self.requested = requested;
         self.location = location;
-        stream.adopt(Box::new(self))
+        // SAFETY: the chunk is one of the pool's device, which its streams can use.
+        unsafe { stream.adopt(Box::new(self)) }
     }
 
     /// Gives the memory back, in the background. If the device is broken, it is leaked.

@@ -82,12 +82,14 @@ impl PointerData {
         // SAFETY: the handle keeps the pool. A pool that was not imported refuses.
         let address = unsafe { calls(imported).import_block(imported.raw(), &data, self.bytes) }?;
         let (done, freed) = oneshot::channel();
-        let block = stream.adopt(Box::new(Pooled {
+        let memory = Box::new(Pooled {
             done,
             pool: imported.clone(),
             address,
             bytes: self.bytes,
-        }));
+        });
+        // SAFETY: the imported pool is one of the same device.
+        let block = unsafe { stream.adopt(memory) };
         Ok((block, Freed(freed)))
     }
 }
