@@ -94,7 +94,7 @@ impl Passage {
 pub struct Passages {
     points: SmallVec<[Passage; 1]>,
     /// Counts foreign memory while work may use it.
-    foreign: Option<ForeignBytes>,
+    foreign: Option<Box<ForeignBytes>>,
 }
 
 impl Passages {
@@ -105,15 +105,18 @@ impl Passages {
             let lane = lane_of(fence.stream)?;
             Some(Passage::new(service.clone(), lane.clone(), fence.ticket))
         });
-        points.collect()
+        Self {
+            points: points.collect(),
+            foreign: None,
+        }
     }
 
     /// Counts foreign memory for as long as these exist.
     pub(crate) fn of_foreign(mut self, service: &Arc<Service>, bytes: u64) -> Self {
-        self.foreign = Some(ForeignBytes {
+        self.foreign = Some(Box::new(ForeignBytes {
             service: service.clone(),
             bytes,
-        });
+        }));
         self
     }
 

@@ -73,8 +73,8 @@
 //! A [`DriverPool`](weirpool::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
 //! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
-//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `writes` has the
-//! writes of blocks that a value describes, `worker` is the thread that unmaps.
+//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `pointer` owns blocks of
+//! imported pools, `writes` has the writes of blocks that a value describes.
 
 mod connection;
 mod error;

@@ -16,7 +16,7 @@ use weirpool_device::plain::catch;
 /// CUDA's `cudaMemPoolPtrExportData`, with the size of the block. It is plain data.
 ///
 /// The exporting pool passes its allocations on to the driver's pool
-/// ([`DriverPoolUse::PassedThrough`](weirpool::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the
+/// ([`DriverPoolUse::PassedThrough`](weirpool::DriverPoolUse::PassedThrough)). Nothing is charged and nothing orders the
 /// processes: the exporter keeps the block until the importer has dropped its own, and the importer's first use comes
 /// after the exporter's writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block
 /// over a [`Connection`](super::Connection) does that by itself. The checker of the simulated device reports a block that
