@@ -28,11 +28,12 @@ pub trait Accesses {
     ///
     /// # Errors
     /// Returns an error if the memory cannot be used on the stream.
+    #[doc(hidden)]
     fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError>;
 }
 
-/// The stream that is ordered, and the uses that were noted on it. Only this crate makes and reads one: implementations
-/// of [`Accesses`] elsewhere pass it on.
+/// The stream that is ordered, and the uses that were noted on it. Only this crate makes and reads one: an
+/// implementation of [`Accesses`] elsewhere, for a type that wraps memory of a pool, passes it to `order` of that memory.
 #[derive(Debug)]
 pub struct AccessOrder<'s> {
     pub(super) stream: &'s Stream,
