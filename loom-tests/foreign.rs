@@ -4,7 +4,8 @@
 use super::*;
 use loom::thread;
 use std::any::Any;
-use weirpool::device::{DeviceId, DeviceStream, RawStream};
+use weirpool::device::{DeviceAddress, DeviceId, DeviceStream, RawStream};
+use weirpool::extend::{ForeignMemory, Passages};
 use weirpool::{Pool, Tag};
 
 /// The pool that is asked, until the end of the model: an owner must not keep the pool alive that keeps the owner.
@@ -125,6 +126,63 @@ fn owner_of_a_stream_against_figures() {
         let _ = pool.statistics();
         ending.join().unwrap();
         let _ = pool.reap();
+        asked.end();
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Memory whose owner asks the pool when it has it back, and keeps the passages.
+struct Adopted(Asked, Arc<std::sync::Mutex<Vec<Passages>>>);
+
+impl std::fmt::Debug for Adopted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Adopted")
+    }
+}
+
+// SAFETY: nothing uses the memory.
+#[allow(unsafe_code, reason = "implements the seam")]
+unsafe impl ForeignMemory for Adopted {
+    fn range(&self) -> (DeviceAddress, u64) {
+        (DeviceAddress::from_bits(1 << 40), MIB)
+    }
+
+    fn release(self: Box<Self>, after: Passages) {
+        drop(Asks(self.0.clone()));
+        self.1.lock().unwrap().push(after);
+    }
+}
+
+/// A block of foreign memory that two streams use is dropped, while another thread seals one of them and searches for
+/// the request that waits.
+#[test]
+fn release_of_foreign_memory_against_a_search() {
+    model("release of foreign memory against a search", || {
+        let (device, pool, [(work, a), (_, b)]) = start();
+        let asked = Asked::new(&pool);
+        let released = Arc::default();
+        let memory = Box::new(Adopted(asked.clone(), Arc::clone(&released)));
+        // SAFETY: nothing uses the memory.
+        #[allow(unsafe_code, reason = "uses the seam")]
+        let block = unsafe { a.adopt(memory) };
+        block.used_on(&b).unwrap();
+        work.submit(Operation::new(Duration::from_micros(10)));
+        let held = pool.try_allocate(&b, 2 * MIB).unwrap();
+        let mut waiting = pool.allocate(&b, 2 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        let dropping = thread::spawn(move || drop(block));
+        a.seal().unwrap();
+        drop(held);
+        dropping.join().unwrap();
+        assert!(poll(&mut waiting).is_ready());
+        let mut after = released.lock().unwrap().pop().expect("released once");
+        assert!(released.lock().unwrap().is_empty());
+        assert_eq!(pool.statistics().foreign, MIB);
+        assert!(poll(&mut after).is_pending(), "the work runs");
+        device.advance_to_end();
+        assert!(matches!(poll(&mut after), Poll::Ready(Ok(()))));
+        drop((after, waiting));
+        assert_eq!(pool.statistics().foreign, 0);
         asked.end();
         pool.check_conserved().unwrap();
     });

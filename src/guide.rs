@@ -11,7 +11,7 @@
 //! | [`interoperability`] | streams and allocation hooks of other libraries, PyTorch |
 //! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
-//! | [`processes`] | memory that several processes use |
+//! | [`foreign_memory`] | memory of other owners as blocks |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -39,8 +39,8 @@ pub mod interoperability {}
 #[doc = include_str!("../docs/guide/python.md")]
 pub mod python {}
 
-#[doc = include_str!("../docs/guide/processes.md")]
-pub mod processes {}
+#[doc = include_str!("../docs/guide/foreign-memory.md")]
+pub mod foreign_memory {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}

@@ -58,15 +58,13 @@
 //! |---|---|---|
 //! | `testing` | checks of a pool from outside | |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
-//! | `dlpack` | blocks as tensors of other libraries, and their tensors as blocks | |
-//! | `ipc` | memory between processes | |
 //! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
 //! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
+//! | `extend` | the seams: memory of other owners as blocks, and bytes charged for others | the crates that use them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
-//! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
@@ -75,6 +73,7 @@
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
+//! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `background` | threads for calls that block, and their jobs, one at a time each | the jobs |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
@@ -83,8 +82,7 @@
 //!
 //! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
-//! `crates/sim` and `crates/cuda`. `crates/wire` and `crates/broker` are the sockets and the broker behind the features
-//! `ipc` and `broker`.
+//! `crates/sim` and `crates/cuda`. `crates/broker` is the broker behind the feature `broker`.
 //!
 //! # Crates beside this one
 //!
@@ -95,10 +93,11 @@
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
 //! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
+//! | `weirpool-share` | blocks between processes, and tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
-//! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
-//! [`Pool::all`], and the public figures.
+//! For such crates there are the seams of [`extend`], [`Request::terms`] and [`Request::location`],
+//! [`Reservation::enter`], [`Pool::downgrade`], [`Pool::all`], and the public figures.
 //!
 //! # Features
 //!
@@ -106,11 +105,9 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
-//! - `dlpack`: blocks as tensors of PyTorch, CuPy, JAX and others, in the module `dlpack`.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
 //! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
-//! - `ipc`: memory between processes, in the module `ipc`. Linux only.
 //! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
 //!
 //! # More
@@ -130,18 +127,14 @@ mod capture;
 mod copy;
 #[allow(unsafe_code, reason = "the contract of the device")]
 pub mod device;
-#[cfg(feature = "dlpack")]
-pub mod dlpack;
 mod engine;
 mod error;
 mod evictable;
+pub mod extend;
 pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
 mod interop;
-#[cfg(all(feature = "ipc", target_os = "linux"))]
-#[cfg_attr(docsrs, doc(cfg(feature = "ipc")))]
-pub mod ipc;
 mod lane;
 mod measure;
 mod observe;
@@ -155,7 +148,6 @@ mod sync;
 mod task;
 pub mod testing;
 mod trace;
-#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod worker;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
@@ -190,7 +182,7 @@ pub use pool::{LeaseModel, Leased};
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use task::{Accesses, HostTask, Submission, Submitted, Task};
+pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,

@@ -249,7 +249,7 @@ impl<T> SharedBuffer<T> {
         async move { Ok(Elements::new(download?).await?) }
     }
 
-    #[cfg(any(feature = "cuda", feature = "dlpack"))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn shared_block(&self) -> &SharedBlock {
         &self.block
     }

@@ -1,13 +1,13 @@
 //! A registered stream, and points in it that can be awaited.
 
-use crate::device::{DeviceError, RawStream};
+use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
 use crate::handles::{CapturedPoint, Presence, Registration};
 use crate::id::StreamId;
 use crate::lane::{Marker, refused};
 use crate::observe::StreamStatistics;
-use crate::queue::Passage;
+use crate::queue::{Passage, block_on_unless_in_task};
 use crate::sync::{Arc, plain};
 use crate::trace;
 use std::fmt;
@@ -86,6 +86,11 @@ impl Stream {
     /// Returns the device's own name of the stream.
     pub fn raw(&self) -> RawStream {
         self.registration.lane.raw
+    }
+
+    /// Returns the stream's device, which may be another one than [its pool's](crate::Pool::device).
+    pub fn device(&self) -> &plain::Arc<dyn Device> {
+        self.registration.stream_device()
     }
 
     /// Returns the current figures of this stream.
@@ -310,10 +315,7 @@ impl Event {
     ///
     /// # Errors
     /// Returns an error if the device cannot tell when the point is passed, or if the host must not wait here.
-    #[cfg(any(feature = "cuda", feature = "dlpack"))]
     pub(crate) fn come_before(&self, on: &Arc<Registration>) -> Result<(), StreamError> {
-        use crate::{device::DeviceErrorKind, queue::block_on_unless_in_task};
-
         match self.bring_behind(on) {
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
                 let mut passage = self.passage()?;

@@ -2,17 +2,13 @@
 //! process run on one [background](Background) thread at a time.
 
 use crate::background::{Background, Errand};
-use crate::device::{Alarm, Device};
-use crate::queue::Passages;
-use crate::sync::plain::{self, Arc, Mutex, OnceLock};
-use futures::future::poll_fn;
+use crate::sync::plain::{Arc, Mutex, OnceLock};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use std::mem::{self, ManuallyDrop};
+use std::mem;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -57,52 +53,4 @@ pub(crate) fn run(job: impl Future<Output = ()> + Send + 'static) {
     });
     worker.new.lock().push(Box::pin(job));
     worker.clone().wake();
-}
-
-/// Calls `release` in the background once the passages are over. If the device is broken, the values that `release` owns
-/// are leaked.
-pub(crate) fn release_later(
-    device: plain::Arc<dyn Device>,
-    passages: Option<Passages>,
-    release: impl FnOnce() + Send + 'static,
-) {
-    let release = ManuallyDrop::new(release);
-    run(async move {
-        if let Some(passages) = passages
-            && !are_over(passages, &device).await
-        {
-            return;
-        }
-        ManuallyDrop::into_inner(release)();
-    });
-}
-
-/// Waits until passages are over, as far as the device can tell. Returns whether they are: not if it is broken, because
-/// the work may still run then.
-///
-/// A device that cannot record an event now is asked again: at once a few times, and then from time to time.
-async fn are_over(mut passages: Passages, device: &plain::Arc<dyn Device>) -> bool {
-    const AT_ONCE: u32 = 3;
-    const LONGEST: Duration = Duration::from_secs(1);
-    for round in 0.. {
-        match poll_fn(|context| passages.poll(context)).await {
-            Ok(()) => return true,
-            Err(error) if error.is_sticky() => return false,
-            Err(_) if round < AT_ONCE => {}
-            Err(_) => {
-                let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
-                let at = device.now().saturating_add(pause);
-                let mut alarm = None;
-                poll_fn(|context| {
-                    if device.now() >= at {
-                        return Poll::Ready(());
-                    }
-                    alarm = Some(Alarm::new(device, at, context.waker()));
-                    Poll::Pending
-                })
-                .await;
-            }
-        }
-    }
-    false
 }

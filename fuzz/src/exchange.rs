@@ -2,7 +2,7 @@
 //! hostile one.
 
 use std::collections::{HashSet, VecDeque};
-use weirpool::ipc::{Event, Exchange, Limits, MOST_OUTSTANDING, Message};
+use weirpool_share::ipc::{Event, Exchange, Limits, MOST_OUTSTANDING, Message};
 
 const STEP: u64 = 1 << 21;
 

@@ -14,11 +14,11 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weirpool::dlpack::Foreign;
-use weirpool::dlpack::dlpark::ffi::{
+use weirpool_share::dlpack::{ExportBlock, Foreign, ImportTensor};
+use weirpool_share::dlpack::dlpark::ffi::{
     DLDataType, DLDataTypeCode, DLManagedTensor, DLManagedTensorVersioned,
 };
-use weirpool::dlpack::dlpark::{Managed, ManagedTensorBase};
+use weirpool_share::dlpack::dlpark::{Managed, ManagedTensorBase};
 use weirpool::{Block, SharedBlock, Stream};
 
 /// The number of streams on each device.

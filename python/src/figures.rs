@@ -14,7 +14,7 @@ pub(crate) struct Figures([u64; NAMES.len()]);
 /// | `pending` | freed, but behind device work that is not known to be complete |
 /// | `free`, `largest_free` | free; the largest block of it |
 /// | `in_graphs` | set aside for graphs |
-/// | `exportable` | in chunks of their own that other processes can import |
+/// | `charged` | held outside of the pool, and charged against its capacity: memory that is shared with other processes |
 /// | `live_blocks` | number of live blocks |
 /// | `allocations`, `frees` | number of blocks granted, and freed |
 /// | `waits`, `waited_us` | number of allocations that waited on the host and were granted, and their total wait in microseconds |
@@ -31,7 +31,7 @@ const NAMES: [&str; 18] = [
     "free",
     "largest_free",
     "in_graphs",
-    "exportable",
+    "charged",
     "live_blocks",
     "allocations",
     "frees",
@@ -60,7 +60,7 @@ impl Figures {
             read.free,
             read.largest_free,
             read.in_graphs,
-            read.exportable,
+            read.charged,
             read.live_blocks,
             read.allocations,
             read.frees,

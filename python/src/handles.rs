@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weirpool::device::Device;
-use weirpool::ipc::wire::{Allowed, Connection, Listener};
+use weirpool_share::ipc::wire::{Allowed, Connection, Listener};
 
 /// What handles begin with. The number changes with the protocol.
 const PREFIX: &str = "weirpool-1:";
@@ -128,7 +128,7 @@ fn serve(listener: &Listener) {
                 // The importer reports what went wrong.
                 let _ = answer(&connection);
             }
-            Err(weirpool::ipc::wire::Error::Closed) => return,
+            Err(weirpool_share::ipc::wire::Error::Closed) => return,
             // Another user, or no descriptor left.
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
@@ -138,7 +138,7 @@ fn serve(listener: &Listener) {
     }
 }
 
-fn answer(connection: &Connection) -> Result<(), weirpool::ipc::wire::Error> {
+fn answer(connection: &Connection) -> Result<(), weirpool_share::ipc::wire::Error> {
     connection.set_timeouts(Some(PATIENCE), Some(PATIENCE))?;
     let (token, _): (u64, _) = connection.receive()?;
     let find = || {
@@ -270,7 +270,7 @@ fn receive(
 ) -> Result<(), String> {
     let who = format!("process {} that shares the memory", handle.process);
     let failed =
-        |error: weirpool::ipc::wire::Error| format!("{who}: {error}; is it still running?");
+        |error: weirpool_share::ipc::wire::Error| format!("{who}: {error}; is it still running?");
     let connection = Connection::connect_within(&handle.socket, &Allowed::own(), PATIENCE);
     let connection = connection.map_err(failed)?;
     connection

@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use weirpool::ipc::wire::{self, Allowed};
-use weirpool::ipc::{Connection, Exportable, Imported, Sent};
+use weirpool_share::ipc::wire::{self, Allowed};
+use weirpool_share::ipc::{AllocateExportable, Connection, Exportable, Imported, Sent};
 
 /// Shared memory.
 enum Memory {

@@ -136,7 +136,7 @@ fn tensors_need_a_block_and_a_device() {
 fn tensor_that_cannot_be_imported_is_released() {
     use super::dlpack::weirpool_dlpack_import;
     use std::ffi::c_void;
-    use weirpool::dlpack::dlpark::ffi::{
+    use weirpool_share::dlpack::dlpark::ffi::{
         DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLTensor,
     };
 

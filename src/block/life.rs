@@ -510,7 +510,7 @@ impl Block {
         let Some(observers) = &registration.observers else {
             return;
         };
-        if self.is_foreign() {
+        if self.is_unchecked() {
             return;
         }
         let (uses, left_at) = (self.uses(), self.uses().left_at());

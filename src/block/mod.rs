@@ -7,7 +7,7 @@
 //! | `uses` | the streams on which it is used, and the order of its uses |
 //! | `further` | the same as a state machine, which knows no device |
 //! | `graphs` | the graphs that use it, which keep it, and their launches |
-//! | `outside` | blocks whose memory is not in the heap |
+//! | `outside` | blocks of memory that others own |
 //! | `host` | the host's own access to memory that it sees |
 //! | `between` | copies from one block to another |
 
@@ -22,20 +22,20 @@ mod uses;
 pub(crate) use further::Access;
 pub use host::HostGuard;
 pub use life::{DeallocateError, Deallocation};
-#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
-pub(crate) use outside::Outside;
 pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceAddress, DeviceError, DeviceErrorKind};
 use crate::engine::{Allocation, Fill, Filling, Source, captures_of};
 use crate::error::{CopyError, StreamError};
+use crate::extend::ForeignMemory;
 use crate::fault::injected;
 use crate::handles::{Registration, Reserved};
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
+use crate::queue::Passages;
 use crate::rare::Rare;
-use crate::stream::Stream;
+use crate::stream::{Event, Stream};
 use crate::sync::{Arc, Mutex};
 use further::FurtherStreams;
 use graphs::OfGraphs;
@@ -78,7 +78,7 @@ struct Extra {
     /// after it.
     left_at: Option<Ticket>,
     /// The owner of the memory, if it is not in the heap.
-    outside: Option<Box<dyn outside::Outside>>,
+    outside: Option<Box<dyn ForeignMemory>>,
 }
 
 impl Extra {
@@ -205,6 +205,30 @@ impl Block {
     pub fn freed_after(&self, stream: &Stream) -> Result<(), StreamError> {
         self.uses().free_with(self.own(stream)?);
         Ok(())
+    }
+
+    /// Opens the block to uses on `stream` that are not declared, such as those of another library, until its end. Orders
+    /// the stream after all uses so far. Where the stream takes no wait on the device, because it is the host's or is
+    /// being captured, the host waits.
+    ///
+    /// # Errors
+    /// Returns the errors of [`write_on`](Self::write_on), and [`StreamError::BlocksRuntime`] if the host must not wait
+    /// here. The stream must not use the block then.
+    pub fn open_to(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.uses().order_for_good(self.own(stream)?)
+    }
+
+    /// Returns the points after which all uses so far that may have written the block are complete: those that
+    /// [`read_on`](Self::read_on) comes after. It is for code that passes the memory to a reader outside of the streams.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot record an event behind these uses.
+    pub fn writes(&self) -> Result<Passages, DeviceError> {
+        let points = self.uses().points_before(Access::Read, None)?;
+        Ok(points
+            .iter()
+            .map(Event::passage)
+            .collect::<Result<_, _>>()?)
     }
 
     /// Returns the block as an argument of work on `stream`, such as a CUDA kernel, and notes the use as
@@ -367,13 +391,6 @@ impl Block {
         }
         let address = self.allocation().address + part.start;
         Ok(Argument::new(address, part.end - part.start))
-    }
-
-    /// Notes that another library uses the block on `stream` from now on, after all uses so far.
-    #[cfg(feature = "dlpack")]
-    pub(crate) fn lend_to(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().order_for_good(self.own(stream)?)?;
-        Ok(())
     }
 
     /// Returns the registration of a stream, which must belong to the block's pool.

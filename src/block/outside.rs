@@ -1,23 +1,72 @@
-//! Blocks whose memory is not in the heap: it has chunks and addresses of its own, and an owner outside of the pool's
-//! layers. Their uses are ordered like those of any block. When the block ends, its owner gets the memory, with the
-//! points of the streams that it waits for.
+//! Blocks of memory that others own: it is not in the heap. Their uses are ordered like those of any block. When the
+//! block ends, the owner gets the memory, with the points of the streams that it waits for.
+#![allow(
+    unsafe_code,
+    reason = "memory is of the device on the word of its owner"
+)]
 
-use super::Block;
-use crate::engine::{Use, release};
-use crate::heap::Fences;
+use super::life::{Charge, tell_granted};
+use super::{Block, Extra};
+use crate::engine::{Allocation, Source, Use, release};
+use crate::extend::ForeignMemory;
+use crate::fault::injected;
+use crate::heap::{BlockId, Fences};
+use crate::id::Ticket;
 use crate::queue::Passages;
-use std::fmt;
+use crate::rare::Rare;
+use crate::stream::Stream;
+use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use std::panic::Location;
 
-/// The owner of a block's memory.
-pub(crate) trait Outside: fmt::Debug + Send + Sync {
-    /// Takes the memory of a block that has ended. Work of the device may touch it until the passages are over. Never
-    /// blocks, because drops call it.
-    fn ended(self: Box<Self>, passages: Passages);
-
-    /// Returns whether the pool made the memory known: then it tells checkers of the block. Others tell of memory of
-    /// theirs.
-    fn is_of_pool(&self) -> bool {
-        true
+impl Stream {
+    /// Makes memory that others own a block of this stream, without a copy and without a device call. It is used and
+    /// freed as any block of the pool. When it has ended, its owner gets the memory, with the points that work of the
+    /// device has to pass first.
+    ///
+    /// The memory is not part of the pool's heap: it serves no request, does not grow, and is neither filled nor
+    /// evicted. [`Statistics::foreign`](crate::Statistics::foreign) counts it; [`Pool::charge`](crate::Pool::charge)
+    /// counts it against the capacity as well. Streams of devices that have [access](crate::Pool::enable_access) to the
+    /// pool's memory have none to this.
+    ///
+    /// The page on [foreign memory](crate::guide::foreign_memory) has an example.
+    ///
+    /// # Safety
+    /// The memory is one that the streams of this stream's pool can use: on the GPU, memory of the pool's device.
+    #[track_caller]
+    pub unsafe fn adopt(&self, memory: Box<dyn ForeignMemory>) -> Block {
+        let registration = self.registration();
+        let (address, bytes) = memory.range();
+        let allocation = Allocation {
+            // The heap is never asked for it.
+            id: BlockId::FIRST,
+            address: address.to_bits(),
+            bytes,
+            after: match memory.is_ready() {
+                true => Ticket::ZERO,
+                false => registration.lane.cache.open_ticket(),
+            },
+            source: Source::Grown,
+        };
+        if memory.is_checked()
+            && let Some(observers) = registration.observers.as_deref()
+        {
+            let location = memory.location().unwrap_or(Location::caller());
+            observers.outside_granted(&allocation, &registration.lane, location);
+        }
+        tell_granted(registration, &allocation, None);
+        let counters = &registration.service.engine.shared.counters;
+        counters.note_foreign_grew(bytes);
+        let rounding = u32::try_from(bytes.saturating_sub(memory.requested())).unwrap_or(u32::MAX);
+        let extra = Extra {
+            outside: Some(memory),
+            ..Extra::default()
+        };
+        Block {
+            registration: Some(registration.clone()),
+            allocation: Some(allocation),
+            charge: Charge::new(rounding, None),
+            extra: Mutex::new(Guards::Block, Rare::new(extra)),
+        }
     }
 }
 
@@ -27,79 +76,33 @@ impl Block {
             .is_some()
     }
 
-    /// Returns whether the memory is not in the heap, and not the pool's either.
-    pub(super) fn is_foreign(&self) -> bool {
-        let is_of_pool = |extra: &super::Extra| Some(extra.outside.as_ref()?.is_of_pool());
-        self.extra(is_of_pool) == Some(false)
+    /// Returns whether a checker is not told of the block.
+    pub(super) fn is_unchecked(&self) -> bool {
+        let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
+        self.extra(is_checked) == Some(false)
     }
 
     /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
     #[inline]
-    pub(super) fn is_out_of_reach(&self, stream: &crate::stream::Stream) -> bool {
+    pub(super) fn is_out_of_reach(&self, stream: &Stream) -> bool {
         stream.registration().lane.is_foreign() && self.is_outside()
     }
 
-    pub(super) fn take_outside(&mut self) -> Option<Box<dyn Outside>> {
+    pub(super) fn take_outside(&mut self) -> Option<Box<dyn ForeignMemory>> {
         self.extra.get_mut().as_mut()?.outside.take()
     }
 
-    pub(super) fn free_outside(&self, outside: Box<dyn Outside>, block: Use) -> Fences {
+    pub(super) fn free_outside(&self, outside: Box<dyn ForeignMemory>, block: Use) -> Fences {
         let service = &self.registration().service;
         let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
         let fences = release::end_uses(&service.engine, &lanes, earlier, block.bytes);
-        outside.ended(Passages::new(service, &lanes, &fences));
+        let passages = match injected("foreign-memory-released-at-once") {
+            true => Passages::default(),
+            false => Passages::new(service, &lanes, &fences),
+        };
+        let passages = passages.of_foreign(service, block.bytes);
+        assert_unlocked("foreign memory is released");
+        plain::catch(|| outside.release(passages));
         fences
-    }
-}
-
-#[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
-mod begin {
-    use super::{Block, Outside};
-    use crate::block::Extra;
-    use crate::block::life::{Charge, tell_granted};
-    use crate::engine::{Allocation, Source};
-    use crate::handles::Registration;
-    use crate::heap::BlockId;
-    use crate::id::Ticket;
-    use crate::rare::Rare;
-    use crate::sync::{Arc, Guards, Mutex};
-    use std::panic::Location;
-
-    impl Block {
-        /// Makes a block of memory outside of the heap. Uses on further streams come after the point `after` of the
-        /// block's own stream.
-        pub(crate) fn of_outside(
-            registration: &Arc<Registration>,
-            (address, bytes): (u64, u64),
-            (requested, after): (u64, Ticket),
-            outside: Box<dyn Outside>,
-            location: &'static Location<'static>,
-        ) -> Self {
-            let allocation = Allocation {
-                // The heap is never asked for it.
-                id: BlockId::FIRST,
-                address,
-                bytes,
-                after,
-                source: Source::Grown,
-            };
-            if outside.is_of_pool()
-                && let Some(observers) = registration.observers.as_deref()
-            {
-                observers.outside_granted(&allocation, &registration.lane, location);
-            }
-            tell_granted(registration, &allocation, None);
-            let extra = Extra {
-                outside: Some(outside),
-                ..Extra::default()
-            };
-            let rounding = u32::try_from(bytes - requested).unwrap_or(u32::MAX);
-            Self {
-                registration: Some(registration.clone()),
-                allocation: Some(allocation),
-                charge: Charge::new(rounding, None),
-                extra: Mutex::new(Guards::Block, Rare::new(extra)),
-            }
-        }
     }
 }

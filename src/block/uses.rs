@@ -9,7 +9,6 @@ use super::Block;
 use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::ordering;
-#[cfg(feature = "dlpack")]
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::handles::Registration;
@@ -51,8 +50,7 @@ impl<'a> Uses<'a> {
     ///
     /// # Errors
     /// Returns an error if the device cannot tell when the earlier uses are over, or if the host must not wait here.
-    #[cfg(feature = "dlpack")]
-    pub(crate) fn order_for_good(self, on: &Arc<Registration>) -> Result<(), StreamError> {
+    pub(super) fn order_for_good(self, on: &Arc<Registration>) -> Result<(), StreamError> {
         for point in self.points_before(Access::Write, Some(on))? {
             point.come_before(on)?;
         }

@@ -51,8 +51,8 @@ pub(crate) struct Counters {
     pub(crate) released: Count,
     /// Bytes that are set aside for graphs.
     graphs: SharedNumber,
-    /// Bytes of other processes that are mapped.
-    imported: SharedNumber,
+    /// Bytes of foreign memory that blocks have, or had while work may use it.
+    foreign: SharedNumber,
 }
 
 impl Counters {
@@ -64,7 +64,7 @@ impl Counters {
             device_waits: Count::default(),
             released: Count::default(),
             graphs: SharedNumber::new(0),
-            imported: SharedNumber::new(0),
+            foreign: SharedNumber::new(0),
         }
     }
 
@@ -83,20 +83,18 @@ impl Counters {
         self.graphs.load(Ordering::Relaxed)
     }
 
-    /// Notes that this many bytes more of other processes are mapped.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
-    pub(crate) fn note_imported(&self, bytes: u64) {
-        self.imported.fetch_add(bytes, Ordering::Relaxed);
+    /// Notes that this many bytes more of foreign memory are in blocks.
+    pub(crate) fn note_foreign_grew(&self, bytes: u64) {
+        self.foreign.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Notes that this many bytes less of other processes are mapped.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
-    pub(crate) fn note_imported_less(&self, bytes: u64) {
-        self.imported.fetch_sub(bytes, Ordering::Relaxed);
+    /// Notes that this many bytes less of foreign memory are in use.
+    pub(crate) fn note_foreign_shrank(&self, bytes: u64) {
+        self.foreign.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of other processes that are mapped.
-    pub(crate) fn imported(&self) -> u64 {
-        self.imported.load(Ordering::Relaxed)
+    /// Bytes of foreign memory that blocks have, or had while work may use it.
+    pub(crate) fn foreign(&self) -> u64 {
+        self.foreign.load(Ordering::Relaxed)
     }
 }

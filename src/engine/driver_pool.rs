@@ -219,6 +219,11 @@ impl DriverPool {
         self.0.raw
     }
 
+    /// Returns the device, for calls with the [backend's name](Self::raw).
+    pub fn device(&self) -> &plain::Arc<dyn Device> {
+        &self.0.device
+    }
+
     pub(crate) fn is_of(&self, device: &dyn Device) -> bool {
         self.0.device.id() == device.id()
     }
@@ -382,7 +387,7 @@ impl DriverPool {
     }
 
     /// Imports a pool that another process [exported](Self::export). Its blocks are imported one by one, with
-    /// `ipc::PointerData`; nothing is allocated from it.
+    /// `PointerData` of the crate `weirpool-share`; nothing is allocated from it.
     ///
     /// # Errors
     /// Returns [`BuildError::Unsupported`] if the device's driver has no pools, or the device's error if the descriptor
@@ -405,20 +410,6 @@ impl DriverPool {
             properties,
             is_default: false,
         })))
-    }
-
-    /// Describes a block to a process that has imported the pool.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
-    pub(crate) fn export_block(&self, address: u64) -> Result<[u8; 64], DeviceError> {
-        // SAFETY: the handle keeps the pool, and the caller's block is live.
-        unsafe { self.pools().export_block(self.0.raw, address) }
-    }
-
-    /// Imports a block of an imported pool.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
-    pub(crate) fn import_block(&self, block: &[u8; 64], bytes: u64) -> Result<u64, DeviceError> {
-        // SAFETY: the handle keeps the pool. A pool that was not imported refuses.
-        unsafe { self.pools().import_block(self.0.raw, block, bytes) }
     }
 
     /// Returns the value of an attribute.

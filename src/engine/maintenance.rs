@@ -496,7 +496,6 @@ pub(crate) fn set_reserved(engine: &Engine, bytes: u64) -> Result<(), DeviceErro
 ///
 /// # Errors
 /// Returns the bytes that the capacity has left.
-#[cfg(all(feature = "ipc", target_os = "linux"))]
 pub(crate) fn charge_outside(engine: &Engine, bytes: u64) -> Result<(), u64> {
     let charge = || engine.store.heap.lock().charge_outside(bytes);
     charge().or_else(|left| {
@@ -506,7 +505,6 @@ pub(crate) fn charge_outside(engine: &Engine, bytes: u64) -> Result<(), u64> {
 }
 
 /// Releases at least `bytes` bytes of free memory, cached blocks included, or all of it if there is less.
-#[cfg(all(feature = "ipc", target_os = "linux"))]
 pub(crate) fn make_room_outside(engine: &Engine, bytes: u64) {
     // A failed call is noted, and the caller finds too little room.
     if reaping::reclaim(engine).is_ok() {
@@ -515,7 +513,6 @@ pub(crate) fn make_room_outside(engine: &Engine, bytes: u64) {
 }
 
 /// Ends a charge for memory outside of the heap.
-#[cfg(all(feature = "ipc", target_os = "linux"))]
 pub(crate) fn uncharge_outside(shared: &Shared, store: &HeapStore, bytes: u64) {
     store.heap.lock().uncharge_outside(bytes);
     shared.publish(Change::Memory);

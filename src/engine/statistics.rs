@@ -70,11 +70,12 @@ pub struct Statistics {
     pub set_aside: u64,
     /// The part of `used` that is set aside for [graphs](crate::GraphMemory), allocated or not.
     pub in_graphs: u64,
-    /// In chunks that other processes can import, which count against the capacity and are not part of `reserved`. They
-    /// count until every importer has released them.
-    pub exportable: u64,
-    /// In chunks of other processes that this one has mapped. They are not part of any other figure.
-    pub imported: u64,
+    /// Held outside of the pool, and [charged](crate::Pool::charge) against its capacity. They are not part of
+    /// `reserved`.
+    pub charged: u64,
+    /// Memory that others own in [adopted](crate::Stream::adopt) blocks, until work that uses it is over. It is not part
+    /// of any figure of the pool's own memory.
+    pub foreign: u64,
     /// The part of `used` that can be [evicted](crate::Evictable) now: pinned memory does not count.
     pub evictable: u64,
     /// Number of live reservations, those for graphs included.
@@ -138,7 +139,7 @@ pub struct Statistics {
     pub evicted: u64,
 }
 
-debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, exportable as bytes, imported as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
+debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, charged as bytes, foreign as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
 
 impl Statistics {
     /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is
@@ -171,8 +172,8 @@ impl Statistics {
             moving: self.moving,
             set_aside: self.set_aside,
             in_graphs: self.in_graphs,
-            exportable: self.exportable,
-            imported: self.imported,
+            charged: self.charged,
+            foreign: self.foreign,
             evictable: self.evictable,
             reservations: self.reservations,
             largest_free: self.largest_free,
@@ -203,7 +204,7 @@ impl Statistics {
     }
 }
 
-/// Two lines: the bytes by state; then those in graphs, evictable and exportable, if there are any, and the counters.
+/// Two lines: the bytes by state; then those in graphs, evictable and charged, if there are any, and the counters.
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -220,7 +221,7 @@ impl fmt::Display for Statistics {
         let parts = [
             ("in graphs", self.in_graphs),
             ("evictable", self.evictable),
-            ("exportable", self.exportable),
+            ("charged", self.charged),
         ];
         for (name, bytes) in parts.into_iter().filter(|(_, bytes)| *bytes > 0) {
             write!(f, "{} {name}; ", Bytes(bytes))?;

@@ -88,12 +88,6 @@ impl Supply {
         }
     }
 
-    /// Returns the driver's pool that the memory is from, if it is from one.
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
-    pub(crate) fn driver_pool(&self) -> Option<&super::DriverPool> {
-        self.memory.segments().driver_pool()
-    }
-
     /// Returns the bytes that are held, or may be: chunks that the device failed to take back are among them.
     pub(crate) fn held(&self, store: &HeapStore) -> u64 {
         store.totals().held() + self.memory.unmapped_bytes()

@@ -109,7 +109,6 @@ impl Observers {
     }
 
     /// Tells the checker of a block whose memory is not in the heap. The history is one of the heap.
-    #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
     pub(crate) fn outside_granted(
         &self,
         allocation: &Allocation,

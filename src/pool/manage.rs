@@ -2,11 +2,13 @@
 
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
-use crate::device::{DeviceAddress, DeviceError, DeviceId};
+use crate::device::{Device, DeviceAddress, DeviceError, DeviceId, MemoryKind};
 use crate::engine::{
-    BlockInfo, BrokerLease, Statistics, Trimmed, access, figures, maintenance, reaping,
+    BlockInfo, BrokerLease, DriverPool, DriverPoolUse, Statistics, Trimmed, access, figures,
+    maintenance, reaping,
 };
-use crate::error::BuildError;
+use crate::error::{AllocError, BuildError};
+use crate::extend::Charge;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 use crate::observe::{
@@ -14,6 +16,7 @@ use crate::observe::{
 };
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service, WaitingRequest};
 use crate::stream::Stream;
+use crate::sync::plain::Arc;
 use std::time::Duration;
 
 impl Pool {
@@ -34,8 +37,46 @@ impl Pool {
     }
 
     /// Returns the device that the pool is over.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.service().engine.shared.device
+    }
+
+    /// Returns the id of the device that the pool is over.
     pub fn device_id(&self) -> DeviceId {
-        self.service().engine.shared.device.id()
+        self.device().id()
+    }
+
+    /// Returns the kind of the pool's memory.
+    pub fn memory_kind(&self) -> MemoryKind {
+        self.service().engine.shared.settings.kind
+    }
+
+    /// Returns the driver's pool that the memory comes from, if it comes from one, and how it is used.
+    pub fn driver_pool(&self) -> Option<(DriverPool, DriverPoolUse)> {
+        self.service().engine.shared.settings.driver_pool.clone()
+    }
+
+    /// Charges the capacity for bytes that the caller holds, or is about to take, outside of the pool: memory of the
+    /// same device that others allocate, such as a framework's own allocator. The pool releases free memory to the
+    /// device if the capacity lacks room.
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
+    /// let pool = Pool::builder(SimDevice::new()).capacity(64 << 20).build()?;
+    /// let stream = pool.create_stream()?;
+    /// let charge = pool.charge(48 << 20)?; // memory of a library that allocates for itself
+    /// assert!(matches!(pool.try_allocate(&stream, 32 << 20), Err(AllocError::Exhausted(_))));
+    /// drop(charge); // the library has freed it
+    /// let block = pool.try_allocate(&stream, 32 << 20)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`AllocError::TooLarge`] if it exceeds the capacity,
+    /// [`AllocError::Exhausted`] if blocks hold what it lacks, and
+    /// [`AllocError::Closed`].
+    pub fn charge(&self, bytes: u64) -> Result<Charge, AllocError> {
+        Charge::take(&self.presence, bytes)
     }
 
     /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
@@ -511,9 +552,9 @@ impl Pool {
     /// pending. All memory that the pool holds is free then, and no work of the device touches it.
     ///
     /// A drain ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all of
-    /// them have come back. [Evictable](crate::Evictable) memory is evicted. Exportable blocks are not awaited: they
-    /// are no memory of the heap, and a process that imported one may keep it for ever. They are counted in
-    /// [`Statistics::exportable`] until they are back.
+    /// them have come back. [Evictable](crate::Evictable) memory is evicted. Memory that others own is not
+    /// awaited, be it in [adopted](crate::Stream::adopt) blocks or [charged](Self::charge): it is no memory of the heap,
+    /// and its owner may keep it for ever.
     ///
     /// To end a service, [`close`](Self::close) the pool first:
     ///

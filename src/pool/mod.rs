@@ -84,6 +84,13 @@ use crate::sync::{Arc, plain};
 use std::fmt;
 use std::panic::Location;
 
+impl Stream {
+    /// Returns the pool that the stream is registered with.
+    pub fn pool(&self) -> Pool {
+        Pool::of_presence(self.registration().presence.clone())
+    }
+}
+
 /// A stream-ordered memory pool over one device.
 ///
 /// A pool is a handle: cloning it is cheap, and all clones are the same pool. It lives as long as any handle,

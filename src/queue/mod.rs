@@ -77,7 +77,8 @@ use fair_queue::Position;
 pub(crate) use hook::Hook;
 pub use hook::PressureHook;
 pub(crate) use hook::hooks_entered;
-pub(crate) use passage::{Passage, Passages};
+pub(crate) use passage::Passage;
+pub use passage::Passages;
 pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
 #[cfg(any(all(feature = "broker", target_os = "linux"), weirpool_loom))]

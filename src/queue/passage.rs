@@ -1,14 +1,19 @@
 //! The future of a stream's point: it is ready once the device has passed it.
 
 use super::Service;
-use crate::device::{DeviceError, Watch};
+use crate::device::{Alarm, DeviceError, Watch};
 use crate::engine::{ordering, reaping};
 use crate::heap::Fences;
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker};
 use crate::sync::Arc;
+use crate::worker;
 use smallvec::SmallVec;
+use std::future::poll_fn;
+use std::mem::ManuallyDrop;
+use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// A wait for one ticket of one stream.
 ///
@@ -75,34 +80,94 @@ impl Passage {
     }
 }
 
-/// A wait for several tickets: those of a deallocation.
-#[derive(Debug)]
-pub(crate) struct Passages(SmallVec<[Passage; 1]>);
+/// The points of streams after which no work of the device uses a block's memory. It is a future, which is ready once
+/// the streams have passed all of them: as `Default`, at once.
+///
+/// # Errors
+/// Returns an error if the device cannot record an event, or reports an error instead of completion. Unless the error is
+/// sticky, it can be polled again.
+///
+/// # Cancel safety
+/// Dropping it stops waiting and has no other effect.
+#[derive(Debug, Default)]
+#[must_use = "work of the device may use the memory until they are over"]
+pub struct Passages {
+    points: SmallVec<[Passage; 1]>,
+    /// Counts foreign memory while work may use it.
+    foreign: Option<Box<ForeignBytes>>,
+}
 
 impl Passages {
     /// Waits for all fences. Their streams are among `lanes`.
     pub(crate) fn new(service: &Arc<Service>, lanes: &[Arc<Lane>], fences: &Fences) -> Self {
         let lane_of = |stream| lanes.iter().find(|lane| lane.id == stream);
-        let passages = fences.iter().filter_map(|fence| {
+        let points = fences.iter().filter_map(|fence| {
             let lane = lane_of(fence.stream)?;
             Some(Passage::new(service.clone(), lane.clone(), fence.ticket))
         });
-        Self(passages.collect())
+        Self {
+            points: points.collect(),
+            foreign: None,
+        }
+    }
+
+    /// Counts foreign memory for as long as these exist.
+    pub(crate) fn of_foreign(mut self, service: &Arc<Service>, bytes: u64) -> Self {
+        self.foreign = Some(Box::new(ForeignBytes {
+            service: service.clone(),
+            bytes,
+        }));
+        self
     }
 
     /// Waits for a further point as well.
     pub(crate) fn add(&mut self, passage: Passage) {
-        self.0.push(passage);
+        self.points.push(passage);
     }
 
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
-        while let Some(passage) = self.0.last_mut() {
-            match passage.poll(context) {
-                Poll::Ready(Ok(())) => drop(self.0.pop()),
-                unfinished => return unfinished,
+    /// Calls `job` once they are over, on a thread of the process that runs one such job at a time. A job may make
+    /// device calls, and calls that block. One that panics ends alone.
+    ///
+    /// If the device is broken, work may run for ever: then the job is never called, and the values that it owns are
+    /// leaked. A device that cannot record an event now is asked again: at once a few times, and then from time to time.
+    pub fn then(mut self, job: impl FnOnce() + Send + 'static) {
+        let job = ManuallyDrop::new(job);
+        worker::run(async move {
+            if self.are_over().await {
+                ManuallyDrop::into_inner(job)();
+            }
+        });
+    }
+
+    /// Waits until they are over, as far as the device can tell. Returns whether they are: not if it is broken, because
+    /// the work may still run then.
+    async fn are_over(&mut self) -> bool {
+        const AT_ONCE: u32 = 3;
+        const LONGEST: Duration = Duration::from_secs(1);
+        let service = self.points.first().map(|passage| passage.service.clone());
+        for round in 0.. {
+            match (&mut *self).await {
+                Ok(()) => return true,
+                Err(error) if error.is_sticky() => return false,
+                Err(_) if round < AT_ONCE => {}
+                Err(_) => {
+                    let service = service.as_ref().expect("a point that is not over");
+                    let device = &service.engine.shared.device;
+                    let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
+                    let at = device.now().saturating_add(pause);
+                    let mut alarm = None;
+                    poll_fn(|context| {
+                        if device.now() >= at {
+                            return Poll::Ready(());
+                        }
+                        alarm = Some(Alarm::new(device, at, context.waker()));
+                        Poll::Pending
+                    })
+                    .await;
+                }
             }
         }
-        Poll::Ready(Ok(()))
+        false
     }
 
     /// Polls for a caller that synchronizes; see [`Passage::poll_synchronizing`].
@@ -110,11 +175,48 @@ impl Passages {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), DeviceError>> {
-        let service = self.0.first().map(|passage| passage.service.clone());
-        let polled = self.poll(context);
+        let service = self.points.first().map(|passage| passage.service.clone());
+        let polled = Pin::new(self).poll(context);
         if let (Poll::Ready(Ok(())), Some(service)) = (&polled, service) {
             service.note_synchronized();
         }
         polled
+    }
+}
+
+impl FromIterator<Passage> for Passages {
+    fn from_iter<I: IntoIterator<Item = Passage>>(points: I) -> Self {
+        Self {
+            points: points.into_iter().collect(),
+            foreign: None,
+        }
+    }
+}
+
+impl Future for Passages {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        while let Some(passage) = self.points.last_mut() {
+            match passage.poll(context) {
+                Poll::Ready(Ok(())) => drop(self.points.pop()),
+                unfinished => return unfinished,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Foreign memory of a block that has ended, which counts until work is over.
+#[derive(Debug)]
+struct ForeignBytes {
+    service: Arc<Service>,
+    bytes: u64,
+}
+
+impl Drop for ForeignBytes {
+    fn drop(&mut self) {
+        let counters = &self.service.engine.shared.counters;
+        counters.note_foreign_shrank(self.bytes);
     }
 }

@@ -526,7 +526,7 @@ impl Service {
         shortfall
     }
 
-    pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
+    pub(crate) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.waiting();
         let shortfall = figures::shortfall(&self.engine, demand.request, waiting);
         Shortfall {

@@ -24,21 +24,24 @@ pub trait Accesses {
     /// The memory as arguments of the work, in the same shape.
     type Arguments;
 
-    /// Orders the stream, and notes the uses.
+    /// Orders the stream, and notes the uses. A type that wraps memory of a pool passes the call on to it.
+    ///
+    /// # Errors
+    /// Returns an error if the memory cannot be used on the stream.
     #[doc(hidden)]
-    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError>;
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError>;
 }
 
-/// The stream that is ordered, and the uses that were noted on it. Only this crate makes one, so that only this crate
-/// implements [`Accesses`].
+/// The stream that is ordered, and the uses that were noted on it. Only this crate makes and reads one: an
+/// implementation of [`Accesses`] elsewhere, for a type that wraps memory of a pool, passes it to `order` of that memory.
 #[derive(Debug)]
-pub struct Order<'s> {
+pub struct AccessOrder<'s> {
     pub(super) stream: &'s Stream,
     /// The uses, for a device that checks the work of the host.
     pub(super) uses: Option<&'s mut Vec<HostUse>>,
 }
 
-impl Order<'_> {
+impl AccessOrder<'_> {
     /// # Errors
     /// Returns an error if work of the host is to use memory that it does not see. A stream uses memory of its own pool.
     fn expect_seen(&self) -> Result<(), StreamError> {
@@ -71,7 +74,7 @@ impl Order<'_> {
 impl Accesses for () {
     type Arguments = ();
 
-    fn order(self, _: &mut Order<'_>) -> Result<(), StreamError> {
+    fn order(self, _: &mut AccessOrder<'_>) -> Result<(), StreamError> {
         Ok(())
     }
 }
@@ -82,7 +85,7 @@ macro_rules! read {
         impl<'a, $($parameters)*> Accesses for &'a $memory {
             type Arguments = Argument<'a>;
 
-            fn order(self, order: &mut Order<'_>) -> Result<Argument<'a>, StreamError> {
+            fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
                 let argument = self.read_on(order.stream)?;
                 Ok(order.note(argument, false))
@@ -97,7 +100,7 @@ macro_rules! write {
         impl<'a, $($parameters)*> Accesses for &'a mut $memory {
             type Arguments = Argument<'a>;
 
-            fn order(self, order: &mut Order<'_>) -> Result<Argument<'a>, StreamError> {
+            fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
                 let argument = self.write_on(order.stream)?;
                 Ok(order.note(argument, true))
@@ -112,7 +115,7 @@ write!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
 impl<A: Accesses> Accesses for Vec<A> {
     type Arguments = Vec<A::Arguments>;
 
-    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError> {
         self.into_iter().map(|one| one.order(order)).collect()
     }
 }
@@ -120,7 +123,7 @@ impl<A: Accesses> Accesses for Vec<A> {
 impl<A: Accesses, const N: usize> Accesses for [A; N] {
     type Arguments = Vec<A::Arguments>;
 
-    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError> {
         self.into_iter().map(|one| one.order(order)).collect()
     }
 }
@@ -131,7 +134,7 @@ where
 {
     type Arguments = Vec<<&'a M as Accesses>::Arguments>;
 
-    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError> {
         self.iter().map(|one| one.order(order)).collect()
     }
 }
@@ -142,7 +145,7 @@ where
 {
     type Arguments = Vec<<&'a mut M as Accesses>::Arguments>;
 
-    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError> {
         self.iter_mut().map(|one| one.order(order)).collect()
     }
 }
@@ -154,7 +157,7 @@ macro_rules! tuples {
             type Arguments = ($($name::Arguments,)+);
 
             #[allow(non_snake_case, reason = "the parameters name the members")]
-            fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+            fn order(self, order: &mut AccessOrder<'_>) -> Result<Self::Arguments, StreamError> {
                 let ($($name,)+) = self;
                 Ok(($($name.order(order)?,)+))
             }

@@ -17,9 +17,7 @@ mod outcome;
 mod point;
 mod submission;
 
-pub use access::Accesses;
-#[cfg(all(feature = "ipc", target_os = "linux"))]
-pub(crate) use access::Order;
+pub use access::{AccessOrder, Accesses};
 pub use handle::Task;
 pub use host_task::HostTask;
 pub use submission::Submission;

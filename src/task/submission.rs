@@ -1,6 +1,6 @@
 //! Work before it is submitted.
 
-use super::access::Order;
+use super::access::AccessOrder;
 use super::handle::Value;
 use super::host_task::Held;
 use super::outcome::Outcome;
@@ -55,7 +55,7 @@ impl<'s> Submission<'s> {
     /// Returns [`StreamError::UnseenByHost`](crate::StreamError) for memory of the device alone, and the errors of
     /// [`Block::read_on`](crate::Block::read_on). Nothing is ordered or noted then.
     pub fn uses(mut self, accesses: impl Accesses) -> Result<Self, TaskError> {
-        accesses.order(&mut Order {
+        accesses.order(&mut AccessOrder {
             stream: self.stream,
             uses: Some(&mut self.uses),
         })?;
@@ -98,7 +98,7 @@ impl<'s> Submission<'s> {
         enqueue: impl FnOnce(&W, A::Arguments) -> Result<T, E>,
     ) -> Result<Task<T>, E> {
         let registration = self.open()?;
-        let mut order = Order {
+        let mut order = AccessOrder {
             stream: self.stream,
             uses: None,
         };

@@ -27,7 +27,7 @@ const ACTS: &[(&str, fn())] = &[
     (shutdown::DROP_MAPPED, shutdown::drop_mapped),
     (shutdown::DROP_PLAIN, shutdown::drop_plain),
     (processes::RESERVATION, processes::reservation),
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     (crate::ipc::READER, crate::ipc::reader),
     #[cfg(all(feature = "broker", target_os = "linux"))]
     (crate::broker::TENANT, crate::broker::tenant),

@@ -10,10 +10,10 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::ipc::wire::{self, Allowed, Listener};
-use weirpool::ipc::{Connection, IpcError};
 use weirpool::testing::Invariants;
 use weirpool::{Pool, PoolBuilder, Stream};
+use weirpool_share::ipc::wire::{self, Allowed, Listener};
+use weirpool_share::ipc::{AllocateExportable, Connection, IpcError};
 
 pub(crate) const READER: &str = "import a block";
 
@@ -98,7 +98,7 @@ pub(crate) fn reader() {
         side.gpu.fill(&side.work, address, bytes, 2);
         drop(block); // released once the kernel is complete
     }
-    eventually(|| side.pool.statistics().imported == 0);
+    eventually(|| side.pool.statistics().foreign == 0);
     side.pool.check_conserved().unwrap();
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn kernels_of_two_processes_share_a_block() {
     );
     drop((block, connection));
     reader.end();
-    eventually(|| side.pool.statistics().exportable == 0);
+    eventually(|| side.pool.statistics().charged == 0);
     side.pool.check_conserved().unwrap();
 }
 
@@ -152,12 +152,12 @@ pub(crate) fn memory_of_a_killed_importer_comes_back() {
             .try_allocate_exportable(&side.stream, BYTES)
             .unwrap(),
     );
-    eventually(|| side.pool.statistics().exportable == 8 * BYTES);
-    assert_eq!(side.pool.statistics().exportable, 8 * BYTES);
+    eventually(|| side.pool.statistics().charged == 8 * BYTES);
+    assert_eq!(side.pool.statistics().charged, 8 * BYTES);
     assert!(left() < held + 4 * BYTES, "the importer holds it");
     drop(reader);
     assert!(matches!(block_on(sent), Err(IpcError::Ended { .. })));
-    eventually(|| side.pool.statistics().exportable == 0);
+    eventually(|| side.pool.statistics().charged == 0);
     eventually(|| left() >= held + 8 * BYTES);
     side.pool.check_conserved().unwrap();
 }
@@ -191,7 +191,7 @@ pub(crate) fn costs_of_sharing_are_measured() {
             block_on(sent).unwrap();
             lap(2);
             drop(block);
-            eventually(|| side.pool.statistics().exportable == 0);
+            eventually(|| side.pool.statistics().charged == 0);
         }
         let median = |mut times: Vec<Duration>| {
             times.sort();

@@ -26,7 +26,7 @@
 //! | `peers` | two GPUs |
 //! | `processes` | another process that holds the device's memory |
 //! | `broker` | two processes whose memory a broker leases; with the feature `broker` |
-//! | `ipc` | blocks that two processes share; with the feature `ipc` |
+//! | `ipc` | blocks that two processes share |
 //! | `soak` | many tasks for a few seconds |
 
 use std::process::ExitCode;
@@ -117,7 +117,7 @@ mod hand_shakes;
 mod handles;
 mod harness;
 mod interop;
-#[cfg(all(feature = "ipc", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod ipc;
 mod ordering;
 mod peers;
@@ -306,7 +306,7 @@ fn entries() -> Vec<Entry> {
         processes:
             memory_of_another_process_is_waited_for;
     });
-    #[cfg(all(feature = "ipc", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     list.extend(once! {
         ipc:
             kernels_of_two_processes_share_a_block,

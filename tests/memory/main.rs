@@ -8,6 +8,7 @@
 //! | `fault_sweep` | each device call fails once |
 //! | `faults` | a device that fails by script |
 //! | `fills` | memory that is filled |
+//! | `foreign` | memory that others own, as blocks |
 //! | `full_device` | evictable memory beside other pools and programs that fill the device |
 //! | `going_on` | maintenance that was put off, requests that were set aside, memory for graphs |
 //! | `grow` | blocks that grow in place |
@@ -32,6 +33,7 @@ mod evictable;
 mod fault_sweep;
 mod faults;
 mod fills;
+mod foreign;
 mod full_device;
 mod going_on;
 mod grow;

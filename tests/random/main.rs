@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `driver_pools` | one pool of the driver, used by two pools |
+//! | `foreign` | memory that others own, as blocks |
 //! | `full_device` | three pools on one device, beside another program |
 //! | `fuzz` | the sequences of operations that are fuzzed |
 //! | `graphs` | captures and launches among allocations |
@@ -29,6 +30,7 @@ fn over_seeds(run: impl Fn(u64) -> u64) -> u64 {
 }
 
 mod driver_pools;
+mod foreign;
 mod full_device;
 mod fuzz;
 mod graphs;

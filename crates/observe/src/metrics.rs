@@ -84,10 +84,10 @@ const POOL: &[Family<Figures>] = families! {
         |f| bytes(f.statistics.set_aside);
     Gauge "in_graphs_bytes" Bytes "granted to captured graphs, for as long as they live"
         |f| bytes(f.statistics.in_graphs);
-    Gauge "exportable_bytes" Bytes "in chunks that other processes can import"
-        |f| bytes(f.statistics.exportable);
-    Gauge "imported_bytes" Bytes "in chunks of other processes"
-        |f| bytes(f.statistics.imported);
+    Gauge "charged_bytes" Bytes "held outside of the pool, and charged against its capacity"
+        |f| bytes(f.statistics.charged);
+    Gauge "foreign_bytes" Bytes "of memory that others own, in adopted blocks"
+        |f| bytes(f.statistics.foreign);
     Gauge "evictable_bytes" Bytes "in blocks that can be evicted now"
         |f| bytes(f.statistics.evictable);
     Gauge "reservations" Count "live reservations"

@@ -1,25 +1,21 @@
 //! A connection to another process: the state machine of `protocol`, with a socket and a pool.
 
 use super::error::IpcError;
-use super::memory::{Charge, Exportable, ImportedMemory, OwnChunk, sharing_of};
+use super::memory::{Exportable, Mapped, OwnChunk, expect_own, sharing_of};
 use super::protocol::{Event, Exchange, Limits, MOST_LABEL, MOST_OUTSTANDING, Message};
-use super::quietly;
-use crate::block::{Access, Block};
-use crate::device::{Device, MemoryKind};
-use crate::handles::Presence;
-use crate::pool::Pool;
-use crate::stream::Stream;
-use crate::sync::plain::{self, Mutex};
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
 use std::collections::HashMap;
 use std::fmt;
-use std::future::poll_fn;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use weirpool::device::{Device, MemoryKind};
+use weirpool::extend::Charge;
+use weirpool::{Block, Pool, Stream};
+use weirpool_device::plain::{Arc, Mutex, catch, thread};
 use weirpool_wire as wire;
 
 /// A connection to a process that exports blocks, imports them, or both.
@@ -28,11 +24,11 @@ use weirpool_wire as wire;
 /// stays open, and refuses new blocks. Blocks that were sent stay with the peer, and their [`Sent`] is an error from
 /// the closing on.
 pub struct Connection {
-    inner: plain::Arc<Inner>,
+    inner: Arc<Inner>,
 }
 
 struct Inner {
-    pool: plain::Arc<Presence>,
+    pool: Pool,
     socket: wire::Connection,
     state: Mutex<State>,
     arrived: futures::lock::Mutex<mpsc::UnboundedReceiver<Result<Arrived, IpcError>>>,
@@ -45,7 +41,7 @@ struct State {
     /// `None` once the connection has ended.
     arrivals: Option<mpsc::UnboundedSender<Result<Arrived, IpcError>>>,
     outgoing: Option<mpsc::UnboundedSender<Outgoing>>,
-    ended: Option<plain::Arc<str>>,
+    ended: Option<Arc<str>>,
     /// The handle was dropped: the connection ends with the last block of the peer.
     is_closing: bool,
     /// Messages that the peer has not taken, and blocks that could not be imported and were not received. A peer that
@@ -62,13 +58,13 @@ const MOST_FAILED: usize = MOST_OUTSTANDING;
 
 /// A block that the peer holds.
 struct Outstanding {
-    charge: Option<plain::Arc<Charge>>,
+    charge: Option<Arc<Charge>>,
     done: oneshot::Sender<Result<(), IpcError>>,
 }
 
 /// A block that the peer sent.
 struct Arrived {
-    memory: ImportedMemory,
+    memory: Mapped,
     length: u64,
     label: String,
 }
@@ -78,7 +74,7 @@ enum Outgoing {
     Offer {
         id: u64,
         message: Message,
-        chunk: plain::Arc<OwnChunk>,
+        chunk: Arc<OwnChunk>,
     },
     /// The end, behind the messages queued before.
     Close,
@@ -102,8 +98,7 @@ impl Connection {
     /// Returns [`IpcError::Unsupported`] if the pool's device cannot share memory, the device's error, or
     /// [`IpcError::Thread`].
     pub fn open(pool: &Pool, socket: wire::Connection) -> Result<Self, IpcError> {
-        let presence = pool.presence();
-        let device = &*presence.service.engine.shared.device;
+        let device = &**pool.device();
         sharing_of(device)?;
         let limits = Limits {
             device: name_of(device)?,
@@ -112,8 +107,8 @@ impl Connection {
         };
         let (arrivals, arrived) = mpsc::unbounded();
         let (outgoing, messages) = mpsc::unbounded();
-        let inner = plain::Arc::new(Inner {
-            pool: presence.clone(),
+        let inner = Arc::new(Inner {
+            pool: pool.clone(),
             socket,
             state: Mutex::new(State {
                 exchange: Exchange::new(limits),
@@ -167,14 +162,8 @@ impl Connection {
             let bytes = label.len();
             return Err(IpcError::LongLabel { bytes });
         }
-        let registration = block.registration();
-        if !plain::Arc::ptr_eq(&registration.presence, &self.inner.pool) {
-            return Err(crate::StreamError::ForeignPool.into());
-        }
-        for point in block.uses().points_before(Access::Read, None)? {
-            let mut passage = point.passage()?;
-            poll_fn(|context| passage.poll(context)).await?;
-        }
+        expect_own(&self.inner.pool, &block.stream())?;
+        block.writes()?.await?;
         let chunk = block.chunk.upgrade();
         let chunk = chunk.expect("the block keeps it");
         self.inner.offer(chunk, block.requested(), label)
@@ -194,9 +183,7 @@ impl Connection {
     pub fn receive(&self, stream: &Stream) -> impl Future<Output = Result<Imported, IpcError>> {
         let location = Location::caller();
         async move {
-            if !stream.is_of(&self.inner.pool) {
-                return Err(crate::StreamError::ForeignPool.into());
-            }
+            expect_own(&self.inner.pool, stream)?;
             let next = self.inner.arrived.lock().await.next().await;
             let Arrived {
                 memory,
@@ -234,7 +221,7 @@ impl Drop for Connection {
 const CLOSED: &str = "this process closed it";
 
 fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), IpcError> {
-    let thread = plain::thread::Builder::new().name(name.into());
+    let thread = thread::Builder::new().name(name.into());
     let started = thread.spawn(run).map(drop);
     started.map_err(|error| IpcError::Thread {
         reason: error.to_string(),
@@ -298,21 +285,16 @@ impl Inner {
         };
         self.socket.shutdown();
         // Outside the lock: these wake futures, and end charges.
-        quietly(|| drop(arrivals));
+        catch(|| drop(arrivals));
         drop(outgoing);
         let error = self.end_reason();
         for outstanding in sent.into_values() {
             drop(outstanding.charge);
-            quietly(|| drop(outstanding.done.send(Err(error.clone()))));
+            catch(|| drop(outstanding.done.send(Err(error.clone()))));
         }
     }
 
-    fn offer(
-        &self,
-        chunk: plain::Arc<OwnChunk>,
-        length: u64,
-        label: &str,
-    ) -> Result<Sent, IpcError> {
+    fn offer(&self, chunk: Arc<OwnChunk>, length: u64, label: &str) -> Result<Sent, IpcError> {
         let (done, ended) = oneshot::channel();
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -364,12 +346,12 @@ impl Inner {
         };
         if let Some(Outstanding { charge, done }) = outstanding {
             drop(charge);
-            quietly(|| drop(done.send(Err(error))));
+            catch(|| drop(done.send(Err(error))));
         }
     }
 
     /// Receives until the connection ends.
-    fn read(this: &plain::Arc<Self>) {
+    fn read(this: &Arc<Self>) {
         loop {
             let taken = match this.socket.receive::<Message>() {
                 Ok((message, descriptors)) => Self::take(this, message, descriptors),
@@ -383,11 +365,7 @@ impl Inner {
     }
 
     /// Takes a message of the peer.
-    fn take(
-        this: &plain::Arc<Self>,
-        message: Message,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(), String> {
+    fn take(this: &Arc<Self>, message: Message, descriptors: Vec<OwnedFd>) -> Result<(), String> {
         let event = {
             let mut state = this.state.lock();
             state.exchange.receive(message, descriptors.len())
@@ -405,7 +383,7 @@ impl Inner {
                 this.import(id, (bytes, length), label, descriptor);
             }
             Event::Misplaced { device, answer } => {
-                let own = name_of(&*this.pool.service.engine.shared.device).unwrap_or_default();
+                let own = name_of(&**this.pool.device()).unwrap_or_default();
                 this.say(Outgoing::Message(answer));
                 this.arrive(Err(IpcError::WrongDevice {
                     theirs: device,
@@ -420,7 +398,7 @@ impl Inner {
                         Some(reason) => Err(IpcError::Refused { reason }),
                         None => Ok(()),
                     };
-                    quietly(|| drop(done.send(result)));
+                    catch(|| drop(done.send(result)));
                 }
             }
         }
@@ -444,13 +422,13 @@ impl Inner {
     }
 
     fn import(
-        self: &plain::Arc<Self>,
+        self: &Arc<Self>,
         id: u64,
         (bytes, length): (u64, u64),
         label: String,
         descriptor: OwnedFd,
     ) {
-        let connection = plain::Arc::downgrade(self);
+        let connection = Arc::downgrade(self);
         let then = move || {
             if let Some(connection) = connection.upgrade() {
                 let release = connection.state.lock().exchange.release(id);
@@ -464,7 +442,7 @@ impl Inner {
             let _ = refusal.map(|message| self.say(Outgoing::Message(message)));
             return self.close_if_over();
         }
-        match ImportedMemory::import(&self.pool, descriptor, bytes, Box::new(then)) {
+        match Mapped::import(&self.pool, descriptor, bytes, Box::new(then)) {
             Ok(memory) => self.arrive(Ok(Arrived {
                 memory,
                 length,
@@ -488,7 +466,7 @@ impl Inner {
             state.arrivals.clone()
         };
         if let Some(queue) = queue {
-            quietly(|| drop(queue.unbounded_send(arrived)));
+            catch(|| drop(queue.unbounded_send(arrived)));
         }
         // The handle may have been dropped since the offer was taken.
         if self.state.lock().is_closing {

@@ -3,8 +3,8 @@ use crate::common::now;
 use std::os::fd::OwnedFd;
 use weirpool::device::sim::{Checker, Clock, ViolationKind};
 use weirpool::device::{DeviceErrorKind, HandleTypes};
-use weirpool::ipc::PointerData;
 use weirpool::{AllocError, Block, BuildError, DriverPool, DriverPoolUse, Upstream};
+use weirpool_share::ipc::PointerData;
 
 /// A pool over a pool of the driver that can be shared.
 fn shared(device: &SimDevice) -> (DriverPool, Pool) {

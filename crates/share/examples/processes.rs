@@ -2,8 +2,8 @@
 //! crate's own way: an exportable block over a connection.
 //!
 //! ```text
-//! cargo run --release --features ipc --example processes
-//! cargo run --release --features ipc,cuda --example processes -- --device cuda
+//! cargo run --release --example processes
+//! cargo run --release --example processes -- --device cuda
 //! ```
 //!
 //! The program starts itself again as the importer. Both print each step and its cost. With `--costs` it prints how
@@ -38,9 +38,9 @@ mod processes {
     use std::time::Instant;
     use weirpool::device::sim::SimDevice;
     use weirpool::device::{Device, HandleTypes};
-    use weirpool::ipc::wire::{self, Allowed, Listener};
-    use weirpool::ipc::{Connection, PointerData};
     use weirpool::{DriverPool, DriverPoolUse, Pool, PoolBuilder, Stream};
+    use weirpool_share::ipc::wire::{self, Allowed, Listener};
+    use weirpool_share::ipc::{AllocateExportable, Connection, PointerData};
 
     type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -76,12 +76,8 @@ mod processes {
     fn open(kind: &str) -> Outcome<Arc<dyn Device>> {
         match kind {
             "sim" => Ok(Arc::new(SimDevice::new())),
-            #[cfg(feature = "cuda")]
             "cuda" => Ok(Arc::new(weirpool::device::cuda::CudaDevice::new(0)?)),
-            _ => Err(format!(
-                "there is no device {kind:?}; build with the feature cuda, or use sim"
-            )
-            .into()),
+            _ => Err(format!("there is no device {kind:?}; use cuda or sim").into()),
         }
     }
 

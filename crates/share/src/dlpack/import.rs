@@ -3,26 +3,20 @@
 
 use super::error::{DlpackError, ImportError};
 use super::export::device_of;
-use crate::block::{Block, Outside};
-use crate::buffer::SliceMut;
-use crate::device::Device;
-use crate::error::StreamError;
-use crate::queue::Passages;
-use crate::stream::Stream;
-use crate::sync::plain;
-use crate::worker::release_later;
 use dlpark::ffi::DLDataType;
 use dlpark::{AllocationDeleter, DlpackFlags, Managed, ManagedTensorBase};
 use std::fmt;
-use std::panic::Location;
+use weirpool::device::DeviceAddress;
+use weirpool::extend::{ForeignMemory, Passages};
+use weirpool::{Block, SliceMut, Stream, StreamError};
 
 /// A tensor of another library, as a block.
 ///
-/// It is created by [`Stream::import_dlpack`]. The block can be used like any other, in submitted work too. The
+/// It is created by [`ImportTensor::import_dlpack`]. The block can be used like any other, in submitted work too. The
 /// library's function that releases the tensor is called once the block is dropped and all work that uses it is
 /// complete, on a thread of the crate's own; never if the device is broken.
 ///
-/// The memory is none of the pool's: its statistics and limits do not count it, and it is not reused.
+/// The memory is none of the pool's: its limits do not count it, and it is not reused.
 #[derive(Debug)]
 #[must_use = "a tensor is released when it is dropped"]
 pub struct Foreign {
@@ -63,27 +57,34 @@ impl Foreign {
 }
 
 /// The owner of an imported block's memory.
-struct ForeignMemory {
-    device: plain::Arc<dyn Device>,
+struct Tensor {
+    address: u64,
+    bytes: u64,
     /// Releases the tensor when it is dropped.
     deleter: AllocationDeleter,
 }
 
-impl fmt::Debug for ForeignMemory {
+impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForeignMemory").finish_non_exhaustive()
+        f.debug_struct("Tensor").finish_non_exhaustive()
     }
 }
 
-impl Outside for ForeignMemory {
-    fn ended(self: Box<Self>, passages: Passages) {
-        let Self { device, deleter } = *self;
-        release_later(device, Some(passages), move || drop(deleter));
+// SAFETY: the caller of `import_dlpack` guarantees that the memory is valid until the tensor is released, after the
+// passages.
+unsafe impl ForeignMemory for Tensor {
+    fn range(&self) -> (DeviceAddress, u64) {
+        (DeviceAddress::from_bits(self.address), self.bytes)
     }
 
     /// Its producer tells of its life, if it is a pool.
-    fn is_of_pool(&self) -> bool {
+    fn is_checked(&self) -> bool {
         false
+    }
+
+    fn release(self: Box<Self>, after: Passages) {
+        let Self { deleter, .. } = *self;
+        after.then(move || drop(deleter));
     }
 }
 
@@ -102,12 +103,11 @@ fn described<M: ManagedTensorBase>(
         reason: error.to_string(),
     };
     let valid = tensor.validate().map_err(malformed)?;
-    let registration = stream.registration();
-    let engine = &registration.service.engine;
-    if registration.lane.is_foreign() {
+    let pool = stream.pool();
+    if stream.device().id() != pool.device_id() {
         return Err(StreamError::ForeignDevice.into());
     }
-    let own = device_of(&*engine.shared.device, engine.shared.settings.kind);
+    let own = device_of(&pool);
     if valid.device() != own {
         return Err(DlpackError::other_device(valid.device(), own));
     }
@@ -133,7 +133,8 @@ fn described<M: ManagedTensorBase>(
     })
 }
 
-impl Stream {
+/// Imports tensors as blocks of a stream.
+pub trait ImportTensor {
     /// Takes a tensor of another library as a block of this stream, without a copy. The tensor is kept until all work
     /// that uses the block is complete: see [`Foreign`].
     ///
@@ -147,9 +148,14 @@ impl Stream {
     /// The tensor's memory must be valid until the tensor is released, and all earlier work on it must come before the
     /// work that is submitted to this stream from now on. Until the tensor is released, the producer must not write it,
     /// nor read it if it is written here, but in an order with this stream's work.
-    #[track_caller]
-    #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
-    pub unsafe fn import_dlpack<M: ManagedTensorBase>(
+    unsafe fn import_dlpack<M: ManagedTensorBase>(
+        &self,
+        tensor: Managed<M>,
+    ) -> Result<Foreign, ImportError<M>>;
+}
+
+impl ImportTensor for Stream {
+    unsafe fn import_dlpack<M: ManagedTensorBase>(
         &self,
         tensor: Managed<M>,
     ) -> Result<Foreign, ImportError<M>> {
@@ -164,20 +170,14 @@ impl Stream {
             dtype,
             shape,
         } = described;
-        let registration = self.registration();
-        let memory = ForeignMemory {
-            device: registration.service.engine.shared.device.clone(),
+        let memory = Box::new(Tensor {
+            address,
+            bytes,
             deleter: tensor.into_deleter(),
-        };
+        });
         // Other streams come after the work submitted to this one so far: then the data is ready.
-        let after = registration.lane.cache.open_ticket();
-        let block = Block::of_outside(
-            registration,
-            (address, bytes),
-            (bytes, after),
-            Box::new(memory),
-            Location::caller(),
-        );
+        // SAFETY: the tensor names the device and the kind of memory of the pool, and the caller guarantees the rest.
+        let block = unsafe { self.adopt(memory) };
         Ok(Foreign {
             block,
             dtype,

@@ -12,7 +12,7 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "../common/mod.rs"]
+#[path = "../../../../tests/common/mod.rs"]
 mod common;
 
 mod blocks;
@@ -27,9 +27,9 @@ mod processes;
 use common::{MIB, eventually, manual, stream, us, use_block};
 use futures::executor::block_on;
 use weirpool::device::sim::{Call, SimDevice, SimStream};
-use weirpool::ipc::{Connection, Exportable, Imported, IpcError, wire};
 use weirpool::testing::Invariants;
 use weirpool::{Pool, Stream};
+use weirpool_share::ipc::{AllocateExportable, Connection, Exportable, Imported, IpcError, wire};
 
 /// The size of an exportable block in these tests: the device's granularity.
 const CHUNK: u64 = 2 * MIB;
@@ -69,10 +69,10 @@ impl Side {
         block_on(connection.receive(&self.stream))
     }
 
-    /// Bytes that are exportable, and imported.
+    /// Bytes that are charged for exportable blocks, and bytes of blocks of either kind.
     fn shared(&self) -> (u64, u64) {
         let figures = self.pool.statistics();
-        (figures.exportable, figures.imported)
+        (figures.charged, figures.foreign)
     }
 
     /// Waits until no chunk of its own or of others is left.
@@ -103,6 +103,15 @@ impl Pair {
             out,
             into,
         }
+    }
+
+    /// Returns once the importer has taken all messages that the exporter sent: a block goes the other way and back,
+    /// behind them.
+    fn hear(&self) {
+        let block = self.importer.exportable(CHUNK);
+        let sent = block_on(self.into.send(&block, "")).unwrap();
+        drop(self.exporter.receive(&self.out).unwrap());
+        block_on(sent).unwrap();
     }
 }
 

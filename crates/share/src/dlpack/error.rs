@@ -1,10 +1,10 @@
 //! Why a tensor was not exported or imported.
 
-use crate::device::DeviceError;
-use crate::error::StreamError;
 use dlpark::ffi::DLDevice;
 use dlpark::{Managed, ManagedTensorBase};
 use std::fmt;
+use weirpool::StreamError;
+use weirpool::device::DeviceError;
 
 /// The reason why a tensor was not exported or imported.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

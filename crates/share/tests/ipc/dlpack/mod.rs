@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::device::sim::{Call, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{DeviceErrorKind, DeviceStream};
-use weirpool::dlpack::dlpark::ffi::{
-    DLDataType, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
-};
-use weirpool::dlpack::dlpark::metadata::Dynamic;
-use weirpool::dlpack::dlpark::{DlpackFlags, Managed, ManagedTensorBase};
-use weirpool::dlpack::{DlpackError, Foreign};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_share::dlpack::dlpark::ffi::{
+    DLDataType, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
+};
+use weirpool_share::dlpack::dlpark::metadata::Dynamic;
+use weirpool_share::dlpack::dlpark::{DlpackFlags, Managed, ManagedTensorBase};
+use weirpool_share::dlpack::{DlpackError, ExportBlock, ExportBuffer, Foreign, ImportTensor};
 
 static_assertions::assert_impl_all!(Foreign: Send, Sync);
 

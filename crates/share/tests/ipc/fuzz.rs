@@ -1,6 +1,6 @@
 //! `cargo +nightly fuzz run exchange` searches for more.
 
-#[path = "../../fuzz/src/exchange.rs"]
+#[path = "../../../../fuzz/src/exchange.rs"]
 #[allow(unreachable_pub, reason = "a target of its own in fuzz/")]
 mod exchange;
 
@@ -28,7 +28,7 @@ fn random_actions_of_honest_sides_end_each_block_once() {
 
 #[test]
 fn mutated_frames_of_a_hostile_side_are_events_or_errors() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/exchange");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/exchange");
     let mut random = Rng::with_seed(12);
     let mut events = 0;
     let mut paths: Vec<_> = (fs::read_dir(folder).expect("a corpus"))

@@ -1,8 +1,7 @@
 use super::MOST_OUTSTANDING;
-use crate::device::DeviceError;
-use crate::error::{AllocError, StreamError};
-use crate::measure::Bytes;
-use crate::sync::plain;
+use weirpool::device::DeviceError;
+use weirpool::{AllocError, StreamError};
+use weirpool_device::plain::Arc;
 
 /// Why memory was not exported or imported.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -13,17 +12,6 @@ pub enum IpcError {
     Unsupported {
         /// The device, in words.
         device: String,
-    },
-    /// The pool's capacity has no room for memory that is not in its heap.
-    #[error(
-        "the pool has {} left for exportable memory of {}; free memory, or raise the capacity",
-        Bytes(*left), Bytes(*requested)
-    )]
-    NoRoom {
-        /// The request, rounded up to the device's granularity, in bytes.
-        requested: u64,
-        /// What the capacity has left once free memory is released, in bytes.
-        left: u64,
     },
     /// The peer holds as many blocks as one connection allows.
     #[error(
@@ -61,7 +49,7 @@ pub enum IpcError {
     #[error("the connection has ended: {reason}")]
     Ended {
         /// Why it ended.
-        reason: plain::Arc<str>,
+        reason: Arc<str>,
     },
     /// The connection could not be opened.
     #[error("the connection could not be opened: {reason}")]

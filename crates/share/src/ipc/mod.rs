@@ -4,7 +4,7 @@
 //! are copied. Linux only; feature `ipc`.
 //!
 //! ```
-//! use weirpool::ipc::{Connection, IpcError, wire};
+//! use weirpool_share::ipc::{AllocateExportable, Connection, IpcError, wire};
 //! # use weirpool::{Pool, device::sim::SimDevice};
 //! # fn pool() -> Pool { Pool::builder(SimDevice::new()).build().unwrap() }
 //! // In one process: weights that another one reads.
@@ -70,11 +70,11 @@
 //! executor.
 //!
 //! # Pools of the driver
-//! A [`DriverPool`](crate::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
+//! A [`DriverPool`](weirpool::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
 //! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
-//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `writes` has the
-//! writes of blocks that a value describes, `worker` is the thread that unmaps.
+//! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `pointer` owns blocks of
+//! imported pools, `writes` has the writes of blocks that a value describes.
 
 mod connection;
 mod error;
@@ -85,18 +85,9 @@ mod writes;
 
 pub use connection::{Connection, Imported, Sent};
 pub use error::IpcError;
-pub use memory::Exportable;
+pub use memory::{AllocateExportable, Exportable};
 pub use pointer::{Freed, PointerData};
 #[doc(hidden)]
 pub use protocol::{Event, Exchange, Limits, Message, Violation};
 pub use protocol::{MOST_LABEL, MOST_OUTSTANDING, VERSION};
 pub use weirpool_wire as wire;
-
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Makes a call that may wake a future of the user. A waker that panics must end neither this thread nor the calls that
-/// follow.
-fn quietly(call: impl FnOnce()) {
-    // Dropping the panic's payload is the user's code as well.
-    let _ = catch_unwind(AssertUnwindSafe(call)).map_err(std::mem::forget);
-}

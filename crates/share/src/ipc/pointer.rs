@@ -2,28 +2,21 @@
 #![allow(unsafe_code, reason = "calls pools by their handles")]
 
 use super::error::IpcError;
-use super::quietly;
-use crate::block::{Block, Outside};
-use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
-use crate::engine::DriverPool;
-use crate::error::StreamError;
-use crate::id::Ticket;
-use crate::pool::Pool;
-use crate::queue::Passages;
-use crate::stream::Stream;
-use crate::sync::plain;
-use crate::worker::release_later;
+use super::memory::expect_own;
 use futures::channel::oneshot;
 use serde::{Deserialize, Serialize};
-use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind, DriverPools, RawStream};
+use weirpool::extend::{ForeignMemory, Passages};
+use weirpool::{Block, DriverPool, DriverPoolUse, Pool, Stream, StreamError};
+use weirpool_device::plain::catch;
 
 /// The description of a block of a [`DriverPool`], for a process that has [imported](DriverPool::import) the pool:
 /// CUDA's `cudaMemPoolPtrExportData`, with the size of the block. It is plain data.
 ///
 /// The exporting pool passes its allocations on to the driver's pool
-/// ([`DriverPoolUse::PassedThrough`](crate::DriverPoolUse::PassedThrough)). Nothing is counted and nothing orders the
+/// ([`DriverPoolUse::PassedThrough`](weirpool::DriverPoolUse::PassedThrough)). Nothing is charged and nothing orders the
 /// processes: the exporter keeps the block until the importer has dropped its own, and the importer's first use comes
 /// after the exporter's writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block
 /// over a [`Connection`](super::Connection) does that by itself. The checker of the simulated device reports a block that
@@ -40,22 +33,22 @@ impl PointerData {
     ///
     /// # Errors
     /// Returns an error if the block is not one of a driver's pool that can be shared, or if its pool does not
-    /// [pass its allocations on](crate::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
+    /// [pass its allocations on](weirpool::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
     #[doc(alias = "cudaMemPoolExportPointer")]
     #[doc(alias = "hipMemPoolExportPointer")]
     pub fn export(block: &Block) -> Result<Self, IpcError> {
-        let engine = &block.registration().service.engine;
-        let pool = engine.supply.driver_pool().ok_or_else(|| {
+        let (pool, how) = block.stream().pool().driver_pool().ok_or_else(|| {
             let reason = "the block is not of a pool of the driver; use an exportable block";
             DeviceError::new("export_block", DeviceErrorKind::Unsupported, reason)
         })?;
-        if !engine.shared.settings.passes_through() {
+        if how != DriverPoolUse::PassedThrough {
             let reason = "the block is a part of what the driver allocated, which cannot be named; build the pool with \
                           `DriverPoolUse::PassedThrough`, or use an exportable block";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("export_block", kind, reason).into());
         }
-        let data = pool.export_block(block.address().to_bits())?;
+        // SAFETY: the handle keeps the pool, and the block is live.
+        let data = unsafe { calls(&pool).export_block(pool.raw(), block.address().to_bits()) }?;
         let (first, second) = data.split_at(32);
         let half = |half: &[u8]| half.try_into().expect("32 bytes");
         Ok(Self {
@@ -79,30 +72,24 @@ impl PointerData {
         stream: &Stream,
         imported: &DriverPool,
     ) -> Result<(Block, Freed), IpcError> {
-        if !stream.is_of(pool.presence()) {
-            return Err(StreamError::ForeignPool.into());
-        }
-        if !imported.is_of(&*pool.service().engine.shared.device) {
+        expect_own(pool, stream)?;
+        if imported.device().id() != pool.device_id() {
             return Err(StreamError::ForeignDevice.into());
         }
         let mut data = [0; 64];
         data[..32].copy_from_slice(&self.data[0]);
         data[32..].copy_from_slice(&self.data[1]);
-        let address = imported.import_block(&data, self.bytes)?;
+        // SAFETY: the handle keeps the pool. A pool that was not imported refuses.
+        let address = unsafe { calls(imported).import_block(imported.raw(), &data, self.bytes) }?;
         let (done, freed) = oneshot::channel();
-        let memory = Pooled {
+        let memory = Box::new(Pooled {
             done,
             pool: imported.clone(),
-            device: pool.service().engine.shared.device.clone(),
             address,
-        };
-        let block = Block::of_outside(
-            stream.registration(),
-            (address, self.bytes),
-            (self.bytes, Ticket::ZERO),
-            Box::new(memory),
-            Location::caller(),
-        );
+            bytes: self.bytes,
+        });
+        // SAFETY: the imported pool is one of the same device.
+        let block = unsafe { stream.adopt(memory) };
         Ok((block, Freed(freed)))
     }
 }
@@ -128,18 +115,39 @@ impl Future for Freed {
 #[derive(Debug)]
 struct Pooled {
     pool: DriverPool,
-    device: plain::Arc<dyn Device>,
     address: u64,
+    bytes: u64,
     done: oneshot::Sender<()>,
 }
 
-impl Outside for Pooled {
-    fn ended(self: Box<Self>, passages: Passages) {
-        let device = self.device.clone();
-        release_later(device, Some(passages), move || {
+// SAFETY: the driver keeps the block mapped until it is freed, after the passages.
+unsafe impl ForeignMemory for Pooled {
+    fn range(&self) -> (DeviceAddress, u64) {
+        (DeviceAddress::from_bits(self.address), self.bytes)
+    }
+
+    /// The exporter told of it once its writes were complete.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn release(self: Box<Self>, after: Passages) {
+        after.then(move || {
+            let Self {
+                pool,
+                address,
+                done,
+                ..
+            } = *self;
             // SAFETY: the block was imported, and all of its work is complete. What the driver refuses is leaked.
-            let _ = unsafe { self.pool.free(self.address, RawStream::HOST) };
-            quietly(|| _ = self.done.send(()));
+            let _ = unsafe { calls(&pool).free_to(pool.raw(), address, RawStream::HOST) };
+            catch(|| _ = done.send(()));
         });
     }
+}
+
+/// Returns the calls on a pool of the driver.
+fn calls(pool: &DriverPool) -> &dyn DriverPools {
+    let calls = pool.device().driver_pools();
+    calls.expect("the device made the pool")
 }

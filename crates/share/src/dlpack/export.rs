@@ -2,15 +2,13 @@
 #![allow(unsafe_code, reason = "tensors of DLPack are raw pointers")]
 
 use super::DlpackError;
-use crate::device::{Device, MemoryKind};
-use crate::handles::Registration;
-use crate::shared::{SharedBlock, SharedBuffer};
-use crate::stream::Stream;
 use dlpark::ffi::{DLDataType, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
 use dlpark::{DlpackElement, Managed, ManagedTensorBase};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use weirpool::device::MemoryKind;
+use weirpool::{Pool, SharedBlock, SharedBuffer, Stream};
 
 /// The owner of an exported tensor's memory.
 struct Exported(ManuallyDrop<SharedBlock>);
@@ -24,10 +22,11 @@ impl Drop for Exported {
     }
 }
 
-/// Returns DLPack's name of memory of a kind.
-pub(super) fn device_of(device: &dyn Device, kind: MemoryKind) -> DLDevice {
+/// Returns DLPack's name of a pool's memory.
+pub(super) fn device_of(pool: &Pool) -> DLDevice {
+    let device = pool.device();
     let own = DLDeviceType(device.dlpack_type());
-    let (device_type, device_id) = match kind {
+    let (device_type, device_id) = match pool.memory_kind() {
         MemoryKind::Host => (DLDeviceType::CPU, 0),
         MemoryKind::Pinned if own == DLDeviceType::CUDA => (DLDeviceType::CUDAHOST, 0),
         MemoryKind::Managed if own == DLDeviceType::CUDA => (DLDeviceType::CUDAMANAGED, 0),
@@ -59,18 +58,19 @@ fn bytes_of(shape: &[i64], dtype: DLDataType) -> Result<u64, DlpackError> {
     Ok(bits.div_ceil(8))
 }
 
-impl SharedBlock {
+/// Exports blocks as tensors.
+pub trait ExportBlock {
     /// Exports these bytes as a tensor, without a copy, to a library that uses it on the stream `consumer`. The tensor
     /// keeps the block until the library drops the tensor.
     ///
     /// The stream is made to wait for all earlier uses of the whole block, and the block counts as used there from then
-    /// on: see [`dlpack`](crate::dlpack). The library may write the bytes; reads that are declared later, by
-    /// [`read_on`](Self::read_on) and the like, come after the work that it has submitted by then. The tensor is in
-    /// row-major order. `M` is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the first
-    /// version.
+    /// on: see the [module](super). The library may write the bytes; reads that are declared later, by
+    /// [`read_on`](SharedBlock::read_on) and the like, come after the work that it has submitted by then. The tensor is
+    /// in row-major order. `M` is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the
+    /// first version.
     ///
-    /// On an external stream, no event is recorded but at the drop of the tensor. So [`read_on`](Self::read_on) and the
-    /// like return an error meanwhile; order other streams by an event of your own, and use [`on`](Self::on).
+    /// On an external stream, no event is recorded but at the drop of the tensor. So `read_on` and the like return an
+    /// error meanwhile; order other streams by an event of your own, and use [`on`](SharedBlock::on).
     ///
     /// Where the stream cannot be made to wait on the device, the host waits for the earlier uses. In a task of a
     /// current-thread tokio runtime it does not: await the earlier uses first.
@@ -78,10 +78,18 @@ impl SharedBlock {
     /// The tensor can be dropped on any thread. That never blocks and never panics.
     ///
     /// # Errors
-    /// Returns an error if the shape does not have as many bytes as this part,
-    /// [`StreamError::BlocksRuntime`](crate::StreamError::BlocksRuntime), or those of [`read_on`](Self::read_on).
-    #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
-    pub fn to_dlpack<M: ManagedTensorBase>(
+    /// Returns an error if the shape does not have as many bytes as this part, or the errors of
+    /// [`Block::open_to`](weirpool::Block::open_to).
+    fn to_dlpack<M: ManagedTensorBase>(
+        &self,
+        dtype: DLDataType,
+        shape: &[i64],
+        consumer: &Stream,
+    ) -> Result<Managed<M>, DlpackError>;
+}
+
+impl ExportBlock for SharedBlock {
+    fn to_dlpack<M: ManagedTensorBase>(
         &self,
         dtype: DLDataType,
         shape: &[i64],
@@ -96,33 +104,40 @@ impl SharedBlock {
             shape: shape.to_vec(),
             reason: error.to_string(),
         })?;
-        let registration: &Registration = self.block().registration();
-        let engine = &registration.service.engine;
-        let device = device_of(&*engine.shared.device, engine.shared.settings.kind);
-        self.block().lend_to(consumer)?;
+        self.block().open_to(consumer)?;
         let owner = Box::new(Exported(ManuallyDrop::new(self.clone())));
         let mut tensor = prepared.initialize(owner);
         let data = match needed {
             0 => std::ptr::null_mut(),
             _ => self.address().to_bits() as *mut std::ffi::c_void,
         };
+        let device = device_of(&consumer.pool());
         tensor.set_data(data).set_device(device).set_dtype(dtype);
         // SAFETY: the shape was checked against the bytes of the memory, which the owner keeps.
         Ok(unsafe { tensor.finish() })
     }
 }
 
-impl<T: DlpackElement> SharedBuffer<T> {
-    /// Exports these elements as a tensor; see [`SharedBlock::to_dlpack`].
+/// Exports buffers as tensors.
+pub trait ExportBuffer {
+    /// Exports these elements as a tensor; see [`ExportBlock::to_dlpack`].
     ///
     /// # Errors
-    /// Returns the errors of [`SharedBlock::to_dlpack`].
-    #[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
-    pub fn to_dlpack<M: ManagedTensorBase>(
+    /// Returns the errors of [`ExportBlock::to_dlpack`].
+    fn to_dlpack<M: ManagedTensorBase>(
+        &self,
+        shape: &[i64],
+        consumer: &Stream,
+    ) -> Result<Managed<M>, DlpackError>;
+}
+
+impl<T: DlpackElement> ExportBuffer for SharedBuffer<T> {
+    fn to_dlpack<M: ManagedTensorBase>(
         &self,
         shape: &[i64],
         consumer: &Stream,
     ) -> Result<Managed<M>, DlpackError> {
-        self.shared_block().to_dlpack(T::DTYPE, shape, consumer)
+        let block = self.clone().into_shared_block();
+        block.to_dlpack(T::DTYPE, shape, consumer)
     }
 }

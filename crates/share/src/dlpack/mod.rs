@@ -7,8 +7,8 @@
 //!
 //! | | the data | the memory |
 //! |---|---|---|
-//! | [export](SharedBlock::to_dlpack) | the consumer's stream is made to wait for all earlier uses of the block | the block counts as used on that stream until the consumer drops the tensor: it is not reused before all work that was submitted there by then is complete |
-//! | [import](Stream::import_dlpack) | is ready in the order of the stream, as the producer has promised | the tensor is kept until all work that uses the block is complete; then it is dropped on a thread of the crate's own |
+//! | [export](ExportBlock::to_dlpack) | the consumer's stream is made to wait for all earlier uses of the block | the block counts as used on that stream until the consumer drops the tensor: it is not reused before all work that was submitted there by then is complete |
+//! | [import](ImportTensor::import_dlpack) | is ready in the order of the stream, as the producer has promised | the tensor is kept until all work that uses the block is complete; then it is dropped on a thread of the crate's own |
 //!
 //! Work of the consumer on other streams must come before its own stream's work at the time at which it drops the
 //! tensor. Libraries that keep memory until all their uses are ordered do that by themselves; in PyTorch, it is
@@ -16,7 +16,8 @@
 //!
 //! ```
 //! # use weirpool::{Buffer, Pool, device::sim::SimDevice};
-//! use weirpool::dlpack::dlpark::versioned::Dlpack;
+//! use weirpool_share::dlpack::dlpark::versioned::Dlpack;
+//! use weirpool_share::dlpack::{ExportBuffer, ImportTensor};
 //!
 //! # let device = SimDevice::new();
 //! # let pool = Pool::builder(device.clone()).build()?;
@@ -33,7 +34,7 @@
 //!
 //! # Limits
 //! - The stream must be one that the pool keeps, or the legacy default stream. With an
-//!   [external](crate::guide::interoperability#external-streams) one, its owner promises that it is alive when the
+//!   [external](weirpool::guide::interoperability#external-streams) one, its owner promises that it is alive when the
 //!   tensor is dropped, as for every block that was used on it.
 //! - There is no stream for the values -1 (the consumer orders the streams itself) and 2 (the default stream of the
 //!   calling thread) of Python's protocol, so such requests have to be refused: the memory could not be reused in the
@@ -47,7 +48,5 @@ mod import;
 
 pub use dlpark;
 pub use error::{DlpackError, ImportError};
-pub use import::Foreign;
-
-#[cfg(doc)]
-use crate::{SharedBlock, Stream};
+pub use export::{ExportBlock, ExportBuffer};
+pub use import::{Foreign, ImportTensor};
