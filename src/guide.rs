@@ -12,6 +12,7 @@
 //! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`processes`] | memory that several processes use |
+//! | [`capacity_sources`] | a capacity that a broker or an orchestrator lends |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -44,6 +45,9 @@ pub mod processes {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}
+
+#[doc = include_str!("../docs/guide/capacity-sources.md")]
+pub mod capacity_sources {}
 
 #[doc = include_str!("../docs/guide/safety.md")]
 pub mod safety {}

@@ -71,6 +71,7 @@
 //! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `trace` | events and spans for subscribers of `tracing` | |
+//! | `extend` | what other crates add to a pool | the pool that they add it to |
 //! | `error` | errors | |
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
@@ -83,8 +84,7 @@
 //!
 //! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
-//! `crates/sim` and `crates/cuda`. `crates/wire` and `crates/broker` are the sockets and the broker behind the features
-//! `ipc` and `broker`.
+//! `crates/sim` and `crates/cuda`. `crates/wire` has the sockets behind the feature `ipc`.
 //!
 //! # Crates beside this one
 //!
@@ -92,13 +92,14 @@
 //!
 //! | crate | contents |
 //! |---|---|
+//! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
 //! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
-//! [`Pool::all`], and the public figures.
+//! [`Pool::all`], the public figures, and the seams of [`extend`].
 //!
 //! # Features
 //!
@@ -109,7 +110,6 @@
 //! - `dlpack`: blocks as tensors of PyTorch, CuPy, JAX and others, in the module `dlpack`.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
-//! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
 //! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
 //!
@@ -135,6 +135,7 @@ pub mod dlpack;
 mod engine;
 mod error;
 mod evictable;
+pub mod extend;
 pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
@@ -165,28 +166,24 @@ pub use capture::{
 };
 pub use copy::{Download, Elements, Upload};
 pub use engine::{
-    BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
-    DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
-    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
+    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder,
+    DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy, ReservationInfo,
+    ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AccessError, AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass,
-    FullQueue, Shortfall, StreamError, TagShortfall, TaskError,
+    AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, FullQueue, Shortfall,
+    SourceError, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
 pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
-#[cfg(all(feature = "broker", target_os = "linux"))]
-pub use pool::BrokerOptions;
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
     GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
     Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
-#[cfg(weirpool_loom)]
-pub use pool::{LeaseModel, Leased};
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};

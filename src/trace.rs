@@ -12,7 +12,7 @@
 //! | `WARN` | `leaked`: blocks and reservations that have owners when their pool is closed, once; or blocks that are lost when it ends |
 //! | `WARN` | `deadlocked`: no waiter can be served, once for each deadlock; with the shortfall of the queue's head, and `holders` by tag and, with a history, by location |
 //! | `WARN` | `deadlocked at limit`: no request throttled by a tag's limit can be served; with the same fields |
-//! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `a waker panicked` |
+//! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `capacity source panicked`, `a waker panicked` |
 //! | `WARN` | `soft cap exceeded`: the pool reserves more than its soft cap; once until it is within the cap again |
 //! | `WARN` | `host task abandoned`: it was dropped before its end, or panicked, and its stream went on |
 //! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
@@ -168,6 +168,11 @@ pub(crate) fn deadlocked_at_limit(shortfall: &Shortfall, holders: impl FnOnce() 
 /// Reports that the pressure hook failed or panicked.
 pub(crate) fn hook_failed(error: &dyn std::fmt::Display) {
     tell!(WARN, error = %error, "pressure hook failed");
+}
+
+/// Reports that the source of the capacity panicked when it was called.
+pub(crate) fn source_panicked() {
+    tell!(WARN, "capacity source panicked");
 }
 
 /// Reports that a task's waker panicked when it was called.

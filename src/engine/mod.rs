@@ -37,7 +37,7 @@
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
 //! | `evictable` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
-//! | `lease` | the part of the capacity that a broker leases |
+//! | `lease` | the part of the capacity that a source lends |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
@@ -95,8 +95,7 @@ pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub(crate) use kept::{Kept, ReservationState};
-pub use lease::BrokerLease;
-pub(crate) use lease::{Lease, LeaseBounds, Lender};
+pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use neighbours::AccessScope;

@@ -148,7 +148,7 @@ impl HeapStore {
         self.lease.wanted_for_use(in_use)
     }
 
-    /// Returns the bytes that may be held now: the capacity, unless a broker leases less.
+    /// Returns the bytes that may be held now: the capacity, unless a source lends less.
     pub(crate) fn leased(&self) -> u64 {
         match self.lease.lender {
             None => self.capacity(),

@@ -27,7 +27,7 @@ struct DeferredRelease {
     calls_block: bool,
     segments: SegmentSource,
     /// Told once the device has everything back.
-    lender: Option<plain::Arc<dyn Lender>>,
+    lender: Option<plain::Arc<Lender>>,
     /// A watch may call back at once: then the thread that looks does so again, instead of calling itself.
     errand: Errand,
     assets: plain::Mutex<Option<Assets>>,

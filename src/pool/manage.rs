@@ -3,10 +3,9 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::engine::{
-    BlockInfo, BrokerLease, Statistics, Trimmed, access, figures, maintenance, reaping,
-};
+use crate::engine::{BlockInfo, Statistics, Trimmed, access, figures, maintenance, reaping};
 use crate::error::BuildError;
+use crate::extend::CapacitySource;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 use crate::observe::{
@@ -49,10 +48,10 @@ impl Pool {
         self.service().engine.store.capacity()
     }
 
-    /// Returns how the pool's lease stands, if a broker leases its capacity.
-    pub fn lease(&self) -> Option<BrokerLease> {
-        let lender = self.service().engine.store.lease.lender.as_ref();
-        lender.map(|lender| lender.figures())
+    /// Returns the [source](CapacitySource) of the pool's capacity, if it has one.
+    pub fn capacity_source(&self) -> Option<&dyn CapacitySource> {
+        let lender = self.service().engine.store.lease.lender.as_ref()?;
+        Some(&*lender.source)
     }
 
     /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory

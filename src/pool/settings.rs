@@ -2,11 +2,12 @@
 //! the choices that a configuration leaves open.
 
 use super::config::{Capacity, PoolConfig};
-use crate::device::{Capabilities, Device};
+use crate::device::{Capabilities, Device, MemoryKind};
 use crate::engine::{
-    DriverPool, DriverPoolUse, Fills, MaintenanceSettings, MemorySource, Settings, Upstream,
+    DriverPool, DriverPoolUse, Fills, Lender, MaintenanceSettings, MemorySource, Settings, Upstream,
 };
 use crate::error::BuildError;
+use crate::extend::{CapacitySource, Joining};
 use crate::heap::{GRANULE, Geometry, GrowBy, ReleaseThreshold, Remapping, Sealing};
 use crate::lane::Bounds;
 use crate::queue::Rules;
@@ -25,6 +26,51 @@ const LARGEST_CUT: u64 = 64;
 
 /// A pool has a few dozen chunks at least, or one block would pin too large a part of it.
 const FEWEST_CHUNKS: u64 = 32;
+
+impl Settings {
+    /// Joins a source of capacity, and bounds the settings by the bytes that it can lend.
+    ///
+    /// # Errors
+    /// Returns an error if a setting excludes a source, or the source has no capacity for the pool.
+    pub(super) fn join(
+        &mut self,
+        source: plain::Arc<dyn CapacitySource>,
+        name: Option<&str>,
+    ) -> Result<(), BuildError> {
+        let excluded = [
+            // The driver keeps memory that the pool has returned to it.
+            (self.driver_pool.is_some(), "driver_pool"),
+            (self.kind != MemoryKind::Device, "upstream"),
+            (self.initial > 0, "initial_size"),
+        ];
+        if let Some((_, other)) = excluded.iter().find(|(is_set, _)| *is_set) {
+            let one = "capacity_source";
+            return Err(BuildError::Conflict { one, other });
+        }
+        let geometry = &mut self.geometry;
+        let (capacity, chunk_bytes) = (geometry.capacity, geometry.chunk_bytes);
+        let joined = source.join(&Joining {
+            name,
+            capacity,
+            chunk_bytes,
+        });
+        let Some(limit) = joined.map_err(|error| BuildError::CapacitySource(error.into()))? else {
+            return Ok(());
+        };
+        let limit = limit.min(capacity);
+        let lender = Lender::new(source, limit);
+        geometry.capacity = limit / chunk_bytes * chunk_bytes;
+        if geometry.capacity == 0 {
+            lender.end();
+            return Err(BuildError::CapacityTooSmall {
+                capacity: limit,
+                granularity: chunk_bytes,
+            });
+        }
+        self.lender = Some(plain::Arc::new(lender));
+        Ok(())
+    }
+}
 
 impl PoolConfig {
     /// Returns the rules by which requests wait.

@@ -545,7 +545,7 @@ impl Service {
         })
     }
 
-    /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses
+    /// Returns whether others hold what the pool lacks, and may release it: the source of the capacity is asked, or the device refuses
     /// while the pool could have all of its memory back.
     pub(super) fn is_short_for_others(&self) -> bool {
         let engine = &self.engine;

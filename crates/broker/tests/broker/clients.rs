@@ -10,19 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
+use weirpool::extend::{Bounds, Holding};
 use weirpool_broker::ledger::{Joining, Refused};
 use weirpool_broker::message::{Reply, Request, VERSION};
-use weirpool_broker::{
-    Bounds, Client, ClientConfig, ClientError, Held, Share, Statement, Tenant, Terms,
-};
+use weirpool_broker::{Client, ClientConfig, ClientError, Share, Statement, Tenant, Terms};
 use weirpool_wire::{Allowed, Connection, Listener};
 
 /// Holds nothing, and may hold anything.
 struct Idle;
 
 impl Tenant for Idle {
-    fn apply(&self, _: Bounds) -> Option<Held> {
-        Some(Held::default())
+    fn apply(&self, _: Bounds) -> Option<Holding> {
+        Some(Holding::default())
     }
 }
 
@@ -31,13 +30,13 @@ impl Tenant for Idle {
 struct Keeper(AtomicU64);
 
 impl Tenant for Keeper {
-    fn apply(&self, bounds: Bounds) -> Option<Held> {
+    fn apply(&self, bounds: Bounds) -> Option<Holding> {
         let before = self.0.fetch_max(bounds.first, Ordering::Relaxed);
         let held = before.max(bounds.first);
-        Some(Held {
+        Some(Holding {
             held,
             used: held,
-            ..Held::default()
+            ..Holding::default()
         })
     }
 }
@@ -105,7 +104,7 @@ fn caller_that_gives_up_takes_no_need_of_the_queue_along() {
     thread::scope(|scope| {
         scope.spawn(|| assert!(!client.ask_and_wait(8 * MIB, Duration::from_millis(200))));
         waits_for(&folder, 8 * MIB);
-        client.ask(1, 8 * MIB);
+        client.ask(8 * MIB);
     });
     assert!(client.is_waiting(), "the request waits");
     waits_for(&folder, 8 * MIB);
@@ -176,7 +175,7 @@ fn recall_ends_with_the_broker_that_asked() {
     let keeper = client(&folder, Arc::new(Keeper::default()));
     assert!(keeper.ask_and_wait(64 * MIB, Duration::ZERO));
     let needy = client(&folder, Arc::new(Idle));
-    needy.ask(1, 32 * MIB);
+    needy.ask(32 * MIB);
     eventually(|| keeper.owes() == 32 * MIB);
     drop(running);
     eventually(|| keeper.owes() == 0);

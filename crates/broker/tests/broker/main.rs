@@ -1,7 +1,7 @@
 //! Pools that share one GPU: in one process, and in several, which are this binary executed again.
 #![cfg(target_os = "linux")]
 
-#[path = "../common/mod.rs"]
+#[path = "../../../../tests/common/mod.rs"]
 #[macro_use]
 mod common;
 mod clients;

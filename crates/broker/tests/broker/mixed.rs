@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_broker::{BrokerOptions, lease_capacity};
 
 const CAPACITY: u64 = 48 * MIB;
 const ROUNDS: usize = 6;
@@ -34,7 +35,7 @@ impl Site {
             .guaranteed(random.u64(0..4) * 2 * MIB)
             .weight(random.u32(1..4))
             .headroom(random.u64(0..3) * 3 * MIB);
-        let builder = Pool::builder(joint).chunk_bytes(CHUNK).broker(options);
+        let builder = lease_capacity(Pool::builder(joint).chunk_bytes(CHUNK), options);
         // The broker may be between two runs.
         let pool = builder.build().ok()?;
         let work = sim.create_stream();

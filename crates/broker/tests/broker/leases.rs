@@ -7,6 +7,7 @@ use std::time::Duration;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_broker::{BrokerFailure, BrokerOptions, lease_capacity, lease_of};
 
 fn device() -> SimDevice {
     SimDevice::builder()
@@ -18,40 +19,48 @@ fn device() -> SimDevice {
 fn leased(folder: &Folder, options: impl FnOnce(BrokerOptions) -> BrokerOptions) -> (Pool, Stream) {
     let device = device();
     let options = options(BrokerOptions::new(folder.socket()).headroom(0));
-    let pool = Pool::builder(device)
-        .chunk_bytes(CHUNK)
-        .broker(options)
-        .build()
-        .unwrap();
+    let builder = Pool::builder(device).chunk_bytes(CHUNK);
+    let pool = lease_capacity(builder, options).build().unwrap();
     let stream = pool.create_stream().unwrap();
     (pool, stream)
 }
 
 fn lease(pool: &Pool) -> u64 {
-    pool.lease().unwrap().leased
+    lease_of(&pool).unwrap().leased
+}
+
+fn failure(error: &BuildError) -> &BrokerFailure {
+    let BuildError::CapacitySource(error) = error else {
+        panic!("{error}");
+    };
+    error.get().downcast_ref().unwrap()
+}
+
+#[test]
+fn options_are_printed_in_units() {
+    let printed = format!("{:?}", BrokerOptions::new("socket").guaranteed(MIB));
+    let part = "guaranteed: 1.0 MiB, limit: None, weight: 1, headroom: 64.0 MiB";
+    assert!(printed.contains(part), "{printed}");
 }
 
 #[test]
 fn pool_without_a_broker_refuses_or_runs_alone() {
     let folder = Folder::new("alone");
-    let build = |options: BrokerOptions| Pool::builder(device()).broker(options).build();
+    let build = |options: BrokerOptions| lease_capacity(Pool::builder(device()), options).build();
     let refused = build(BrokerOptions::new(folder.socket())).unwrap_err();
     assert!(
-        matches!(
-            refused,
-            BuildError::Broker(BrokerFailure::Unreachable { .. })
-        ),
+        matches!(failure(&refused), BrokerFailure::Unreachable { .. }),
         "{refused}"
     );
     let pool = build(BrokerOptions::new(folder.socket()).or_alone()).unwrap();
-    assert_eq!((pool.lease(), pool.capacity()), (None, 1 << 30));
+    assert_eq!((lease_of(&pool), pool.capacity()), (None, 1 << 30));
     let _broker = broker(&folder.socket(), 64 * MIB);
     let greedy = BrokerOptions::new(folder.socket())
         .guaranteed(65 * MIB)
         .or_alone();
     let refused = build(greedy).unwrap_err();
     assert!(
-        matches!(refused, BuildError::Broker(BrokerFailure::Refused { .. })),
+        matches!(failure(&refused), BrokerFailure::Refused { .. }),
         "{refused}"
     );
 }
@@ -60,9 +69,9 @@ fn pool_without_a_broker_refuses_or_runs_alone() {
 fn settings_that_no_lease_covers_are_refused() {
     let folder = Folder::new("settings");
     let _broker = broker(&folder.socket(), 64 * MIB);
-    let conflict = |builder: PoolBuilder| match builder.broker(folder.socket()).build() {
+    let conflict = |builder: PoolBuilder| match lease_capacity(builder, folder.socket()).build() {
         Err(BuildError::Conflict {
-            one: "broker",
+            one: "capacity_source",
             other,
         }) => other,
         other => panic!("{other:?}"),
@@ -110,7 +119,7 @@ fn every_way_of_asking_grows_the_lease() {
         (lease(&pool), pool.statistics().leased),
         (24 * MIB, 24 * MIB)
     );
-    let printed = format!("{:?}", pool.lease().unwrap());
+    let printed = format!("{:?}", lease_of(&pool).unwrap());
     let start = "BrokerLease { leased: 24.0 MiB, guaranteed: 0 B, limit: 64.0 MiB, recalled: 0 B, ";
     assert!(printed.starts_with(start), "{printed}");
     drop((first, second, third, fourth));
@@ -143,12 +152,12 @@ fn request_above_the_limit_fails_and_one_above_the_lease_waits() {
             .timeout(Duration::from_millis(1)),
     );
     assert!(matches!(timed_out, Err(AllocError::TimedOut { .. })));
-    eventually(|| !pool.lease().unwrap().is_waiting);
+    eventually(|| !lease_of(&pool).unwrap().is_waiting);
     let waiting = std::thread::spawn({
         let (pool, stream) = (pool.clone(), stream.clone());
         move || pool.allocate(&stream, 32 * MIB).blocking().map(drop)
     });
-    eventually(|| other.lease().unwrap().recalled > 0);
+    eventually(|| lease_of(&other).unwrap().recalled > 0);
     drop(held);
     waiting.join().unwrap().unwrap();
     assert_eq!(lease(&other), 32 * MIB);
@@ -168,7 +177,7 @@ fn dropped_request_leaves_its_memory_to_others() {
             assert!(poll(&mut request).is_pending());
         }
         drop(request);
-        eventually(|| !pool.lease().unwrap().is_waiting);
+        eventually(|| !lease_of(&pool).unwrap().is_waiting);
         let more = block_on(other.allocate(&elsewhere, 16 * MIB)).unwrap();
         drop((held, more));
         drop(block_on(pool.allocate(&stream, 64 * MIB)).unwrap());
@@ -191,7 +200,7 @@ fn recalled_memory_in_use_comes_back_before_it_is_used_again() {
         move || other.allocate(&elsewhere, 32 * MIB).blocking().map(drop)
     });
     eventually(|| {
-        pool.lease().unwrap().recalled > 0 && pool.try_allocate(&stream, 4 * MIB).is_err()
+        lease_of(&pool).unwrap().recalled > 0 && pool.try_allocate(&stream, 4 * MIB).is_err()
     });
     // Each block that is freed goes to the other pool, however often this one asks.
     while held.len() > 8 {
@@ -201,7 +210,7 @@ fn recalled_memory_in_use_comes_back_before_it_is_used_again() {
         }
     }
     waiting.join().unwrap().unwrap();
-    eventually(|| pool.lease().unwrap().recalled == 0);
+    eventually(|| lease_of(&pool).unwrap().recalled == 0);
     assert_eq!(lease(&pool), 32 * MIB);
     drop(pool.allocate(&stream, 16 * MIB).blocking().unwrap());
     drop(held);
@@ -225,7 +234,9 @@ fn lease_of_a_pool_that_ends_while_there_is_no_broker_is_free() {
     let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
     drop(pool.try_allocate(&stream, 40 * MIB).unwrap());
     drop(running);
-    eventually(|| !pool.lease().unwrap().is_connected);
+    eventually(|| !lease_of(&pool).unwrap().is_connected);
+    let health = pool.health().to_string();
+    assert!(health.contains(", without its broker; "), "{health}");
     drop((pool, stream));
     let _broker = broker(&folder.socket(), 64 * MIB);
     crate::processes::until(&folder, |figures| figures.clients.is_empty());
@@ -244,7 +255,7 @@ fn figures_show_processes_leases_and_use() {
         let is_known = client.name == "chat" && client.process == std::process::id();
         is_known && client.share.weight == 3 && client.lease == 16 * MIB && figures.free == 48 * MIB
     });
-    assert!(pool.health().lease.unwrap().is_connected);
+    assert_eq!(pool.health().source_trouble, None);
     drop(block);
 }
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use weirpool::device::sim::SimStream;
-use weirpool::{BrokerOptions, Pool, Stream};
-use weirpool_broker::{Broker, BrokerConfig};
+use weirpool::{Pool, Stream};
+use weirpool_broker::{Broker, BrokerConfig, BrokerOptions, lease_capacity, lease_of};
 
 const ROLE: &str = "WEIRPOOL_TEST_PUPPET";
 
@@ -152,11 +152,8 @@ fn puppet() {
     let options = BrokerOptions::new(path("WEIRPOOL_TEST_SOCKET"))
         .guaranteed(number(guaranteed))
         .headroom(0);
-    let pool = Pool::builder(joint)
-        .chunk_bytes(CHUNK)
-        .broker(options)
-        .build()
-        .unwrap();
+    let builder = Pool::builder(joint).chunk_bytes(CHUNK);
+    let pool = lease_capacity(builder, options).build().unwrap();
     let work = sim.create_stream();
     let stream = pool.register(&work).unwrap();
     let service = Service { pool, work, stream };
@@ -185,7 +182,7 @@ fn puppet() {
                 service.pool.statistics().reserved.current / MIB
             )),
             "connected" => {
-                crate::common::eventually(|| service.pool.lease().unwrap().is_connected);
+                crate::common::eventually(|| lease_of(&service.pool).unwrap().is_connected);
                 say("connected");
             }
             "serve" => serve(&service, rest),

@@ -1,5 +1,5 @@
 //! Three services in three processes on one GPU, whose peaks together exceed it:
-//! `cargo run --release --features broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]
+//! `cargo run --release -p weirpool-broker --example broker [--device cuda] [--seconds 5] [--capacity-mib 8192]
 //! [--chunk-mib 8] [--moved-mib 256] [--hold-ms 1000] [--only together|moves]`.
 //!
 //! Each service holds its weights, and serves requests that need up to 60 % of the GPU for a while. The services run
@@ -32,8 +32,8 @@ mod linux {
     use std::time::{Duration, Instant};
     use weirpool::device::Device;
     use weirpool::device::sim::{Clock, Operation, SimDevice};
-    use weirpool::{AllocError, BrokerOptions, Pool, PoolBuilder, Stream};
-    use weirpool_broker::{Broker, BrokerConfig};
+    use weirpool::{AllocError, Pool, PoolBuilder, Stream};
+    use weirpool_broker::{Broker, BrokerConfig, BrokerOptions, lease_capacity, lease_of};
 
     const MIB: u64 = 1 << 20;
     /// The part of the capacity that weights take, and that a request takes at most, in percent.
@@ -400,8 +400,8 @@ mod linux {
             builder = builder.fail_deadlocks_after(Duration::from_millis(20));
             if let Some(socket) = env::var_os("WEIRPOOL_SOCKET") {
                 let guaranteed = options.weights();
-                builder = builder
-                    .broker(BrokerOptions::new(PathBuf::from(socket)).guaranteed(guaranteed));
+                let options = BrokerOptions::new(PathBuf::from(socket)).guaranteed(guaranteed);
+                builder = lease_capacity(builder, options);
             }
             let pool = builder.build()?;
             let stream = match &work {
@@ -465,7 +465,7 @@ mod linux {
                         reply(&format!("unmapped {}", took.as_secs_f64() * 1e6))?;
                     }
                     "times" => {
-                        let lease = self.pool.lease().context("there is a broker")?;
+                        let lease = lease_of(&self.pool).context("there is a broker")?;
                         let micros = |time: Duration| time.as_secs_f64() * 1e6;
                         let (returning, granting) =
                             (micros(lease.returning), micros(lease.granting));

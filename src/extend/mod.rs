@@ -1,0 +1,6 @@
+//! What other crates add to a pool. Each seam has a page in the [guide](crate::guide).
+
+mod capacity_source;
+
+pub(crate) use capacity_source::ApplyBounds;
+pub use capacity_source::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
