@@ -108,8 +108,6 @@
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `dlpack`: blocks as tensors of PyTorch, CuPy, JAX and others, in the module `dlpack`.
-//! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
-//!   [`guide::observability`].
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
 //! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
 //!

@@ -7,10 +7,7 @@
 //! | `snapshot` | all segments and blocks |
 //! | `history` | what happened lately |
 //! | `leaks` | blocks that are in use still |
-//! | `export` | both as files that other tools read |
 
-#[cfg(feature = "export")]
-mod export;
 mod history;
 mod leaks;
 mod parts;

@@ -363,7 +363,7 @@ impl PoolBuilder {
         }
         let pool = pool?;
         if let Some(lender) = lender {
-            let tenant = BoundedPool::new(Tenant::new(pool.service(), lender.clone()));
+            let tenant = BoundedPool::new(Tenant::new(pool.service(), &lender));
             let started = lender.source.start(tenant);
             started.map_err(|error| BuildError::CapacitySource(error.into()))?;
         }

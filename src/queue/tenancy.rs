@@ -44,10 +44,10 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    pub(crate) fn new(service: &Arc<Service>, lender: plain::Arc<Lender>) -> Self {
+    pub(crate) fn new(service: &Arc<Service>, lender: &plain::Arc<Lender>) -> Self {
         let link = Link::new(service);
         service.tenancy.link.set(Some(link.clone()));
-        let waker = Waker::from(plain::Arc::new(TellOfMemory(lender)));
+        let waker = Waker::from(plain::Arc::new(TellOfMemory(plain::Arc::downgrade(lender))));
         Self { link, waker }
     }
 }
@@ -77,16 +77,19 @@ impl ApplyBounds for Tenant {
     }
 }
 
+/// Weak, since the source may own the [`Tenant`].
 #[derive(Debug)]
-struct TellOfMemory(plain::Arc<Lender>);
+struct TellOfMemory(plain::Weak<Lender>);
 
 impl Wake for TellOfMemory {
     fn wake(self: plain::Arc<Self>) {
-        self.0.tell_of_memory();
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &plain::Arc<Self>) {
-        self.0.tell_of_memory();
+        if let Some(lender) = self.0.upgrade() {
+            lender.tell_of_memory();
+        }
     }
 }
 

@@ -3,8 +3,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-#[cfg(feature = "export")]
-mod export;
 #[cfg(feature = "serde")]
 mod serde;
 #[cfg(feature = "tracing")]

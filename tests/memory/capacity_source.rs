@@ -135,6 +135,10 @@ fn pool_holds_what_its_source_lends() {
     let shown: &dyn std::any::Any = pool.capacity_source().unwrap();
     assert!(shown.is::<Orchestrated>());
     pool.check_conserved().unwrap();
+    let kept = Arc::downgrade(&source);
+    drop(request);
+    drop((stream, pool, source));
+    eventually(|| kept.upgrade().is_none());
 }
 
 #[test]

@@ -5,17 +5,16 @@
 //! starts from the snapshot and undoes the history: a block whose free it undoes must be in the snapshot, and mapped
 //! ranges must be inside segments.
 
-use super::super::Snapshot;
 use super::pieces::{LastFrees, Piece};
-use crate::device::DeviceAddress;
-use crate::engine::{
-    BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, SegmentInfo, Site,
-};
-use crate::id::StreamId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::ops::Range;
+use weirpool::device::DeviceAddress;
+use weirpool::{
+    BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, SegmentInfo, Site, Snapshot,
+    StreamId,
+};
 
 /// A pool has one device, which becomes device 0.
 const DEVICE: i64 = 0;
@@ -90,66 +89,63 @@ struct Settings {
     roundup_power2_divisions: BTreeMap<String, i64>,
 }
 
-impl Snapshot {
-    /// Writes the snapshot with its history as a pickle with the contents of `torch.cuda.memory._snapshot()`. PyTorch's
-    /// memory viewer, <https://pytorch.org/memory_viz>, and `torch/cuda/_memory_viz.py` read it.
-    ///
-    /// - Each mapped range of virtual memory is an expandable segment. It is on stream 0, since it belongs to no
-    ///   stream.
-    /// - A stack has one frame: the location of the allocation, with the tag as its name.
-    /// - Pending memory is `active_pending_free`. A free that no pending block stems from is `free_requested` and
-    ///   `free_completed` at the same time, because the time of completion is not recorded.
-    /// - Reserved memory that is not allocated is shown as allocated last, at the location of its reservation.
-    /// - The history of an idle pool leads exactly to the snapshot. If threads allocate meanwhile, a block may be
-    ///   missing at its end.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// let block = pool.try_allocate(&stream, 1000)?;
-    /// let mut file = Vec::new(); // or a `File`, behind a `BufWriter`
-    /// pool.snapshot().write_memory_viz(&mut file)?; // `snapshot.pickle`, to be dropped on the page
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the writer's error.
-    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
-    pub fn write_memory_viz(&self, mut writer: impl Write) -> io::Result<()> {
-        let frees = LastFrees::of(&self.history.entries);
-        let mut drawer = Drawer {
-            snapshot: self,
-            frees,
-            pending: BTreeSet::new(),
-        };
-        let segments = drawer.segments();
-        let traces = drawer.traces();
-        let picture = Picture {
-            segments,
-            device_traces: vec![traces],
-            allocator_settings: self.torch_settings(),
-            external_annotations: Vec::new(),
-        };
-        let options = serde_pickle::SerOptions::new();
-        match serde_pickle::to_writer(&mut writer, &picture, options) {
-            Err(serde_pickle::Error::Io(error)) => Err(error),
-            other => other.map_err(io::Error::other),
-        }
+/// Writes the snapshot with its history as a pickle with the contents of `torch.cuda.memory._snapshot()`. PyTorch's
+/// memory viewer, <https://pytorch.org/memory_viz>, and `torch/cuda/_memory_viz.py` read it.
+///
+/// - Each mapped range of virtual memory is an expandable segment. It is on stream 0, since it belongs to no
+///   stream.
+/// - A stack has one frame: the location of the allocation, with the tag as its name.
+/// - Pending memory is `active_pending_free`. A free that no pending block stems from is `free_requested` and
+///   `free_completed` at the same time, because the time of completion is not recorded.
+/// - Reserved memory that is not allocated is shown as allocated last, at the location of its reservation.
+/// - The history of an idle pool leads exactly to the snapshot. If threads allocate meanwhile, a block may be
+///   missing at its end.
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).history(100).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// let block = pool.try_allocate(&stream, 1000)?;
+/// let mut file = Vec::new(); // or a `File`, behind a `BufWriter`
+/// weirpool_observe::write_memory_viz(&pool.snapshot(), &mut file)?; // `snapshot.pickle`, to be dropped on the page
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Returns the writer's error.
+pub fn write_memory_viz(snapshot: &Snapshot, mut writer: impl Write) -> io::Result<()> {
+    let frees = LastFrees::of(&snapshot.history.entries);
+    let mut drawer = Drawer {
+        snapshot,
+        frees,
+        pending: BTreeSet::new(),
+    };
+    let segments = drawer.segments();
+    let traces = drawer.traces();
+    let picture = Picture {
+        segments,
+        device_traces: vec![traces],
+        allocator_settings: torch_settings(snapshot),
+        external_annotations: Vec::new(),
+    };
+    let options = serde_pickle::SerOptions::new();
+    match serde_pickle::to_writer(&mut writer, &picture, options) {
+        Err(serde_pickle::Error::Io(error)) => Err(error),
+        other => other.map_err(io::Error::other),
     }
+}
 
-    fn torch_settings(&self) -> Settings {
-        Settings {
-            configuration: "",
-            max_split_size: -1,
-            garbage_collection_threshold: 0.0,
-            expandable_segments: self.virtual_memory,
-            pinned_num_register_threads: 1,
-            release_lock_on_cudamalloc: false,
-            pinned_use_cuda_host_register: false,
-            roundup_power2_divisions: BTreeMap::new(),
-        }
+fn torch_settings(snapshot: &Snapshot) -> Settings {
+    Settings {
+        configuration: "",
+        max_split_size: -1,
+        garbage_collection_threshold: 0.0,
+        expandable_segments: snapshot.virtual_memory,
+        pinned_num_register_threads: 1,
+        release_lock_on_cudamalloc: false,
+        pinned_use_cuda_host_register: false,
+        roundup_power2_divisions: BTreeMap::new(),
     }
 }
 
@@ -215,9 +211,9 @@ impl<'a> Drawer<'a> {
                     size: number(size),
                     requested_size: number(origin.map_or(size, |origin| origin.requested)),
                     state: match block.state {
-                        BlockState::Used | BlockState::Reserved => ALLOCATED,
                         BlockState::Pending => PENDING,
                         BlockState::Free => INACTIVE,
+                        _ => ALLOCATED,
                     },
                     frames: match origin {
                         Some(origin) => vec![of_origin(origin)],

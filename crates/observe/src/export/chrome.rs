@@ -3,16 +3,15 @@
 //! The lives of blocks overlap, which the slices of a thread may not. So they are asynchronous slices, which the
 //! viewers group by process: the pool is the first process, and each stream is another.
 
-use super::super::History;
-use crate::device::DeviceAddress;
-use crate::engine::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
-use crate::id::{StreamId, StreamLabel, StreamNames};
-use crate::measure::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::time::Duration;
+use weirpool::device::DeviceAddress;
+use weirpool::{BlockOrigin, History, HistoryEntry, HistoryEvent, Occupancy, StreamId};
+use weirpool_heap::id::{StreamLabel, StreamNames};
+use weirpool_heap::units::Bytes;
 
 const POOL: u64 = 0;
 
@@ -73,6 +72,7 @@ impl Chart {
             time,
             event,
             occupancy,
+            ..
         } = entry;
         let time = *time;
         if self.last.replace(*occupancy) != Some(*occupancy) {
@@ -126,7 +126,7 @@ impl Chart {
                 self.streams.insert(*stream);
                 self.instant(time, process_of(Some(*stream)), "p", name.to_string());
             }
-            HistoryEvent::Reaped { .. } => {}
+            _ => {}
         }
     }
 
@@ -206,6 +206,7 @@ fn counters(time: Duration, occupancy: Occupancy) -> Event {
         used,
         pending,
         free,
+        ..
     } = occupancy;
     let cached = reserved.saturating_sub(used + pending + free);
     let args = json!({

@@ -1,10 +1,8 @@
 //! An export of allocations and frees as CSV, for the example `replay`.
 
-use super::super::History;
-use crate::engine::HistoryEvent;
-use crate::id::StreamId;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
+use weirpool::{History, HistoryEvent, StreamId};
 
 /// A line of the file; its names are the columns.
 #[derive(serde::Serialize)]

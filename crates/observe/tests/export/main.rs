@@ -1,5 +1,8 @@
 //! Snapshots and histories as files, read by the programs that they are for.
 
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+
 use crate::common::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,6 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
+use weirpool_observe::{write_chrome_trace, write_memory_viz, write_trace};
 
 /// Runs a varied program: streams, tags, waits, growth, remapping, trims, exhaustion, and blocks of every state at the
 /// end. Returns the blocks in use.
@@ -85,11 +89,11 @@ fn python(name: &str, snapshot: &Snapshot) -> Option<Value> {
         io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     }
-    let pickle = written(|file| snapshot.write_memory_viz(file));
+    let pickle = written(|file| write_memory_viz(&snapshot, file));
     let file = Scratch::new(name, &pickle);
     let script = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/tests/features/check_memory_viz.py"
+        "/tests/export/check_memory_viz.py"
     );
     let output = Command::new("python3").arg(script).arg(&file.0).output();
     let output = output.unwrap();
@@ -132,7 +136,9 @@ fn snapshot_is_read_by_pytorchs_viewer() {
     let place = |name: &str| {
         let places = found["places"].as_array().unwrap().iter();
         let mut places = places.map(|place| place.as_str().unwrap());
-        places.any(|place| place.starts_with("tests/features/export.rs:") && place.ends_with(name))
+        places.any(|place| {
+            place.starts_with("crates/observe/tests/export/main.rs:") && place.ends_with(name)
+        })
     };
     assert!([":weights", ":allocate", ":deallocate"].map(place) == [true; 3]);
     // The trace is complete: when it is undone, nothing is left.
@@ -204,7 +210,7 @@ fn history_is_read_by_perfetto() {
     let pool = builder(&device, 16 * MIB).history(1000).build().unwrap();
     let kept = live(&device, &pool);
     let history = pool.history();
-    let file = written(|file| history.write_chrome_trace(file));
+    let file = written(|file| write_chrome_trace(&history, file));
     let file: Value = serde_json::from_slice(&file).unwrap();
     let events = file["traceEvents"].as_array().unwrap();
     events.iter().for_each(check_phase);
@@ -266,7 +272,7 @@ fn reservation_is_on_the_pools_track() {
     drop(all);
     let reservation = now(reserving).unwrap();
     let drawn = reservation.allocate(&stream, MIB).unwrap();
-    let file = written(|file| pool.history().write_chrome_trace(file));
+    let file = written(|file| write_chrome_trace(&pool.history(), file));
     let text = String::from_utf8_lossy(&file);
     assert!(!text.contains("4294967295"), "{text}");
     let file: Value = serde_json::from_slice(&file).unwrap();
@@ -304,7 +310,7 @@ fn named_work_is_on_the_track_of_its_stream() {
     let pool = builder(&device, 16 * MIB).history(5).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     drop(stream.task("decode").run(|| ()).unwrap());
-    let file = written(|file| pool.history().write_chrome_trace(file));
+    let file = written(|file| write_chrome_trace(&pool.history(), file));
     let file: Value = serde_json::from_slice(&file).unwrap();
     let events = file["traceEvents"].as_array().unwrap();
     events.iter().for_each(check_phase);
@@ -322,7 +328,7 @@ fn slice_of_a_moved_block_ends_on_the_stream_that_it_began_on() {
     let mut block = pool.try_allocate(&first, 1000).unwrap();
     block.move_to(&second).unwrap();
     drop(block);
-    let file = written(|file| pool.history().write_chrome_trace(file));
+    let file = written(|file| write_chrome_trace(&pool.history(), file));
     let file: Value = serde_json::from_slice(&file).unwrap();
     let events = file["traceEvents"].as_array().unwrap();
     let ends = |phase: &str| {
@@ -347,7 +353,7 @@ fn trace_has_the_recorded_allocations_and_frees() {
     device.advance(us(4));
     drop(a.deallocate_on(&second).unwrap());
     let c = pool.try_allocate(&second, 7).unwrap();
-    let text = String::from_utf8(written(|file| pool.history().write_trace(file))).unwrap();
+    let text = String::from_utf8(written(|file| write_trace(&pool.history(), file))).unwrap();
     let times: Vec<_> = pool
         .history()
         .entries
@@ -365,7 +371,7 @@ fn trace_has_the_recorded_allocations_and_frees() {
     assert_eq!(text, expected);
     drop((b, c));
     let none = builder(&device, 16 * MIB).build().unwrap().history();
-    let text = written(|file| none.write_trace(file));
+    let text = written(|file| write_trace(&none, file));
     assert_eq!(text, b"time_us,op,id,bytes,stream\n");
 }
 
@@ -387,9 +393,9 @@ fn full_disk_is_an_error() {
     let pool = builder(&device, 16 * MIB).history(5).build().unwrap();
     let snapshot = pool.snapshot();
     for answer in [
-        snapshot.write_memory_viz(Full),
-        snapshot.history.write_chrome_trace(Full),
-        snapshot.history.write_trace(Full),
+        write_memory_viz(&snapshot, Full),
+        write_chrome_trace(&snapshot.history, Full),
+        write_trace(&snapshot.history, Full),
     ] {
         assert_eq!(answer.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
