@@ -13,6 +13,7 @@
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`processes`] | memory that several processes use |
 //! | [`capacity_sources`] | a capacity that a broker or an orchestrator lends |
+//! | [`observers`] | what an observer is told, and what it may do |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -48,6 +49,9 @@ pub mod pools {}
 
 #[doc = include_str!("../docs/guide/capacity-sources.md")]
 pub mod capacity_sources {}
+
+#[doc = include_str!("../docs/guide/observers.md")]
+pub mod observers {}
 
 #[doc = include_str!("../docs/guide/safety.md")]
 pub mod safety {}

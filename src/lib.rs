@@ -69,9 +69,8 @@
 //! | `worker` | futures that wait for drops | the jobs that it runs |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
-//! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
-//! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `extend` | what other crates add to a pool | the pool that they add it to |
+//! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `error` | errors | |
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
@@ -95,7 +94,7 @@
 //! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
-//! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
+//! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
@@ -109,7 +108,7 @@
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `dlpack`: blocks as tensors of PyTorch, CuPy, JAX and others, in the module `dlpack`.
 //! - `ipc`: memory between processes, in the module `ipc`. Linux only.
-//! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
+//! - `serde`: figures and settings as data. See [`guide::observability`].
 //!
 //! # More
 //!
@@ -153,7 +152,6 @@ mod stream;
 mod sync;
 mod task;
 pub mod testing;
-mod trace;
 #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod worker;
 
@@ -164,9 +162,8 @@ pub use capture::{
 };
 pub use copy::{Download, Elements, Upload};
 pub use engine::{
-    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder,
-    DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy, ReservationInfo,
-    ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
+    BlockInfo, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder, DriverPoolUse, Fill,
+    Hits, ReservationInfo, SegmentInfo, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
     AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, FullQueue, Shortfall,
@@ -174,9 +171,7 @@ pub use error::{
 };
 pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
-pub use observe::{
-    History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
-};
+pub use observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
     GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,

@@ -5,16 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 28] = [
+const LAYERS: [&str; 27] = [
     "sync",
     "background",
     "rare",
     "measure",
     "device",
     "error",
-    "extend",
-    "trace",
     "lane",
+    "extend",
     "engine",
     "queue",
     "worker",

@@ -393,7 +393,7 @@ impl NativePool {
     /// Fails all requests from now on.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         in_parent()?;
-        py.detach(|| drop(self.pool.close()));
+        py.detach(|| self.pool.close());
         Ok(())
     }
 

@@ -56,7 +56,7 @@ impl Block {
 mod begin {
     use super::{Block, Outside};
     use crate::block::Extra;
-    use crate::block::life::{Charge, tell_granted};
+    use crate::block::life::Charge;
     use crate::engine::{Allocation, Source};
     use crate::handles::Registration;
     use crate::heap::BlockId;
@@ -88,7 +88,6 @@ mod begin {
             {
                 observers.outside_granted(&allocation, &registration.lane, location);
             }
-            tell_granted(registration, &allocation, None);
             let extra = Extra {
                 outside: Some(outside),
                 ..Extra::default()

@@ -6,10 +6,10 @@
 //! A recall that is *binding* bounds the memory in use as well, until enough memory has come back. Meanwhile a bit of
 //! the gate is set: frees go to the heap, and are seen.
 
-use crate::extend::CapacitySource;
+use super::Announcer;
+use crate::extend::{CapacitySource, Fact};
 use crate::sync::plain::{Arc, AtomicBool};
 use crate::sync::{Ordering, SharedNumber, assert_unlocked};
-use crate::trace;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A source that the pool has joined. A panic of the source is reported, and affects nothing else.
@@ -18,14 +18,20 @@ pub(crate) struct Lender {
     pub(crate) source: Arc<dyn CapacitySource>,
     /// The most bytes that the pool may ever hold.
     pub(crate) limit: u64,
+    announcer: Arc<Announcer>,
     has_ended: AtomicBool,
 }
 
 impl Lender {
-    pub(crate) fn new(source: Arc<dyn CapacitySource>, limit: u64) -> Self {
+    pub(crate) fn new(
+        source: Arc<dyn CapacitySource>,
+        limit: u64,
+        announcer: Arc<Announcer>,
+    ) -> Self {
         Self {
             source,
             limit,
+            announcer,
             has_ended: AtomicBool::new(false),
         }
     }
@@ -35,7 +41,7 @@ impl Lender {
         assert_unlocked("a capacity source is called");
         let called = catch_unwind(AssertUnwindSafe(|| call(&*self.source)));
         if called.is_err() {
-            trace::source_panicked();
+            self.announcer.tell(|| Fact::SourcePanicked);
         }
         // The payload's drop may panic, too.
         called.map_err(std::mem::forget).ok()

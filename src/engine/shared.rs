@@ -1,16 +1,16 @@
 //! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
 use super::{
-    Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lender, Publish,
-    Upstream,
+    Announcer, Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills,
+    Lender, Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
 use crate::error::StreamError;
+use crate::extend::Fact;
 use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
-use crate::trace;
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
@@ -68,8 +68,8 @@ pub(crate) struct Settings {
     pub(crate) fills: Fills,
     /// The source of the capacity, if there is one.
     pub(crate) lender: Option<plain::Arc<Lender>>,
-    /// The most entries of the event log; 0 for no log.
-    pub(crate) history: usize,
+    /// Tells observers.
+    pub(crate) announcer: plain::Arc<Announcer>,
 }
 
 impl Settings {
@@ -214,12 +214,17 @@ impl Shared {
     /// Notes a device error. A sticky one ends the pool, and every waiter is told.
     pub(crate) fn note(&self, error: &DeviceError) {
         if !error.is_sticky() {
-            return trace::device_error(error);
+            self.settings
+                .announcer
+                .tell(|| Fact::DeviceFailed { error });
+            return;
         }
         self.fault.lock().get_or_insert_with(|| error.clone());
         let before = self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
         if before & gate::BROKEN == 0 {
-            trace::device_broken(error);
+            self.settings
+                .announcer
+                .tell(|| Fact::DeviceFailed { error });
         }
         self.publisher.publish(Change::Terms);
     }

@@ -13,10 +13,10 @@ use super::segments::{Accessibility, SegmentSource};
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};
 use crate::device::{Device, Watch};
+use crate::extend::Fact;
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
 use crate::sync::{Arc, assert_unlocked, plain};
-use crate::trace;
 use std::task::{Wake, Waker};
 
 /// See the [module](self).
@@ -79,7 +79,7 @@ pub(super) fn end(engine: &Engine) {
 
 /// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its pool.
 fn report_lost(streams: &Streams, store: &HeapStore) {
-    if !trace::IS_TOLD {
+    if !store.announcer.is_open() {
         return;
     }
     streams.flush(store, Flush::All);
@@ -88,8 +88,12 @@ fn report_lost(streams: &Streams, store: &HeapStore) {
         (inspect::used_blocks(&heap), heap.totals().used.current)
     };
     if blocks > 0 {
-        let whom = "granted, and forgotten before they were taken";
-        trace::leaked((blocks, 0), bytes, &whom);
+        store.announcer.tell(|| Fact::Leaked {
+            blocks,
+            reservations: 0,
+            bytes,
+            forgotten: true,
+        });
     }
 }
 

@@ -23,10 +23,10 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// Some memory was not freed in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
+    /// Some memory was not freed in time. [`Pool::snapshot`](crate::Pool::snapshot) lists the live blocks.
     #[error(
         "the pool is not drained after {waited:?}: {} are in use, {} pending, and {} waiting; \
-         `Pool::leaks` names the live blocks",
+         `Pool::snapshot` lists the live blocks",
         Bytes(*used), Bytes(*pending), Counted(*waiting as u64, "request")
     )]
     TimedOut {

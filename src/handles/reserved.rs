@@ -7,6 +7,7 @@ use crate::engine::{
     captured, keeping,
 };
 use crate::error::AllocError;
+use crate::extend::Fact;
 use crate::heap::Request;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::{Event, Lane, StreamCache};
@@ -79,9 +80,11 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
-        if let Some(event_log) = &service.engine.store.event_log {
-            event_log.note_reserved(reservation, location.into(), tag);
-        }
+        service.engine.store.announcer.tell(|| Fact::Reserved {
+            reservation: reservation.0.get(),
+            tag,
+            site: location,
+        });
         if let Some(tag) = tag {
             service.queue.accounts.of(tag).note_granted();
         }
@@ -335,9 +338,11 @@ impl Reserved {
 
     fn disband(&self) {
         let engine = &self.service().engine;
-        if let Some(event_log) = &engine.store.event_log {
-            event_log.note_disbanded(self.reservation);
-        }
+        let reservation = self.reservation.0.get();
+        engine
+            .store
+            .announcer
+            .tell(|| Fact::Disbanded { reservation });
         engine.disband(self.reservation);
     }
 

@@ -3,9 +3,9 @@
 use super::Pool;
 use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::engine::{CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
+use crate::engine::{Announcer, CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
 use crate::error::BuildError;
-use crate::extend::{BoundedPool, CapacitySource};
+use crate::extend::{BoundedPool, CapacitySource, Observer};
 use crate::heap::{GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::Tag;
 use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Service, Tenant};
@@ -24,6 +24,7 @@ pub struct PoolBuilder {
     hook: Option<Hook>,
     driver_pool: Option<DriverPool>,
     capacity_source: Option<plain::Arc<dyn CapacitySource>>,
+    observers: Vec<plain::Arc<dyn Observer>>,
 }
 
 impl PoolBuilder {
@@ -35,11 +36,13 @@ impl PoolBuilder {
             hook: None,
             driver_pool: None,
             capacity_source: None,
+            observers: Vec::new(),
         }
     }
 
     /// Replaces all settings, but for the [pressure hook](Self::pressure_hook), the handle of a
-    /// [driver's pool](Self::driver_pool), and the [source](Self::capacity_source) of the capacity.
+    /// [driver's pool](Self::driver_pool), the [source](Self::capacity_source) of the capacity, and
+    /// [observers](Self::observer).
     pub fn config(mut self, config: PoolConfig) -> Self {
         self.config = config;
         self
@@ -229,10 +232,11 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the length of the [history](PoolConfig::history). Default: 0, which costs nothing.
+    /// Adds an observer, which is told what happens in the pool. Observers are told in the order in which they were added.
+    /// Default: none, which costs nothing. See [the guide](crate::guide::observers).
     #[doc(alias = "_record_memory_history")]
-    pub fn history(mut self, entries: usize) -> Self {
-        self.config.history = entries;
+    pub fn observer(mut self, observer: plain::Arc<dyn Observer>) -> Self {
+        self.observers.push(observer);
         self
     }
 
@@ -345,12 +349,14 @@ impl PoolBuilder {
             hook,
             driver_pool,
             capacity_source,
+            observers,
         } = self;
         if let Some(name) = &config.name {
             // Before the device is asked for anything. The name is reserved later, when the pool exists.
             registry::check_name(name)?;
         }
-        let mut settings = config.settings(&device, driver_pool)?;
+        let announcer = plain::Arc::new(Announcer::new(device.clone(), observers));
+        let mut settings = config.settings(&device, driver_pool, announcer)?;
         if let Some(source) = capacity_source {
             settings.join(source, config.name.as_deref())?;
         }

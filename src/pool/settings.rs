@@ -4,7 +4,8 @@
 use super::config::{Capacity, PoolConfig};
 use crate::device::{Capabilities, Device, MemoryKind};
 use crate::engine::{
-    DriverPool, DriverPoolUse, Fills, Lender, MaintenanceSettings, MemorySource, Settings, Upstream,
+    Announcer, DriverPool, DriverPoolUse, Fills, Lender, MaintenanceSettings, MemorySource,
+    Settings, Upstream,
 };
 use crate::error::BuildError;
 use crate::extend::{CapacitySource, Joining};
@@ -58,7 +59,7 @@ impl Settings {
             return Ok(());
         };
         let limit = limit.min(capacity);
-        let lender = Lender::new(source, limit);
+        let lender = Lender::new(source, limit, self.announcer.clone());
         geometry.capacity = limit / chunk_bytes * chunk_bytes;
         if geometry.capacity == 0 {
             lender.end();
@@ -94,6 +95,7 @@ impl PoolConfig {
         &self,
         device: &plain::Arc<dyn Device>,
         given: Option<DriverPool>,
+        announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
         let driver_pool = self.driver_pool(device, given)?;
         if matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough))) {
@@ -102,10 +104,10 @@ impl PoolConfig {
                 is_pooled: false,
                 ..self.clone()
             };
-            return unpooled.settings_over(&**device, driver_pool);
+            return unpooled.settings_over(&**device, driver_pool, announcer);
         }
         self.check_conflicts(self.is_pooled, "unpooled")?;
-        self.settings_over(&**device, driver_pool)
+        self.settings_over(&**device, driver_pool, announcer)
     }
 
     /// Returns the pool of the driver that memory comes from, if it does and there is one.
@@ -139,6 +141,7 @@ impl PoolConfig {
         &self,
         device: &dyn Device,
         driver_pool: Option<(DriverPool, DriverPoolUse)>,
+        announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
         check_remapping(self.remapping)?;
         let capabilities = device.capabilities();
@@ -179,7 +182,7 @@ impl PoolConfig {
                 on_free: self.fill_on_free,
             },
             lender: None,
-            history: self.history,
+            announcer,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The requests that wait, as plain data.
 
 use super::waiter::Waiter;
-use crate::engine::Site;
+use crate::extend::Site;
 use crate::id::StreamId;
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;

@@ -5,5 +5,3 @@ mod common;
 
 #[cfg(feature = "serde")]
 mod serde;
-#[cfg(feature = "tracing")]
-mod tracing;

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use weirpool::{Pool, PoolBuilder};
-use weirpool_observe::write_trace;
+use weirpool_observe::{Record as _, Recorded as _, write_trace};
 
 /// Makes the pool remember all that it will do.
 pub(crate) fn prepare(builder: PoolBuilder) -> PoolBuilder {

@@ -3,13 +3,15 @@
 //! The lives of blocks overlap, which the slices of a thread may not. So they are asynchronous slices, which the
 //! viewers group by process: the pool is the first process, and each stream is another.
 
+use crate::{History, HistoryEntry, HistoryEvent, Occupancy};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::time::Duration;
+use weirpool::StreamId;
 use weirpool::device::DeviceAddress;
-use weirpool::{BlockOrigin, History, HistoryEntry, HistoryEvent, Occupancy, StreamId};
+use weirpool::extend::BlockOrigin;
 use weirpool_heap::id::{StreamLabel, StreamNames};
 use weirpool_heap::units::Bytes;
 

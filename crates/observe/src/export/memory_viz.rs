@@ -6,15 +6,14 @@
 //! ranges must be inside segments.
 
 use super::pieces::{LastFrees, Piece};
+use crate::{History, HistoryEntry, HistoryEvent};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::ops::Range;
 use weirpool::device::DeviceAddress;
-use weirpool::{
-    BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, SegmentInfo, Site, Snapshot,
-    StreamId,
-};
+use weirpool::extend::{BlockOrigin, Site};
+use weirpool::{BlockInfo, BlockState, SegmentInfo, Snapshot, StreamId};
 
 /// A pool has one device, which becomes device 0.
 const DEVICE: i64 = 0;
@@ -103,21 +102,28 @@ struct Settings {
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_observe::{Record as _, Recorded as _};
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).history(100).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
 /// let block = pool.try_allocate(&stream, 1000)?;
 /// let mut file = Vec::new(); // or a `File`, behind a `BufWriter`
-/// weirpool_observe::write_memory_viz(&pool.snapshot(), &mut file)?; // `snapshot.pickle`, to be dropped on the page
+/// let (snapshot, history) = pool.recorded();
+/// weirpool_observe::write_memory_viz(&snapshot, &history, &mut file)?; // `snapshot.pickle`, to be dropped on the page
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
 /// Returns the writer's error.
-pub fn write_memory_viz(snapshot: &Snapshot, mut writer: impl Write) -> io::Result<()> {
-    let frees = LastFrees::of(&snapshot.history.entries);
+pub fn write_memory_viz(
+    snapshot: &Snapshot,
+    history: &History,
+    mut writer: impl Write,
+) -> io::Result<()> {
+    let frees = LastFrees::of(&history.entries);
     let mut drawer = Drawer {
         snapshot,
+        history,
         frees,
         pending: BTreeSet::new(),
     };
@@ -151,6 +157,7 @@ fn torch_settings(snapshot: &Snapshot) -> Settings {
 
 struct Drawer<'a> {
     snapshot: &'a Snapshot,
+    history: &'a History,
     frees: LastFrees,
     /// The allocations that pending blocks stem from.
     pending: BTreeSet<u64>,
@@ -226,7 +233,7 @@ impl<'a> Drawer<'a> {
     }
 
     fn traces(&self) -> Vec<Trace<'a>> {
-        let entries = self.snapshot.history.entries.iter();
+        let entries = self.history.entries.iter();
         let entries = entries.flat_map(|entry| self.trace(entry));
         entries.chain(self.traces_of_reserved()).collect()
     }
@@ -235,7 +242,7 @@ impl<'a> Drawer<'a> {
     fn traces_of_reserved(&self) -> impl Iterator<Item = Trace<'a>> {
         let snapshot = self.snapshot;
         let reserved = snapshot.blocks_in(BlockState::Reserved);
-        let reserved = reserved.filter(|_| snapshot.keeps_history);
+        let reserved = reserved.filter(|_| !self.history.entries.is_empty());
         reserved.map(|block| Trace {
             action: "alloc",
             addr: Some(place(block.address)),

@@ -14,8 +14,8 @@ mod trace;
 
 pub use memory_viz::write_memory_viz;
 
+use crate::History;
 use std::io::{self, Write};
-use weirpool::History;
 
 /// Writes the history for [Perfetto](https://ui.perfetto.dev) and `chrome://tracing`: JSON in the Trace
 /// Event Format.
@@ -27,6 +27,7 @@ use weirpool::History;
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_observe::{Record as _, Recorded as _};
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).history(100).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
@@ -51,6 +52,7 @@ pub fn write_chrome_trace(history: &History, writer: impl Write) -> io::Result<(
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_observe::{Record as _, Recorded as _};
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).history(100).build()?;
 /// # let stream = pool.register(&device.create_stream())?;

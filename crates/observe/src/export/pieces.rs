@@ -3,9 +3,10 @@
 //! Pending neighbours with the same fences are one block of the heap. A viewer that goes back in time expects each
 //! freed block to turn into the used one, so such a block is cut along the frees that it consists of.
 
+use crate::{HistoryEntry, HistoryEvent};
 use std::collections::BTreeMap;
 use weirpool::device::DeviceAddress;
-use weirpool::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
+use weirpool::{BlockInfo, BlockState};
 
 /// A part of a block of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! An export of allocations and frees as CSV, for the example `replay`.
 
+use crate::{History, HistoryEvent};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-use weirpool::{History, HistoryEvent, StreamId};
+use weirpool::StreamId;
 
 /// A line of the file; its names are the columns.
 #[derive(serde::Serialize)]

@@ -4,14 +4,17 @@
 mod common;
 
 use crate::common::*;
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::Command;
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
-use weirpool_observe::{write_chrome_trace, write_memory_viz, write_trace};
+use weirpool_observe::*;
 
 /// Runs a varied program: streams, tags, waits, growth, remapping, trims, exhaustion, and blocks of every state at the
 /// end. Returns the blocks in use.
@@ -82,14 +85,14 @@ impl Drop for Scratch {
 }
 
 /// Returns what Python finds in a snapshot; `None`, with a message, if there is no Python.
-fn python(name: &str, snapshot: &Snapshot) -> Option<Value> {
+fn python(name: &str, (snapshot, history): &(Snapshot, History)) -> Option<Value> {
     if Command::new("python3").arg("--version").output().is_err() {
         let line = format!("test {name} ... ignored, python3 is not installed\n");
         // Written directly, so that the harness does not capture it.
         io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     }
-    let pickle = written(|file| write_memory_viz(&snapshot, file));
+    let pickle = written(|file| write_memory_viz(snapshot, history, file));
     let file = Scratch::new(name, &pickle);
     let script = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -107,8 +110,9 @@ fn snapshot_is_read_by_pytorchs_viewer() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(1000).build().unwrap();
     let kept = live(&device, &pool);
-    let snapshot = pool.snapshot();
-    let Some(found) = python("snapshot_is_read_by_pytorchs_viewer", &snapshot) else {
+    let recorded = pool.recorded();
+    let (snapshot, history) = &recorded;
+    let Some(found) = python("snapshot_is_read_by_pytorchs_viewer", &recorded) else {
         return;
     };
     assert_eq!(found["reserved"], snapshot.reserved());
@@ -117,7 +121,7 @@ fn snapshot_is_read_by_pytorchs_viewer() {
         assert!(found["states"][state].as_u64().unwrap() > 0, "{found}");
     }
     let count = |is_it: fn(&HistoryEvent) -> bool| {
-        let entries = snapshot.history.entries.iter();
+        let entries = history.entries.iter();
         entries.filter(|entry| is_it(&entry.event)).count()
     };
     let actions = &found["actions"];
@@ -165,8 +169,9 @@ fn snapshot_without_full_history_or_virtual_memory_is_readable() {
         now(first.synchronize()).unwrap();
         let _ = pool.trim_to(0).unwrap();
         drop(pool.try_allocate(&first, 5 * MIB).unwrap());
-        let snapshot = pool.snapshot();
-        let Some(found) = python(name, &snapshot) else {
+        let recorded = pool.recorded();
+        let snapshot = &recorded.0;
+        let Some(found) = python(name, &recorded) else {
             return;
         };
         assert_eq!(found["states"]["active_allocated"], kept.len());
@@ -288,7 +293,7 @@ fn reservation_is_on_the_pools_track() {
         assert_eq!(process_of(of_pool), 0);
     }
     assert_eq!(process_of("1.0 MiB for export: reserved"), 1);
-    let found = python("reservation_is_on_the_pools_track", &pool.snapshot());
+    let found = python("reservation_is_on_the_pools_track", &pool.recorded());
     if let Some(found) = found {
         assert_eq!(found["actions"]["oom"], 1);
         // The block that was allocated from it, and the rest of the reservation.
@@ -391,12 +396,59 @@ fn full_disk_is_an_error() {
 
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(5).build().unwrap();
-    let snapshot = pool.snapshot();
+    let (snapshot, history) = pool.recorded();
     for answer in [
-        write_memory_viz(&snapshot, Full),
-        write_chrome_trace(&snapshot.history, Full),
-        write_trace(&snapshot.history, Full),
+        write_memory_viz(&snapshot, &history, Full),
+        write_chrome_trace(&history, Full),
+        write_trace(&history, Full),
     ] {
         assert_eq!(answer.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
+}
+
+/// Serializes and deserializes a value. Returns its serialized form.
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Value {
+    let text = serde_json::to_string(value).unwrap();
+    let back: T = serde_json::from_str(&text).unwrap();
+    assert_eq!(&back, value);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn snapshots_and_histories_are_data() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).history(100).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("snapshot as data");
+    let block = pool.allocate(&stream, 1000).tag(tag).try_now().unwrap();
+    drop(pool.try_allocate(&stream, MIB).unwrap().deallocate());
+    assert!(pool.try_allocate(&stream, 8 * MIB).is_err());
+    let snapshot = round_trip(&pool.snapshot());
+    let used = &snapshot["segments"][0]["blocks"][0];
+    assert_eq!(used["origin"]["tag"], "snapshot as data");
+    assert_eq!(
+        used["origin"]["site"]["file"],
+        "crates/observe/tests/export/main.rs"
+    );
+    assert_eq!(used["origin"]["source"], "grown");
+    let history = round_trip(&pool.history());
+    let events: Vec<_> = history["entries"].as_array().unwrap().iter().collect();
+    let allocated = &events[1]["event"]["allocated"];
+    assert_eq!(allocated["origin"]["requested"], 1000);
+    assert_eq!(events[1]["occupancy"]["used"], 1024);
+    let last = &events.last().unwrap()["event"];
+    assert_eq!(last["out_of_memory"]["shortfall"]["requested"], 8 * MIB);
+    let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
+    assert!(pool.reserve(8 * MIB).try_now().is_err());
+    let leaks = round_trip(&pool.leaks());
+    assert_eq!(leaks["blocks"][0], *used);
+    let reserved = &leaks["reservations"][0];
+    assert_eq!(
+        (&reserved["left"], &reserved["origin"]["tag"]),
+        (&json!(MIB), &json!("snapshot as data"))
+    );
+    let history = round_trip(&pool.history());
+    let last = history["entries"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["event"]["out_of_memory"]["stream"], json!(null));
+    drop((block, reservation));
 }

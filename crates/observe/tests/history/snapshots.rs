@@ -110,22 +110,21 @@ fn a_snapshot_is_consistent_while_others_go_on() {
             if count >= 200 && forgotten >= 10_000 {
                 break;
             }
-            let snapshot = pool.snapshot();
-            forgotten = snapshot.history.forgotten;
+            let (snapshot, history) = pool.recorded();
+            forgotten = history.forgotten;
             assert_tiled(&snapshot);
-            let times = snapshot.history.entries.iter().map(|entry| entry.time);
+            let times = history.entries.iter().map(|entry| entry.time);
             assert!(times.is_sorted());
-            assert_mapped(&snapshot);
+            assert_mapped(&snapshot, &history);
         }
         is_over.store(true, Ordering::Relaxed);
     });
     assert_adds_up(&pool);
-    let snapshot = pool.snapshot();
-    assert_eq!(snapshot.history.entries.len(), 1000);
+    assert_eq!(pool.recorded().1.entries.len(), 1000);
 }
 
 /// The last that the history tells of any memory is whether it is there.
-fn assert_mapped(snapshot: &Snapshot) {
+fn assert_mapped(snapshot: &Snapshot, history: &History) {
     let is_mapped = |address: DeviceAddress| {
         let mut blocks = snapshot.blocks();
         blocks.any(|block| (block.address..block.address + block.size).contains(&address))
@@ -136,7 +135,7 @@ fn assert_mapped(snapshot: &Snapshot) {
             told.insert(address + offset, is_there);
         }
     };
-    for entry in &snapshot.history.entries {
+    for entry in &history.entries {
         match entry.event {
             HistoryEvent::Grown { address, bytes } => tell(address, bytes, true),
             HistoryEvent::Released { address, bytes } => tell(address, bytes, false),

@@ -1,15 +1,15 @@
 //! Blocks that are still in use, and reservations that still live.
 
-use super::snapshot::age;
-use crate::engine::{BlockInfo, BlockState, Engine, HeapWalk, ReservationInfo, Site};
-use crate::measure::{Bytes, Milliseconds, Tag};
-use crate::trace;
+use crate::Recorder;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
+use weirpool::extend::Site;
+use weirpool::{BlockInfo, BlockState, Pool, ReservationInfo, Tag};
+use weirpool_heap::units::{Bytes, Milliseconds};
 
 /// The blocks in use and the live reservations of a pool, at a moment when none should remain: see
-/// [`Pool::leaks`](crate::Pool::leaks).
+/// [`Recorded::leaks`](crate::Recorded::leaks).
 ///
 /// Its text lists the locations where they were allocated and reserved, the largest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct LeakReport {
     /// The time of the report, on the device's clock.
     pub time: Duration,
-    /// Whether the pool keeps a [history](crate::PoolBuilder::history). Without one, no
+    /// Whether the pool has a [recorder](crate::Recorder). Without one, no
     /// [`origin`](BlockInfo::origin) is known.
     pub keeps_history: bool,
     /// By address. Blocks from reservations are among them.
@@ -42,20 +42,14 @@ type Origin<'a> = (&'a Site, Option<Tag>, Duration);
 type GroupKey<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
-    pub(crate) fn of(engine: &Engine) -> Self {
-        let HeapWalk {
-            segments,
-            reservations,
-            ..
-        } = engine.heap_walk();
-        let blocks = segments.into_iter().flat_map(|segment| segment.blocks);
-        let used = blocks.filter(|block| block.state == BlockState::Used);
+    pub(crate) fn of(pool: &Pool) -> Self {
+        let snapshot = pool.snapshot();
+        let used = snapshot.blocks_in(BlockState::Used).cloned().collect();
         Self {
-            blocks: used.collect(),
-            reservations,
-            keeps_history: engine.store.event_log.is_some(),
-            // Read last, so that it is not earlier than the times in the report.
-            time: engine.shared.device.now(),
+            blocks: used,
+            reservations: snapshot.reservations,
+            keeps_history: Recorder::of(pool).is_some(),
+            time: snapshot.time,
         }
     }
 
@@ -80,15 +74,8 @@ impl LeakReport {
 
     /// Returns how long a block has lived, if the pool keeps a history.
     pub fn age_of(&self, block: &BlockInfo) -> Option<Duration> {
-        age(block, self.time)
-    }
-
-    /// Logs a warning if there are leaks.
-    pub(crate) fn tell(&self) {
-        if !self.is_empty() {
-            let (blocks, reservations) = (self.blocks.len(), self.reservations.len());
-            trace::leaked((blocks, reservations), self.bytes(), self);
-        }
+        let origin = block.origin.as_ref()?;
+        Some(self.time.saturating_sub(origin.time))
     }
 
     fn groups_of_blocks(&self) -> Vec<(GroupKey<'_>, Group)> {
@@ -142,8 +129,9 @@ impl fmt::Display for LeakReport {
             write!(f, "{}", Reservations(reservations, self.in_reservations()))?;
         }
         if !self.keeps_history {
-            return f
-                .write_str("; build the pool with PoolBuilder::history to record their locations");
+            return f.write_str(
+                "; build the pool with weirpool_observe::Recorder to record their locations",
+            );
         }
         for (key, group) in self.groups_of_blocks() {
             write_line(f, Blocks(group.count, group.bytes), key, group.oldest)?;

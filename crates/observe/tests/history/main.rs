@@ -6,6 +6,8 @@
 //! | `histories` | what happened lately |
 //! | `leaks` | live blocks and reservations, with the locations that allocated them |
 
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
 mod histories;
 mod leaks;
 mod snapshots;
@@ -14,7 +16,9 @@ use crate::common::*;
 use std::panic::Location;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::SimDevice;
+use weirpool::extend::Site;
 use weirpool::*;
+use weirpool_observe::*;
 
 fn recorded(device: &SimDevice, capacity: u64) -> Pool {
     builder(device, capacity).history(1000).build().unwrap()

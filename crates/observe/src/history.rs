@@ -1,67 +1,42 @@
-//! The entries of the event log.
+//! The recent events of a pool, as data and as text.
 
-use crate::device::DeviceAddress;
-use crate::engine::Source;
-use crate::error::Shortfall;
-use crate::id::{StreamId, StreamLabel, StreamNames};
-use crate::measure::{Bytes, Counted, Milliseconds, Tag, WaitOutcome, debug_in_units};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::panic::Location;
 use std::time::Duration;
+use weirpool::device::DeviceAddress;
+use weirpool::extend::{BlockOrigin, Memory, Site};
+use weirpool::{Shortfall, StreamId, Tag, WaitOutcome};
+use weirpool_heap::debug_in_units;
+use weirpool_heap::id::{StreamLabel, StreamNames};
+use weirpool_heap::units::{Bytes, Counted, Milliseconds};
 
-/// A location in the user's source.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The recent events of a pool, oldest first: see [`Recorded::history`](crate::Recorded::history). Displayed as one line for
+/// each event.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
-pub struct Site {
-    /// The path as the compiler was given it.
-    pub file: Cow<'static, str>,
-    /// The line, counted from 1.
-    pub line: u32,
-    /// The column, counted from 1.
-    pub column: u32,
+pub struct History {
+    /// The events in the order in which they happened. Their times never go back.
+    pub entries: Vec<HistoryEntry>,
+    /// Number of earlier events that were dropped.
+    pub forgotten: u64,
+    /// The [names](weirpool::Stream::named) of the registered streams that have one.
+    pub streams: BTreeMap<StreamId, String>,
 }
 
-impl From<&'static Location<'static>> for Site {
-    fn from(location: &'static Location<'static>) -> Self {
-        Self {
-            file: Cow::Borrowed(location.file()),
-            line: location.line(),
-            column: location.column(),
-        }
-    }
-}
-
-/// `src/main.rs:12:34`
-impl fmt::Display for Site {
+impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+        if self.forgotten > 0 {
+            writeln!(f, "({} earlier events are no longer kept)", self.forgotten)?;
+        }
+        for entry in &self.entries {
+            entry.write(f, &self.streams)?;
+            writeln!(f)?;
+        }
+        Ok(())
     }
 }
-
-/// The allocation that a block comes from, if the pool keeps a [history](crate::PoolBuilder::history).
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct BlockOrigin {
-    /// The number of the allocation within the pool, counted from 1.
-    pub number: u64,
-    /// Where it was requested.
-    pub site: Site,
-    /// When it was granted, on the device's clock.
-    pub time: Duration,
-    /// The bytes that were requested.
-    pub requested: u64,
-    /// The tag that it is charged to.
-    pub tag: Option<Tag>,
-    /// Where the memory came from.
-    pub source: Source,
-    /// Whether the request waited in the queue.
-    pub waited: bool,
-}
-
-debug_in_units!(struct BlockOrigin { number, site, time, requested as bytes, tag, source, waited });
 
 /// The state of a pool's memory at one moment, in bytes. The rest of `reserved` is cached by lanes, set aside, or being
 /// moved.
@@ -81,17 +56,16 @@ pub struct Occupancy {
 
 debug_in_units!(struct Occupancy { reserved as bytes, used as bytes, pending as bytes, free as bytes });
 
-/// The request that a reservation comes from, if the pool keeps a [history](crate::PoolBuilder::history).
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct ReservationOrigin {
-    /// Where it was requested, or [split](crate::Reservation::split) off.
-    pub site: Site,
-    /// When it was granted, or split off, on the device's clock.
-    pub time: Duration,
-    /// The tag that it is charged to.
-    pub tag: Option<Tag>,
+impl From<Memory> for Occupancy {
+    /// The used bytes are not those of the memory outside of blocks.
+    fn from(memory: Memory) -> Self {
+        Self {
+            reserved: memory.reserved,
+            used: 0,
+            pending: memory.pending,
+            free: memory.free,
+        }
+    }
 }
 
 /// An event of a pool, with its time.
@@ -178,7 +152,7 @@ pub enum HistoryEvent {
         /// The stream that it waits for.
         donor: StreamId,
     },
-    /// Work with a [name](crate::Stream::task) was submitted.
+    /// Work with a [name](weirpool::Stream::task) was submitted.
     Submitted {
         /// The stream.
         stream: StreamId,

@@ -177,7 +177,7 @@ fn history_lists_reservations() {
     let text = snapshot.to_string();
     assert!(
         text.contains(
-            "2.0 MiB reserved 0.000 ms history: reserved tests/streams/history/histories.rs:"
+            "2.0 MiB reserved 0.000 ms history: reserved crates/observe/tests/history/histories.rs:"
         ),
         "{text}"
     );
