@@ -26,7 +26,7 @@ fn leased(folder: &Folder, options: impl FnOnce(BrokerOptions) -> BrokerOptions)
 }
 
 fn lease(pool: &Pool) -> u64 {
-    lease_of(&pool).unwrap().leased
+    lease_of(pool).unwrap().leased
 }
 
 fn failure(error: &BuildError) -> &BrokerFailure {
