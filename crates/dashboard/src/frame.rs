@@ -24,7 +24,7 @@ const ROWS: usize = 50;
 /// A pool at one moment, as the page draws it: its figures, the largest 500 blocks, and 50 each of its waiting requests,
 /// tags, streams and latest events. It serializes to JSON for the page, whose form may change in any version.
 ///
-/// Tags of blocks and events are known if the pool keeps a [history](weirpool::PoolBuilder::history).
+/// Tags of blocks and events are known if the pool has a [recorder](weirpool_observe::Recorder).
 #[derive(Clone, PartialEq, Serialize)]
 pub struct Frame {
     time_ns: u64,
