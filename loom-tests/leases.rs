@@ -1,20 +1,91 @@
-//! A lease that a broker grants and recalls, against requests and frees.
+//! A lease that a source of capacity grants and recalls, against requests and frees.
 
 use super::*;
 use loom::thread;
-use weirpool::{LeaseModel, Leased};
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use weirpool::extend::{BoundedPool, Bounds, CapacitySource, Joining};
 
-fn leased(device: &SimDevice) -> (Pool, Leased) {
-    let model = LeaseModel::default();
+/// A source whose bounds the model applies.
+#[derive(Debug, Default)]
+struct Leased {
+    pool: Mutex<Option<BoundedPool>>,
+    asked: AtomicU64,
+    /// The largest need that was ever stated.
+    most_asked: AtomicU64,
+    looks: AtomicU64,
+}
+
+impl CapacitySource for Leased {
+    fn join(&self, _: &Joining<'_>) -> Result<Option<u64>, Box<dyn Error + Send + Sync>> {
+        Ok(Some(u64::MAX))
+    }
+
+    fn start(&self, pool: BoundedPool) -> Result<(), Box<dyn Error + Send + Sync>> {
+        *self.pool.lock().unwrap() = Some(pool);
+        Ok(())
+    }
+
+    fn need(&self, bytes: u64) {
+        self.asked.store(bytes, Ordering::SeqCst);
+        self.most_asked.fetch_max(bytes, Ordering::SeqCst);
+    }
+
+    fn satisfied(&self) {
+        self.asked.store(0, Ordering::SeqCst);
+    }
+
+    fn memory_returned(&self) {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Leased {
+    /// Applies bounds, with needs counted from 0. Returns the bytes that are held afterwards.
+    fn apply(&self, first: u64, bound: u64, is_binding: bool) -> u64 {
+        self.apply_after(0, first, bound, is_binding)
+    }
+
+    /// Applies bounds after that many bytes were granted. Returns the bytes that are held afterwards.
+    fn apply_after(&self, granted: u64, first: u64, bound: u64, is_binding: bool) -> u64 {
+        // Taken out, so that no lock of the model's own is held when threads change.
+        let mut pool = self
+            .pool
+            .lock()
+            .unwrap()
+            .take()
+            .expect("one thread applies");
+        let holding = pool.apply(Bounds {
+            granted,
+            first,
+            bound,
+            is_binding,
+        });
+        *self.pool.lock().unwrap() = Some(pool);
+        holding.expect("the pool lives").held
+    }
+
+    /// Returns whether memory came back since this was called last.
+    fn take_look(&self) -> bool {
+        self.looks.swap(0, Ordering::SeqCst) > 0
+    }
+}
+
+fn leased_of(device: &SimDevice, capacity: u64) -> (Pool, Arc<Leased>) {
+    let source = Arc::new(Leased::default());
     let pool = Pool::builder(device.clone())
-        .capacity(4 * MIB)
+        .capacity(capacity)
         .chunk_bytes(2 * MIB)
         .lane_bytes(4096)
-        .lease_model(&model)
+        .capacity_source(source.clone())
         .build()
         .unwrap();
-    let leased = model.attach(&pool);
-    (pool, leased)
+    (pool, source)
+}
+
+fn leased(device: &SimDevice) -> (Pool, Arc<Leased>) {
+    leased_of(device, 4 * MIB)
 }
 
 /// Runs a model with up to two preemptions: these go through the whole pool.
@@ -30,7 +101,7 @@ fn model_with(preemptions: usize, name: &str, body: impl Fn() + Send + Sync + 's
     println!("{name}: done");
 }
 
-/// A free that comes after the look wakes the lender: memory that a broker waits for is not overlooked.
+/// A free that comes after the look wakes the source: memory that it waits for is not overlooked.
 #[test]
 fn free_against_a_binding_recall() {
     model("free against a binding recall", || {
@@ -71,12 +142,12 @@ fn grant_against_a_request_that_joins() {
             assert!(
                 count.take() > 0,
                 "it was granted and not woken; asked {}",
-                lease.asked()
+                lease.asked.load(Ordering::SeqCst)
             );
             polled = request.as_mut().poll(context);
         }
         // A need that was met is asked for no more.
-        assert_eq!(lease.asked(), 0);
+        assert_eq!(lease.asked.load(Ordering::SeqCst), 0);
     });
 }
 
@@ -86,15 +157,7 @@ fn grant_against_a_request_that_joins() {
 fn grant_that_ends_a_recall_against_a_request_that_is_held_back() {
     model_with(3, "grant that ends a recall against a held request", || {
         let device = device();
-        let model = LeaseModel::default();
-        let pool = Pool::builder(device.clone())
-            .capacity(16 * MIB)
-            .chunk_bytes(2 * MIB)
-            .lane_bytes(4096)
-            .lease_model(&model)
-            .build()
-            .unwrap();
-        let lease = model.attach(&pool);
+        let (pool, lease) = leased_of(&device, 16 * MIB);
         lease.apply_after(4 * MIB, 4 * MIB, 4 * MIB, false);
         let stream = pool.register(&device.create_stream()).unwrap();
         let block = pool.try_allocate(&stream, 4 * MIB).unwrap();
@@ -114,7 +177,7 @@ fn grant_that_ends_a_recall_against_a_request_that_is_held_back() {
         }
         assert!(polled.is_ready(), "8 MiB are granted");
         drop((polled, request, block));
-        let most = lease.most_asked();
+        let most = lease.most_asked.load(Ordering::SeqCst);
         assert!(most <= 8 * MIB, "{most} bytes asked for");
     });
 }

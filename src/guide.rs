@@ -12,6 +12,8 @@
 //! | [`python`] | services in Python: waiting with asyncio, PyTorch in a reservation |
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`foreign_memory`] | memory of other owners as blocks |
+//! | [`capacity_sources`] | a capacity that a broker or an orchestrator lends |
+//! | [`observers`] | what an observer is told, and what it may do |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -44,6 +46,12 @@ pub mod foreign_memory {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}
+
+#[doc = include_str!("../docs/guide/capacity-sources.md")]
+pub mod capacity_sources {}
+
+#[doc = include_str!("../docs/guide/observers.md")]
+pub mod observers {}
 
 #[doc = include_str!("../docs/guide/safety.md")]
 pub mod safety {}

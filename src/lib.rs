@@ -63,12 +63,12 @@
 //! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
-//! | `extend` | the seams: memory of other owners as blocks, and bytes charged for others | the crates that use them |
+//! | `foreign` | memory of other owners as blocks, and bytes charged for others | the crates that use them |
 //! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
+//! | `seam` | what other crates lend to a pool, and what they are told | the pool that they add it to |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
-//! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `error` | errors | |
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
@@ -82,7 +82,7 @@
 //!
 //! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
 //! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
-//! `crates/sim` and `crates/cuda`. `crates/broker` is the broker behind the feature `broker`.
+//! `crates/sim` and `crates/cuda`.
 //!
 //! # Crates beside this one
 //!
@@ -90,14 +90,15 @@
 //!
 //! | crate | contents |
 //! |---|---|
+//! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
-//! | `weirpool-observe` | figures for a recorder of the `metrics` crate |
+//! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-share` | blocks between processes, and tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
-//! For such crates there are the seams of [`extend`], [`Request::terms`] and [`Request::location`],
-//! [`Reservation::enter`], [`Pool::downgrade`], [`Pool::all`], and the public figures.
+//! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
+//! [`Pool::all`], the public figures, and the seams of [`extend`].
 //!
 //! # Features
 //!
@@ -105,10 +106,7 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when the first request waits. Without the
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
-//! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
-//!   [`guide::observability`].
-//! - `broker`: a pool that shares its GPU with pools of other processes; see [`guide::services`]. Linux only.
-//! - `tracing`: events and spans for a subscriber. `serde`: figures and settings as data. See [`guide::observability`].
+//! - `serde`: figures and settings as data. See [`guide::observability`].
 //!
 //! # More
 //!
@@ -130,7 +128,7 @@ pub mod device;
 mod engine;
 mod error;
 mod evictable;
-pub mod extend;
+mod foreign;
 pub mod guide;
 mod handles;
 #[cfg(feature = "cuda")]
@@ -142,13 +140,31 @@ mod pool;
 mod queue;
 mod rare;
 mod registry;
+mod seam;
 mod shared;
 mod stream;
 mod sync;
 mod task;
 pub mod testing;
-mod trace;
 mod worker;
+
+/// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading
+/// the inside of the pool. Each seam has a page in the [guide].
+///
+/// | seam | for |
+/// |---|---|
+/// | [`CapacitySource`](extend::CapacitySource) | who lends the capacity |
+/// | [`Observer`](extend::Observer) | who is told each fact |
+/// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
+/// | [`Pool::charge`] | bytes that others hold, counted against the capacity |
+pub mod extend {
+    pub use crate::foreign::{Charge, ForeignMemory};
+    pub use crate::queue::Passages;
+    pub use crate::seam::{
+        BlockOrigin, BoundedPool, Bounds, CapacitySource, Event, Fact, Holding, Joining, Memory,
+        Observer, ReservationOrigin, Site,
+    };
+}
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::{Buffer, FromBlockError, SliceMut};
@@ -157,28 +173,21 @@ pub use capture::{
 };
 pub use copy::{Download, Elements, Upload};
 pub use engine::{
-    BlockInfo, BlockOrigin, BlockState, BrokerLease, CoalesceHeuristic, DriverPool,
-    DriverPoolBuilder, DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy,
-    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
+    BlockInfo, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder, DriverPoolUse, Fill,
+    Hits, ReservationInfo, SegmentInfo, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AccessError, AllocError, BrokerFailure, BuildError, CopyError, DrainError, ErrorClass,
-    FullQueue, Shortfall, StreamError, TagShortfall, TaskError,
+    AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, FullQueue, Shortfall,
+    SourceError, StreamError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
-pub use observe::{
-    History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
-};
-#[cfg(all(feature = "broker", target_os = "linux"))]
-pub use pool::BrokerOptions;
+pub use observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
     GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
     Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
-#[cfg(weirpool_loom)]
-pub use pool::{LeaseModel, Leased};
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};

@@ -8,8 +8,8 @@ use crate::id::StreamId;
 use crate::lane::{Marker, refused};
 use crate::observe::StreamStatistics;
 use crate::queue::{Passage, block_on_unless_in_task};
+use crate::seam::Fact;
 use crate::sync::{Arc, plain};
-use crate::trace;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -62,18 +62,20 @@ impl Stream {
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
     /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
+    /// # let pool = Pool::builder(device.clone()).build()?;
     /// let stream = pool.register(&device.create_stream())?.named("decode");
     /// let _block = pool.try_allocate(&stream, 4096)?;
     /// assert_eq!(stream.statistics().name.as_deref(), Some("decode"));
-    /// assert!(pool.history().to_string().contains("on decode (S1)"));
+    /// assert!(pool.snapshot().to_string().contains(" decode (S1)"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         let lane = &self.registration.lane;
         if lane.name.set(name.into().into()).is_ok() {
-            trace::stream_named(lane.label());
+            let (stream, name) = (lane.id, lane.name());
+            let announcer = &self.registration.service.engine.store.announcer;
+            announcer.tell(|| Fact::StreamNamed { stream, name });
         }
         self
     }

@@ -64,7 +64,6 @@ pub(crate) enum Guards {
     Waiter,
     Notifier,
     Block,
-    EventLog,
     Budget,
     HostTasks,
     Outcome,

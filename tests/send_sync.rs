@@ -4,6 +4,7 @@ use static_assertions::{assert_impl_all, assert_not_impl_any};
 use weirpool::device::sim::{SimDevice, SimStream};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;
+use weirpool_observe::{History, LeakReport};
 
 assert_impl_all!(Pool: Send, Sync, Clone);
 assert_impl_all!(WeakPool: Send, Sync, Clone);

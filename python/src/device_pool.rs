@@ -140,7 +140,7 @@ impl DevicePool {
             None => builder,
         };
         let builder = match broker {
-            Some(socket) => builder.broker(socket),
+            Some(socket) => weirpool_broker::lease_capacity(builder, socket),
             None => builder,
         };
         let pool = builder.build().map_err(|error| error.to_string())?;

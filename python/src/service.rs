@@ -240,7 +240,7 @@ impl NativePool {
                 builder = builder.fail_deadlocks_after(limit);
             }
             if let Some(socket) = broker {
-                builder = builder.broker(socket);
+                builder = weirpool_broker::lease_capacity(builder, socket);
             }
             let pool = builder.build().map_err(|error| error.to_string())?;
             let stream = pool.create_stream().map_err(|error| error.to_string())?;
@@ -393,7 +393,7 @@ impl NativePool {
     /// Fails all requests from now on.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         in_parent()?;
-        py.detach(|| drop(self.pool.close()));
+        py.detach(|| self.pool.close());
         Ok(())
     }
 

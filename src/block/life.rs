@@ -17,7 +17,6 @@ use crate::queue::{Demand, Passages};
 use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
-use crate::trace;
 use smallvec::SmallVec;
 use std::future::Future;
 use std::panic::Location;
@@ -34,7 +33,6 @@ impl Block {
         rounding: u32,
         tag: Option<Tag>,
     ) -> Self {
-        tell_granted(&registration, &allocation, tag);
         Self {
             registration: Some(registration),
             allocation: Some(allocation),
@@ -63,7 +61,6 @@ impl Block {
             let seen = allocation.seen();
             allocation.after = begin_charged(registration, &seen, demand, caller)?;
         }
-        tell_granted(registration, &allocation, demand.tag);
         let rounding = demand.rounding_of(allocation.bytes);
         Ok(Self {
             registration: Some(registration.clone()),
@@ -148,7 +145,6 @@ impl Block {
         {
             return Some(Err(error));
         }
-        tell_granted(registration, &allocation, reserved.tag());
         let mut extra: Box<Extra> = kept.spare.downcast().unwrap_or_default();
         extra.reserved = Some(reserved.clone());
         Some(Ok(Self {
@@ -165,7 +161,6 @@ impl Block {
         demand: &Demand,
         reserved: &Arc<Reserved>,
     ) -> Self {
-        tell_granted(registration, &allocation, reserved.tag());
         let extra = Extra {
             reserved: Some(reserved.clone()),
             ..Extra::default()
@@ -178,17 +173,6 @@ impl Block {
             extra: Mutex::new(Guards::Block, Rare::new(extra)),
         }
     }
-}
-
-/// Traces a grant, with as many bytes as the trace of the free.
-#[inline(always)]
-pub(super) fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Option<Tag>) {
-    let asked = trace::Asked {
-        stream: registration.lane.id,
-        bytes: allocation.bytes,
-        tag,
-    };
-    trace::granted(asked, &allocation.source, allocation.address);
 }
 
 /// Tells observers of a grant, and fills the memory as the caller or the pool asks. Returns the point of the stream
@@ -567,7 +551,7 @@ impl Block {
     /// Frees a block of a reservation in the plain case, in which the reservation keeps it for the stream. Returns whether
     /// it was the plain case.
     fn end_kept(&mut self) -> bool {
-        let (Some(registration), Some(allocation)) = (&self.registration, &self.allocation) else {
+        let Some(allocation) = &self.allocation else {
             return false;
         };
         let extra = self.extra.get_mut();
@@ -575,17 +559,13 @@ impl Block {
         if !is_plain {
             return false;
         }
-        let (stream, block) = (
-            registration.lane.id,
-            as_used(allocation, self.charge.rounding()),
-        );
+        let block = as_used(allocation, self.charge.rounding());
         let mut spare = extra.take();
         let reserved = spare.as_mut().and_then(|extra| extra.reserved.take());
         let reserved = reserved.expect("a block of a reservation");
         let is_kept = reserved.keep(&mut self.registration, &block, &mut spare);
         if is_kept {
             self.allocation = None;
-            trace::freed(stream, block.bytes, block.address);
         } else if let Some(mut extra) = spare {
             extra.reserved = Some(reserved);
             **self.extra.get_mut() = Some(extra);
@@ -598,13 +578,12 @@ impl Block {
     #[cold]
     #[inline(never)]
     fn end_charged(&mut self) {
-        let (Some(registration), Some(tag)) = (&self.registration, self.charge.tag()) else {
+        let Some(tag) = self.charge.tag() else {
             return;
         };
         let Some(allocation) = self.allocation.take() else {
             return;
         };
-        let stream = registration.lane.id;
         let block = as_used(&allocation, self.charge.rounding());
         let mut is_throttled = false;
         let uncharge = |registration: &Registration| {
@@ -617,7 +596,7 @@ impl Block {
             if is_throttled {
                 self.registration().service.admit(tag);
             }
-            return trace::freed(stream, block.bytes, block.address);
+            return;
         }
         let Registration { service, lane, .. } = &**self.registration();
         release::free(&service.engine, lane, block);
@@ -645,7 +624,6 @@ impl Block {
         {
             reserved.note_freed(block.bytes);
         }
-        trace::freed(registration.lane.id, block.bytes, block.address);
     }
 }
 
@@ -665,12 +643,10 @@ impl Drop for Block {
         let Some(allocation) = &self.allocation else {
             return;
         };
-        let stream = registration.lane.id;
         let block = || as_used(allocation, self.charge.rounding());
         if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block, |_| true) {
             self.free_slowly();
         }
-        trace::freed(stream, allocation.bytes, allocation.address);
     }
 }
 

@@ -5,11 +5,11 @@
     reason = "memory is of the device on the word of its owner"
 )]
 
-use super::life::{Charge, tell_granted};
+use super::life::Charge;
 use super::{Block, Extra};
 use crate::engine::{Allocation, Source, Use, release};
-use crate::extend::ForeignMemory;
 use crate::fault::injected;
+use crate::foreign::ForeignMemory;
 use crate::heap::{BlockId, Fences};
 use crate::id::Ticket;
 use crate::queue::Passages;
@@ -53,7 +53,6 @@ impl Stream {
             let location = memory.location().unwrap_or(Location::caller());
             observers.outside_granted(&allocation, &registration.lane, location);
         }
-        tell_granted(registration, &allocation, None);
         let counters = &registration.service.engine.shared.counters;
         counters.note_foreign_grew(bytes);
         let rounding = u32::try_from(bytes.saturating_sub(memory.requested())).unwrap_or(u32::MAX);

@@ -7,13 +7,14 @@
 //! The list knows no blocks. A listed entry evicts itself: it ends a block, which is an ordinary free. Memory in use is
 //! not listed. Evicting takes an entry off the list first, under its lock, so exactly one of eviction and use has it.
 
+use super::Announcer;
 use crate::device::DeviceAddress;
 use crate::fault::injected;
 use crate::heap::{BlockId, Heap, Piece, Run};
 use crate::id::ReservationId;
 use crate::measure::Tag;
+use crate::seam::Fact;
 use crate::sync::{Busy, Guards, Mutex, plain};
-use crate::trace;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -189,11 +190,13 @@ impl List {
 #[derive(Debug)]
 pub(crate) struct Evictables {
     list: Mutex<List>,
+    announcer: plain::Arc<Announcer>,
 }
 
 impl Evictables {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(announcer: plain::Arc<Announcer>) -> Self {
         Self {
+            announcer,
             list: Mutex::new(Guards::Registry, List::default()),
         }
     }
@@ -277,7 +280,7 @@ impl Evictables {
             }
         }
         if let Some(bytes) = bytes {
-            trace::evicted(bytes);
+            self.announcer.tell(|| Fact::Evicted { bytes });
         }
     }
 

@@ -1,106 +1,93 @@
-//! The part of the capacity that a broker leases to the pool.
+//! The part of the capacity that a [source](CapacitySource) lends to the pool.
 //!
-//! The heap knows the lease as a bound on held memory. A search that is short of it asks the [`Lender`], and the lender
-//! has the [queue](crate::queue) apply each answer.
+//! The heap knows the lease as a bound on held memory. A search that is short of it asks the source, whose answers are
+//! applied by the [queue](crate::queue).
 //!
 //! A recall that is *binding* bounds the memory in use as well, until enough memory has come back. Meanwhile a bit of
 //! the gate is set: frees go to the heap, and are seen.
 
-#![cfg_attr(
-    not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-    allow(dead_code, reason = "no lender exists without the feature")
-)]
+use super::Announcer;
+use crate::seam::{CapacitySource, Fact};
+use crate::sync::plain::{Arc, AtomicBool};
+use crate::sync::{Ordering, SharedNumber, assert_unlocked};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::measure::debug_in_units;
-use crate::sync::plain::Arc;
-use crate::sync::{Ordering, SharedNumber};
-use std::fmt;
-use std::time::Duration;
-
-/// Leases capacity to a pool. No call waits for the broker, but for [`ask_and_wait`](Self::ask_and_wait).
-pub(crate) trait Lender: fmt::Debug + Send + Sync {
-    /// States that `wanted` bytes must have been [granted](LeaseBounds::granted). Replaces the need of another turn; of
-    /// several calls in one turn, the largest counts.
-    fn ask(&self, turn: u64, wanted: u64);
-
-    /// States that `wanted` bytes must have been [granted](LeaseBounds::granted), and waits briefly. Returns whether the
-    /// pool has been told of them.
-    fn ask_and_wait(&self, wanted: u64) -> bool;
-
-    /// Withdraws the need.
-    fn withdraw(&self);
-
-    /// Returns whether a need waits for its grant.
-    fn is_asking(&self) -> bool;
-
-    /// Makes the queue apply the lease again: memory came back while the broker waits for it.
-    fn look_again(&self);
-
-    /// Ends the lease: the device has all memory back.
-    fn end(&self);
-
-    /// Returns how the lease stands.
-    fn figures(&self) -> BrokerLease;
+/// A source that the pool has joined. A panic of the source is reported, and affects nothing else.
+#[derive(Debug)]
+pub(crate) struct Lender {
+    pub(crate) source: Arc<dyn CapacitySource>,
+    /// The most bytes that the pool may ever hold.
+    pub(crate) limit: u64,
+    announcer: Arc<Announcer>,
+    has_ended: AtomicBool,
 }
 
-/// The lease of a pool whose capacity a [broker](crate::guide::services#several-processes) leases; sizes are in bytes.
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct BrokerLease {
-    /// The bytes that the pool may hold, including those that the broker has asked for and the pool has not given back.
-    pub leased: u64,
-    /// The bytes that are never taken back.
-    pub guaranteed: u64,
-    /// The maximum number of bytes that the pool may hold.
-    pub limit: u64,
-    /// The bytes that the broker has asked for and the pool has not given back.
-    pub recalled: u64,
-    /// Whether the pool has asked the broker for more bytes, and waits for the grant.
-    pub is_waiting: bool,
-    /// Whether the broker is connected. Without it the pool goes on within its lease, and requests beyond it wait.
-    pub is_connected: bool,
-    /// Why a restarted broker does not take the pool back, if it said so.
-    pub refused: Option<String>,
-    /// The total time that the pool has spent giving memory back, unmapping included.
-    pub returning: Duration,
-    /// The total time that the pool has spent serving the queue with granted bytes, mapping included.
-    pub granting: Duration,
-}
+impl Lender {
+    pub(crate) fn new(
+        source: Arc<dyn CapacitySource>,
+        limit: u64,
+        announcer: Arc<Announcer>,
+    ) -> Self {
+        Self {
+            source,
+            limit,
+            announcer,
+            has_ended: AtomicBool::new(false),
+        }
+    }
 
-debug_in_units!(struct BrokerLease { leased as bytes, guaranteed as bytes, limit as bytes, recalled as bytes, is_waiting, is_connected, refused, returning, granting });
+    /// Calls the source. Returns `None` if it panicked.
+    fn call<R>(&self, call: impl FnOnce(&dyn CapacitySource) -> R) -> Option<R> {
+        assert_unlocked("a capacity source is called");
+        let called = catch_unwind(AssertUnwindSafe(|| call(&*self.source)));
+        if called.is_err() {
+            self.announcer.tell(|| Fact::SourcePanicked);
+        }
+        // The payload's drop may panic, too.
+        called.map_err(std::mem::forget).ok()
+    }
 
-/// What a lender lets the pool hold, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LeaseBounds {
-    /// Granted so far, whether returned since or not.
-    pub(crate) granted: u64,
-    /// May be held first, for the requests that wait.
-    pub(crate) first: u64,
-    /// May be held then.
-    pub(crate) bound: u64,
-    /// The broker waits for memory that is in use.
-    pub(crate) is_binding: bool,
+    /// Tells the source that memory came back while it waits for it.
+    pub(crate) fn tell_of_memory(&self) {
+        self.call(|source| source.memory_returned());
+    }
+
+    /// Tells the source, once, that the device has all memory back.
+    pub(crate) fn end(&self) {
+        if !self.has_ended.swap(true, Ordering::Relaxed) {
+            self.call(|source| source.ended());
+        }
+    }
+
+    /// Returns what keeps the source from working.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.call(|source| source.trouble()).flatten()
+    }
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Lease {
-    pub(crate) lender: Option<Arc<dyn Lender>>,
-    /// The pass over the queue that asks.
+    pub(crate) lender: Option<Arc<Lender>>,
+    /// The pass over the queue that asks, the last one that asked, and the bytes that it asked for; 0 if no request
+    /// waits. The thread that serves the queue writes them.
     turn: SharedNumber,
+    asked_in: SharedNumber,
+    asked: SharedNumber,
     /// The grants that the bounds include; all of them change under the heap's lock, and are read there. A need is
-    /// counted from here, since the next grant may be applied before the lender hears of the need.
+    /// counted from here, since the next grant may be applied before the source hears of the need.
     granted: SharedNumber,
     /// The most bytes in use that a search may lead to; `u64::MAX` for any number.
     most_in_use: SharedNumber,
 }
 
 impl Lease {
-    pub(super) fn new(lender: Option<Arc<dyn Lender>>) -> Self {
+    pub(super) fn new(lender: Option<Arc<Lender>>) -> Self {
         Self {
             lender,
             turn: SharedNumber::new(0),
+            asked_in: SharedNumber::new(0),
+            asked: SharedNumber::new(0),
             granted: SharedNumber::new(0),
             most_in_use: SharedNumber::new(u64::MAX),
         }
@@ -134,30 +121,41 @@ impl Lease {
         (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
     }
 
-    /// Asks for a request that waits in the queue.
+    /// Asks for a request that waits in the queue. The largest need of one pass over the queue counts,
+    /// and replaces that of an earlier pass.
     pub(super) fn ask(&self, wanted: u64) {
-        if let Some(lender) = &self.lender {
-            lender.ask(self.turn.load(Ordering::Relaxed), wanted);
-        }
+        let Some(lender) = &self.lender else {
+            return;
+        };
+        let turn = self.turn.load(Ordering::Relaxed);
+        let earlier = match self.asked_in.load(Ordering::Relaxed) == turn {
+            true => self.asked.load(Ordering::Relaxed),
+            false => 0,
+        };
+        let wanted = wanted.max(earlier);
+        self.asked_in.store(turn, Ordering::Relaxed);
+        self.asked.store(wanted, Ordering::Relaxed);
+        lender.call(|source| source.need(wanted));
     }
 
     /// Asks for a caller that wants an answer now.
     pub(super) fn ask_and_wait(&self, wanted: u64) -> bool {
         let lender = self.lender.as_ref();
-        lender.is_some_and(|lender| lender.ask_and_wait(wanted))
+        lender.is_some_and(|lender| lender.call(|source| source.need_now(wanted)) == Some(true))
     }
 
     /// Notes that no request waits.
     pub(crate) fn withdraw(&self) {
-        if let Some(lender) = &self.lender {
-            lender.withdraw();
+        if let Some(lender) = &self.lender
+            && self.asked.load(Ordering::Relaxed) > 0
+        {
+            self.asked.store(0, Ordering::Relaxed);
+            lender.call(|source| source.satisfied());
         }
     }
 
-    /// Returns whether the broker has been asked for more, and has not granted it.
+    /// Returns whether the source has been asked for more, and has not granted it.
     pub(crate) fn is_asking(&self) -> bool {
-        self.lender
-            .as_ref()
-            .is_some_and(|lender| lender.is_asking())
+        self.asked.load(Ordering::Relaxed) > self.granted.load(Ordering::Relaxed)
     }
 }

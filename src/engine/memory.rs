@@ -66,10 +66,6 @@ impl Memory {
     }
 
     /// Returns the bytes of chunks that are mapped nowhere.
-    #[cfg_attr(
-        not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-        allow(dead_code, reason = "only a pool that leases its memory asks")
-    )]
     pub(super) fn unmapped_bytes(&self) -> u64 {
         self.held.lock().unmapped.len() as u64 * self.chunk_bytes
     }

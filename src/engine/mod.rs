@@ -37,17 +37,17 @@
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
 //! | `evictable` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
-//! | `lease` | the part of the capacity that a broker leases |
-//! | `event_log`, `walk` | recent events; all blocks at one moment |
+//! | `lease` | the part of the capacity that a source lends |
+//! | `announcer`, `walk` | tells observers; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 pub(crate) mod access;
 mod alarm;
 mod allocation;
+mod announcer;
 pub(crate) mod captured;
 mod driver_pool;
-mod event_log;
 mod evictable;
 pub(crate) mod figures;
 mod fill;
@@ -86,17 +86,15 @@ mod upstream;
 mod walk;
 
 pub(crate) use allocation::{Allocation, Allocations, Counters};
+pub(crate) use announcer::Announcer;
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
-pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
-pub(crate) use event_log::{Extent, Pages};
 pub(crate) use evictable::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub(crate) use kept::{Kept, ReservationState};
-pub use lease::BrokerLease;
-pub(crate) use lease::{Lease, LeaseBounds, Lender};
+pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use neighbours::AccessScope;
@@ -331,7 +329,7 @@ impl Engine {
         Walk::new(self).block_at(address)
     }
 
-    /// Returns all segments and reservations, with the events that led there. Takes time proportional to the number of
+    /// Returns all segments and reservations. Takes time proportional to the number of
     /// blocks, most of it without the heap's lock.
     pub(crate) fn heap_walk(&self) -> HeapWalk {
         Walk::new(self).all()

@@ -1,13 +1,13 @@
 //! Sealing, and the order of streams: which point of a stream other streams come after.
 
-use super::{Engine, HeapStore, HistoryEvent, Shared, Streams};
+use super::{Engine, HeapStore, Shared, Streams};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences};
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker, refused};
+use crate::seam::Fact;
 use crate::sync::{Arc, assert_unlocked};
-use crate::trace;
 
 /// Records an event on every stream that freed something no event covers. External streams were sealed when they
 /// freed.
@@ -154,10 +154,11 @@ fn wait_for(
     };
     order_behind(&engine.streams, &engine.shared, lane, &marker)?;
     engine.shared.counters.device_waits.add(1);
-    trace::device_wait(lane.label(), donor.label());
-    engine.store.write_down(|| HistoryEvent::DeviceWait {
+    engine.store.tell(|| Fact::DeviceWait {
         stream: lane.id,
+        name: lane.name(),
         donor: donor.id,
+        donor_name: donor.name(),
     });
     Ok(true)
 }

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code, reason = "device calls on streams of lanes")]
 
-use super::{Change, Engine, HistoryEvent, ordering};
+use super::{Change, Engine, announcer, ordering};
 use crate::heap::{BlockId, Fence, Fences};
 use crate::lane::{Lane, Use};
 
@@ -51,17 +51,17 @@ fn free_in_order_of(engine: &Engine, lane: &Lane, block: &Use) -> bool {
     if engine.shared.noted(freed).is_err() {
         return false;
     }
-    let entry = engine.store.entry();
-    {
+    let announcer = &engine.store.announcer;
+    let time = announcer.time();
+    let noted = {
         let mut heap = engine.store.heap.lock();
         heap.remove_segment(block.id);
         engine.store.note_reserved(&heap);
-        if let Some(entry) = entry {
-            let (address, bytes) = (block.address.into(), block.bytes);
-            entry.write(heap.totals(), HistoryEvent::Released { address, bytes });
-        }
-    }
+        let facts = || announcer::released(&[(block.address, block.bytes)]);
+        time.map(|time| announcer.note(time, heap.totals(), facts()))
+    };
     engine.shared.counters.released.add(block.bytes);
+    announcer.tell_noted(noted);
     engine.store.tell_of_soft_cap();
     engine.shared.publish(Change::Memory);
     true

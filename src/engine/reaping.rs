@@ -1,14 +1,14 @@
 //! How far the streams have come: asks them, takes the news to the heap, and forgets the streams that are gone.
 
 use super::streams::Watches;
-use super::{Change, Engine, HeapStore, HistoryEvent, Shared, ordering};
+use super::{Change, Engine, HeapStore, Shared, ordering};
 use crate::device::{DeviceError, Watch};
 use crate::fault::injected;
 use crate::heap::{self, Fences, Order};
 use crate::id::Ticket;
 use crate::lane::{Flush, Lane};
+use crate::seam::Fact;
 use crate::sync::Arc;
-use crate::trace;
 use smallvec::SmallVec;
 use std::task::Waker;
 
@@ -77,8 +77,13 @@ fn forget_done(engine: &Engine, done: &[Arc<Lane>]) {
     done.iter()
         .for_each(|lane| lane.cache.rest(lane.timeline.completed()));
     // The lanes are dropped outside the locks: that lets go of the streams' owners, and may call a driver.
-    done.iter()
-        .for_each(|lane| trace::stream_gone(lane.label()));
+    done.iter().for_each(|lane| {
+        let (stream, name) = (lane.id, lane.name());
+        engine
+            .store
+            .announcer
+            .tell(|| Fact::StreamGone { stream, name });
+    });
 }
 
 /// Asks every stream how far it has come, and frees what that proves free. Says whether there was any news.
@@ -128,8 +133,7 @@ pub(super) fn reap_by(
         told.for_each(|(lane, completed)| lane.cache.rest(completed));
     }
     if streams > 0 {
-        trace::reaped(streams);
-        engine.store.write_down(|| HistoryEvent::Reaped { streams });
+        engine.store.tell(|| Fact::Reaped { streams });
     }
     if !done.is_empty() {
         forget_done(engine, &done);

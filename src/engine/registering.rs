@@ -4,8 +4,8 @@ use super::{Engine, reaping};
 use crate::device::{Device, DeviceStream};
 use crate::error::StreamError;
 use crate::lane::{Lane, Neighbour};
+use crate::seam::Fact;
 use crate::sync::{Arc, plain};
-use crate::trace;
 
 /// Registers a stream, with an id of its own (invariant `stable-ids`).
 ///
@@ -54,6 +54,10 @@ fn register_at(
         .lock()
         .register(id, lane.timeline.completed());
     engine.streams.lanes.lock().insert(lane.clone());
-    trace::stream_registered(lane.label());
+    let (stream, name) = (lane.id, lane.name());
+    engine
+        .store
+        .announcer
+        .tell(|| Fact::StreamRegistered { stream, name });
     Ok(lane)
 }

@@ -226,7 +226,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Asks the broker for bytes that the lease lacks. Returns whether they may be held now.
+    /// Asks the source of the capacity for bytes that the lease lacks. Returns whether they may be held now.
     fn borrow(&self, wanted: u64) -> bool {
         let lease = &self.to.engine.store.lease;
         if self.mode.is_queued {
@@ -236,7 +236,7 @@ impl<'a> Search<'a> {
         lease.ask_and_wait(wanted)
     }
 
-    /// Returns whether the request has to wait because the broker takes back memory that is in use, and the request would
+    /// Returns whether the request has to wait because the source takes back memory that is in use, and the request would
     /// exceed the bound on it.
     #[inline]
     fn is_held_back(&self) -> bool {
@@ -248,7 +248,7 @@ impl<'a> Search<'a> {
         wanted.is_some_and(|wanted| !self.is_relieved(wanted))
     }
 
-    /// Asks the broker for bytes without which the request would exceed the bound on memory in use. Returns whether it
+    /// Asks the source of the capacity for bytes without which the request would exceed the bound on memory in use. Returns whether it
     /// would not exceed the bound any more.
     #[cold]
     #[inline(never)]

@@ -1,16 +1,16 @@
 //! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
 use super::{
-    Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills, Lender, Publish,
-    Upstream,
+    Announcer, Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills,
+    Lender, Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
 use crate::error::StreamError;
 use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
+use crate::seam::Fact;
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
-use crate::trace;
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) mod gate {
     pub(crate) const BROKEN: u8 = 4;
     /// A drain waits until all memory is back: caches are bypassed, and requests are still granted.
     pub(crate) const DRAINING: u8 = 8;
-    /// A broker takes back memory that is in use: caches are bypassed, and requests are granted within a bound.
+    /// A source takes back memory that is in use: caches are bypassed, and requests are granted within a bound.
     pub(crate) const RECALLED: u8 = 16;
     /// A request waits in the scope of a reservation, perhaps for the limit of its tag and not in the fair queue: caches
     /// are bypassed, and requests are still granted.
@@ -66,10 +66,10 @@ pub(crate) struct Settings {
     pub(crate) remapping: Remapping,
     pub(crate) maintenance: MaintenanceSettings,
     pub(crate) fills: Fills,
-    /// What leases the capacity, if anything does.
-    pub(crate) lender: Option<plain::Arc<dyn Lender>>,
-    /// The most entries of the event log; 0 for no log.
-    pub(crate) history: usize,
+    /// The source of the capacity, if there is one.
+    pub(crate) lender: Option<plain::Arc<Lender>>,
+    /// Tells observers.
+    pub(crate) announcer: plain::Arc<Announcer>,
 }
 
 impl Settings {
@@ -81,10 +81,8 @@ impl Settings {
 
     /// Returns the most bytes that the pool of the driver may give, which takes memory in whole steps.
     pub(crate) fn most(&self, step: u64) -> u64 {
-        let leased = self
-            .lender
-            .as_ref()
-            .map_or(u64::MAX, |lender| lender.figures().limit);
+        let lender = self.lender.as_ref();
+        let leased = lender.map_or(u64::MAX, |lender| lender.limit);
         let pool = self.driver_pool.as_ref();
         pool.map_or(leased, |(pool, _)| pool.most(step).min(leased))
     }
@@ -216,12 +214,17 @@ impl Shared {
     /// Notes a device error. A sticky one ends the pool, and every waiter is told.
     pub(crate) fn note(&self, error: &DeviceError) {
         if !error.is_sticky() {
-            return trace::device_error(error);
+            self.settings
+                .announcer
+                .tell(|| Fact::DeviceFailed { error });
+            return;
         }
         self.fault.lock().get_or_insert_with(|| error.clone());
         let before = self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
         if before & gate::BROKEN == 0 {
-            trace::device_broken(error);
+            self.settings
+                .announcer
+                .tell(|| Fact::DeviceFailed { error });
         }
         self.publisher.publish(Change::Terms);
     }

@@ -35,7 +35,7 @@ use std::fmt;
 pub struct Statistics {
     /// The most that may be reserved.
     pub capacity: u64,
-    /// The most that may be reserved now: the capacity, unless a broker leases less.
+    /// The most that may be reserved now: the capacity, unless a source lends less.
     pub leased: u64,
     /// Reserved from the device.
     #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]

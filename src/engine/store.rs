@@ -1,6 +1,6 @@
-//! The heap behind its lock, the bounds on it, and the log of its events.
+//! The heap behind its lock, and the bounds on it.
 
-use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
+use super::announcer::{Announcer, memory_of};
 use super::evictable::Evictables;
 use super::shared::gate;
 use super::soft_cap::SoftCap;
@@ -9,8 +9,8 @@ use crate::fault::injected;
 use crate::heap::{self, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
 use crate::lane::Lane;
+use crate::seam::{Fact, Figures};
 use crate::sync::{Busy, Guards, Ordering, SharedNumber, plain};
-use crate::trace;
 use crossbeam_utils::CachePadded;
 
 /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
@@ -27,16 +27,12 @@ pub(crate) struct HeapStore {
     pub(crate) soft_cap: SoftCap,
     pub(crate) lease: Lease,
     pub(crate) evictables: Evictables,
-    /// The recent events, if the pool keeps a history.
-    pub(crate) event_log: Option<EventLog>,
+    pub(crate) announcer: plain::Arc<Announcer>,
 }
 
 impl HeapStore {
-    pub(super) fn new(
-        Shared {
-            device, settings, ..
-        }: &Shared,
-    ) -> Self {
+    pub(super) fn new(Shared { settings, .. }: &Shared) -> Self {
+        let announcer = &settings.announcer;
         let mut heap = Heap::new(settings.geometry);
         if settings.lender.is_some() {
             heap.set_lease(0);
@@ -49,8 +45,8 @@ impl HeapStore {
             reserved: CachePadded::new(SharedNumber::new(0)),
             soft_cap: SoftCap::new(),
             lease: Lease::new(settings.lender.clone()),
-            evictables: Evictables::new(),
-            event_log: EventLog::new(device, settings.history),
+            evictables: Evictables::new(announcer.clone()),
+            announcer: announcer.clone(),
         }
     }
 
@@ -80,11 +76,14 @@ impl HeapStore {
         self.reserved.store(reserved, Ordering::Relaxed);
     }
 
-    /// Tells a subscriber when the reserved bytes exceed the soft cap. No lock is held.
+    /// Tells observers when the reserved bytes exceed the soft cap. No lock is held.
     pub(super) fn tell_of_soft_cap(&self) {
         let reserved = self.reserved();
         if let Some(cap) = self.soft_cap.newly_exceeded(reserved) {
-            trace::soft_cap_exceeded(reserved, cap);
+            self.announcer.tell(|| Fact::SoftCapExceeded {
+                reserved,
+                soft_cap: cap,
+            });
         }
     }
 
@@ -100,29 +99,13 @@ impl HeapStore {
         heap::check::invariants(&self.heap.lock())
     }
 
-    /// Makes an entry of the event log, if there is one. No lock is held.
-    pub(super) fn entry(&self) -> Option<Entry<'_>> {
-        self.event_log.as_ref().map(EventLog::begin)
-    }
-
-    /// Writes to the event log, if there is one. No lock is held.
+    /// Tells a fact with the figures of the memory, if there are observers. No lock is held.
     #[inline]
-    pub(crate) fn write_entry(&self, write: impl FnOnce(Entry<'_>, Totals)) {
-        if let Some(entry) = self.entry() {
-            write(entry, self.totals());
+    pub(crate) fn tell<'a>(&self, fact: impl FnOnce() -> Fact<'a>) {
+        if self.announcer.is_open() {
+            let figures = || memory_of(self.totals());
+            self.announcer.tell_with(fact(), Figures::Of(&figures));
         }
-    }
-
-    /// Writes an event, which is made only if there is an event log. No lock is held.
-    #[inline]
-    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
-        self.write_entry(|entry, totals| entry.write(totals, event()));
-    }
-
-    /// Returns the recent entries of the event log.
-    pub(crate) fn pages(&self) -> Pages {
-        let pages = self.event_log.as_ref().map(EventLog::pages);
-        pages.unwrap_or_default()
     }
 
     /// Sets the bytes that may be held after so many were granted; with `is_binding`, also those that may be in use.
@@ -148,7 +131,7 @@ impl HeapStore {
         self.lease.wanted_for_use(in_use)
     }
 
-    /// Returns the bytes that may be held now: the capacity, unless a broker leases less.
+    /// Returns the bytes that may be held now: the capacity, unless a source lends less.
     pub(crate) fn leased(&self) -> u64 {
         match self.lease.lender {
             None => self.capacity(),
@@ -170,7 +153,7 @@ impl HeapStore {
         let completed = lane.timeline.completed();
         let has_news = self.heap.lock().complete(lane.id, completed);
         if has_news {
-            self.write_down(|| HistoryEvent::Reaped { streams: 1 });
+            self.tell(|| Fact::Reaped { streams: 1 });
         }
         has_news
     }

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
 use super::memory::Memory;
-use super::{Change, Engine, HeapStore, HistoryEvent, Shared, ordering};
+use super::{Change, Engine, HeapStore, Shared, announcer, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::fault::injected;
 use crate::heap::{
@@ -18,8 +18,8 @@ use crate::heap::{
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::measure::Bytes;
+use crate::seam::Fact;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
-use crate::trace;
 use std::time::Duration;
 
 /// How other pools over the same memory are asked to release some of theirs.
@@ -206,20 +206,24 @@ fn allocate(engine: &Engine, segment: NewSegment, whom: For) -> Result<Option<Gr
     let Engine { shared, store, .. } = engine;
     let bytes = segment.bytes;
     let (address, fences) = take_segment(engine, segment, &whom);
-    let entry = store.entry();
+    let (time, mut noted) = (store.announcer.time(), None);
     let grant = commit(store, whom, |heap| {
         let given = address.as_ref().ok().copied();
         let grant = segment.commit(heap, given, fences);
-        if let (Some(entry), Some(address)) = (entry, given) {
-            let address = address.into();
-            entry.write(heap.totals(), HistoryEvent::Grown { address, bytes });
+        if let (Some(time), Some(address)) = (time, given) {
+            let fact = Fact::Grown {
+                address: address.into(),
+                bytes,
+                chunks: 1,
+            };
+            noted = Some(store.announcer.note(time, heap.totals(), vec![fact]));
         }
         grant
     });
+    store.announcer.tell_noted(noted);
     shared.noted(address)?;
     engine.supply.note_refused(false);
     shared.counters.growths.fetch_add(1, Ordering::Relaxed);
-    trace::grown(bytes, 1);
     store.tell_of_soft_cap();
     Ok(grant)
 }
@@ -297,21 +301,17 @@ fn map(engine: &Engine, mapping: Mapping, whom: For) -> Result<Option<Grant>, De
     let created = done.len() as u64 - moved;
     count_chunks(&engine.shared, &engine.supply, moved, created, is_wish);
     let bytes = |chunks| chunks * engine.shared.settings.geometry.chunk_bytes;
-    let entry = engine.store.entry();
+    let announcer = &engine.store.announcer;
+    let (time, mut noted) = (announcer.time(), None);
     let grant = commit(&engine.store, whom, |heap| {
-        let steps = entry.map(|_| mapping.steps.clone());
+        let facts = time.map(|time| (time, announcer::mapped(&mapping.steps, outcome, bytes(1))));
         let grant = mapping.commit(heap, outcome);
-        if let (Some(entry), Some(steps)) = (entry, steps) {
-            entry.write_mapped(heap.totals(), &steps, outcome, bytes(1));
-        }
+        noted = facts.map(|(time, facts)| announcer.note(time, heap.totals(), facts));
         grant
     });
+    announcer.tell_noted(noted);
     if created > 0 {
-        trace::grown(bytes(created), created);
         engine.store.tell_of_soft_cap();
-    }
-    if moved > 0 {
-        trace::remapped(bytes(moved), moved);
     }
     let Some(error) = error else {
         if created > 0 {
@@ -385,19 +385,18 @@ pub(super) fn release(engine: &Engine, target: Target) -> Released {
     let was_claimed = !release.spans.is_empty();
     let (done, error) = release_spans(&engine.supply, &release);
     let gone = release.spans[..done].to_vec();
-    let entry = engine.store.entry();
-    let bytes = {
+    let announcer = &engine.store.announcer;
+    let time = announcer.time();
+    let (bytes, noted) = {
         let mut heap = engine.store.heap.lock();
         let bytes = heap.commit_release(release, done);
         engine.store.note_reserved(&heap);
-        if let Some(entry) = entry {
-            entry.write_released(heap.totals(), &gone);
-        }
-        bytes
+        let note = |time| announcer.note(time, heap.totals(), announcer::released(&gone));
+        (bytes, time.map(note))
     };
     engine.shared.counters.released.add(bytes);
+    announcer.tell_noted(noted);
     if bytes > 0 {
-        trace::trimmed(bytes);
         engine.store.tell_of_soft_cap();
     }
     Released {

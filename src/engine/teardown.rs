@@ -15,8 +15,8 @@ use crate::background::{Background, Errand};
 use crate::device::{Device, Watch};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
+use crate::seam::Fact;
 use crate::sync::{Arc, assert_unlocked, plain};
-use crate::trace;
 use std::task::{Wake, Waker};
 
 /// See the [module](self).
@@ -27,7 +27,7 @@ struct DeferredRelease {
     calls_block: bool,
     segments: SegmentSource,
     /// Told once the device has everything back.
-    lender: Option<plain::Arc<dyn Lender>>,
+    lender: Option<plain::Arc<Lender>>,
     /// A watch may call back at once: then the thread that looks does so again, instead of calling itself.
     errand: Errand,
     assets: plain::Mutex<Option<Assets>>,
@@ -79,7 +79,7 @@ pub(super) fn end(engine: &Engine) {
 
 /// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its pool.
 fn report_lost(streams: &Streams, store: &HeapStore) {
-    if !trace::IS_TOLD {
+    if !store.announcer.is_open() {
         return;
     }
     streams.flush(store, Flush::All);
@@ -88,8 +88,12 @@ fn report_lost(streams: &Streams, store: &HeapStore) {
         (inspect::used_blocks(&heap), heap.totals().used.current)
     };
     if blocks > 0 {
-        let whom = "granted, and forgotten before they were taken";
-        trace::leaked((blocks, 0), bytes, &whom);
+        store.announcer.tell(|| Fact::Leaked {
+            blocks,
+            reservations: 0,
+            bytes,
+            forgotten: true,
+        });
     }
 }
 

@@ -1,12 +1,12 @@
 //! The heap walk: which block an address is in, and all blocks at one moment.
 
-use super::event_log::{EventLog, Origins, Pages, ReservationOrigin};
 use super::registry::Lanes;
-use super::{BlockOrigin, Engine, HeapStore, keeping};
+use super::{Announcer, Engine, HeapStore, keeping};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
 use crate::measure::debug_in_units;
+use crate::seam::{BlockOrigin, ReservationOrigin};
 use crate::sync::Guard;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -62,9 +62,9 @@ pub struct BlockInfo {
     pub stream: Option<StreamId>,
     /// For a pending block, the streams whose work it waits for.
     pub waits_for: Vec<StreamId>,
-    /// For a block in use, where it was allocated, if the pool keeps a [history](crate::PoolBuilder::history).
+    /// For a block in use, where it was allocated, if an [observer](crate::extend::Observer) remembers.
     pub origin: Option<BlockOrigin>,
-    /// For a reserved block, where it was reserved, if the pool keeps a history.
+    /// For a reserved block, where it was reserved, if an observer remembers.
     pub reservation: Option<ReservationOrigin>,
 }
 
@@ -108,18 +108,19 @@ impl SegmentInfo {
 pub struct ReservationInfo {
     /// Bytes that are set aside and not allocated.
     pub left: u64,
-    /// Where it was made, if the pool keeps a [history](crate::PoolBuilder::history).
+    /// Where it was made, if an [observer](crate::extend::Observer) remembers.
     pub origin: Option<ReservationOrigin>,
 }
 
 debug_in_units!(struct ReservationInfo { left as bytes, origin });
 
-/// All memory at one moment, with the events that led there.
+/// All memory at one moment.
 #[derive(Debug)]
 pub(crate) struct HeapWalk {
     pub(crate) segments: Vec<SegmentInfo>,
     pub(crate) reservations: Vec<ReservationInfo>,
-    pub(crate) pages: Pages,
+    /// The number of the last event that led there.
+    pub(crate) events: u64,
 }
 
 /// A cached block: the stream that freed it, the ticket, and whether that is complete.
@@ -131,12 +132,12 @@ pub(super) struct Walk<'a> {
     store: &'a HeapStore,
     heap: Guard<'a, Box<Heap>>,
     lanes: Lanes,
-    known: Known,
+    known: Known<'a>,
 }
 
 /// Facts about blocks that are kept outside the heap.
-struct Known {
-    origins: Origins,
+struct Known<'a> {
+    announcer: &'a Announcer,
     evictable: HashSet<DeviceAddress>,
 }
 
@@ -144,9 +145,8 @@ impl<'a> Walk<'a> {
     pub(super) fn new(engine: &'a Engine) -> Self {
         keeping::return_all_kept(&engine.streams, &engine.store);
         let heap = engine.store.heap.lock();
-        let origins = engine.store.event_log.as_ref().map(EventLog::origins);
         let known = Known {
-            origins: origins.unwrap_or_default(),
+            announcer: &engine.store.announcer,
             evictable: engine.store.evictables.addresses(),
         };
         Self {
@@ -158,23 +158,25 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns the block that an address is in, in time proportional to the number of blocks.
-    pub(super) fn block_at(&self, address: u64) -> Option<BlockInfo> {
+    pub(super) fn block_at(self, address: u64) -> Option<BlockInfo> {
         let found = Found::at(&self.heap, address)?;
         let cached = match found.holding {
             Holding::Used(stream) => self.find_cached(stream, found.id),
             _ => None,
         };
-        Some(self.known.describe(found, cached))
+        let Self { heap, known, .. } = self;
+        drop(heap);
+        Some(known.describe(found, cached))
     }
 
-    /// Returns all segments and reservations, with the events that led there, in time proportional to the number of
+    /// Returns all segments and reservations, in time proportional to the number of
     /// blocks. They are described without the lock.
     pub(super) fn all(self) -> HeapWalk {
         let cached = self.all_cached();
         let segments: Vec<_> = SegmentBlocks::all(&self.heap).collect();
         let reservations: Vec<_> = inspect::reservations(&self.heap).collect();
         // Within the lock: events and blocks tell of the same memory.
-        let pages = self.store.pages();
+        let events = self.store.announcer.told();
         let Self { heap, known, .. } = self;
         drop(heap);
         let segments = segments.into_iter().map(|segment| {
@@ -193,12 +195,12 @@ impl<'a> Walk<'a> {
         let reservations = reservations.into_iter();
         let reservations = reservations.map(|(reservation, left)| ReservationInfo {
             left,
-            origin: known.origins.reservations.get(&reservation).cloned(),
+            origin: known.announcer.origin_of_reservation(reservation),
         });
         HeapWalk {
             segments: segments.collect(),
             reservations: reservations.collect(),
-            pages,
+            events,
         }
     }
 
@@ -222,7 +224,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Known {
+impl Known<'_> {
     fn describe(&self, found: Found, cached: Option<Cached>) -> BlockInfo {
         let (mut waits_for, mut reservation) = (Vec::new(), None);
         let (state, stream) = match (found.holding, cached) {
@@ -233,7 +235,7 @@ impl Known {
             }
             (Holding::Reserved(id, fences), _) => {
                 waits_for = fences.iter().map(|fence| fence.stream).collect();
-                reservation = self.origins.reservations.get(&id).cloned();
+                reservation = self.announcer.origin_of_reservation(id);
                 (BlockState::Reserved, None)
             }
             (Holding::Used(borrower), None) => (BlockState::Used, borrower.of_a_stream()),
@@ -244,16 +246,16 @@ impl Known {
             }
         };
         let is_used = state == BlockState::Used;
-        let live = self.origins.live.get(&found.address);
-        let live = live.filter(|_| is_used);
+        let address = found.address.into();
+        let origin = is_used.then(|| self.announcer.origin_of(address)).flatten();
         BlockInfo {
-            address: found.address.into(),
+            address,
             size: found.bytes,
             state,
-            is_evictable: is_used && self.evictable.contains(&found.address.into()),
+            is_evictable: is_used && self.evictable.contains(&address),
             stream,
             waits_for,
-            origin: live.map(|live| live.origin.clone()),
+            origin,
             reservation,
         }
     }

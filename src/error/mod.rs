@@ -14,16 +14,19 @@ pub use task::TaskError;
 
 use crate::device::DeviceError;
 use crate::measure::{Bytes, Counted, debug_in_units};
+use crate::sync::plain::Arc;
+use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 /// The reason why a [drain](crate::Pool::drain) ended before all memory was freed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// Some memory was not freed in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
+    /// Some memory was not freed in time. [`Pool::snapshot`](crate::Pool::snapshot) lists the live blocks.
     #[error(
         "the pool is not drained after {waited:?}: {} are in use, {} pending, and {} waiting; \
-         `Pool::leaks` names the live blocks",
+         `Pool::snapshot` lists the live blocks",
         Bytes(*used), Bytes(*pending), Counted(*waiting as u64, "request")
     )]
     TimedOut {
@@ -162,33 +165,53 @@ pub enum BuildError {
     /// The name is empty. Leave it out, or choose one.
     #[error("the pool's name is empty; leave it out, or choose one")]
     EmptyName,
-    /// The broker leases no capacity to the pool. Start it, correct the share, or let the pool run without a broker.
-    #[error("the broker leases nothing to this pool: {0}")]
-    Broker(BrokerFailure),
+    /// The [source of the capacity](crate::extend::CapacitySource) has none for the pool; see its error.
+    #[error("no capacity for this pool: {0}")]
+    CapacitySource(SourceError),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Why a [broker](crate::BuildError::Broker) leases nothing to a pool.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BrokerFailure {
-    /// No broker listens at the socket, or it does not answer.
-    #[error("{reason}")]
-    Unreachable {
-        /// The reason, with the socket and the remedy.
-        reason: String,
-    },
-    /// The broker refuses the pool: its guarantee does not fit, or its share contradicts itself.
-    #[error("{reason}")]
-    Refused {
-        /// The broker's reason, with its figures.
-        reason: String,
-    },
+/// The error of a [source of capacity](crate::BuildError::CapacitySource).
+#[derive(Clone)]
+pub struct SourceError(Arc<dyn Error + Send + Sync>);
+
+impl SourceError {
+    /// Returns the source's own error.
+    pub fn get(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.0
+    }
 }
 
-debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignDriverPool { device }, NameTaken { name }, EmptyName, Broker(inner), Device(inner) });
+impl From<Box<dyn Error + Send + Sync>> for SourceError {
+    fn from(error: Box<dyn Error + Send + Sync>) -> Self {
+        Self(error.into())
+    }
+}
+
+/// Two errors are equal if they are the same.
+impl PartialEq for SourceError {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SourceError {}
+
+impl fmt::Debug for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignDriverPool { device }, NameTaken { name }, EmptyName, CapacitySource(inner), Device(inner) });
 
 /// The reason why a stream could not be registered, or used with a block or an event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

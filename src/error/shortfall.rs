@@ -27,7 +27,7 @@ pub struct Shortfall {
     pub reserved: u64,
     /// The most bytes that the pool may reserve.
     pub capacity: u64,
-    /// The most bytes that the pool may reserve now: the capacity, unless a broker leases less.
+    /// The most bytes that the pool may reserve now: the capacity, unless a source lends less.
     pub leased: u64,
     /// The number of waiting requests.
     pub waiting: usize,

@@ -1,22 +1,24 @@
-//! Observers of each block's life: the checker of a device that checks orderings, and the event log of a pool that
-//! keeps a history. They also hold the fills. A pool without any of these has no observers, and an allocation or a free
-//! only looks at one pointer.
+//! Observers of each block's life: the checker of a device that checks orderings, and the
+//! [observers](crate::extend::Observer) of the pool. They also hold the fills. A pool without any of these has no
+//! observers, and an allocation or a free only looks at one pointer.
 
 use crate::device::{BlockObserver, RawStream};
-use crate::engine::{Allocation, BlockOrigin, Engine, Extent, Fill, Fills};
+use crate::engine::{Allocation, Engine, Fill, Fills};
+use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::queue::Demand;
+use crate::seam::Fact;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
 use std::panic::Location;
-use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Observers {
     checker: Option<plain::Arc<dyn BlockObserver>>,
     pub(crate) fills: Fills,
-    keeps_history: bool,
+    /// Whether there are [observers of the pool](crate::extend::Observer).
+    is_told: bool,
 }
 
 /// A block that was granted.
@@ -59,11 +61,10 @@ impl Observers {
         let observers = Self {
             checker: engine.shared.device.block_observer(),
             fills: engine.shared.settings.fills,
-            keeps_history: engine.store.event_log.is_some(),
+            is_told: engine.store.announcer.is_open(),
         };
-        let are_any = observers.checker.is_some()
-            || observers.fills.are_asked_for()
-            || observers.keeps_history;
+        let are_any =
+            observers.checker.is_some() || observers.fills.are_asked_for() || observers.is_told;
         are_any.then(|| plain::Arc::new(observers))
     }
 
@@ -81,9 +82,16 @@ impl Observers {
                 false => checker.block_allocated(address, bytes, lane.raw, caller.location),
             }
         }
-        if self.keeps_history {
-            engine.store.write_entry(|entry, totals| {
-                entry.write_granted(totals, extent(allocation, lane), origin(&block));
+        if self.is_told {
+            engine.store.tell(|| Fact::Granted {
+                address: allocation.address.into(),
+                size: allocation.bytes,
+                requested: block.demand.requested(),
+                stream: lane.id,
+                tag: block.demand.tag,
+                source: allocation.source,
+                waited: caller.waited,
+                site: caller.location,
             });
         }
     }
@@ -145,14 +153,12 @@ impl Observers {
         if let Some(checker) = &self.checker {
             checker.block_grown(allocation.address, bytes, lane.raw, caller.location);
         }
-        if self.keeps_history {
-            engine.store.write_entry(|entry, totals| {
-                entry.write_grown(
-                    totals,
-                    extent(allocation, lane),
-                    bytes,
-                    caller.location.into(),
-                );
+        if self.is_told {
+            engine.store.tell(|| Fact::Extended {
+                address: allocation.address.into(),
+                bytes,
+                stream: lane.id,
+                site: caller.location,
             });
         }
     }
@@ -168,11 +174,14 @@ impl Observers {
             let streams: SmallVec<[RawStream; 2]> = waits_for.iter().map(|lane| lane.raw).collect();
             checker.block_freed(allocation.address, &streams, location);
         }
-        if self.keeps_history {
-            let further = lanes[1..].iter().map(|lane| lane.id).collect();
-            engine.store.write_entry(|entry, totals| {
-                let block = extent(allocation, &lanes[0]);
-                entry.write_ending(totals, block, further, location.map(Into::into));
+        if self.is_told {
+            let further: SmallVec<[StreamId; 2]> = lanes[1..].iter().map(|lane| lane.id).collect();
+            engine.store.tell(|| Fact::Freed {
+                address: allocation.address.into(),
+                size: allocation.bytes,
+                stream: lanes[0].id,
+                further: &further,
+                site: location,
             });
         }
     }
@@ -185,26 +194,5 @@ impl Observers {
         if let Some(checker) = &self.checker {
             checker.raise_violations();
         }
-    }
-}
-
-fn extent(allocation: &Allocation, lane: &Lane) -> Extent {
-    Extent {
-        address: allocation.address,
-        size: allocation.bytes,
-        stream: lane.id,
-    }
-}
-
-/// Returns the origin of a block. The event log adds its number and the time.
-fn origin(block: &Granted<'_>) -> BlockOrigin {
-    BlockOrigin {
-        number: 0,
-        site: block.caller.location.into(),
-        time: Duration::ZERO,
-        requested: block.demand.requested(),
-        tag: block.demand.tag,
-        source: block.allocation.source,
-        waited: block.caller.waited,
     }
 }

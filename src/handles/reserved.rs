@@ -13,6 +13,7 @@ use crate::id::{ReservationId, StreamId};
 use crate::lane::{Event, Lane, StreamCache};
 use crate::measure::{Account, Tag};
 use crate::queue::{Demand, Service};
+use crate::seam::Fact;
 use crate::sync::{Arc, Mutex, plain};
 use std::any::Any;
 use std::panic::Location;
@@ -80,9 +81,11 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
-        if let Some(event_log) = &service.engine.store.event_log {
-            event_log.note_reserved(reservation, location.into(), tag);
-        }
+        service.engine.store.announcer.tell(|| Fact::Reserved {
+            reservation: reservation.0.get(),
+            tag,
+            site: location,
+        });
         if let Some(tag) = tag {
             service.queue.accounts.of(tag).note_granted();
         }
@@ -336,9 +339,11 @@ impl Reserved {
 
     fn disband(&self) {
         let engine = &self.service().engine;
-        if let Some(event_log) = &engine.store.event_log {
-            event_log.note_disbanded(self.reservation);
-        }
+        let reservation = self.reservation.0.get();
+        engine
+            .store
+            .announcer
+            .tell(|| Fact::Disbanded { reservation });
         engine.disband(self.reservation);
     }
 

@@ -5,20 +5,11 @@
 //! | `parts` | those of a stream, and of a tag |
 //! | `scope` | what happens between two moments |
 //! | `snapshot` | all segments and blocks |
-//! | `history` | what happened lately |
-//! | `leaks` | blocks that are in use still |
-//! | `export` | both as files that other tools read |
 
-#[cfg(feature = "export")]
-mod export;
-mod history;
-mod leaks;
 mod parts;
 mod scope;
 mod snapshot;
 
-pub use history::History;
-pub use leaks::LeakReport;
 pub use parts::{StreamStatistics, TagStatistics};
 pub use scope::StatisticsScope;
 pub use snapshot::Snapshot;

@@ -1,10 +1,11 @@
 //! All segments and blocks of a pool.
 
-use super::History;
-use crate::engine::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
+use crate::engine::{BlockInfo, BlockState, HeapWalk, ReservationInfo, SegmentInfo};
 use crate::handles::Presence;
 use crate::id::{StreamId, StreamLabel};
 use crate::measure::{Bytes, Counted, Milliseconds, Tag, debug_in_units};
+use crate::seam::Site;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -24,21 +25,26 @@ pub struct Snapshot {
     pub chunk_bytes: u64,
     /// Whether segments are ranges of addresses to which memory is mapped, rather than memory.
     pub virtual_memory: bool,
-    /// Whether the pool keeps a [history](crate::PoolBuilder::history).
-    pub keeps_history: bool,
     /// The segments in the order of their addresses.
     pub segments: Vec<SegmentInfo>,
-    /// The recent events; none, if the pool keeps no history. It also holds the names of the streams.
-    pub history: History,
+    /// The live reservations in the order of their creation, with the bytes that are not allocated.
+    pub reservations: Vec<ReservationInfo>,
+    /// The [names](crate::Stream::named) of the registered streams that have one.
+    pub streams: BTreeMap<StreamId, String>,
+    /// The number of the last [event](crate::extend::Event::number) of mapped or released memory that led here, or a later
+    /// one; 0 without observers.
+    pub events: u64,
 }
 
-debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as bytes, virtual_memory, keeps_history, segments, history });
+debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as bytes, virtual_memory, segments, reservations, streams, events });
 
 impl Snapshot {
     pub(crate) fn of(presence: &Presence) -> Self {
         let engine = &presence.service.engine;
         let HeapWalk {
-            segments, pages, ..
+            segments,
+            reservations,
+            events,
         } = engine.heap_walk();
         let geometry = &engine.shared.settings.geometry;
         Self {
@@ -48,9 +54,10 @@ impl Snapshot {
             capacity: engine.store.capacity(),
             chunk_bytes: geometry.chunk_bytes,
             virtual_memory: geometry.virtual_memory,
-            keeps_history: engine.store.event_log.is_some(),
             segments,
-            history: History::new(pages, engine.streams.names()),
+            reservations,
+            streams: engine.streams.names(),
+            events,
         }
     }
 
@@ -74,18 +81,18 @@ impl Snapshot {
         self.blocks_in(state).map(|block| block.size).sum()
     }
 
-    /// Returns how long a block has been in use; `None` for another block, or without a history.
+    /// Returns how long a block has been in use; `None` for another block, or if no observer remembers.
     pub fn age_of(&self, block: &BlockInfo) -> Option<Duration> {
         age(block, self.time)
     }
 
     fn label(&self, stream: StreamId) -> StreamLabel<'_> {
-        StreamLabel::new(stream, &self.history.streams)
+        StreamLabel::new(stream, &self.streams)
     }
 }
 
 /// Returns how long a block had been in use at a time, if that is known.
-pub(super) fn age(block: &BlockInfo, time: Duration) -> Option<Duration> {
+fn age(block: &BlockInfo, time: Duration) -> Option<Duration> {
     let origin = block.origin.as_ref()?;
     Some(time.saturating_sub(origin.time))
 }

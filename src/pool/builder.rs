@@ -3,12 +3,13 @@
 use super::Pool;
 use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::engine::{CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
+use crate::engine::{Announcer, CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
 use crate::error::BuildError;
 use crate::heap::{GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::Tag;
-use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Service};
+use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Service, Tenant};
 use crate::registry;
+use crate::seam::{BoundedPool, CapacitySource, Observer};
 use crate::sync::plain;
 use std::time::Duration;
 
@@ -22,10 +23,8 @@ pub struct PoolBuilder {
     config: PoolConfig,
     hook: Option<Hook>,
     driver_pool: Option<DriverPool>,
-    #[cfg(all(feature = "broker", target_os = "linux"))]
-    broker: Option<super::BrokerOptions>,
-    #[cfg(weirpool_loom)]
-    pub(super) lease_model: Option<plain::Arc<dyn crate::engine::Lender>>,
+    capacity_source: Option<plain::Arc<dyn CapacitySource>>,
+    observers: Vec<plain::Arc<dyn Observer>>,
 }
 
 impl PoolBuilder {
@@ -36,15 +35,14 @@ impl PoolBuilder {
             config: PoolConfig::default(),
             hook: None,
             driver_pool: None,
-            #[cfg(all(feature = "broker", target_os = "linux"))]
-            broker: None,
-            #[cfg(weirpool_loom)]
-            lease_model: None,
+            capacity_source: None,
+            observers: Vec::new(),
         }
     }
 
-    /// Replaces all settings, but for the [pressure hook](Self::pressure_hook) and the handle of a
-    /// [driver's pool](Self::driver_pool).
+    /// Replaces all settings, but for the [pressure hook](Self::pressure_hook), the handle of a
+    /// [driver's pool](Self::driver_pool), the [source](Self::capacity_source) of the capacity, and
+    /// [observers](Self::observer).
     pub fn config(mut self, config: PoolConfig) -> Self {
         self.config = config;
         self
@@ -234,10 +232,11 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the length of the [history](PoolConfig::history). Default: 0, which costs nothing.
+    /// Adds an observer, which is told what happens in the pool. Observers are told in the order in which they were added.
+    /// Default: none, which costs nothing. See [the guide](crate::guide::observers).
     #[doc(alias = "_record_memory_history")]
-    pub fn history(mut self, entries: usize) -> Self {
-        self.config.history = entries;
+    pub fn observer(mut self, observer: plain::Arc<dyn Observer>) -> Self {
+        self.observers.push(observer);
         self
     }
 
@@ -322,26 +321,19 @@ impl PoolBuilder {
         self
     }
 
-    /// Shares the device with pools of other processes: a broker leases the capacity. The option is the path of its
-    /// socket, or [`BrokerOptions`](crate::BrokerOptions). Default: no broker.
+    /// Sets the source of the pool's capacity: the pool holds what the source lends to it. Default: none.
     ///
-    /// A request that is short of the lease asks the broker, and waits in the queue as for any memory.
-    /// [`try_allocate`](Pool::try_allocate) waits for the broker's answer, and up to 2 ms for memory of others. A
-    /// request above the limit fails at once.
+    /// A request that is short of capacity tells the source, and waits in the queue as for any memory.
+    /// [`try_allocate`](Pool::try_allocate) fails, or waits for as long as the source makes it. A request above the most
+    /// that the source ever lends fails at once.
     ///
-    /// When the broker asks for memory, a thread of the pool's own gives back free memory. Allocations from the caches
-    /// of streams know nothing of it, unless the broker needs memory that is in use.
-    ///
-    /// Each chunk costs two calls of the driver when its memory moves to another process, whatever its size. Where
-    /// services compete for many GiB, choose [chunks](Self::chunk_bytes) of 64 MiB. See
-    /// [the guide](crate::guide::services#several-processes).
+    /// When the source takes memory back, free memory is released. Allocations from the caches of streams know nothing of
+    /// it, unless the source needs memory that is in use. See [the guide](crate::guide::capacity_sources).
     ///
     /// Excludes [`initial_size`](Self::initial_size), [`driver_pool`](Self::driver_pool), and memory that is not the
     /// device's alone.
-    #[cfg(all(feature = "broker", target_os = "linux"))]
-    #[cfg_attr(docsrs, doc(cfg(feature = "broker")))]
-    pub fn broker(mut self, options: impl Into<super::BrokerOptions>) -> Self {
-        self.broker = Some(options.into());
+    pub fn capacity_source(mut self, source: plain::Arc<dyn CapacitySource>) -> Self {
+        self.capacity_source = Some(source);
         self
     }
 
@@ -349,52 +341,38 @@ impl PoolBuilder {
     ///
     /// # Errors
     /// Returns a [`BuildError`] that names the setting that is out of range, the feature that the device lacks, or the
-    /// name that is taken; or it is the device's or the broker's error.
+    /// name that is taken; or it is the error of the device or of the [source](Self::capacity_source).
     pub fn build(self) -> Result<Pool, BuildError> {
         let Self {
             device,
             config,
             hook,
             driver_pool,
-            #[cfg(all(feature = "broker", target_os = "linux"))]
-            broker,
-            #[cfg(weirpool_loom)]
-            lease_model,
+            capacity_source,
+            observers,
         } = self;
         if let Some(name) = &config.name {
             // Before the device is asked for anything. The name is reserved later, when the pool exists.
             registry::check_name(name)?;
         }
-        #[cfg_attr(
-            not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-            allow(unused_mut, reason = "only a pool that leases its memory changes them")
-        )]
-        let mut settings = config.settings(&device, driver_pool)?;
-        #[cfg(weirpool_loom)]
-        {
-            settings.lender = lease_model;
+        let announcer = plain::Arc::new(Announcer::new(device.clone(), observers));
+        let mut settings = config.settings(&device, driver_pool, announcer)?;
+        if let Some(source) = capacity_source {
+            settings.join(source, config.name.as_deref())?;
         }
-        #[cfg(all(feature = "broker", target_os = "linux"))]
-        let joined = match broker {
-            Some(options) => options.join(&mut settings, config.name.as_deref())?,
-            None => None,
-        };
+        let lender = settings.lender.clone();
         let (others, rules) = (registry::OTHER_POOLS, config.rules());
         let pool = Service::new(device, settings, others, rules, hook)
             .and_then(|service| Pool::new(service, config.name));
-        #[cfg(all(feature = "broker", target_os = "linux"))]
-        let pool = match (pool, joined) {
-            (Ok(pool), Some(joined)) => {
-                joined.start(pool.service())?;
-                Ok(pool)
-            }
-            (Err(error), Some(joined)) => {
-                joined.abandon();
-                Err(error)
-            }
-            (pool, None) => pool,
-        };
+        if let (Err(_), Some(lender)) = (&pool, &lender) {
+            lender.end();
+        }
         let pool = pool?;
+        if let Some(lender) = lender {
+            let tenant = BoundedPool::new(Tenant::new(pool.service(), &lender));
+            let started = lender.source.start(tenant);
+            started.map_err(|error| BuildError::CapacitySource(error.into()))?;
+        }
         for (tag, config) in config.tags {
             let account = pool.tag(tag);
             if config.limit.is_some() {

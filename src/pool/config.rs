@@ -117,12 +117,6 @@ pub struct PoolConfig {
     /// another's bytes, [fill on allocation](Self::fill_on_allocate) as well. A block that was granted and never
     /// taken, because its future was dropped, is not filled: no caller had it.
     pub fill_on_free: Option<Fill>,
-    /// The length of the history that the pool keeps: the latest events, and where, when and for which stream each
-    /// live block was allocated. With 0 there is none. See [`Pool::history`](crate::Pool::history).
-    ///
-    /// With a history, each allocation and each free takes the heap's lock and one lock that all share: use it to
-    /// find a problem, not in production. An entry takes about 200 bytes.
-    pub history: usize,
     /// Limits and weights of tags; see [`TagAccount`](crate::TagAccount).
     pub tags: BTreeMap<Tag, TagConfig>,
     /// How long after its arrival a waiting request without a [deadline](crate::Request::deadline) is due. In the
@@ -156,7 +150,7 @@ pub struct PoolConfig {
     pub load_shedding: bool,
 }
 
-debug_in_units!(struct PoolConfig { name, upstream, is_pooled, capacity, initial_size as bytes, growth, chunk_bytes as bytes, alignment as bytes, lane_bytes as bytes, lane_large_bytes as bytes, per_thread_caches, order, reuse, sealing, wait_limit, remapping, release_threshold, coalesce, maintenance_interval, fill_on_allocate, fill_on_free, history, tags, due_after, priority_step, overtaking, deadlock_grace, fail_deadlocks_after, queue_limit, load_shedding });
+debug_in_units!(struct PoolConfig { name, upstream, is_pooled, capacity, initial_size as bytes, growth, chunk_bytes as bytes, alignment as bytes, lane_bytes as bytes, lane_large_bytes as bytes, per_thread_caches, order, reuse, sealing, wait_limit, remapping, release_threshold, coalesce, maintenance_interval, fill_on_allocate, fill_on_free, tags, due_after, priority_step, overtaking, deadlock_grace, fail_deadlocks_after, queue_limit, load_shedding });
 
 /// The most bytes that a pool may reserve from its device.
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -235,7 +229,6 @@ impl Default for PoolConfig {
             maintenance_interval: Duration::from_millis(10),
             fill_on_allocate: None,
             fill_on_free: None,
-            history: 0,
             tags: BTreeMap::new(),
             // A typical response time of a service; only the order of due times matters.
             due_after: Duration::from_secs(1),

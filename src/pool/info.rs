@@ -1,7 +1,7 @@
 //! The description and the health of a pool.
 
 use crate::device::{DeviceError, MemoryKind};
-use crate::engine::{BrokerLease, DriverPoolUse, Upstream};
+use crate::engine::{DriverPoolUse, Upstream};
 use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
@@ -117,8 +117,9 @@ pub struct Health {
     pub is_closed: bool,
     /// A [drain](crate::Pool::drain) is in progress.
     pub is_draining: bool,
-    /// The lease of a [broker](crate::Pool::lease), if there is one.
-    pub lease: Option<BrokerLease>,
+    /// What keeps the [source of the capacity](crate::extend::CapacitySource) from working: the pool goes on within its
+    /// bounds.
+    pub source_trouble: Option<String>,
     /// Requests that wait, in the queue or for the limit of a tag.
     pub waiting: usize,
     /// The time that the oldest of them has waited so far, on the device's clock.
@@ -131,16 +132,12 @@ impl Health {
         let engine = &service.engine;
         let now = engine.shared.device.now();
         let oldest = service.queue.oldest();
+        let lender = engine.store.lease.lender.as_ref();
         Self {
             fault: engine.shared.fault(),
             is_closed: engine.shared.is_closed(),
             is_draining: engine.shared.is_draining(),
-            lease: engine
-                .store
-                .lease
-                .lender
-                .as_ref()
-                .map(|lender| lender.figures()),
+            source_trouble: lender.and_then(|lender| lender.trouble()),
             waiting: service.queue.waiting(),
             oldest_wait: oldest.map(|since| now.saturating_sub(since)),
         }
@@ -162,8 +159,8 @@ impl fmt::Display for Health {
         if self.is_draining {
             f.write_str(", draining")?;
         }
-        if self.lease.as_ref().is_some_and(|lease| !lease.is_connected) {
-            f.write_str(", without its broker")?;
+        if let Some(trouble) = &self.source_trouble {
+            write!(f, ", {trouble}")?;
         }
         match (self.waiting, self.oldest_wait) {
             (0, _) | (_, None) => f.write_str("; no requests waiting"),

@@ -4,17 +4,16 @@ use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{Device, DeviceAddress, DeviceError, DeviceId, MemoryKind};
 use crate::engine::{
-    BlockInfo, BrokerLease, DriverPool, DriverPoolUse, Statistics, Trimmed, access, figures,
+    BlockInfo, BlockState, DriverPool, DriverPoolUse, Statistics, Trimmed, access, figures,
     maintenance, reaping,
 };
 use crate::error::{AllocError, BuildError};
-use crate::extend::Charge;
+use crate::foreign::Charge;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
-use crate::observe::{
-    History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
-};
+use crate::observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service, WaitingRequest};
+use crate::seam::{CapacitySource, Fact, Observer};
 use crate::stream::Stream;
 use crate::sync::plain::Arc;
 use std::time::Duration;
@@ -90,10 +89,10 @@ impl Pool {
         self.service().engine.store.capacity()
     }
 
-    /// Returns how the pool's lease stands, if a broker leases its capacity.
-    pub fn lease(&self) -> Option<BrokerLease> {
-        let lender = self.service().engine.store.lease.lender.as_ref();
-        lender.map(|lender| lender.figures())
+    /// Returns the [source](CapacitySource) of the pool's capacity, if it has one.
+    pub fn capacity_source(&self) -> Option<&dyn CapacitySource> {
+        let lender = self.service().engine.store.lease.lender.as_ref()?;
+        Some(&*lender.source)
     }
 
     /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory
@@ -462,10 +461,10 @@ impl Pool {
         service.queue.accounts.reset_highs();
     }
 
-    /// Returns all segments and blocks as they are now. Where the pool keeps a
-    /// [history](crate::PoolConfig::history), it has the origin of each block and the latest events as well.
+    /// Returns all segments and blocks as they are now. Where an
+    /// [observer](Observer::origin_of) remembers, it has the origin of each block as well.
     ///
-    /// Takes time in proportion to the number of blocks and the length of the history, under the heap's lock; neither
+    /// Takes time in proportion to the number of blocks, under the heap's lock; neither
     /// seals nor polls events. Blocks are disjoint and tile the memory. Each is used, pending or free as of when its
     /// stream's lane was read: at rest, the sums are those of [`statistics`](Self::statistics).
     ///
@@ -488,59 +487,40 @@ impl Pool {
         Snapshot::of(&self.presence)
     }
 
-    /// Returns the latest events of the pool; none, where it was built without a
-    /// [history](crate::PoolConfig::history).
-    ///
-    /// Takes time in proportion to its length, under the lock that allocations then share.
-    ///
-    /// ```
-    /// # use weirpool::{HistoryEvent, Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// let pool = Pool::builder(device.clone()).history(10_000).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// drop(pool.try_allocate(&stream, 1 << 20)?);
-    /// let history = pool.history();
-    /// let [.., allocated, freed] = &history.entries[..] else { unreachable!() };
-    /// assert!(matches!(&allocated.event, HistoryEvent::Allocated { origin, .. } if origin.requested == 1 << 20));
-    /// assert!(matches!(freed.event, HistoryEvent::Freed { .. }));
-    /// println!("{history}");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn history(&self) -> History {
-        History::of(&self.service().engine)
-    }
-
-    /// Returns the blocks that are in use, and the reservations that live: for the moment when there should be none any
-    /// more. With a [history](crate::PoolConfig::history) it says where they come from.
-    ///
-    /// A block that was given to `mem::forget` lives for ever, and keeps its pool alive.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// let pool = Pool::builder(device.clone()).history(1).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// std::mem::forget(pool.try_allocate(&stream, 4096)?);
-    /// let leaks = pool.leaks();
-    /// assert_eq!((leaks.blocks.len(), leaks.bytes()), (1, 4096));
-    /// println!("{leaks}"); // 1 block of 4.0 KiB, the oldest for 0.070 ms, from src/main.rs:8:21
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn leaks(&self) -> LeakReport {
-        LeakReport::of(&self.service().engine)
+    /// Returns the [observers](Observer) of the pool.
+    pub fn observers(&self) -> impl Iterator<Item = &dyn Observer> {
+        let observers = self.service().engine.store.announcer.observers();
+        observers.iter().map(|observer| &**observer)
     }
 
     /// Closes the pool: waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every
-    /// later one. So do submissions, captures and launches of graphs. Live blocks stay valid, and are freed as ever.
-    /// Returns the blocks and the reservations that live at this moment (see [`leaks`](Self::leaks)); the first call
-    /// warns a subscriber of `tracing`, if there are any.
-    pub fn close(&self) -> LeakReport {
-        let is_first = Service::close(self.service());
-        let report = self.leaks();
-        if is_first {
-            report.tell();
+    /// later one. So do submissions, captures and launches of graphs. Live blocks stay valid, and are freed as ever;
+    /// `weirpool_observe::leaks` lists them.
+    pub fn close(&self) {
+        let engine = &self.service().engine;
+        if Service::close(self.service()) && engine.store.announcer.is_open() {
+            self.tell_of_leaks();
         }
-        report
+    }
+
+    /// Tells observers if blocks or reservations live.
+    #[cold]
+    fn tell_of_leaks(&self) {
+        let snapshot = self.snapshot();
+        let left = snapshot.reservations.iter().map(|left| left.left);
+        let (blocks, reservations) = (
+            snapshot.blocks_in(BlockState::Used).count(),
+            snapshot.reservations.len(),
+        );
+        let bytes = snapshot.bytes_in(BlockState::Used) + left.sum::<u64>();
+        if blocks + reservations > 0 {
+            self.service().engine.store.announcer.tell(|| Fact::Leaked {
+                blocks,
+                reservations,
+                bytes,
+                forgotten: false,
+            });
+        }
     }
 
     /// Returns whether the pool was [closed](Self::close).

@@ -6,7 +6,6 @@
 //! | `manage` | memory that a pool holds, its figures, its limits, its end |
 //! | `config` | the configuration: every setting and its default |
 //! | `attributes` | attributes of CUDA's and HIP's pools |
-//! | `broker` | a pool whose capacity a broker leases |
 //! | `builder` | sets a configuration field by field |
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
 //! | `request` | how a request waits, whatever it asks for |
@@ -28,8 +27,6 @@
 
 mod allocate;
 mod attributes;
-#[cfg(all(feature = "broker", target_os = "linux"))]
-mod broker;
 mod builder;
 pub(crate) mod captured;
 mod config;
@@ -38,8 +35,6 @@ mod grow;
 mod hot_path;
 mod info;
 mod layout;
-#[cfg(weirpool_loom)]
-mod lease_model;
 mod manage;
 mod peers;
 mod request;
@@ -51,15 +46,11 @@ mod tags;
 mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
-#[cfg(all(feature = "broker", target_os = "linux"))]
-pub use broker::BrokerOptions;
 pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
 pub use layout::Layout;
-#[cfg(weirpool_loom)]
-pub use lease_model::{LeaseModel, Leased};
 pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};

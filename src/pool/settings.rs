@@ -2,14 +2,16 @@
 //! the choices that a configuration leaves open.
 
 use super::config::{Capacity, PoolConfig};
-use crate::device::{Capabilities, Device};
+use crate::device::{Capabilities, Device, MemoryKind};
 use crate::engine::{
-    DriverPool, DriverPoolUse, Fills, MaintenanceSettings, MemorySource, Settings, Upstream,
+    Announcer, DriverPool, DriverPoolUse, Fills, Lender, MaintenanceSettings, MemorySource,
+    Settings, Upstream,
 };
 use crate::error::BuildError;
 use crate::heap::{GRANULE, Geometry, GrowBy, ReleaseThreshold, Remapping, Sealing};
 use crate::lane::Bounds;
 use crate::queue::Rules;
+use crate::seam::{CapacitySource, Joining};
 use crate::sync::plain;
 
 /// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.
@@ -31,6 +33,51 @@ const LARGEST_CUT: u64 = 64;
 
 /// A pool has a few dozen chunks at least, or one block would pin too large a part of it.
 const FEWEST_CHUNKS: u64 = 32;
+
+impl Settings {
+    /// Joins a source of capacity, and bounds the settings by the bytes that it can lend.
+    ///
+    /// # Errors
+    /// Returns an error if a setting excludes a source, or the source has no capacity for the pool.
+    pub(super) fn join(
+        &mut self,
+        source: plain::Arc<dyn CapacitySource>,
+        name: Option<&str>,
+    ) -> Result<(), BuildError> {
+        let excluded = [
+            // The driver keeps memory that the pool has returned to it.
+            (self.driver_pool.is_some(), "driver_pool"),
+            (self.kind != MemoryKind::Device, "upstream"),
+            (self.initial > 0, "initial_size"),
+        ];
+        if let Some((_, other)) = excluded.iter().find(|(is_set, _)| *is_set) {
+            let one = "capacity_source";
+            return Err(BuildError::Conflict { one, other });
+        }
+        let geometry = &mut self.geometry;
+        let (capacity, chunk_bytes) = (geometry.capacity, geometry.chunk_bytes);
+        let joined = source.join(&Joining {
+            name,
+            capacity,
+            chunk_bytes,
+        });
+        let Some(limit) = joined.map_err(|error| BuildError::CapacitySource(error.into()))? else {
+            return Ok(());
+        };
+        let limit = limit.min(capacity);
+        let lender = Lender::new(source, limit, self.announcer.clone());
+        geometry.capacity = limit / chunk_bytes * chunk_bytes;
+        if geometry.capacity == 0 {
+            lender.end();
+            return Err(BuildError::CapacityTooSmall {
+                capacity: limit,
+                granularity: chunk_bytes,
+            });
+        }
+        self.lender = Some(plain::Arc::new(lender));
+        Ok(())
+    }
+}
 
 impl PoolConfig {
     /// Returns the rules by which requests wait.
@@ -54,6 +101,7 @@ impl PoolConfig {
         &self,
         device: &plain::Arc<dyn Device>,
         given: Option<DriverPool>,
+        announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
         let driver_pool = self.driver_pool(device, given)?;
         if matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough))) {
@@ -62,10 +110,10 @@ impl PoolConfig {
                 is_pooled: false,
                 ..self.clone()
             };
-            return unpooled.settings_over(&**device, driver_pool);
+            return unpooled.settings_over(&**device, driver_pool, announcer);
         }
         self.check_conflicts(self.is_pooled, "unpooled")?;
-        self.settings_over(&**device, driver_pool)
+        self.settings_over(&**device, driver_pool, announcer)
     }
 
     /// Returns the pool of the driver that memory comes from, if it does and there is one.
@@ -99,6 +147,7 @@ impl PoolConfig {
         &self,
         device: &dyn Device,
         driver_pool: Option<(DriverPool, DriverPoolUse)>,
+        announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
         check_remapping(self.remapping)?;
         let capabilities = device.capabilities();
@@ -139,7 +188,7 @@ impl PoolConfig {
                 on_free: self.fill_on_free,
             },
             lender: None,
-            history: self.history,
+            announcer,
         })
     }
 

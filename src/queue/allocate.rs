@@ -7,9 +7,7 @@ use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Service, Terms, Wants};
 use crate::device::Alarm;
-use crate::engine::{
-    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
-};
+use crate::engine::{Allocation, Allocations, Change, Effort, Expected, Mode, Parts, Refusal};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::Placement;
@@ -17,8 +15,8 @@ use crate::id::ReservationId;
 use crate::lane::{Event, Fit, Lane, Miss};
 use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
+use crate::seam::Fact;
 use crate::sync::Arc;
-use crate::trace;
 use std::fmt;
 use std::panic::Location;
 use std::task::{Context, Poll, Waker};
@@ -84,7 +82,8 @@ struct Membership {
     standstill: Option<TagStandstill>,
     /// The pressure hook, while it works for this request.
     asking: Option<Asking>,
-    span: trace::Waiting,
+    /// The number of the event that told of the wait.
+    told: u64,
 }
 
 impl Waiting {
@@ -114,7 +113,6 @@ impl Waiting {
         };
         let engine = &service.engine;
         let (now, limit) = (engine.shared.device.now(), terms.limit());
-        let asked = ask.demand.asked(lane);
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
@@ -147,12 +145,18 @@ impl Waiting {
             let at = now.saturating_add(limit);
             (at, Alarm::new(&engine.shared.device, at, waker))
         });
+        let told = engine.store.announcer.tell(|| Fact::Waiting {
+            stream: lane.id.of_a_stream(),
+            name: lane.name(),
+            bytes: waiter.demand.request.bytes,
+            tag: waiter.demand.tag,
+        });
         self.0 = Rare::new(Membership {
             waiter,
             deadline,
             standstill: None,
             asking: None,
-            span: trace::Waiting::new(asked, lane.name()),
+            told,
         });
         Ok(())
     }
@@ -241,7 +245,7 @@ impl Waiting {
         let Membership {
             waiter,
             asking,
-            span,
+            told,
             ..
         } = *membership;
         let left_over = waiter.cancel();
@@ -253,14 +257,14 @@ impl Waiting {
             false => waiter.unserved(),
         };
         Service::depart(service, &waiter, waited);
-        service.engine.store.write_down(|| HistoryEvent::Waited {
+        service.engine.store.tell(|| Fact::Waited {
+            since: told,
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
             waited: time_waited,
             outcome,
         });
-        span.end(outcome, time_waited);
         if let Some(asking) = asking {
             asking.end(service);
         }
@@ -313,7 +317,7 @@ impl Membership {
         if asking.is_none() {
             *asking = service.hooked.ask(service, waiter);
         }
-        let is_over = |asking: &mut Asking| asking.poll(context);
+        let is_over = |asking: &mut Asking| asking.poll(&service.engine.store.announcer, context);
         if let Some(asking) = asking.take_if(is_over) {
             // This serves memory that the hook freed.
             asking.end(service);

@@ -17,8 +17,9 @@ use super::{Demand, Service};
 use crate::error::AllocError;
 use crate::lane::{Holder, Lane};
 use crate::measure::{Bytes, Milliseconds, Tag};
+use crate::seam::Fact;
 use crate::sync::{Arc, Guards, Mutex};
-use crate::trace;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -127,7 +128,7 @@ impl Pass<'_> {
     fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration, since: Duration) -> Served {
         let service = self.service;
         if service.deadlock.report() {
-            trace::deadlocked(&service.shortfall(&head.demand), || holders(service, None));
+            tell_deadlock(service, &head.demand, None);
         }
         let Some(fails_at) = service.rules.deadlock_fails_at(since) else {
             return Served::Short;
@@ -143,20 +144,48 @@ impl Pass<'_> {
     }
 }
 
-/// Lists the holders of memory, the largest first: tags, and locations in the user's source if the pool keeps a
-/// history. With a tag, only the holders of its memory.
-pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
+/// Tells observers of a deadlock: of the queue, or of the requests that wait for the limit of a tag.
+pub(super) fn tell_deadlock(service: &Service, demand: &Demand, of: Option<Tag>) {
+    let announcer = &service.engine.store.announcer;
+    if announcer.is_open() {
+        let (shortfall, holders) = (service.shortfall(demand), holders(service, of));
+        announcer.tell(|| Fact::Deadlocked {
+            shortfall: &shortfall,
+            at_limit: of.is_some(),
+            holders: &holders,
+        });
+    }
+}
+
+/// Lists the holders of memory, the largest first: tags, and the locations in the user's source that observers
+/// remember. With a tag, only the holders of its memory.
+fn holders(service: &Service, of: Option<Tag>) -> String {
     let accounts = service.queue.accounts.iter();
     let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));
     let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
-    let event_log = service.engine.store.event_log.iter();
-    let by_location = event_log.flat_map(|event_log| event_log.held_by_location(of));
+    let by_location = held_by_location(service, of).into_iter();
     let mut holders: Vec<_> = by_tag.chain(by_location).collect();
     holders.retain(|(_, bytes)| *bytes > 0);
     holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let most = holders.iter().take(NAMED);
     let lines = most.map(|(holder, bytes)| format!("{holder}: {}", Bytes(*bytes)));
     lines.collect::<Vec<_>>().join("; ")
+}
+
+fn held_by_location(service: &Service, of: Option<Tag>) -> BTreeMap<String, u64> {
+    let mut held = BTreeMap::new();
+    if service.engine.store.announcer.is_open() {
+        let segments = service.engine.heap_walk().segments.into_iter();
+        for block in segments.flat_map(|segment| segment.blocks) {
+            let origin = block
+                .origin
+                .filter(|origin| of.is_none() || origin.tag == of);
+            if let Some(origin) = origin {
+                *held.entry(origin.site.to_string()).or_default() += block.size;
+            }
+        }
+    }
+    held
 }
 
 impl Service {

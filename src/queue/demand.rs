@@ -2,9 +2,7 @@
 
 use crate::engine::{Part, Parts};
 use crate::heap::{Placement, Request};
-use crate::lane::Lane;
 use crate::measure::Tag;
-use crate::trace::Asked;
 
 /// One block, or several that are granted together.
 #[derive(Clone, Debug)]
@@ -85,15 +83,5 @@ impl Demand {
     pub(crate) fn rounding_of(&self, granted: u64) -> u32 {
         // A lane's block may be larger. Where nothing is pooled, the size is in steps of the device.
         (granted - self.request.bytes) as u32 + self.rounding
-    }
-
-    /// Describes the demand for subscribers of `tracing`.
-    #[inline]
-    pub(crate) fn asked(&self, lane: &Lane) -> Asked {
-        Asked {
-            stream: lane.id,
-            bytes: self.request.bytes,
-            tag: self.tag,
-        }
     }
 }

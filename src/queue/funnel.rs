@@ -60,11 +60,12 @@
 
 use super::waiters::Queue;
 use crate::device::{Alarm, Device};
+use crate::engine::Announcer;
 use crate::engine::{Change, Publish};
 use crate::fault::injected;
+use crate::seam::Fact;
 use crate::sync::plain::{self, AtomicBool};
 use crate::sync::{Foreign, Guards, Mutex, Ordering, SharedNumber};
-use crate::trace;
 use std::collections::BTreeMap;
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -108,6 +109,7 @@ impl Drop for Members {
 pub(crate) struct Funnel {
     queue: plain::Arc<Queue>,
     device: plain::Arc<dyn Device>,
+    announcer: plain::Arc<Announcer>,
     state: SharedNumber,
     members: Mutex<Members>,
     stand_in: StandInAlarm,
@@ -122,10 +124,15 @@ struct StandInAlarm {
 }
 
 impl Funnel {
-    pub(super) fn new(queue: plain::Arc<Queue>, device: plain::Arc<dyn Device>) -> Self {
+    pub(super) fn new(
+        queue: plain::Arc<Queue>,
+        device: plain::Arc<dyn Device>,
+        announcer: plain::Arc<Announcer>,
+    ) -> Self {
         Self {
             queue,
             device,
+            announcer,
             state: SharedNumber::new(0),
             members: Mutex::new(Guards::Notifier, Members::default()),
             stand_in: StandInAlarm {
@@ -186,7 +193,7 @@ impl Funnel {
             reclaimers.find_map(|(_, reclaimer)| reclaimer.take())
         };
         let reclaimer = reclaimer.map(Foreign::into_inner);
-        wake_all(reclaimer.into_iter().chain(waiter));
+        wake_all(&self.announcer, reclaimer.into_iter().chain(waiter));
     }
 
     /// Notifies another server in place of one that goes away, or was polled and did not serve.
@@ -293,7 +300,7 @@ impl Funnel {
     #[inline]
     fn tell_scopes(&self) {
         if !self.queue.scopes.is_empty() {
-            wake_all(self.queue.scopes.wakers_for_pieces());
+            wake_all(&self.announcer, self.queue.scopes.wakers_for_pieces());
         }
     }
 
@@ -309,7 +316,7 @@ impl Funnel {
             let woken = woken.filter_map(|(_, member)| member.take());
             woken.map(Foreign::into_inner).collect()
         };
-        wake_all(wakers);
+        wake_all(&self.announcer, wakers);
     }
 
     /// Makes the stand-in serve by calling that waker.
@@ -345,12 +352,12 @@ impl StandInAlarm {
 }
 
 /// Wakes tasks. A panic of a waker is reported, and affects nothing else.
-pub(super) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
+pub(super) fn wake_all(announcer: &Announcer, wakers: impl IntoIterator<Item = Waker>) {
     if injected("wakers-after-a-panic-lost") {
         return wakers.into_iter().for_each(Waker::wake);
     }
     for _ in 0..plain::wake_all(wakers) {
-        trace::waker_panicked();
+        announcer.tell(|| Fact::WakerPanicked);
     }
 }
 
@@ -374,12 +381,12 @@ impl Publish for Funnel {
             Change::Reservation(_) if self.queue.scopes.is_empty() => {}
             Change::Reservation(reservation) => {
                 let in_scope = self.queue.scopes.wakers_of(reservation);
-                wake_all(in_scope);
+                wake_all(&self.announcer, in_scope);
             }
             Change::Terms => {
                 self.notify();
                 let throttled = self.queue.wakers_of_throttled();
-                wake_all(throttled);
+                wake_all(&self.announcer, throttled);
             }
         }
     }

@@ -9,10 +9,11 @@ use super::Service;
 use super::funnel::wake_all;
 use super::waiter::Waiter;
 use super::waiters::Queue;
+use crate::engine::Announcer;
 use crate::error::Shortfall;
 use crate::measure::Tag;
+use crate::seam::Fact;
 use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain, thread_local};
-use crate::trace;
 use async_trait::async_trait;
 use std::cell::RefCell;
 use std::error::Error;
@@ -128,11 +129,13 @@ pub(super) struct Hooked {
     is_set: bool,
     hook: ForeignOption<Hook>,
     is_busy: SharedFlag,
+    announcer: plain::Arc<Announcer>,
 }
 
 impl Hooked {
-    pub(super) fn new(hook: Option<Hook>) -> Self {
+    pub(super) fn new(hook: Option<Hook>, announcer: plain::Arc<Announcer>) -> Self {
         Self {
+            announcer,
             is_set: hook.is_some(),
             hook: ForeignOption::new(Guards::Queue, hook),
             is_busy: SharedFlag::new(false),
@@ -152,7 +155,7 @@ impl Hooked {
     /// Offers the hook to a request that cannot be served, and wakes its future to ask.
     pub(super) fn offer_to(&self, waiter: &Waiter) {
         if self.is_free() && waiter.hook.offer() {
-            wake_all(waiter.notify());
+            wake_all(&self.announcer, waiter.notify());
         }
     }
 
@@ -207,6 +210,10 @@ impl Service {
     }
 }
 
+fn tell_failed(announcer: &Announcer, error: &str) {
+    announcer.tell(|| Fact::HookFailed { error });
+}
+
 type Answer = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send>>;
 
 /// The hook at work, for one request. It does not keep the pool alive.
@@ -220,7 +227,7 @@ pub(super) struct Asking {
 
 impl Asking {
     /// Returns whether the hook has answered.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> bool {
+    pub(super) fn poll(&mut self, announcer: &Announcer, context: &mut Context<'_>) -> bool {
         let Some(future) = self.future.get_mut() else {
             return true;
         };
@@ -231,8 +238,8 @@ impl Asking {
         match polled {
             Ok(Poll::Pending) => return false,
             Ok(Poll::Ready(Ok(()))) => {}
-            Ok(Poll::Ready(Err(error))) => trace::hook_failed(&error),
-            Err(_) => trace::hook_failed(&"it panicked"),
+            Ok(Poll::Ready(Err(error))) => tell_failed(announcer, &error.to_string()),
+            Err(_) => tell_failed(announcer, "it panicked"),
         }
         true
     }
@@ -246,7 +253,7 @@ impl Asking {
             catch_unwind(AssertUnwindSafe(|| drop(future)))
         };
         if let Err(panic) = dropped {
-            trace::hook_failed(&"it panicked");
+            tell_failed(&service.engine.store.announcer, "it panicked");
             // The payload is the hook's, too, and its drop may panic.
             std::mem::forget(panic);
         }

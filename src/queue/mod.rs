@@ -30,7 +30,7 @@
 //! | `blocking` | waiting on a thread, without an executor |
 //! | `drain` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
-//! | `tenancy` | applies what a broker grants and recalls |
+//! | `tenancy` | applies what a source of capacity grants and recalls |
 //! | `link` | what the device's alarms call |
 
 mod admission;
@@ -81,7 +81,6 @@ pub(crate) use passage::Passage;
 pub use passage::Passages;
 pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
-#[cfg(any(all(feature = "broker", target_os = "linux"), weirpool_loom))]
 pub(crate) use tenancy::Tenant;
 pub(crate) use terms::Rules;
 pub use terms::{Overtaking, Terms};

@@ -17,15 +17,15 @@ use super::{Demand, Hook};
 use crate::background::Background;
 use crate::device::{Alarm, Device};
 use crate::engine::{
-    Change, Effort, Engine, Group, HistoryEvent, OtherPools, Settings, Watches, access, figures,
-    gate, maintenance, reaping,
+    Change, Effort, Engine, Group, OtherPools, Settings, Watches, access, figures, gate,
+    maintenance, reaping,
 };
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::fault::injected;
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
+use crate::seam::Fact;
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
-use crate::trace;
 use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
@@ -70,7 +70,12 @@ impl Service {
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
         let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
-        let funnel = plain::Arc::new(Funnel::new(queue.clone(), device.clone()));
+        let funnel = plain::Arc::new(Funnel::new(
+            queue.clone(),
+            device.clone(),
+            settings.announcer.clone(),
+        ));
+        let announcer = settings.announcer.clone();
         let engine = Engine::new(device, settings, others, funnel.clone(), waits)?;
         Ok(Self {
             rules,
@@ -87,7 +92,7 @@ impl Service {
             spawned: ForeignOption::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
-            hooked: Hooked::new(hook),
+            hooked: Hooked::new(hook, announcer),
             tenancy: Tenancy::new(),
         })
     }
@@ -197,7 +202,10 @@ impl Service {
 
     fn dismiss_reclaimer(&self) {
         let spawned = self.spawned.take();
-        wake_all(spawned.and_then(|spawned| spawned.dismiss(self)));
+        wake_all(
+            &self.engine.store.announcer,
+            spawned.and_then(|spawned| spawned.dismiss(self)),
+        );
     }
 
     /// Spawns a reclaimer for the requests that wait, if a runtime runs here and none was spawned yet. Waiters serve as
@@ -269,7 +277,7 @@ impl Service {
         for Displaced { waiter, waker } in displaced {
             if let Some(waker) = waker {
                 self.uncharge_unserved(&waiter);
-                wake_all(waker);
+                wake_all(&self.engine.store.announcer, waker);
             }
         }
     }
@@ -302,7 +310,7 @@ impl Service {
             self.funnel.notify_candidate();
         }
         self.uncharge_unserved(waiter);
-        wake_all(waker);
+        wake_all(&self.engine.store.announcer, waker);
         if self.engine.shared.is_draining() {
             self.funnel.wake_drains();
         }
@@ -344,7 +352,7 @@ impl Service {
         this.fail_hopeless();
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled();
-        wake_all(throttled);
+        wake_all(&this.engine.store.announcer, throttled);
     }
 
     /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
@@ -361,7 +369,10 @@ impl Service {
         Self::serve_change(this);
         // The others look once they are first.
         let first = this.queue.first_throttled(tag);
-        wake_all(first.and_then(|first| first.notify()));
+        wake_all(
+            &this.engine.store.announcer,
+            first.and_then(|first| first.notify()),
+        );
     }
 
     /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
@@ -449,7 +460,7 @@ impl Service {
             .fetch_or(gate::ENDED, Ordering::SeqCst);
         let is_first = before & gate::ENDED == 0;
         if is_first {
-            trace::closed();
+            this.engine.store.announcer.tell(|| Fact::Closed);
         }
         this.hooked.end();
         Self::apply_terms(this);
@@ -518,11 +529,10 @@ impl Service {
     /// Reports a request that failed because memory is short. Returns how memory stood.
     pub(crate) fn exhausted(&self, lane: &Lane, demand: &Demand) -> Shortfall {
         let shortfall = self.shortfall(demand);
-        trace::exhausted(&shortfall);
-        let stream = lane.id.of_a_stream();
-        self.engine
-            .store
-            .write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
+        self.engine.store.tell(|| Fact::OutOfMemory {
+            stream: lane.id.of_a_stream(),
+            shortfall: &shortfall,
+        });
         shortfall
     }
 
@@ -545,7 +555,7 @@ impl Service {
         })
     }
 
-    /// Returns whether others hold what the pool lacks, and may release it: the broker is asked, or the device refuses
+    /// Returns whether others hold what the pool lacks, and may release it: the source of the capacity is asked, or the device refuses
     /// while the pool could have all of its memory back.
     pub(super) fn is_short_for_others(&self) -> bool {
         let engine = &self.engine;

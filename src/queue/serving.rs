@@ -232,13 +232,13 @@ impl<'a> Pass<'a> {
         let waited = service.now().saturating_sub(waiter.since);
         service.end_deadlock();
         if injected("woken-before-granted") {
-            wake_all(waiter.notify());
+            wake_all(&self.service.engine.store.announcer, waiter.notify());
         }
         match waiter.grant(found) {
             Ok(waker) => {
                 let _ = service.leave(waiter, Some(waited));
                 if !injected("woken-before-granted") {
-                    wake_all(waker);
+                    wake_all(&self.service.engine.store.announcer, waker);
                 }
                 Served::Granted
             }

@@ -1,37 +1,23 @@
-//! Tenancy: applies the grants and recalls of a broker, on the lender's thread, so that no task of the pool has to be
+//! Tenancy: applies the bounds of a source of capacity, on the source's thread, so that no task of the pool has to be
 //! polled for it.
 //!
 //! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
 //! back to the device, first free memory of the heap, and then cached blocks. A recall that is *binding* also evicts
-//! [evictable](crate::Evictable) memory, and holds requests back that would use more. The lender looks again whenever
-//! memory comes back, like a [drain](super::drain).
-
-#![cfg_attr(
-    not(any(all(feature = "broker", target_os = "linux"), weirpool_loom)),
-    allow(dead_code, reason = "no lender exists without the feature")
-)]
+//! [evictable](crate::Evictable) memory, and holds requests back that would use more. The source is told whenever memory
+//! comes back, like a [drain](super::drain).
 
 use super::Service;
 use super::funnel::Member;
 use super::link::Link;
-use crate::engine::{LeaseBounds, Lender, figures, maintenance};
+use crate::engine::{Lender, figures, maintenance};
+use crate::seam::{ApplyBounds, Bounds, Holding};
 use crate::sync::{Arc, ForeignOption, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
-/// What a pool holds after a lease was applied, in bytes.
-#[derive(Clone, Copy, Debug)]
-#[cfg_attr(weirpool_loom, allow(dead_code, reason = "models read one of them"))]
-pub(crate) struct Holding {
-    /// From the device, or about to be.
-    pub(crate) held: u64,
-    /// Requests that wait.
-    pub(crate) waiting: usize,
-}
-
-/// What the service knows of its broker.
+/// What the service knows of its source.
 #[derive(Debug)]
 pub(super) struct Tenancy {
-    /// Looks again when memory comes back, while a recall is binding.
+    /// Tells the source when memory comes back, while a recall is binding.
     member: Mutex<Option<Member>>,
     link: ForeignOption<Link>,
 }
@@ -49,33 +35,27 @@ impl Tenancy {
     }
 }
 
-/// The pool as its lender sees it. Does not keep the pool alive after the last handle.
+/// The pool as its source sees it. Does not keep the pool alive after the last handle.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     link: Link,
-    /// Makes the lender look again.
+    /// Tells the source of memory that comes back.
     waker: Waker,
 }
 
 impl Tenant {
-    pub(crate) fn new(service: &Arc<Service>, lender: plain::Arc<dyn Lender>) -> Self {
+    pub(crate) fn new(service: &Arc<Service>, lender: &plain::Arc<Lender>) -> Self {
         let link = Link::new(service);
         service.tenancy.link.set(Some(link.clone()));
-        let waker = Waker::from(plain::Arc::new(LookAgain(lender)));
+        let waker = Waker::from(plain::Arc::new(TellOfMemory(plain::Arc::downgrade(lender))));
         Self { link, waker }
     }
+}
 
-    /// First serves the queue with up to `first` bytes, if that is more than `bound`: granted memory is for the
-    /// requests that it was asked for, before it is recalled for others.
-    ///
-    /// Then bounds the bytes that the pool holds, releases free memory above the bound, and serves the queue. With
-    /// `is_binding`, bounds the memory in use as well. Returns the figures afterwards; `None` after the last handle of
-    /// the pool is gone.
-    ///
-    /// One thread calls at a time.
-    pub(crate) fn apply(&self, bounds: LeaseBounds) -> Option<Holding> {
+impl ApplyBounds for Tenant {
+    fn apply(&mut self, bounds: Bounds) -> Option<Holding> {
         let service = self.link.service()?;
-        let LeaseBounds {
+        let Bounds {
             granted,
             first,
             bound,
@@ -95,35 +75,27 @@ impl Tenant {
         }
         Some(Service::apply_lease(&service, bounds, &self.waker))
     }
-
-    /// Returns the bytes in use, and how many blocks were granted so far; zeros once the pool is gone.
-    #[cfg_attr(weirpool_loom, allow(dead_code, reason = "models have no broker"))]
-    pub(crate) fn use_so_far(&self) -> (u64, u64) {
-        let statistics = self
-            .link
-            .service()
-            .map(|service| figures::statistics(&service.engine));
-        let statistics = statistics.unwrap_or_default();
-        (statistics.used.current, statistics.allocations)
-    }
 }
 
+/// Weak, since the source may own the [`Tenant`].
 #[derive(Debug)]
-struct LookAgain(plain::Arc<dyn Lender>);
+struct TellOfMemory(plain::Weak<Lender>);
 
-impl Wake for LookAgain {
+impl Wake for TellOfMemory {
     fn wake(self: plain::Arc<Self>) {
-        self.0.look_again();
+        self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &plain::Arc<Self>) {
-        self.0.look_again();
+        if let Some(lender) = self.0.upgrade() {
+            lender.tell_of_memory();
+        }
     }
 }
 
 impl Service {
-    fn apply_lease(this: &Arc<Self>, bounds: LeaseBounds, waker: &Waker) -> Holding {
-        let LeaseBounds {
+    fn apply_lease(this: &Arc<Self>, bounds: Bounds, waker: &Waker) -> Holding {
+        let Bounds {
             granted,
             bound,
             is_binding,
@@ -134,7 +106,7 @@ impl Service {
             .store
             .set_lease(&engine.shared, granted, bound, is_binding);
         this.enlist_lender(is_binding, waker);
-        // A failure is noted. What stays is told to the lender.
+        // A failure is noted. What stays is told to the source.
         if engine.supply.held(&engine.store) > bound {
             let _ = maintenance::release_above(engine, bound);
         }
@@ -142,30 +114,40 @@ impl Service {
             let _ = maintenance::reclaim_above(engine, bound);
         }
         if is_binding && engine.supply.held(&engine.store) > bound {
-            // Free memory of other clients was not enough either.
+            // Free memory was not enough.
             let _ = maintenance::evict_above(engine, bound);
         }
+        if is_binding && engine.supply.held(&engine.store) <= bound {
+            // No more than is held can be in use. Requests may wait for memory that is pending, within the bound.
+            engine
+                .store
+                .set_lease(&engine.shared, granted, bound, false);
+            this.enlist_lender(false, waker);
+        }
         // Also after a recall: the bytes asked for may have been granted with it, and have to be asked for again.
-        if !this.queue.is_empty() || engine.shared.is_recalled() {
+        if !this.queue.is_empty() || is_binding {
             this.funnel.note_change();
             // A thread that serves already looks again, and leaves device calls that it may not make to a thread of its
             // own.
             Self::try_serve_fully(this);
         }
+        let statistics = figures::statistics(engine);
         Holding {
             held: engine.supply.held(&engine.store),
+            used: statistics.used.current,
             waiting: this.queue.waiting(),
+            blocks: statistics.allocations,
         }
     }
 
-    /// Has the lender woken when memory comes back, while a recall is binding.
+    /// Has the source told when memory comes back, while a recall is binding.
     fn enlist_lender(&self, is_binding: bool, waker: &Waker) {
         let member = *self.tenancy.member.lock();
         match (is_binding, member) {
             (true, member) => {
                 let member = member.unwrap_or_else(|| self.funnel.name_drain());
                 *self.tenancy.member.lock() = Some(member);
-                // The lender enlists before it looks at the memory, so that memory freed in between wakes it.
+                // Before the memory is looked at, so that the source hears of memory freed in between.
                 self.funnel.enlist(member, waker);
             }
             (false, Some(member)) => {

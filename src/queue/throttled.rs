@@ -5,12 +5,11 @@
 //! throttled request of a tag fails after the same time, if nothing of the tag was freed in it.
 
 use super::Service;
-use super::deadlock::holders;
+use super::deadlock::tell_deadlock;
 use super::waiter::Waiter;
 use crate::device::Alarm;
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::trace;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -57,9 +56,7 @@ pub(super) fn look(
 
 fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
     let account = service.queue.accounts.of(tag);
-    trace::deadlocked_at_limit(&service.shortfall(&waiter.demand), || {
-        holders(service, Some(tag))
-    });
+    tell_deadlock(service, &waiter.demand, Some(tag));
     account.note_failed();
     AllocError::DeadlockedAtLimit {
         tag,

@@ -1,9 +1,9 @@
 //! The requests that wait, as plain data.
 
 use super::waiter::Waiter;
-use crate::engine::Site;
 use crate::id::StreamId;
 use crate::measure::{Tag, debug_in_units};
+use crate::seam::Site;
 use std::time::Duration;
 
 /// A request that waits for memory, from [`Pool::waiting_requests`](crate::Pool::waiting_requests). Times are on the

@@ -10,8 +10,8 @@ use crate::handles::Registration;
 use crate::id::StreamId;
 use crate::lane::{Ending, Holder};
 use crate::queue::Passage;
+use crate::seam::Fact;
 use crate::sync::{Arc, assert_unlocked};
-use crate::trace;
 use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
@@ -169,7 +169,12 @@ impl Held {
         }
         hold.release();
         if ending == Ending::Abandoned {
-            trace::host_task_abandoned(lane.label(), self.name.as_deref());
+            let announcer = &self.registration.service.engine.store.announcer;
+            announcer.tell(|| Fact::HostTaskAbandoned {
+                stream: lane.id,
+                name: lane.name(),
+                task: self.name.as_deref(),
+            });
         }
     }
 }

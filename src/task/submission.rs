@@ -7,13 +7,12 @@ use super::outcome::Outcome;
 use super::point::Point;
 use super::{Accesses, HostTask, Task};
 use crate::device::{DeviceError, DeviceErrorKind, HostFunction, HostUse, NativeStream};
-use crate::engine::HistoryEvent;
 use crate::error::TaskError;
 use crate::handles::Registration;
 use crate::lane::Holder;
+use crate::seam::Fact;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::trace;
 use std::any::type_name;
 use std::borrow::Cow;
 use std::future::Future;
@@ -190,15 +189,13 @@ impl<'s> Submission<'s> {
     #[track_caller]
     fn submitted<T>(self, registration: &Arc<Registration>, value: Value<T>) -> Task<T> {
         let Registration { service, lane, .. } = &**registration;
-        trace::submitted(lane.label(), self.name.as_deref());
-        if let Some(name) = &self.name {
-            let site = Location::caller().into();
-            service.engine.store.write_down(|| HistoryEvent::Submitted {
-                stream: lane.id,
-                name: name.clone(),
-                site,
-            });
-        }
+        let site = Location::caller();
+        service.engine.store.tell(|| Fact::Submitted {
+            stream: lane.id,
+            name: lane.name(),
+            task: self.name.as_ref(),
+            site,
+        });
         Task::new(Point::present(registration), self.name, value)
     }
 }

@@ -4,7 +4,8 @@ use crate::bench::Bench;
 use crate::common::MIB;
 use crate::site::Site;
 use futures::executor::block_on;
-use weirpool::{BlockState, HistoryEvent, Pool, Snapshot};
+use weirpool::{BlockState, Pool, Snapshot};
+use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
 fn assert_adds_up(pool: &Pool) -> Snapshot {
     let (snapshot, figures) = (pool.snapshot(), pool.statistics());
@@ -117,7 +118,8 @@ pub(crate) fn leaks_are_the_blocks_in_use<B: Bench>() {
     assert!(site.pool.leaks().is_empty());
     let block = worker.take(3 * MIB);
     drop(worker.take(MIB));
-    let leaks = site.pool.close();
+    site.pool.close();
+    let leaks = site.pool.leaks();
     let [leak] = &leaks.blocks[..] else {
         panic!("{leaks}");
     };

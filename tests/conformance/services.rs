@@ -8,6 +8,7 @@ use futures::executor::block_on;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Shortfall, Source, Tag};
+use weirpool_observe::Recorded as _;
 
 /// [21] RMM `limiting_resource_adaptor`, per tenant: a tenant over its limit fails or waits, and does not affect the
 /// others.
@@ -197,7 +198,8 @@ pub(crate) fn draining_waits_for_the_device<B: Bench>() {
     drop(block);
     let mut drain = site.pool.drain();
     assert!(poll(&mut drain).is_pending());
-    assert_eq!(site.pool.close().blocks.len(), 1);
+    site.pool.close();
+    assert_eq!(site.pool.leaks().blocks.len(), 1);
     worker.use_up(&live, 2);
     drop(live);
     assert!(poll(&mut drain).is_pending(), "the stream is held");

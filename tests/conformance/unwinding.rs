@@ -6,6 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
 use futures::channel::oneshot::{Receiver, Sender, channel};
 use futures::executor::block_on;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use weirpool_observe::Recorded as _;
 
 /// Unwinds without printing a message.
 fn panic_on_purpose() -> ! {

@@ -3,9 +3,5 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-#[cfg(feature = "export")]
-mod export;
 #[cfg(feature = "serde")]
 mod serde;
-#[cfg(feature = "tracing")]
-mod tracing;

@@ -60,43 +60,6 @@ fn figures_are_data() {
 }
 
 #[test]
-fn snapshots_and_histories_are_data() {
-    let device = manual();
-    let pool = builder(&device, 8 * MIB).history(100).build().unwrap();
-    let (_, stream) = stream(&device, &pool);
-    let tag = Tag::new("snapshot as data");
-    let block = pool.allocate(&stream, 1000).tag(tag).try_now().unwrap();
-    drop(pool.try_allocate(&stream, MIB).unwrap().deallocate());
-    assert!(pool.try_allocate(&stream, 8 * MIB).is_err());
-    let snapshot = round_trip(&pool.snapshot());
-    let used = &snapshot["segments"][0]["blocks"][0];
-    assert_eq!(used["origin"]["tag"], "snapshot as data");
-    assert_eq!(used["origin"]["site"]["file"], "tests/features/serde.rs");
-    assert_eq!(used["origin"]["source"], "grown");
-    let history = round_trip(&pool.history());
-    assert_eq!(history, snapshot["history"]);
-    let events: Vec<_> = history["entries"].as_array().unwrap().iter().collect();
-    let allocated = &events[1]["event"]["allocated"];
-    assert_eq!(allocated["origin"]["requested"], 1000);
-    assert_eq!(events[1]["occupancy"]["used"], 1024);
-    let last = &events.last().unwrap()["event"];
-    assert_eq!(last["out_of_memory"]["shortfall"]["requested"], 8 * MIB);
-    let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
-    assert!(pool.reserve(8 * MIB).try_now().is_err());
-    let leaks = round_trip(&pool.leaks());
-    assert_eq!(leaks["blocks"][0], *used);
-    let reserved = &leaks["reservations"][0];
-    assert_eq!(
-        (&reserved["left"], &reserved["origin"]["tag"]),
-        (&json!(MIB), &json!("snapshot as data"))
-    );
-    let history = round_trip(&pool.history());
-    let last = history["entries"].as_array().unwrap().last().unwrap();
-    assert_eq!(last["event"]["out_of_memory"]["stream"], json!(null));
-    drop((block, reservation));
-}
-
-#[test]
 fn settings_are_data() {
     assert_eq!(round_trip(&Order::WaitFirst), json!("wait_first"));
     assert_eq!(round_trip(&WaitLimit::Tail), json!("tail"));

@@ -13,7 +13,7 @@ use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, PoolBuilder, Stream};
-use weirpool_broker::{Broker, BrokerConfig, Watch};
+use weirpool_broker::{Broker, BrokerConfig, Watch, lease_capacity};
 
 pub(crate) const TENANT: &str = "use memory that a broker leases";
 
@@ -33,12 +33,10 @@ struct Tenant {
 impl Tenant {
     fn new(gpu: Arc<Gpu>, device: Arc<dyn Device>, socket: PathBuf) -> Self {
         let work = gpu.context().new_stream().unwrap();
-        let pool = PoolBuilder::new(device)
+        let builder = PoolBuilder::new(device)
             .capacity(CAPACITY)
-            .chunk_bytes(64 * MIB)
-            .broker(socket)
-            .build()
-            .unwrap();
+            .chunk_bytes(64 * MIB);
+        let pool = lease_capacity(builder, socket).build().unwrap();
         let stream = pool.register(&work).unwrap();
         Self {
             gpu,

@@ -29,7 +29,7 @@ const ACTS: &[(&str, fn())] = &[
     (processes::RESERVATION, processes::reservation),
     #[cfg(target_os = "linux")]
     (crate::ipc::READER, crate::ipc::reader),
-    #[cfg(all(feature = "broker", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     (crate::broker::TENANT, crate::broker::tenant),
 ];
 

@@ -103,7 +103,7 @@ mod uses;
 #[path = "../conformance/waiting.rs"]
 mod waiting;
 
-#[cfg(all(feature = "broker", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod broker;
 mod captures;
 mod children;
@@ -313,7 +313,7 @@ fn entries() -> Vec<Entry> {
             memory_of_a_killed_importer_comes_back,
             costs_of_sharing_are_measured;
     });
-    #[cfg(all(feature = "broker", target_os = "linux"))]
+    #[cfg(target_os = "linux")]
     list.extend(once! {
         broker:
             broker_moves_memory_between_processes;

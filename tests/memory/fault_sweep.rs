@@ -11,6 +11,7 @@ use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported}
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_observe::{Record as _, Recorded as _};
 
 type Outcome = Result<(), Box<dyn Error>>;
 

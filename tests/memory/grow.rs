@@ -6,6 +6,7 @@ use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Fault, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
 fn site() -> (SimDevice, Pool) {
     let device = manual();

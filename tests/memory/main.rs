@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `asking` | complete memory that no stream was asked about yet |
+//! | `capacity_source` | a capacity that something outside lends |
 //! | `donors` | whose memory a stream waits for |
 //! | `evictable` | memory that is taken back on demand |
 //! | `fault_sweep` | each device call fails once |
@@ -28,6 +29,7 @@
 mod common;
 
 mod asking;
+mod capacity_source;
 mod donors;
 mod evictable;
 mod fault_sweep;

@@ -12,6 +12,7 @@ use weirpool::{
     AllocError, Block, Capture, CapturedGraph, Evictable, GraphMemory, Pool, Stream, StreamError,
     Upstream,
 };
+use weirpool_observe::Recorded as _;
 
 const CAPACITY: u64 = 48 * MIB;
 const STEPS: usize = 400;

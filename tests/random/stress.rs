@@ -20,6 +20,7 @@ use std::task::{Context, Waker};
 use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_observe::Recorded as _;
 
 const CAPACITY: u64 = 16 * MIB;
 const TASKS: usize = 12;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `capture` | allocation while a stream is captured |
 //! | `checker` | the ordering checker |
-//! | `history` | what a pool tells of its blocks |
+//! | `observers` | observers that are told of each fact |
 //! | `peers` | several devices of one host |
 //! | `sim` | the simulated device |
 //! | `sim_schedule` | its schedule, against a model |
@@ -17,7 +17,7 @@ mod common;
 
 mod capture;
 mod checker;
-mod history;
+mod observers;
 mod peers;
 mod sim;
 mod sim_schedule;

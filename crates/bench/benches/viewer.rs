@@ -16,6 +16,7 @@ use tower_service::Service;
 use weirpool::device::sim::{Backing, Checker, SimDevice};
 use weirpool::{Block, Pool, Stream};
 use weirpool_dashboard::{Body, Dashboard, Frame};
+use weirpool_observe::Record as _;
 
 #[derive(Parser)]
 struct Options {

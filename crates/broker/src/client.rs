@@ -23,6 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use weirpool::extend::{Bounds, Holding};
 use weirpool_wire::{Allowed, Connection};
 
 /// The first and the longest time between two attempts to reconnect.
@@ -33,32 +34,6 @@ const ADMISSION: Duration = Duration::from_secs(5);
 
 /// How long the broker may take to answer a caller that waits.
 const ANSWER: Duration = Duration::from_millis(100);
-
-/// What a tenant holds after it applied terms; in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Held from the device, or about to be.
-    pub held: u64,
-    /// In use.
-    pub used: u64,
-    /// Requests that wait.
-    pub waiting: u64,
-    /// Blocks granted so far.
-    pub blocks: u64,
-}
-
-/// What a tenant may hold, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Granted so far, whether returned since or not. A need that is found under these bounds is counted from here.
-    pub granted: u64,
-    /// May be held first, for the requests that wait.
-    pub first: u64,
-    /// May be held then.
-    pub bound: u64,
-    /// The broker waits for memory that is in use.
-    pub is_binding: bool,
-}
 
 /// An allocator within a lease.
 pub trait Tenant: Send + Sync {
@@ -71,7 +46,7 @@ pub trait Tenant: Send + Sync {
     /// larger of the two.
     ///
     /// Called by one thread at a time.
-    fn apply(&self, bounds: Bounds) -> Option<Held>;
+    fn apply(&self, bounds: Bounds) -> Option<Holding>;
 }
 
 /// How a client takes part.
@@ -129,15 +104,13 @@ struct State {
     asks: u64,
     heard: u64,
     unheard: u64,
-    /// The turn in which the need was stated.
-    turn: u64,
     /// The part of the grants that the tenant has been told of.
     applied: u64,
     connection: Option<Arc<Connection>>,
     /// The number of the latest terms that were acted on, by the present broker.
     acted: u64,
     /// What the tenant held then.
-    held: Held,
+    held: Holding,
     /// Time spent in applying terms that returned memory, and in applying those that granted some.
     returning: Duration,
     granting: Duration,
@@ -198,7 +171,7 @@ impl State {
             blocks: self.held.blocks,
             used: self.held.used,
             reserved: self.held.held,
-            waiting: self.held.waiting,
+            waiting: self.held.waiting as u64,
         }
     }
 }
@@ -250,11 +223,10 @@ impl Client {
                 asks: 0,
                 heard: 0,
                 unheard: 0,
-                turn: 0,
                 applied: 0,
                 connection: Some(connection.clone()),
                 acted: 0,
-                held: Held::default(),
+                held: Holding::default(),
                 returning: Duration::ZERO,
                 granting: Duration::ZERO,
                 is_dirty: true,
@@ -317,16 +289,11 @@ impl Client {
     }
 
     /// States a need of the queue: `wanted` bytes must have been [granted](Bounds::granted). Does not wait. Replaces the
-    /// need of another turn; of several calls in one turn, the largest counts.
-    pub fn ask(&self, turn: u64, wanted: u64) {
+    /// need that was stated before.
+    pub fn ask(&self, wanted: u64) {
         let mut state = self.shared.lock();
         let before = state.needs();
-        let is_same_turn = std::mem::replace(&mut state.turn, turn) == turn;
-        state.queued = if is_same_turn {
-            wanted.max(state.queued)
-        } else {
-            wanted
-        };
+        state.queued = wanted;
         if state.needs() != before {
             self.shared.state_or_wake(&mut state);
         }

@@ -9,11 +9,15 @@ pub mod fuzzing;
 pub mod ledger;
 pub mod message;
 #[cfg(target_os = "linux")]
+mod pool;
+#[cfg(target_os = "linux")]
 mod server;
 mod share;
 
 #[cfg(target_os = "linux")]
-pub use client::{Bounds, Client, ClientConfig, ClientError, Held, Reader, Tenant, Watch};
+pub use client::{Client, ClientConfig, ClientError, Reader, Tenant, Watch};
+#[cfg(target_os = "linux")]
+pub use pool::{BrokerFailure, BrokerLease, BrokerOptions, lease_capacity, lease_of};
 #[cfg(target_os = "linux")]
 pub use server::{Broker, BrokerConfig, BrokerError, LONGEST, Running, Stop};
 pub use share::{Share, Statement, Terms};

@@ -5,8 +5,9 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use weirpool::{BrokerOptions, Pool, device::sim::SimDevice};
+use weirpool::{Pool, device::sim::SimDevice};
 use weirpool_broker::desk::MOST_CONNECTIONS;
+use weirpool_broker::{BrokerOptions, lease_capacity};
 use weirpool_wire::{Allowed, Connection, Listener};
 
 struct Folder(PathBuf);
@@ -70,11 +71,8 @@ fn top_shows_what_the_broker_leases_until_a_signal() {
         .name("chat\x1b[2J")
         .guaranteed(8 << 20)
         .headroom(0);
-    let pool = Pool::builder(SimDevice::new())
-        .chunk_bytes(2 << 20)
-        .broker(options)
-        .build()
-        .unwrap();
+    let builder = Pool::builder(SimDevice::new()).chunk_bytes(2 << 20);
+    let pool = lease_capacity(builder, options).build().unwrap();
     let stream = pool.create_stream().unwrap();
     let block = pool.try_allocate(&stream, 16 << 20).unwrap();
     let shown = String::from_utf8(top(&["top", "--once"], &socket).stdout).unwrap();

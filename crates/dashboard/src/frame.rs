@@ -11,9 +11,10 @@ use std::fmt;
 use std::time::Duration;
 use weirpool::device::DeviceAddress;
 use weirpool::{
-    BlockInfo, BlockState, Histogram, History, Pool, SegmentInfo, Snapshot, Statistics, StreamId,
+    BlockInfo, BlockState, Histogram, Pool, SegmentInfo, Snapshot, Statistics, StreamId,
     StreamStatistics, Tag, TagStatistics, WaitingRequest,
 };
+use weirpool_observe::{History, Recorded as _, Recorder};
 
 /// The most blocks: the largest ones.
 const BLOCKS: usize = 500;
@@ -23,7 +24,7 @@ const ROWS: usize = 50;
 /// A pool at one moment, as the page draws it: its figures, the largest 500 blocks, and 50 each of its waiting requests,
 /// tags, streams and latest events. It serializes to JSON for the page, whose form may change in any version.
 ///
-/// Tags of blocks and events are known if the pool keeps a [history](weirpool::PoolBuilder::history).
+/// Tags of blocks and events are known if the pool has a [recorder](weirpool_observe::Recorder).
 #[derive(Clone, PartialEq, Serialize)]
 pub struct Frame {
     time_ns: u64,
@@ -145,9 +146,9 @@ impl Frame {
     /// Returns the state of a pool now, and these latencies.
     pub(super) fn with(pool: &Pool, latencies: &[Latency]) -> Self {
         let statistics = pool.statistics();
-        let snapshot = pool.snapshot();
+        let (snapshot, history) = pool.recorded();
         let health = pool.health();
-        let label = |stream: StreamId| match snapshot.history.streams.get(&stream) {
+        let label = |stream: StreamId| match snapshot.streams.get(&stream) {
             Some(name) => format!("{name} ({stream})"),
             None => stream.to_string(),
         };
@@ -170,7 +171,7 @@ impl Frame {
             pool: snapshot.name.clone(),
             health: health.to_string(),
             is_serving: health.is_serving(),
-            has_history: snapshot.keeps_history,
+            has_history: Recorder::of(pool).is_some(),
             levels: Levels::of(&statistics),
             counts: Counts::of(&statistics),
             segments,
@@ -185,7 +186,7 @@ impl Frame {
                 .map(|stream| Streamed::of(&stream, label(stream.stream)))
                 .collect(),
             times: given.chain(own).collect(),
-            events: events(snapshot.history.clone()),
+            events: events(history),
         }
     }
 
@@ -388,6 +389,7 @@ mod tests {
     use super::*;
     use futures::FutureExt;
     use weirpool::device::sim::SimDevice;
+    use weirpool_observe::Record as _;
 
     fn json(frame: &Frame) -> serde_json::Value {
         serde_json::to_value(frame).unwrap()

@@ -11,6 +11,7 @@ use tower::ServiceExt;
 use weirpool::Pool;
 use weirpool::device::sim::SimDevice;
 use weirpool_dashboard::{Body, Dashboard, Frame, Hosts};
+use weirpool_observe::Record as _;
 
 fn pool() -> Pool {
     let builder = Pool::builder(SimDevice::new());

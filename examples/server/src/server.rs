@@ -24,6 +24,7 @@ use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::{Pool, PoolBuilder};
 use weirpool_dashboard::Hosts;
+use weirpool_observe::Record as _;
 
 /// The most bytes of the headers of a request, and of a part of an answer that waits to be sent.
 const HEADERS: usize = 64 << 10;

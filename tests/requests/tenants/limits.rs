@@ -302,7 +302,7 @@ fn timeout_at_a_limit_names_the_limit() {
 /// Throttled requests fail when the pool ends, or changes so that they can never be served.
 #[test]
 fn throttled_requests_fail_when_the_pool_ends() {
-    let close = |pool: &Pool, _: &SimDevice, _: Tag| drop(pool.close());
+    let close = |pool: &Pool, _: &SimDevice, _: Tag| pool.close();
     let shatter = |_: &Pool, device: &SimDevice, _: Tag| device.break_device("an illegal address");
     let shrink = |pool: &Pool, _: &SimDevice, _: Tag| assert!(pool.resize(2 * MIB).is_ok());
     let restrict = |pool: &Pool, _: &SimDevice, tag| pool.tag(tag).set_limit(Some(MIB));

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
+use weirpool_observe::Record as _;
 
 /// Without a runtime and a reclaimer, the waiting requests serve the queue on any executor.
 #[test]

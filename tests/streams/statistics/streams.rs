@@ -2,6 +2,7 @@
 
 use super::*;
 use weirpool::testing::Invariants;
+use weirpool_observe::{Record as _, Recorded as _};
 
 #[test]
 fn a_stream_has_figures_of_its_own() {

@@ -2,6 +2,7 @@
 
 use super::*;
 use weirpool::device::Argument;
+use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
 /// Returns the report of a write that nothing orders.
 fn unordered(device: &SimDevice, address: weirpool::device::DeviceAddress) -> String {

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use weirpool::{Pool, PoolBuilder};
+use weirpool_observe::{Record as _, Recorded as _, write_trace};
 
 /// Makes the pool remember all that it will do.
 pub(crate) fn prepare(builder: PoolBuilder) -> PoolBuilder {
@@ -27,10 +28,10 @@ pub(crate) fn write(pool: &Pool, file: &Path) -> anyhow::Result<()> {
     let history = pool.history();
     let written = if file.extension() == Some(OsStr::new("gz")) {
         let mut target = GzEncoder::new(target, Compression::default());
-        let written = history.write_trace(&mut target);
+        let written = write_trace(&history, &mut target);
         written.and_then(|()| target.finish()?.flush())
     } else {
-        history.write_trace(target)
+        write_trace(&history, target)
     };
     written.with_context(unwritable)
 }

@@ -18,6 +18,7 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use weirpool::device::sim::SimDevice;
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_observe::{Record as _, Recorded as _};
 use weirpool_tower::*;
 
 const ALL: u64 = 8 * MIB;

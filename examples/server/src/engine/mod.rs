@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
 use weirpool::{Pool, PoolBuilder, SharedBlock, Stream, Tag};
+use weirpool_observe::Recorded as _;
 use worker::Worker;
 
 /// The tags of memory that belongs to no tenant.
@@ -277,7 +278,8 @@ impl Engine {
         // The workers free the weights when they end.
         self.ended.cancel();
         self.workers.wait().await;
-        let leaks = self.pool.close();
+        self.pool.close();
+        let leaks = self.pool.leaks();
         let drained = self.pool.drain().timeout(patience).await;
         drained.with_context(|| leaks.to_string())
     }

@@ -18,6 +18,7 @@ use tower::ServiceExt;
 use weirpool::device::sim::SimDevice;
 use weirpool::{Pool, Tag};
 use weirpool_dashboard::{Frame, Recording};
+use weirpool_observe::Record as _;
 use weirpool_server::config::{ModelConfig, TenantConfig};
 use weirpool_server::{Config, Server};
 

@@ -1,0 +1,7 @@
+//! Memory that others own as blocks, and bytes that others hold. They are public in [`extend`](crate::extend).
+
+mod charge;
+mod foreign_memory;
+
+pub use charge::Charge;
+pub use foreign_memory::ForeignMemory;
