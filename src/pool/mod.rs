@@ -209,11 +209,11 @@ impl Pool {
     /// let stream = pool.register(&work)?;
     /// device.block_on(async {
     ///     let block = pool.allocate(&host, 1 << 20).await?;
-    ///     device.host_write(block.address(), b"weir")?; // the host's work: no copy
+    ///     device.host().write(block.address(), b"weir")?; // the host's work: no copy
     ///     block.used_on(&stream)?; // comes after it
     ///     work.submit(Operation::new(Duration::from_micros(9)).writes(block.address(), 4));
     ///     stream.synchronize().await?; // the host cannot be made to wait: it awaits
-    ///     device.host_read(block.address(), &mut [0; 4])?;
+    ///     device.host().read(block.address(), &mut [0; 4])?;
     ///     Ok::<(), Box<dyn std::error::Error>>(())
     /// })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
