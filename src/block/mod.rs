@@ -377,6 +377,7 @@ impl Block {
     }
 
     /// Returns the registration of a stream, which must belong to the block's pool.
+    #[inline(always)]
     fn own<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Registration>, StreamError> {
         let is_own = stream.is_of_pool(self.registration()) && !self.is_out_of_reach(stream);
         is_own

@@ -13,6 +13,7 @@ use crate::lane::{Lane, Use};
 
 /// Passes the free of a block on, in the order of one of the lanes it was used on, which are usable now. `fences`
 /// are the points after which the block is unused. Returns whether the block is gone.
+#[inline]
 pub(super) fn pass_on<'a>(
     engine: &Engine,
     mut lanes: impl Iterator<Item = &'a Lane>,

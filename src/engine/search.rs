@@ -53,7 +53,7 @@ pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
 impl<'a> Search<'a> {
     /// Returns a search for memory of a stream, at a place. If `deferred` is given, the waits that the stream needs are
     /// added there, and the memory is the stream's only once they are submitted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn for_stream(
         engine: &'a Engine,
         lane: &'a Arc<Lane>,

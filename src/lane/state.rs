@@ -65,6 +65,7 @@ impl StreamState {
     }
 
     /// Grants a block. `rounding` is the part of `bytes` that was not requested.
+    #[inline(always)]
     pub(super) fn take(&mut self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
         let cached = self.pop(bytes, fit)?;
         let surplus = (cached.bytes - bytes) as u32;
