@@ -72,6 +72,7 @@
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `error` | errors | |
+//! | `timer` | the deadlines of a pool, behind one alarm of the device | what happens then |
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
@@ -154,6 +155,7 @@ mod stream;
 mod sync;
 mod task;
 pub mod testing;
+mod timer;
 mod trace;
 #[cfg(any(feature = "dlpack", all(feature = "ipc", target_os = "linux")))]
 mod worker;

@@ -2,9 +2,10 @@
 //! process run on one [background](Background) thread at a time.
 
 use crate::background::{Background, Errand};
-use crate::device::{Alarm, Device};
+use crate::device::Device;
 use crate::queue::Passages;
 use crate::sync::plain::{self, Arc, Mutex, OnceLock};
+use crate::timer::Timer;
 use futures::future::poll_fn;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -92,13 +93,10 @@ async fn are_over(mut passages: Passages, device: &plain::Arc<dyn Device>) -> bo
             Err(_) => {
                 let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
                 let at = device.now().saturating_add(pause);
-                let mut alarm = None;
-                poll_fn(|context| {
-                    if device.now() >= at {
-                        return Poll::Ready(());
-                    }
-                    alarm = Some(Alarm::new(device, at, context.waker()));
-                    Poll::Pending
+                let deadline = Timer::new(device.clone()).deadline();
+                poll_fn(|context| match deadline.has_come(at, context.waker()) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
                 })
                 .await;
             }

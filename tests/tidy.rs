@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 27] = [
+const LAYERS: [&str; 28] = [
     "sync",
     "background",
     "rare",
     "measure",
     "device",
+    "timer",
     "error",
     "trace",
     "lane",

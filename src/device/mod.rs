@@ -39,7 +39,7 @@ pub use weirpool_cuda as cuda;
 pub use weirpool_sim as sim;
 
 pub use argument::Argument;
-pub(crate) use event::{Alarm, OwnsEvent, Watch, WatchedTransfer};
+pub(crate) use event::{OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
 pub use list::list;
 pub use native::NativeStream;

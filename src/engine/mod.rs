@@ -13,7 +13,7 @@
 //! | [`HeapStore`] | the heap behind its lock, the bounds on it, evictable memory, the event log |
 //! | [`Streams`] | the registered streams, their events, and access of other devices |
 //! | [`Supply`] | the memory that the device gave, and the budget for remapping |
-//! | [`Maintenance`] | the alarm, the threshold and the heuristic |
+//! | [`Maintenance`] | the call of the timer, the threshold and the heuristic |
 //!
 //! | file | contents |
 //! |---|---|
@@ -29,7 +29,6 @@
 //! | `registering`, `registry`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
 //! | `memory` | chunks and ranges of the device |
 //! | `spill` | memory that pools of one device ask of each other |
-//! | `alarm` | when the maintenance is done |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
@@ -43,7 +42,6 @@
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 pub(crate) mod access;
-mod alarm;
 mod allocation;
 pub(crate) mod captured;
 mod driver_pool;
@@ -125,6 +123,7 @@ pub(crate) use crate::lane::Use;
 use crate::lane::{Flush, Lane};
 use crate::measure::Waits;
 use crate::sync::{Arc, plain, yield_now};
+use crate::timer::Timer;
 use recipient::Recipient;
 use reservation::Draw;
 use search::Search;
@@ -153,13 +152,14 @@ impl Engine {
         others: OtherPools,
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
+        timer: &plain::Arc<Timer>,
     ) -> Result<Self, BuildError> {
         let shared = Shared::new(device, settings, publisher, waits);
         let engine = Self {
             store: HeapStore::new(&shared),
             streams: Streams::new(&shared),
             supply: Supply::new(&shared, others),
-            maintenance: Maintenance::new(&shared.settings.maintenance),
+            maintenance: Maintenance::new(&shared.settings.maintenance, timer),
             shared,
         };
         supply::reserve_addresses(&engine, engine.store.capacity())?;

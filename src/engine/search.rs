@@ -545,7 +545,7 @@ impl<'a> Search<'a> {
         self.to.refused = bytes;
         self.state.facts.is_refused = bytes > 0;
         if bytes > 0 {
-            maintenance::note_pressure(self.to.engine);
+            maintenance::schedule(self.to.engine);
         }
     }
 }

@@ -6,7 +6,6 @@ use super::throttled::{self, TagStandstill};
 use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Service, Terms, Wants};
-use crate::device::Alarm;
 use crate::engine::{
     Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
 };
@@ -18,6 +17,7 @@ use crate::lane::{Event, Fit, Lane, Miss};
 use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
 use crate::sync::Arc;
+use crate::timer::Deadline;
 use crate::trace;
 use std::fmt;
 use std::panic::Location;
@@ -79,7 +79,7 @@ impl fmt::Debug for Waiting {
 
 struct Membership {
     waiter: Arc<Waiter>,
-    deadline: Option<(Duration, Alarm)>,
+    deadline: Option<(Duration, Deadline)>,
     /// How long nothing of the tag was freed, if the request is throttled.
     standstill: Option<TagStandstill>,
     /// The pressure hook, while it works for this request.
@@ -143,10 +143,7 @@ impl Waiting {
         })?;
         service.note_joined(&waiter, moved);
         service.note_displaced(displaced);
-        let deadline = limit.map(|limit| {
-            let at = now.saturating_add(limit);
-            (at, Alarm::new(&engine.shared.device, at, waker))
-        });
+        let deadline = limit.map(|limit| (now.saturating_add(limit), service.timer.deadline()));
         self.0 = Rare::new(Membership {
             waiter,
             deadline,
@@ -321,27 +318,17 @@ impl Membership {
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        self.look_at_time(service, waker)
-    }
-
-    fn look_at_time(
-        &mut self,
-        service: &Service,
-        waker: &Waker,
-    ) -> Poll<Result<Allocations, AllocError>> {
-        if let Some((at, alarm)) = &mut self.deadline {
-            let now = service.now();
-            if now >= *at {
-                return Poll::Ready(self.time_out(service, now));
-            }
+        match &self.deadline {
             // The task may have another waker by now.
-            *alarm = Alarm::new(&service.engine.shared.device, *at, waker);
+            Some((at, deadline)) if deadline.has_come(*at, waker) => {
+                Poll::Ready(self.time_out(service))
+            }
+            _ => Poll::Pending,
         }
-        Poll::Pending
     }
 
     /// Ends the wait, unless a grant came in the same moment: that is taken.
-    fn time_out(&mut self, service: &Service, now: Duration) -> Result<Allocations, AllocError> {
+    fn time_out(&mut self, service: &Service) -> Result<Allocations, AllocError> {
         let waiter = &self.waiter;
         // Before the cancellation: after that, another thread may see the request leave.
         waiter.note_unserved(WaitOutcome::TimedOut);
@@ -350,7 +337,7 @@ impl Membership {
         }
         let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
-            waited: now.saturating_sub(waiter.since),
+            waited: service.now().saturating_sub(waiter.since),
             shortfall: shortfall.into(),
         })
     }

@@ -19,8 +19,8 @@
 //! No waiter can be relied on to be polled: its executor may be dead. Therefore
 //! - a waiter that was notified and has not been polled since is passed over: the next change notifies the next one;
 //! - a waiter or reclaimer that goes away with the notification serves, or passes it on;
-//! - an alarm of the device is set with the first notification. If that is still unanswered when the alarm fires, the
-//!   *stand-in* serves, in the alarm's own call.
+//! - a deadline of the timer is set with the first notification. If that is still unanswered then, the *stand-in*
+//!   serves, in the timer's own call.
 //!
 //! # State
 //!
@@ -59,11 +59,11 @@
 //! Requests cannot wake each other in circles.
 
 use super::waiters::Queue;
-use crate::device::{Alarm, Device};
 use crate::engine::{Change, Publish};
 use crate::fault::injected;
-use crate::sync::plain::{self, AtomicBool};
+use crate::sync::plain;
 use crate::sync::{Foreign, Guards, Mutex, Ordering, SharedNumber};
+use crate::timer::{DelayedCall, Timer};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::task::{Wake, Waker};
@@ -107,32 +107,19 @@ impl Drop for Members {
 #[derive(Debug)]
 pub(crate) struct Funnel {
     queue: plain::Arc<Queue>,
-    device: plain::Arc<dyn Device>,
     state: SharedNumber,
     members: Mutex<Members>,
-    stand_in: StandInAlarm,
-}
-
-/// Serves when no server answers.
-#[derive(Debug)]
-struct StandInAlarm {
-    waker: plain::Mutex<Option<Waker>>,
-    is_armed: AtomicBool,
-    alarm: plain::Mutex<Option<Alarm>>,
+    /// Serves when no server answers. Not taken back when a notification is answered: under load the next one needs it.
+    pub(super) stand_in: DelayedCall,
 }
 
 impl Funnel {
-    pub(super) fn new(queue: plain::Arc<Queue>, device: plain::Arc<dyn Device>) -> Self {
+    pub(super) fn new(queue: plain::Arc<Queue>, timer: &plain::Arc<Timer>) -> Self {
         Self {
             queue,
-            device,
             state: SharedNumber::new(0),
             members: Mutex::new(Guards::Notifier, Members::default()),
-            stand_in: StandInAlarm {
-                waker: plain::Mutex::new(None),
-                is_armed: AtomicBool::new(false),
-                alarm: plain::Mutex::new(None),
-            },
+            stand_in: DelayedCall::new(timer),
         }
     }
 
@@ -179,7 +166,7 @@ impl Funnel {
             return;
         };
         // First: whatever becomes of the wakers, the notification is answered.
-        self.stand_in.arm(&self.device);
+        self.stand_in.ask(|| PATIENCE);
         let reclaimer = {
             let mut members = self.members.lock();
             let mut reclaimers = members.enlisted.range_mut(..Member::Drain(0));
@@ -312,35 +299,10 @@ impl Funnel {
         wake_all(wakers);
     }
 
-    /// Makes the stand-in serve by calling that waker.
-    pub(super) fn set_stand_in(&self, waker: Option<Waker>) {
-        let old = std::mem::replace(&mut *self.stand_in.waker.lock(), waker);
-        // Outside the lock: it may own the pool.
-        drop(old);
-    }
-
     /// Notes that the stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
     pub(super) fn stand_in_is_due(&self) -> bool {
-        // Read and written: a notification either finds it unset, or is seen here.
-        self.stand_in.is_armed.swap(false, Ordering::AcqRel);
+        self.stand_in.note_called();
         self.has_news()
-    }
-}
-
-impl StandInAlarm {
-    /// Sets the alarm, unless it is set. It is not taken back when the notification is answered: under load the next
-    /// notification needs it.
-    fn arm(&self, device: &plain::Arc<dyn Device>) {
-        if self.is_armed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let Some(waker) = self.waker.lock().clone() else {
-            return self.is_armed.store(false, Ordering::Release);
-        };
-        let at = device.now().saturating_add(PATIENCE);
-        let alarm = Alarm::new(device, at, &waker);
-        let old = self.alarm.lock().replace(alarm);
-        drop(old);
     }
 }
 
@@ -385,7 +347,7 @@ impl Publish for Funnel {
     }
 }
 
-/// For the device's watches and alarms: an event completed, or a time came.
+/// For watches of the device and the timer: an event completed, or a time came.
 impl Wake for Funnel {
     fn wake(self: plain::Arc<Self>) {
         self.publish(Change::Memory);

@@ -31,7 +31,7 @@
 //! | `drain` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
 //! | `tenancy` | applies what a broker grants and recalls |
-//! | `link` | what the device's alarms call |
+//! | `link` | what the timer calls |
 
 mod admission;
 mod allocate;

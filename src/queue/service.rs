@@ -15,7 +15,7 @@ use super::waiter::Waiter;
 use super::waiters::{Displaced, Moved, Queue};
 use super::{Demand, Hook};
 use crate::background::Background;
-use crate::device::{Alarm, Device};
+use crate::device::Device;
 use crate::engine::{
     Change, Effort, Engine, Group, HistoryEvent, OtherPools, Settings, Watches, access, figures,
     gate, maintenance, reaping,
@@ -25,6 +25,7 @@ use crate::fault::injected;
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
+use crate::timer::{Deadline, Timer};
 use crate::trace;
 use std::fmt;
 use std::task::Waker;
@@ -33,6 +34,7 @@ use std::time::Duration;
 /// See the [module](self).
 pub(crate) struct Service {
     pub(crate) engine: Engine,
+    pub(super) timer: plain::Arc<Timer>,
     pub(crate) queue: plain::Arc<Queue>,
     pub(super) funnel: plain::Arc<Funnel>,
     /// The rules by which requests wait.
@@ -42,14 +44,12 @@ pub(crate) struct Service {
     /// would undo each other's watches.
     watches: ForeignOption<Watches>,
     /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
-    next_look: ForeignOption<(Duration, Alarm)>,
+    next_look: Deadline,
     pub(super) grower: Grower,
     /// Makes memory calls that block: those of the growth, and of the maintenance.
     pub(super) background: Background,
-    /// Does the maintenance, until the last handle is gone.
-    keeper: ForeignOption<Link>,
-    /// Serves when no server answers, until the last handle is gone.
-    stand_in: ForeignOption<Link>,
+    /// What the timer and the device call for the pool, until the last handle is gone.
+    link: ForeignOption<Link>,
     /// The reclaimer that was spawned for the requests that wait now.
     spawned: ForeignOption<Spawned>,
     is_orphaned: SharedFlag,
@@ -70,8 +70,9 @@ impl Service {
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
         let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
-        let funnel = plain::Arc::new(Funnel::new(queue.clone(), device.clone()));
-        let engine = Engine::new(device, settings, others, funnel.clone(), waits)?;
+        let timer = Timer::new(device.clone());
+        let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer));
+        let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),
@@ -79,11 +80,11 @@ impl Service {
             funnel,
             engine,
             watches: ForeignOption::new(Guards::Queue, None),
-            next_look: ForeignOption::new(Guards::Queue, None),
+            next_look: timer.deadline(),
+            timer,
             grower: Grower::new(),
             background: Background::default(),
-            keeper: ForeignOption::new(Guards::Queue, None),
-            stand_in: ForeignOption::new(Guards::Queue, None),
+            link: ForeignOption::new(Guards::Queue, None),
             spawned: ForeignOption::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
@@ -94,14 +95,13 @@ impl Service {
 
     /// Starts the maintenance, and the stand-in that answers notifications when no server does.
     pub(crate) fn start(this: &Arc<Self>) {
-        let (keeper, stand_in) = (Link::new(this), Link::new(this));
-        let waker = Waker::from(plain::Arc::new(Keeper::new(keeper.clone())));
-        let progress = Waker::from(plain::Arc::new(Progress(keeper.clone())));
-        this.engine.maintenance.start_maintenance(waker, progress);
-        this.keeper.set(Some(keeper));
-        let waker = Waker::from(plain::Arc::new(StandIn(stand_in.clone())));
-        this.funnel.set_stand_in(Some(waker));
-        this.stand_in.set(Some(stand_in));
+        let link = Link::new(this);
+        let keeper = Waker::from(plain::Arc::new(Keeper::new(link.clone())));
+        let progress = Waker::from(plain::Arc::new(Progress(link.clone())));
+        this.engine.maintenance.start_maintenance(keeper, progress);
+        let stand_in = Waker::from(plain::Arc::new(StandIn(link.clone())));
+        this.funnel.stand_in.set_waker(Some(stand_in));
+        this.link.set(Some(link));
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -154,21 +154,13 @@ impl Service {
                 this.now()
                     .saturating_add(this.engine.maintenance.interval())
             });
-            this.set_next_look(look_again_at.into_iter().chain(retry_at).min());
+            let next_look = look_again_at.into_iter().chain(retry_at).min();
+            this.next_look
+                .set(next_look.map(|at| (at, Waker::from(this.funnel.clone()))));
             next = this.funnel.end();
         }
         // Another thread may serve by now: there is nothing to give up, even if this thread unwinds.
         std::mem::forget(give_up);
-    }
-
-    fn set_next_look(&self, at: Option<Duration>) {
-        if self.next_look.read(|known| known.map(|(at, _)| *at)) == at {
-            return;
-        }
-        self.next_look.set(at.map(|at| {
-            let waker = Waker::from(self.funnel.clone());
-            (at, Alarm::new(&self.engine.shared.device, at, &waker))
-        }));
     }
 
     /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
@@ -561,11 +553,9 @@ impl Service {
         // Only forgotten requests can still wait.
         self.dismiss_reclaimer();
         self.engine.maintenance.end_maintenance();
-        let keeper = self.keeper.take();
-        self.funnel.set_stand_in(None);
-        let stand_in = self.stand_in.take();
+        self.funnel.stand_in.set_waker(None);
         let tenant = self.tenancy.take_link();
-        for link in keeper.into_iter().chain(stand_in).chain(tenant) {
+        for link in self.link.take().into_iter().chain(tenant) {
             drop(link.cut());
         }
     }

@@ -7,9 +7,9 @@
 use super::Service;
 use super::deadlock::holders;
 use super::waiter::Waiter;
-use crate::device::Alarm;
 use crate::error::AllocError;
 use crate::measure::Tag;
+use crate::timer::Deadline;
 use crate::trace;
 use std::task::Waker;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) struct TagStandstill {
     /// How often bytes of the tag were freed.
     releases: u64,
     since: Duration,
-    _alarm: Alarm,
+    _look: Deadline,
 }
 
 /// Looks after a throttled request when it is polled. Returns the error with which it fails, if it does.
@@ -47,10 +47,12 @@ pub(super) fn look(
         since = now;
     }
     let fails_at = service.rules.deadlock_fails_at(since)?;
+    let look = service.timer.deadline();
+    look.set(Some((fails_at, waker.clone())));
     *standstill = Some(TagStandstill {
         releases: service.queue.accounts.of(tag).releases(),
         since,
-        _alarm: Alarm::new(&service.engine.shared.device, fails_at, waker),
+        _look: look,
     });
     None
 }
