@@ -126,7 +126,7 @@ pub(super) fn record_closed(engine: &Engine, lane: &Lane, closed: Option<Closed>
     ordering::thin_out(&engine.shared, &engine.store, lane);
     if lane.timeline.is_full() && !lane.is_external {
         lane.cache.expect_seal(closed.ticket.next());
-        return lane.timeline.note_unrecorded(closed.ticket);
+        return lane.timeline.mark_unrecorded(closed.ticket);
     }
     let recorded =
         engine
@@ -135,7 +135,7 @@ pub(super) fn record_closed(engine: &Engine, lane: &Lane, closed: Option<Closed>
     // Unless a request waits for the memory, or it goes back to the device, the next event may come a little later.
     match recorded {
         Ok(marker) if engine.shared.is_open() && engine.maintenance.keeps_all(&engine.store) => {
-            lane.cache.spacing.note_sealed(marker.sealed_at);
+            lane.cache.spacing.record_sealed(marker.sealed_at);
         }
         _ => lane.cache.spacing.reset(),
     }

@@ -379,8 +379,8 @@ impl Lane {
         match self.record_event(events) {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
-                self.cache.note_unrecorded();
-                self.timeline.note_unrecorded(closed.ticket);
+                self.cache.mark_unrecorded();
+                self.timeline.mark_unrecorded(closed.ticket);
                 Err(error)
             }
         }

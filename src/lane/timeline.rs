@@ -169,7 +169,7 @@ impl Timeline {
                     let marker = Arc::new(marker);
                     let incomplete = &mut markers.incomplete;
                     incomplete.insert(at, marker.clone());
-                    self.note_incomplete(incomplete.len());
+                    self.record_incomplete(incomplete.len());
                     marker
                 }
             };
@@ -185,7 +185,7 @@ impl Timeline {
     }
 
     /// Notes that the marker of a closed ticket could not be recorded.
-    pub(crate) fn note_unrecorded(&self, ticket: Ticket) {
+    pub(crate) fn mark_unrecorded(&self, ticket: Ticket) {
         let on_next = {
             let on_next = &mut self.markers.lock().on_next;
             let (called, later): (SmallVec<[_; 1]>, _) = std::mem::take(on_next)
@@ -282,7 +282,7 @@ impl Timeline {
     }
 
     /// Notes the number of incomplete markers, under their lock.
-    fn note_incomplete(&self, count: usize) {
+    fn record_incomplete(&self, count: usize) {
         self.incomplete.store(count as u64, Ordering::Relaxed);
     }
 
@@ -314,7 +314,7 @@ impl Timeline {
     }
 
     /// Notes that a free queried the stream.
-    pub(crate) fn note_queried(&self) {
+    pub(crate) fn record_queried(&self) {
         let left = self.incomplete_count();
         let query_from = (2 * left).min(MOST_INCOMPLETE);
         self.query_from.store(query_from as u64, Ordering::Relaxed);
@@ -337,7 +337,7 @@ impl Timeline {
     }
 
     /// Notes a query in vain: the later the marker is, the longer the stream is not queried again.
-    fn note_vain(&self, ticket: Ticket, now: Duration) {
+    fn record_vain(&self, ticket: Ticket, now: Duration) {
         let covering = self.covering(ticket);
         let late = covering.map_or(Duration::ZERO, |marker| {
             now.saturating_sub(marker.expected_at)
@@ -385,9 +385,9 @@ impl Timeline {
             match is_complete(&newest) {
                 Ok(true) if injected("newest-taken-for-what-was-asked-after") => {
                     let newest = self.newest().unwrap_or(newest);
-                    return Ok(Some(self.note_complete(&newest, device.now())));
+                    return Ok(Some(self.record_complete(&newest, device.now())));
                 }
-                Ok(true) => return Ok(Some(self.note_complete(&newest, device.now()))),
+                Ok(true) => return Ok(Some(self.record_complete(&newest, device.now()))),
                 Err(error) if error.is_sticky() => return Err(error),
                 // The oldest may be complete all the same.
                 _ => {}
@@ -409,7 +409,7 @@ impl Timeline {
     ) -> Result<Option<Ticket>, DeviceError> {
         let (asked, answer) = self.ask_first(only);
         let is_complete = answer?;
-        Ok(is_complete.then(|| self.note_complete(&asked, device.now())))
+        Ok(is_complete.then(|| self.record_complete(&asked, device.now())))
     }
 
     /// Asks a marker. While the answer is an error, asks the next one whose event reported none: a stream runs in
@@ -444,7 +444,7 @@ impl Timeline {
         let Some(last) = last else {
             return answer.map(|()| None);
         };
-        let last = self.note_complete(&last, device.now());
+        let last = self.record_complete(&last, device.now());
         answer.map(|()| Some(last))
     }
 
@@ -460,7 +460,7 @@ impl Timeline {
         if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest)? {
             return Ok(None);
         }
-        Ok(Some(self.note_complete(&newest, device.now())))
+        Ok(Some(self.record_complete(&newest, device.now())))
     }
 
     /// Asks whether one ticket is complete, and at once about all markers that are expected to be complete by now.
@@ -482,7 +482,7 @@ impl Timeline {
         };
         let is_passed = self.completed() >= ticket;
         if !is_passed {
-            self.note_vain(ticket, now);
+            self.record_vain(ticket, now);
         }
         answer.map(|()| is_passed)
     }
@@ -494,7 +494,7 @@ impl Timeline {
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
         if is_complete(due)? {
-            self.note_complete(due, device.now());
+            self.record_complete(due, device.now());
             return Ok(());
         }
         let covering = self.covering(ticket);
@@ -517,7 +517,7 @@ impl Timeline {
         if let Some(marker) = self.covering(ticket)
             && is_complete(&marker)?
         {
-            self.note_complete(&marker, device.now());
+            self.record_complete(&marker, device.now());
         }
         Ok(self.completed() >= ticket)
     }
@@ -536,29 +536,29 @@ impl Timeline {
     }
 
     /// Notes that a marker is complete. Returns its ticket.
-    fn note_complete(&self, last: &Marker, now: Duration) -> Ticket {
+    fn record_complete(&self, last: &Marker, now: Duration) -> Ticket {
         self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
-        self.note_latency(now.saturating_sub(last.sealed_at));
+        self.record_latency(now.saturating_sub(last.sealed_at));
         let done: Run = {
             let mut markers = self.markers.lock();
             let incomplete = &mut markers.incomplete;
             let count = incomplete.partition_point(|marker| marker.ticket <= last.ticket);
             let done: Run = incomplete.drain(..count).collect();
-            self.note_incomplete(incomplete.len());
+            self.record_incomplete(incomplete.len());
             if let Some(first) = done.first() {
                 let (pace, expected_at) = (&mut markers.pace, last.expected_at);
                 pace.note(first.sealed_at, count as u32, expected_at, now);
             }
             done
         };
-        Marker::note_complete(&done, now);
+        Marker::record_complete(&done, now);
         // After the lock is released: the last owner of a marker puts its event back, under another lock.
         drop(done);
         last.ticket
     }
 
     /// The newest marker of a reap counts: it completed last before it was seen.
-    fn note_latency(&self, latency: Duration) {
+    fn record_latency(&self, latency: Duration) {
         let sample = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         let mean = self.latency.load(Ordering::Relaxed);
         let next = if mean == 0 {
@@ -624,7 +624,7 @@ mod tests {
             assert!(timeline.to_watch(Ticket(1), &waker).is_empty());
         }
         assert_eq!(timeline.markers.lock().on_next.len(), 2);
-        timeline.note_unrecorded(Ticket(1));
+        timeline.mark_unrecorded(Ticket(1));
         assert!(flags.iter().all(|flag| flag.0.load(Ordering::Relaxed)));
     }
 
