@@ -185,13 +185,13 @@ impl DelayedCall {
                 let now = self.deadline.timer.device.now();
                 self.deadline.set(Some((now.saturating_add(after), waker)));
             }
-            None => self.note_called(),
+            None => self.mark_called(),
         }
     }
 
     /// Notes that the call came: the next one can be asked for. Read and written: a caller that asked either found it
     /// unset, or is seen here.
-    pub(crate) fn note_called(&self) {
+    pub(crate) fn mark_called(&self) {
         self.is_due.swap(false, Ordering::AcqRel);
     }
 }

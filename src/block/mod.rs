@@ -192,7 +192,7 @@ impl Block {
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool; it must not use the block then.
     pub fn record_stream(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().note_ordered_by_user(self.own(stream)?);
+        self.uses().record_ordered_by_user(self.own(stream)?);
         Ok(())
     }
 

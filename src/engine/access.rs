@@ -125,7 +125,7 @@ pub(crate) fn end_access(
     streams.neighbours.wish(device.id(), |wish| wish.end(scope));
     let changed = change(engine, device);
     if changed.is_err() {
-        streams.neighbours.note_due();
+        streams.neighbours.mark_due();
     }
     match changed {
         Err(AccessError::InUse { .. } | AccessError::Changing) => Ok(()),
@@ -138,7 +138,7 @@ pub(crate) fn settle_access(engine: &Engine) {
     for device in engine.streams.neighbours.due() {
         // It is in use still, or a failure is noted: it is tried again.
         if change(engine, &device).is_err() {
-            engine.streams.neighbours.note_due();
+            engine.streams.neighbours.mark_due();
         }
     }
 }

@@ -121,14 +121,14 @@ impl Maintenance {
 /// Sets the bytes above which free memory is released.
 pub(crate) fn set_release_threshold(engine: &Engine, bytes: u64) {
     engine.maintenance.threshold.store(bytes, Ordering::Relaxed);
-    note_return(engine);
+    schedule_after_return(engine);
 }
 
 /// Sets the mark above which the pool warns and releases; `u64::MAX` for none.
 pub(crate) fn set_soft_cap(engine: &Engine, bytes: u64) {
     engine.store.soft_cap.set(bytes);
     engine.store.tell_of_soft_cap();
-    note_return(engine);
+    schedule_after_return(engine);
 }
 
 /// Sets the most bytes that may be held from the device, a multiple of the chunks. Free memory above it is
@@ -151,7 +151,7 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
             },
         )
     });
-    note_return(engine);
+    schedule_after_return(engine);
     Ok(Trimmed::new(
         capacity,
         released?,
@@ -160,7 +160,7 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
 }
 
 /// Asks for the maintenance, after memory came back, if maintenance may have something to do.
-pub(crate) fn note_return(engine: &Engine) {
+pub(crate) fn schedule_after_return(engine: &Engine) {
     let maintenance = &engine.maintenance;
     if maintenance.heuristic.is_some()
         || engine.store.reserved() > maintenance.most_cached(&engine.store)
@@ -171,7 +171,7 @@ pub(crate) fn note_return(engine: &Engine) {
 
 /// Notes that a stream has got further, and that the next maintenance may find memory complete.
 pub(crate) fn note_progress(engine: &Engine) {
-    note_return(engine);
+    schedule_after_return(engine);
     if engine.supply.is_refused() && could_release_any(engine) != Next::Nothing {
         schedule(engine);
     }
@@ -195,7 +195,7 @@ fn resume_if_none_waits(engine: &Engine) {
 
 /// Does the maintenance now, after a caller has waited for a stream, if the pool holds more than it is to keep: it
 /// releases all free memory above that, as CUDA's and HIP's pools do at a synchronization.
-pub(crate) fn note_synchronized(engine: &Engine) {
+pub(crate) fn release_synchronized(engine: &Engine) {
     let Engine {
         store, maintenance, ..
     } = engine;
@@ -245,7 +245,7 @@ pub(crate) fn keep_up(engine: &Engine) -> Result<(), DeviceError> {
         .is_synchronized
         .swap(false, Ordering::AcqRel);
     let free_low = engine.store.totals().free_low;
-    engine.maintenance.keeper.note_called();
+    engine.maintenance.keeper.mark_called();
     if engine.shared.fault().is_some() {
         // The device takes nothing back.
         return Ok(());

@@ -98,7 +98,7 @@ impl Memory {
             let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
-        if let Err(error) = accessors::note_mapped(self, step.to, chunk) {
+        if let Err(error) = accessors::record_mapped(self, step.to, chunk) {
             // SAFETY: it was just mapped, and no other code knows of it.
             if unsafe { self.device.unmap(step.to, self.chunk_bytes) }.is_ok() {
                 let _ = self.destroy(chunk);
@@ -148,7 +148,8 @@ impl Memory {
         if injected("chunk-noted-while-it-is-unmapped") {
             self.held.lock().chunks.remove(&address);
         }
-        unmapped.inspect_err(|_| accessors::note_still_mapped(self, address, chunk, &accessors))?;
+        unmapped
+            .inspect_err(|_| accessors::record_still_mapped(self, address, chunk, &accessors))?;
         Ok(chunk)
     }
 

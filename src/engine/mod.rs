@@ -275,14 +275,14 @@ impl Engine {
     pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
         heap::reservation::merge(&mut self.store.heap.lock(), from, into);
         self.shared.publish(Change::Memory);
-        maintenance::note_return(self);
+        maintenance::schedule_after_return(self);
     }
 
     /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
         heap::reservation::disband(&mut self.store.heap.lock(), reservation);
         self.shared.publish(Change::Memory);
-        maintenance::note_return(self);
+        maintenance::schedule_after_return(self);
     }
 
     /// Checks, after flushing all caches, that no block is allocated any more. Memory that another thread is mapping,

@@ -178,7 +178,7 @@ impl Neighbours {
     }
 
     /// Notes that an access is not what it is to be.
-    pub(super) fn note_due(&self) {
+    pub(super) fn mark_due(&self) {
         self.has_due.store(true, Ordering::Release);
     }
 
@@ -265,7 +265,7 @@ impl Neighbours {
             stage != entry.wish.stage()
         });
         if is_due {
-            self.note_due();
+            self.mark_due();
         }
     }
 
@@ -358,7 +358,7 @@ mod tests {
         // Another thread ends the scope, and a third one settles.
         neighbours.wish(id, |wish| wish.end(scope));
         assert!(neighbours.begin(id, &none).is_err());
-        neighbours.note_due();
+        neighbours.mark_due();
         assert!(neighbours.due().is_empty(), "it is being changed");
         neighbours.end(id, Stage::Open);
         assert_eq!(neighbours.due().len(), 1);

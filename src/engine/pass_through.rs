@@ -56,7 +56,7 @@ fn free_in_order_of(engine: &Engine, lane: &Lane, block: &Use) -> bool {
     {
         let mut heap = engine.store.heap.lock();
         heap.remove_segment(block.id);
-        engine.store.note_reserved(&heap);
+        engine.store.record_reserved(&heap);
         if let Some(entry) = entry {
             let (address, bytes) = (block.address.into(), block.bytes);
             entry.write(heap.totals(), HistoryEvent::Released { address, bytes });

@@ -22,7 +22,7 @@ pub(crate) fn free(engine: &Engine, lane: &Lane, block: Use) -> Ticket {
     let ticket = freed.ticket;
     if freed.is_kept {
         record_closed(engine, lane, freed.closed);
-        maintenance::note_return(engine);
+        maintenance::schedule_after_return(engine);
     } else {
         finish_free(engine, lane, &block, freed);
     }
@@ -57,7 +57,7 @@ pub(super) fn note_free(engine: &Engine, returned_to: ReturnedTo) {
     if returned_to == ReturnedTo::AnyStream {
         engine.shared.publish(Change::Memory);
     }
-    maintenance::note_return(engine);
+    maintenance::schedule_after_return(engine);
 }
 
 /// Frees a block of `home` that was used on several streams. Returns the tickets that the block waits for.
@@ -152,7 +152,7 @@ pub(crate) fn give_back(engine: &Engine, lane: &Lane, allocation: Allocation) {
     let fences = ordering::fences_after(lane, allocation.after);
     engine.store.heap.lock().give_back(allocation.id, fences);
     engine.shared.publish(Change::Memory);
-    maintenance::note_return(engine);
+    maintenance::schedule_after_return(engine);
 }
 
 /// Takes back allocations that were never used.
@@ -167,5 +167,5 @@ pub(crate) fn retire(engine: &Engine, lane: &Lane) {
     reaping::retire_lane(engine, lane);
     access::settle_access(engine);
     engine.shared.publish(Change::Memory);
-    maintenance::note_return(engine);
+    maintenance::schedule_after_return(engine);
 }

@@ -198,7 +198,7 @@ impl<'a> Search<'a> {
                 let released = supply::release(engine, Target::Keep(0)).into_result();
                 let has_released = engine.shared.noted(released)? > 0;
                 if has_released {
-                    self.note_refused(0);
+                    self.record_refused(0);
                 }
                 has_released
             }
@@ -206,7 +206,7 @@ impl<'a> Search<'a> {
                 let has_spilled = spill::spill_for(engine, self.request.bytes, self.spills);
                 if has_spilled {
                     self.spills += 1;
-                    self.note_refused(0);
+                    self.record_refused(0);
                 }
                 has_spilled
             }
@@ -381,7 +381,7 @@ impl<'a> Search<'a> {
         let is_refused_all_the_same = evictable == 0 && pending == 0 && self.state.facts.is_refused;
         if missing(new) > 0 || is_refused_all_the_same {
             // It has to be asked again: no change is published once it has more.
-            engine.supply.note_refused(true);
+            engine.supply.record_refused(true);
             let lacking = missing(new).max(1);
             return Ok(self.mode.is_queued && spill::evict_elsewhere(engine, lacking));
         }
@@ -518,7 +518,7 @@ impl<'a> Search<'a> {
             if let Some(found) = &mut found {
                 found.mapped = chunks;
             }
-            self.note_refused(self.to.refused);
+            self.record_refused(self.to.refused);
             let may_move = self.most_chunks() == u64::MAX;
             if found.is_some() || !may_move || !self.to.was_refused_new(growth) {
                 return Ok(found);
@@ -541,7 +541,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    fn note_refused(&mut self, bytes: u64) {
+    fn record_refused(&mut self, bytes: u64) {
         self.to.refused = bytes;
         self.state.facts.is_refused = bytes > 0;
         if bytes > 0 {

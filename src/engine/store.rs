@@ -75,7 +75,7 @@ impl HeapStore {
     }
 
     /// Notes the reserved bytes, under the heap's lock, after a growth or a release.
-    pub(super) fn note_reserved(&self, heap: &Heap) {
+    pub(super) fn record_reserved(&self, heap: &Heap) {
         let reserved = heap.totals().reserved.current;
         self.reserved.store(reserved, Ordering::Relaxed);
     }

@@ -113,7 +113,7 @@ impl Supply {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    pub(super) fn note_refused(&self, is_refused: bool) {
+    pub(super) fn record_refused(&self, is_refused: bool) {
         if self.is_refused() != is_refused {
             self.is_refused.store(is_refused, Ordering::Relaxed);
         }
@@ -223,7 +223,7 @@ fn allocate(engine: &Engine, segment: NewSegment, whom: For) -> Result<Option<Gr
         grant
     });
     shared.noted(address)?;
-    engine.supply.note_refused(false);
+    engine.supply.record_refused(false);
     shared.counters.growths.fetch_add(1, Ordering::Relaxed);
     trace::grown(bytes, 1);
     store.tell_of_soft_cap();
@@ -279,7 +279,7 @@ fn commit(
             grant.map(|grant| (stream, grant))
         }
     };
-    store.note_reserved(&heap);
+    store.record_reserved(&heap);
     let (stream, grant) = granted?;
     heap.note_user(grant.id, stream);
     Some(grant)
@@ -321,7 +321,7 @@ fn map(engine: &Engine, mapping: Mapping, whom: For) -> Result<Option<Grant>, De
     }
     let Some(error) = error else {
         if created > 0 {
-            engine.supply.note_refused(false);
+            engine.supply.record_refused(false);
         }
         return Ok(grant);
     };
@@ -395,7 +395,7 @@ pub(super) fn release(engine: &Engine, target: Target) -> Released {
     let bytes = {
         let mut heap = engine.store.heap.lock();
         let bytes = heap.commit_release(release, done);
-        engine.store.note_reserved(&heap);
+        engine.store.record_reserved(&heap);
         if let Some(entry) = entry {
             entry.write_released(heap.totals(), &gone);
         }

@@ -116,7 +116,7 @@ impl Registration {
     }
 
     /// Counts a new handle of the stream.
-    pub(crate) fn note_handle(&self) {
+    pub(crate) fn count_handle(&self) {
         if self.handles.fetch_add(1, Ordering::Relaxed) == 0 {
             self.lane.cache.with_references(RefCache::open);
         }
@@ -124,7 +124,7 @@ impl Registration {
 
     /// Counts a dropped handle. The last one closes the reference cache; the first one opened it before it was dropped
     /// itself, so the closing comes after the opening.
-    pub(crate) fn note_handle_dropped(&self) {
+    pub(crate) fn count_handle_dropped(&self) {
         let last = if injected("references-left-by-the-last-handle") {
             0
         } else {

@@ -301,7 +301,7 @@ impl Funnel {
 
     /// Notes that the stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
     pub(super) fn stand_in_is_due(&self) -> bool {
-        self.stand_in.note_called();
+        self.stand_in.mark_called();
         self.has_news()
     }
 }

@@ -53,7 +53,7 @@ impl Passage {
     ) -> Poll<Result<(), DeviceError>> {
         let polled = self.poll(context);
         if let Poll::Ready(Ok(())) = polled {
-            self.service.note_synchronized();
+            self.service.release_synchronized();
         }
         polled
     }
@@ -113,7 +113,7 @@ impl Passages {
         let service = self.0.first().map(|passage| passage.service.clone());
         let polled = self.poll(context);
         if let (Poll::Ready(Ok(())), Some(service)) = (&polled, service) {
-            service.note_synchronized();
+            service.release_synchronized();
         }
         polled
     }

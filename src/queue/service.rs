@@ -424,12 +424,12 @@ impl Service {
     }
 
     /// Releases memory above the threshold once a caller has waited for the device.
-    pub(crate) fn note_synchronized(&self) {
+    pub(crate) fn release_synchronized(&self) {
         if injected("synchronized-without-a-release") {
             return;
         }
         access::settle_access(&self.engine);
-        maintenance::note_synchronized(&self.engine);
+        maintenance::release_synchronized(&self.engine);
     }
 
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.

@@ -94,7 +94,7 @@ impl<F: Future> Future for HostTask<F> {
         let held = unwinding.held.take().expect("held while it is polled");
         answer.map(|output| {
             held.release(Ending::Complete);
-            held.registration.service.note_synchronized();
+            held.registration.service.release_synchronized();
             Ok(output)
         })
     }

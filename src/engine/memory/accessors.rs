@@ -147,29 +147,29 @@ fn set_access(
 ///
 /// # Errors
 /// Returns an error if a device call fails. The chunk is not noted then.
-pub(in crate::engine) fn note_mapped(
+pub(in crate::engine) fn record_mapped(
     memory: &Memory,
     address: u64,
     chunk: Chunk,
 ) -> Result<(), DeviceError> {
-    give_and_note(memory, address, chunk, SmallVec::new())
+    give_and_record(memory, address, chunk, SmallVec::new())
 }
 
 /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
-pub(in crate::engine) fn note_still_mapped(
+pub(in crate::engine) fn record_still_mapped(
     memory: &Memory,
     address: u64,
     chunk: Chunk,
     then: &Accessors,
 ) {
-    if give_and_note(memory, address, chunk, then.peers.clone()).is_err() {
+    if give_and_record(memory, address, chunk, then.peers.clone()).is_err() {
         // The device failed twice: a peer that was given access in between lacks it here.
         memory.held.lock().chunks.insert(address, chunk);
     }
 }
 
 /// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
-fn give_and_note(
+fn give_and_record(
     memory: &Memory,
     address: u64,
     chunk: Chunk,
