@@ -55,7 +55,7 @@ impl Block {
     ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it exists would cost every allocation some nanoseconds.
         if let Some(tag) = demand.tag {
-            registration.note_granted(tag, allocation.bytes - demand.request.bytes);
+            registration.count_granted(tag, allocation.bytes - demand.request.bytes);
         }
         if registration.observers.is_some() || caller.fill.is_some() {
             // With a copy, so that the allocation stays in registers without observers.
@@ -245,7 +245,7 @@ fn begin_charged(
 ) -> Result<Ticket, AllocError> {
     let begun = begin(registration, allocation, demand, caller);
     if let (Err(_), Some(tag)) = (&begun, demand.tag) {
-        registration.service.note_freed(tag, allocation.bytes);
+        registration.service.count_freed(tag, allocation.bytes);
     }
     Ok(begun?)
 }
@@ -265,7 +265,7 @@ fn begin_reserved(
             ..*demand
         };
         allocation.after = begin(registration, allocation, &demand, caller)
-            .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
+            .inspect_err(|_| reserved.publish_freed(allocation.bytes))?;
     }
     Ok(())
 }
@@ -344,7 +344,7 @@ impl Block {
         }
         self.charge.add_rounding(demand.rounding);
         if let Some(tag) = demand.tag {
-            registration.note_more(tag);
+            registration.count_growth(tag);
         }
         Ok(())
     }
@@ -414,7 +414,7 @@ impl Block {
         };
         let fences = self.free(block);
         let passages = Passages::new(&self.registration().service, &lanes, &fences);
-        self.note_freed(block);
+        self.uncharge_freed(block);
         Deallocation(passages)
     }
 
@@ -549,7 +549,7 @@ impl Block {
         }
         if let Some(block) = self.take() {
             let _ = self.free(block);
-            self.note_freed(block);
+            self.uncharge_freed(block);
         }
     }
 
@@ -610,7 +610,7 @@ impl Block {
         }
         let Registration { service, lane, .. } = &**self.registration();
         release::free(&service.engine, lane, block);
-        self.note_freed(block);
+        self.uncharge_freed(block);
     }
 
     /// Reads the block from itself: the plain case holds its fields in registers.
@@ -623,16 +623,16 @@ impl Block {
     }
 
     /// Uncharges the tag or the reservation, after the free.
-    fn note_freed(&mut self, block: Use) {
+    fn uncharge_freed(&mut self, block: Use) {
         let registration = self.registration.as_ref();
         let registration = registration.expect("present until the block has ended");
         if let Some(tag) = self.charge.tag() {
-            registration.service.note_freed(tag, block.bytes);
+            registration.service.count_freed(tag, block.bytes);
         }
         if let Some(extra) = &**self.extra.get_mut()
             && let Some(reserved) = &extra.reserved
         {
-            reserved.note_freed(block.bytes);
+            reserved.publish_freed(block.bytes);
         }
         trace::freed(registration.lane.id, block.bytes, block.address);
     }

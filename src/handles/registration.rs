@@ -198,17 +198,17 @@ impl Registration {
 
     /// Counts a block granted to a tag that is larger by `surplus` bytes than the tag was charged for.
     #[inline(never)]
-    pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
+    pub(crate) fn count_granted(&self, tag: Tag, surplus: u64) {
         let account = self.service.queue.accounts.of(tag);
         if surplus > 0 {
             account.charge_more(surplus);
         }
-        account.note_granted();
+        account.count_granted();
     }
 
     /// Counts the growth of a tag's block by bytes that the tag was charged for.
-    pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more();
+    pub(crate) fn count_growth(&self, tag: Tag) {
+        self.service.queue.accounts.of(tag).count_growth();
     }
 }
 

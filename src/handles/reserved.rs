@@ -83,7 +83,7 @@ impl Reserved {
             event_log.note_reserved(reservation, location.into(), tag);
         }
         if let Some(tag) = tag {
-            service.queue.accounts.of(tag).note_granted();
+            service.queue.accounts.of(tag).count_granted();
         }
         Self {
             presence,
@@ -301,7 +301,7 @@ impl Reserved {
 
     /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's
     /// scope may draw it.
-    pub(crate) fn note_freed(&self, bytes: u64) {
+    pub(crate) fn publish_freed(&self, bytes: u64) {
         self.undraw(bytes);
         self.service()
             .publish(Change::Reservation(self.reservation));
@@ -329,7 +329,7 @@ impl Reserved {
             self.disband();
         }
         if unused > 0 {
-            parent.note_freed(unused);
+            parent.publish_freed(unused);
         }
     }
 
@@ -384,7 +384,7 @@ impl Reserved {
             state.drawn += bytes;
         }
         if let Some(account) = self.account() {
-            account.note_more();
+            account.count_growth();
         }
         self.service()
             .publish(Change::Reservation(self.reservation));
@@ -453,7 +453,7 @@ impl Reserved {
             self.disband();
         }
         if let Some(account) = self.account() {
-            account.note_freed();
+            account.count_freed();
         }
         let settled = settle(&mut self.state.lock());
         self.give_back(settled);

@@ -173,7 +173,7 @@ impl Account {
     }
 
     /// Notes that a throttled request fails: its task may free memory that it holds.
-    pub(crate) fn note_failed(&self) {
+    pub(crate) fn count_failed(&self) {
         self.releases.add(1);
     }
 
@@ -193,18 +193,18 @@ impl Account {
     }
 
     /// Counts a block or a reservation that was granted, with its bytes charged.
-    pub(crate) fn note_granted(&self) {
+    pub(crate) fn count_granted(&self) {
         self.allocations.add(1);
-        self.note_more();
+        self.count_growth();
     }
 
     /// Notes that a block or a reservation grew, with its bytes charged.
-    pub(crate) fn note_more(&self) {
+    pub(crate) fn count_growth(&self) {
         self.high.raise(self.used_now());
     }
 
     /// Counts a block or a reservation that was freed.
-    pub(crate) fn note_freed(&self) {
+    pub(crate) fn count_freed(&self) {
         self.frees.add(1);
     }
 
@@ -361,7 +361,7 @@ mod tests {
     #[cfg(not(weirpool_loom))]
     fn grant(account: &Account, bytes: u64) {
         account.charge(bytes).unwrap();
-        account.note_granted();
+        account.count_granted();
     }
 
     #[cfg(not(weirpool_loom))]
@@ -397,7 +397,7 @@ mod tests {
         grant(accounts.of(few), 1024);
         grant(accounts.of(few), 512);
         assert!(!accounts.of(few).uncharge(1024));
-        accounts.of(few).note_freed();
+        accounts.of(few).count_freed();
         let used: Vec<_> = accounts
             .iter()
             .map(|(tag, account)| (tag, account.used()))

@@ -290,7 +290,7 @@ fn take_charged(
     account.charge(rounded).ok()?;
     let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
     match &taken {
-        Ok(_) => account.note_granted(),
+        Ok(_) => account.count_granted(),
         Err(_) => service.uncharge(tag, rounded),
     }
     taken.ok()

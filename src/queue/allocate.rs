@@ -141,8 +141,8 @@ impl Waiting {
             }
             error
         })?;
-        service.note_joined(&waiter, moved);
-        service.note_displaced(displaced);
+        service.notify_of_joined(&waiter, moved);
+        service.end_displaced(displaced);
         let deadline = limit.map(|limit| (now.saturating_add(limit), service.timer.deadline()));
         self.0 = Rare::new(Membership {
             waiter,
@@ -198,7 +198,7 @@ impl Waiting {
             }
         }
         if let Err(error) = &answer {
-            waiter.note_unserved(outcome_of(error));
+            waiter.record_unserved(outcome_of(error));
         }
         self.finish(service, answer.is_ok());
         Poll::Ready(answer.map(|allocations| {
@@ -331,7 +331,7 @@ impl Membership {
     fn time_out(&mut self, service: &Service) -> Result<Allocations, AllocError> {
         let waiter = &self.waiter;
         // Before the cancellation: after that, another thread may see the request leave.
-        waiter.note_unserved(WaitOutcome::TimedOut);
+        waiter.record_unserved(WaitOutcome::TimedOut);
         if let Some(found) = waiter.cancel() {
             return Ok(found);
         }

@@ -90,7 +90,7 @@ impl<T> Backlog<T> {
         let from_both_ends = self.waiters.iter().zip(self.waiters.iter().rev());
         for ((key, (bytes, _)), (last_key, (last_bytes, _))) in from_both_ends {
             #[cfg(test)]
-            note_visit();
+            count_visit();
             if (begin, *key, flow) >= turn {
                 return sum_before;
             }
@@ -217,7 +217,7 @@ impl<T> FairQueue<T> {
                 continue;
             };
             #[cfg(test)]
-            note_visit();
+            count_visit();
             if *found != sort_key {
                 walk.0.push(Reverse((start, *found, flow)));
                 continue;
@@ -328,7 +328,7 @@ thread_local! {
 }
 
 #[cfg(test)]
-pub(super) fn note_visit() {
+pub(super) fn count_visit() {
     VISITS.set(VISITS.get() + 1);
 }
 

@@ -145,12 +145,12 @@ impl Funnel {
     }
 
     /// Notes a change after which every search may end differently. The caller serves.
-    pub(super) fn note_change(&self) {
+    pub(super) fn mark_change(&self) {
         let _ = self.update(|state| Some((state + GENERATION) | NEWS));
     }
 
     /// Notes that a request became a candidate: memory was not searched for it yet. The caller serves.
-    pub(super) fn note_candidate(&self) {
+    pub(super) fn mark_candidate(&self) {
         let _ = self.update(|state| (state & NEWS == 0).then_some(state | NEWS));
     }
 

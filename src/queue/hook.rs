@@ -181,7 +181,7 @@ impl Hooked {
             self.is_busy.store(false, Ordering::SeqCst);
             return None;
         };
-        waiter.hook.note_asked();
+        waiter.hook.mark_asked();
         let shortfall = service.shortfall(&waiter.demand);
         let future: Answer = Box::pin(async move { hook.0.relieve(shortfall).await });
         Some(Asking {

@@ -67,7 +67,7 @@ impl Queued {
         self.shares.join(candidate, sort_key, (flow, sort_key));
         *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         self.arrivals.insert(sort_key.position, waiter.since);
-        let must_be_tried = self.scan.note_newcomer(&waiter);
+        let must_be_tried = self.scan.record_newcomer(&waiter);
         self.order.join(flow, sort_key, bytes, waiter);
         must_be_tried
     }

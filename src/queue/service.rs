@@ -118,13 +118,13 @@ impl Service {
 
     /// Serves the queue because of a change that is the caller's own.
     pub(crate) fn serve_change(this: &Arc<Self>) {
-        this.funnel.note_change();
+        this.funnel.mark_change();
         Self::serve(this);
     }
 
     /// Serves the queue because a request joined, or another one moved up.
     pub(super) fn serve_candidate(this: &Arc<Self>) {
-        this.funnel.note_candidate();
+        this.funnel.mark_candidate();
         Self::serve(this);
     }
 
@@ -239,7 +239,7 @@ impl Service {
             this.uncharge_unserved(waiter);
         }
         if has_candidate || this.queue.is_empty() {
-            this.funnel.note_candidate();
+            this.funnel.mark_candidate();
         }
         Self::serve(this);
         if this.engine.shared.is_draining() {
@@ -248,16 +248,16 @@ impl Service {
     }
 
     /// Notes that a request joined. The poll that comes next searches for it, unless it waits for the limit of its tag.
-    pub(super) fn note_joined(&self, waiter: &Waiter, mut moved: Moved) {
+    pub(super) fn notify_of_joined(&self, waiter: &Waiter, mut moved: Moved) {
         if moved.has_candidate && !waiter.is_throttled() {
-            self.funnel.note_candidate();
+            self.funnel.mark_candidate();
             moved.has_candidate = false;
         }
-        self.note_moved(moved);
+        self.notify_of_moved(moved);
     }
 
     /// Ends the waits of requests that lost their places.
-    pub(super) fn note_displaced(&self, displaced: Vec<Displaced>) {
+    pub(super) fn end_displaced(&self, displaced: Vec<Displaced>) {
         for Displaced { waiter, waker } in displaced {
             if let Some(waker) = waker {
                 self.uncharge_unserved(&waiter);
@@ -270,12 +270,12 @@ impl Service {
     pub(super) fn bring_back(&self, waiter: &Waiter) {
         let gate = &self.engine.shared.gate;
         if self.queue.bring_back(waiter, self.now(), gate) {
-            self.funnel.note_candidate();
+            self.funnel.mark_candidate();
         }
     }
 
     /// Notifies and offers the hook after requests moved into the fair queue, or up in a quota queue.
-    fn note_moved(&self, moved: Moved) {
+    fn notify_of_moved(&self, moved: Moved) {
         if moved.has_candidate {
             self.funnel.notify_candidate();
         }
@@ -303,7 +303,7 @@ impl Service {
     /// Gives the bytes of a request that was not served back to its tag, once.
     fn uncharge_unserved(&self, waiter: &Waiter) {
         if let (Some(tag), false) = (waiter.demand.tag, waiter.is_throttled())
-            && waiter.note_uncharged()
+            && waiter.mark_uncharged()
         {
             self.uncharge(tag, waiter.demand.request.bytes);
         }
@@ -343,7 +343,7 @@ impl Service {
     pub(crate) fn set_tag_limit(this: &Arc<Self>, tag: Tag, limit: Option<u64>) {
         let gate = &this.engine.shared.gate;
         let moved = this.queue.set_limit(tag, limit, this.now(), gate);
-        this.note_moved(moved);
+        this.notify_of_moved(moved);
         for waiter in this.queue.over_limit(tag) {
             if let Some(refusal) = this.refusal_of(&waiter.demand) {
                 this.fail(&waiter, refusal);
@@ -364,7 +364,7 @@ impl Service {
     }
 
     /// Counts the free of a tag's block, and gives its bytes back to the tag.
-    pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
+    pub(crate) fn count_freed(&self, tag: Tag, bytes: u64) {
         if self.uncharge_freed(tag, bytes) {
             self.admit(tag);
         }
@@ -375,7 +375,7 @@ impl Service {
     #[inline]
     pub(crate) fn uncharge_freed(&self, tag: Tag, bytes: u64) -> bool {
         let account = self.queue.accounts.of(tag);
-        account.note_freed();
+        account.count_freed();
         account.uncharge(bytes)
     }
 
@@ -384,7 +384,7 @@ impl Service {
     #[inline(never)]
     pub(crate) fn admit(&self, tag: Tag) {
         let moved = self.queue.admit(tag, self.now(), &self.engine.shared.gate);
-        self.note_moved(moved);
+        self.notify_of_moved(moved);
         if !injected("freed-without-relief") {
             self.relieve(tag);
         }

@@ -226,7 +226,7 @@ impl<T> Shares<T> {
             let mut furthest = None::<(u128, u32, Party)>;
             for (party, waiting) in &self.parties {
                 #[cfg(test)]
-                super::fair_queue::note_visit();
+                super::fair_queue::count_visit();
                 let amount = match taken.get(party) {
                     Some(taken) => taken.left,
                     None => waiting.amount,

@@ -87,7 +87,7 @@ impl Tenant {
                 .store
                 .set_lease(&service.engine.shared, granted, first, false);
             service.enlist_lender(false, &self.waker);
-            service.funnel.note_change();
+            service.funnel.mark_change();
             // Another thread that serves may have looked before.
             while !service.queue.is_empty() && !Service::try_serve_fully(&service) {
                 plain::thread::yield_now();
@@ -147,7 +147,7 @@ impl Service {
         }
         // Also after a recall: the bytes asked for may have been granted with it, and have to be asked for again.
         if !this.queue.is_empty() || engine.shared.is_recalled() {
-            this.funnel.note_change();
+            this.funnel.mark_change();
             // A thread that serves already looks again, and leaves device calls that it may not make to a thread of its
             // own.
             Self::try_serve_fully(this);

@@ -62,7 +62,7 @@ fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
     trace::deadlocked_at_limit(&service.shortfall(&waiter.demand), || {
         holders(service, Some(tag))
     });
-    account.note_failed();
+    account.count_failed();
     AllocError::DeadlockedAtLimit {
         tag,
         requested: waiter.demand.request.bytes,

@@ -156,7 +156,7 @@ impl Waiter {
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting { waker, .. } => {
                 // Before the lock is released: a task that hears of the failure finds it counted by its outcome.
-                self.note_unserved(outcome_of(&error));
+                self.record_unserved(outcome_of(&error));
                 *state = State::Failed(error);
                 Some(waker.map(Foreign::into_inner))
             }
@@ -168,7 +168,7 @@ impl Waiter {
     }
 
     /// Notes how the wait ends, unless the request is served after all.
-    pub(super) fn note_unserved(&self, outcome: WaitOutcome) {
+    pub(super) fn record_unserved(&self, outcome: WaitOutcome) {
         let _ = self.unserved.set(outcome);
     }
 
@@ -287,7 +287,7 @@ impl Waiter {
         (times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
     }
 
-    pub(super) fn note_passed(&self, by: u64) {
+    pub(super) fn count_passed(&self, by: u64) {
         self.passed.0.fetch_add(1, Ordering::Relaxed);
         self.passed.1.fetch_add(by, Ordering::Relaxed);
     }
@@ -307,11 +307,11 @@ impl Waiter {
 
     /// Notes that the bytes of a request that was not served are given back to its tag. Returns whether this is the
     /// first time.
-    pub(super) fn note_uncharged(&self) -> bool {
+    pub(super) fn mark_uncharged(&self) -> bool {
         !self.is_uncharged.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn note_searched(&self, (generation, progress): (u64, u64), is_refused: bool) {
+    pub(super) fn record_searched(&self, (generation, progress): (u64, u64), is_refused: bool) {
         self.was_refused.store(is_refused, Ordering::Relaxed);
         let (searched, searched_at) = &self.searched;
         searched.store(generation, Ordering::Relaxed);
@@ -359,7 +359,7 @@ impl Turn {
     }
 
     /// Notes that the request asks: it does so once.
-    pub(super) fn note_asked(&self) {
+    pub(super) fn mark_asked(&self) {
         self.0.store(HAS_ASKED, Ordering::SeqCst);
     }
 }

@@ -273,7 +273,7 @@ impl Queue {
         let weight = |tag| self.weight_of(tag);
         let checked = standing.check(&newcomer, flow, over, rules, weight);
         let displaced = checked.map_err(|error| {
-            self.note_refusal(&newcomer, &error);
+            self.count_refusal(&newcomer, &error);
             if let Some(tag) = over {
                 self.end_throttling(standing, tag);
             }
@@ -694,11 +694,11 @@ impl Queue {
         standing.expected_wait(over, flow, bytes, key, now, weight)
     }
 
-    fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
+    fn count_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
         let all = self.waits_of(newcomer.lane, &newcomer.demand);
         match refusal {
-            AllocError::Shed { .. } => all.for_each(Waits::note_shed),
-            _ => all.for_each(Waits::note_refused),
+            AllocError::Shed { .. } => all.for_each(Waits::count_shed),
+            _ => all.for_each(Waits::count_refused),
         }
     }
 
