@@ -150,7 +150,7 @@ impl<'a> Search<'a> {
             match self.state.next_action() {
                 Action::Prepare(prepare) => {
                     if self.prepare(prepare)? {
-                        self.state.note_news();
+                        self.state.mark_news();
                     }
                 }
                 Action::Try(source) => {
