@@ -72,7 +72,7 @@ impl Registration {
         if let Some(known) = presence.roll.find(device.id(), stream.lane.raw) {
             return Ok(known);
         }
-        let other = OtherPools(stream);
+        let other = StreamOfOtherPool(stream);
         let lane = registering::register_for_copies(&presence.service.engine, &other, device)?;
         Ok(Self::of_lane(presence, &other, lane))
     }
@@ -213,11 +213,11 @@ impl Registration {
 }
 
 /// A stream that is registered with another pool.
-struct OtherPools<'a>(&'a Registration);
+struct StreamOfOtherPool<'a>(&'a Registration);
 
 // SAFETY: the lane is of that stream, and holds its owner.
 #[allow(unsafe_code, reason = "stands for the lane's stream")]
-unsafe impl DeviceStream for OtherPools<'_> {
+unsafe impl DeviceStream for StreamOfOtherPool<'_> {
     fn device_id(&self) -> DeviceId {
         self.0.stream_device().id()
     }

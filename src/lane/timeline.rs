@@ -53,7 +53,7 @@ struct Markers {
 }
 
 /// Markers that follow each other. Mostly one: it is on the stack.
-type Run = SmallVec<[Arc<Marker>; 4]>;
+type MarkerRun = SmallVec<[Arc<Marker>; 4]>;
 
 impl Markers {
     /// Returns the first marker whose completion proves `ticket`.
@@ -524,7 +524,7 @@ impl Timeline {
 
     /// Returns a marker that was found complete, and all later ones. That marker comes first even if another thread
     /// reaped it meanwhile: the marker that is oldest now was not queried.
-    fn from(&self, oldest: Arc<Marker>) -> Run {
+    fn from(&self, oldest: Arc<Marker>) -> MarkerRun {
         let markers = &self.markers.lock().incomplete;
         if injected("completed-without-being-asked-after") {
             return markers.iter().cloned().collect();
@@ -539,11 +539,11 @@ impl Timeline {
     fn record_complete(&self, last: &Marker, now: Duration) -> Ticket {
         self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
         self.record_latency(now.saturating_sub(last.sealed_at));
-        let done: Run = {
+        let done: MarkerRun = {
             let mut markers = self.markers.lock();
             let incomplete = &mut markers.incomplete;
             let count = incomplete.partition_point(|marker| marker.ticket <= last.ticket);
-            let done: Run = incomplete.drain(..count).collect();
+            let done: MarkerRun = incomplete.drain(..count).collect();
             self.record_incomplete(incomplete.len());
             if let Some(first) = done.first() {
                 let (pace, expected_at) = (&mut markers.pace, last.expected_at);
@@ -581,7 +581,7 @@ fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
 /// Returns the last marker that is complete, given that the first is; and the device's error, if it reported one. A
 /// stream runs in order, so one query settles the common case, in which all are complete, and bisection the others. An
 /// event that reports an error proves nothing and is left out; the others tell.
-fn last_complete(mut markers: Run) -> (Option<Arc<Marker>>, Result<(), DeviceError>) {
+fn last_complete(mut markers: MarkerRun) -> (Option<Arc<Marker>>, Result<(), DeviceError>) {
     let (mut done, mut open, mut answer) = (0, markers.len(), Ok(()));
     let mut next = open.saturating_sub(1);
     while open - done > 1 {

@@ -271,12 +271,12 @@ const FIRST_BUCKET: usize = 16;
 /// Enough buckets for all tags that can exist.
 const BUCKETS: usize = 29;
 
-type Slot = OnceLock<Box<CachePadded<Account>>>;
+type AccountSlot = OnceLock<Box<CachePadded<Account>>>;
 
 /// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so a lookup needs
 /// no lock and no reference count.
 pub(crate) struct Accounts {
-    buckets: [OnceLock<Box<[Slot]>>; BUCKETS],
+    buckets: [OnceLock<Box<[AccountSlot]>>; BUCKETS],
 }
 
 impl Accounts {
@@ -323,7 +323,7 @@ impl fmt::Debug for Accounts {
     }
 }
 
-fn empty_bucket(bucket: usize) -> Box<[Slot]> {
+fn empty_bucket(bucket: usize) -> Box<[AccountSlot]> {
     let slots = FIRST_BUCKET << bucket;
     std::iter::repeat_with(OnceLock::new).take(slots).collect()
 }

@@ -1,7 +1,7 @@
 //! The requests in the fair queue, with the figures that are kept of them. It knows neither locks nor the gate.
 
 use super::admission::{Admission, QueueLimit};
-use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, Walk};
+use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, WaiterWalk};
 use super::scan::Scan;
 use super::shares::{Candidate, Shares};
 use super::waiter::Waiter;
@@ -134,14 +134,14 @@ impl Queued {
     }
 
     /// Begins a walk over the first `most` requests.
-    pub(super) fn walk(&self, most: usize) -> Walk {
+    pub(super) fn walk(&self, most: usize) -> WaiterWalk {
         self.order.walk(most)
     }
 
     /// Returns the next request of a walk; see [`FairQueue::next_of`].
     pub(super) fn next_of(
         &self,
-        walk: &mut Walk,
+        walk: &mut WaiterWalk,
         weight: impl Fn(Flow) -> u32,
     ) -> Option<(Turn, &Arc<Waiter>)> {
         let (turn, waiter) = self.order.next_of(walk, weight)?;

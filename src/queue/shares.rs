@@ -84,7 +84,7 @@ impl Sizes {
 }
 
 #[derive(Debug)]
-struct Waiting<T> {
+struct WaitingShare<T> {
     weight: u32,
     amount: Amount,
     sizes: Sizes,
@@ -105,7 +105,7 @@ pub(super) struct Candidate {
 #[derive(Debug)]
 pub(super) struct Shares<T> {
     /// Those that have requests waiting.
-    parties: BTreeMap<Party, Waiting<T>>,
+    parties: BTreeMap<Party, WaitingShare<T>>,
     /// The sum of their weights.
     weights: u64,
     total: Amount,
@@ -141,7 +141,7 @@ impl<T> Shares<T> {
         let weights = &mut self.weights;
         let waiting = self.parties.entry(party).or_insert_with(|| {
             *weights += u64::from(weight);
-            Waiting {
+            WaitingShare {
                 weight,
                 amount: Amount::default(),
                 sizes: Sizes::default(),
@@ -212,7 +212,7 @@ impl<T> Shares<T> {
         let is_first = with.requests == 0;
         with.add(candidate.bytes);
         let mut left = self.total;
-        let mut taken = BTreeMap::<Party, Taken>::new();
+        let mut taken = BTreeMap::<Party, Chosen>::new();
         while left.is_full(bound, candidate.bytes) {
             let kind = match left.requests >= bound.requests {
                 true => Kind::Requests,
@@ -248,7 +248,7 @@ impl<T> Shares<T> {
             }
             let (_, _, party) = furthest?;
             let waiting = &self.parties[&party];
-            let taken = taken.entry(party).or_insert(Taken {
+            let taken = taken.entry(party).or_insert(Chosen {
                 left: waiting.amount,
                 last: None,
             });
@@ -268,7 +268,7 @@ impl<T> Shares<T> {
 
 /// The requests of a party that are left while some are chosen.
 #[derive(Debug)]
-struct Taken {
+struct Chosen {
     left: Amount,
     /// The last request that was chosen.
     last: Option<SortKey>,

@@ -64,7 +64,7 @@ pub(crate) struct Waiter {
     is_served: SharedFlag,
     /// How the wait ends if the request is not served. The first note counts.
     unserved: OnceLock<WaitOutcome>,
-    state: Mutex<State>,
+    state: Mutex<WaiterState>,
 }
 
 /// A request as it joins.
@@ -83,7 +83,7 @@ pub(super) struct Origin {
 }
 
 #[derive(Debug)]
-enum State {
+enum WaiterState {
     Waiting {
         /// `None` if the waiter was woken to look again and has not been polled since.
         waker: Option<Foreign<Waker>>,
@@ -101,7 +101,7 @@ const NEVER: u64 = u64::MAX;
 
 impl Waiter {
     pub(super) fn new(origin: Origin, waker: Waker) -> Self {
-        let state = State::Waiting {
+        let state = WaiterState::Waiting {
             waker: Some(Foreign::new(waker)),
             silent_since: None,
         };
@@ -136,9 +136,9 @@ impl Waiter {
     /// Returns the memory if the waiter is gone.
     pub(super) fn grant(&self, found: Unclaimed) -> Result<Option<Waker>, Unclaimed> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker, .. } => {
-                *state = State::Granted(found.claim());
+        match std::mem::replace(&mut *state, WaiterState::Gone) {
+            WaiterState::Waiting { waker, .. } => {
+                *state = WaiterState::Granted(found.claim());
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker.map(Foreign::into_inner))
             }
@@ -153,11 +153,11 @@ impl Waiter {
     /// not wait.
     pub(super) fn fail(&self, error: AllocError) -> Option<Option<Waker>> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker, .. } => {
+        match std::mem::replace(&mut *state, WaiterState::Gone) {
+            WaiterState::Waiting { waker, .. } => {
                 // Before the lock is released: a task that hears of the failure finds it counted by its outcome.
                 self.record_unserved(outcome_of(&error));
-                *state = State::Failed(error);
+                *state = WaiterState::Failed(error);
                 Some(waker.map(Foreign::into_inner))
             }
             other => {
@@ -183,14 +183,14 @@ impl Waiter {
         let is_known =
             |last: &Option<Foreign<Waker>>| last.as_ref().is_some_and(|last| last.will_wake(waker));
         match &*self.state.lock() {
-            State::Waiting { waker: last, .. } if is_known(last) => return None,
+            WaiterState::Waiting { waker: last, .. } if is_known(last) => return None,
             _ => {}
         }
         // With no lock held: that calls foreign code. The waiter may be served meanwhile.
         let waker = Foreign::new(waker.clone());
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        if let State::Waiting {
+        if let WaiterState::Waiting {
             waker: last,
             silent_since,
         } = state
@@ -200,23 +200,23 @@ impl Waiter {
             return None;
         }
         trash.add([waker]);
-        match std::mem::replace(state, State::Gone) {
-            State::Granted(found) => Some(Ok(found)),
-            State::Failed(error) => Some(Err(error)),
-            State::Waiting { .. } | State::Gone => None,
+        match std::mem::replace(state, WaiterState::Gone) {
+            WaiterState::Granted(found) => Some(Ok(found)),
+            WaiterState::Failed(error) => Some(Err(error)),
+            WaiterState::Waiting { .. } | WaiterState::Gone => None,
         }
     }
 
     /// Gives the wait up. Returns a grant that came in the meantime.
     pub(super) fn cancel(&self) -> Option<Allocations> {
-        let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
+        let last = std::mem::replace(&mut *self.state.lock(), WaiterState::Gone);
         match last {
-            State::Granted(found) => Some(found),
-            State::Waiting { waker, .. } => {
+            WaiterState::Granted(found) => Some(found),
+            WaiterState::Waiting { waker, .. } => {
                 waker.into_iter().for_each(Foreign::release);
                 None
             }
-            State::Failed(_) | State::Gone => None,
+            WaiterState::Failed(_) | WaiterState::Gone => None,
         }
     }
 
@@ -225,7 +225,7 @@ impl Waiter {
     /// itself, without end or recursion.
     pub(super) fn notify(&self) -> Option<Waker> {
         match &mut *self.state.lock() {
-            State::Waiting { waker, .. } => waker.take().map(Foreign::into_inner),
+            WaiterState::Waiting { waker, .. } => waker.take().map(Foreign::into_inner),
             _ => None,
         }
     }
@@ -233,7 +233,7 @@ impl Waiter {
     /// Returns since when the waiter is known to have been woken and not polled, if it is.
     pub(super) fn silent_since(&self, now: Duration) -> Option<Duration> {
         match &mut *self.state.lock() {
-            State::Waiting {
+            WaiterState::Waiting {
                 waker: None,
                 silent_since,
             } => Some(*silent_since.get_or_insert(now)),
@@ -244,7 +244,7 @@ impl Waiter {
     /// Sets the request aside, if the waiter has still not been polled. Returns whether it was.
     pub(super) fn set_aside(&self) -> bool {
         let state = self.state.lock();
-        let is_silent = matches!(&*state, State::Waiting { waker: None, .. });
+        let is_silent = matches!(&*state, WaiterState::Waiting { waker: None, .. });
         // Under the lock: a poll comes before this, or sees it.
         self.is_aside.store(is_silent, Ordering::Release);
         is_silent
@@ -324,7 +324,7 @@ impl Waiter {
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        matches!(&*self.state.lock(), State::Waiting { .. })
+        matches!(&*self.state.lock(), WaiterState::Waiting { .. })
     }
 }
 
@@ -401,7 +401,7 @@ impl Drop for Unclaimed {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let waker = match self.state.get_mut() {
-            State::Waiting { waker, .. } => waker.take(),
+            WaiterState::Waiting { waker, .. } => waker.take(),
             _ => None,
         };
         waker.into_iter().for_each(Foreign::release);

@@ -39,12 +39,12 @@ pin_project_lite::pin_project! {
         // Dropped before the stream goes on.
         #[pin]
         future: Option<F>,
-        held: Held,
+        held: HeldStream,
     }
 }
 
 impl<F> HostTask<F> {
-    pub(super) fn new(end: Task<()>, reached: Point, held: Held, future: F) -> Self {
+    pub(super) fn new(end: Task<()>, reached: Point, held: HeldStream, future: F) -> Self {
         Self {
             end,
             reached: Some(reached.passage()),
@@ -119,7 +119,7 @@ impl<F> fmt::Debug for HostTask<F> {
 /// If the future panics, drops it, and then lets the stream go on.
 struct Unwinding<'a, F> {
     future: Pin<&'a mut Option<F>>,
-    held: Option<&'a mut Held>,
+    held: Option<&'a mut HeldStream>,
 }
 
 impl<F> Drop for Unwinding<'_, F> {
@@ -134,7 +134,7 @@ impl<F> Drop for Unwinding<'_, F> {
 
 /// The hold of a stream by a task. Dropping it lets the stream go on.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldStream {
     hold: Option<Box<dyn Hold>>,
     registration: Arc<Registration>,
     name: Option<Cow<'static, str>>,
@@ -142,7 +142,7 @@ pub(super) struct Held {
     number: u64,
 }
 
-impl Held {
+impl HeldStream {
     pub(super) fn new(
         hold: Box<dyn Hold>,
         registration: &Arc<Registration>,
@@ -174,7 +174,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldStream {
     fn drop(&mut self) {
         self.release(Ending::Abandoned);
     }

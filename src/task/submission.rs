@@ -2,7 +2,7 @@
 
 use super::access::Order;
 use super::handle::Value;
-use super::host_task::Held;
+use super::host_task::HeldStream;
 use super::outcome::Outcome;
 use super::point::Point;
 use super::{Accesses, HostTask, Task};
@@ -163,7 +163,7 @@ impl<'s> Submission<'s> {
             location: Location::caller(),
             since: service.engine.shared.device.now(),
         };
-        let held = Held::new(service.engine.shared.noted(hold)?, registration, holder);
+        let held = HeldStream::new(service.engine.shared.noted(hold)?, registration, holder);
         let end = self.submitted(registration, Value::Known(()));
         Ok(HostTask::new(end, reached, held, future))
     }
