@@ -37,7 +37,7 @@ impl Block {
         Self {
             registration: Some(registration),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, tag),
+            charge: BlockCharge::new(rounding, tag),
             extra: Mutex::new(Guards::Block, Rare::NONE),
         }
     }
@@ -67,7 +67,7 @@ impl Block {
         Ok(Self {
             registration: Some(registration.clone()),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, demand.tag),
+            charge: BlockCharge::new(rounding, demand.tag),
             extra: Mutex::new(Guards::Block, Rare::NONE),
         })
     }
@@ -153,7 +153,7 @@ impl Block {
         Some(Ok(Self {
             registration: Some(owner),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, None),
+            charge: BlockCharge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::of(extra)),
         }))
     }
@@ -173,7 +173,7 @@ impl Block {
         Self {
             registration: Some(registration.clone()),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, None),
+            charge: BlockCharge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::new(extra)),
         }
     }
@@ -710,9 +710,9 @@ pub struct DeallocateError {
 /// Both share one word: a block that is moved is copied word by word, and a read of one word stalls the processor if
 /// two writes of half a word have just filled it.
 #[derive(Clone, Copy)]
-pub(super) struct Charge(u64);
+pub(super) struct BlockCharge(u64);
 
-impl Charge {
+impl BlockCharge {
     #[inline(always)]
     pub(super) fn new(rounding: u32, tag: Option<Tag>) -> Self {
         let number = tag.map_or(0, Tag::number);
@@ -752,10 +752,10 @@ mod tests {
             (0, Some(tag)),
             (u32::MAX, Some(tag)),
         ] {
-            let charge = Charge::new(rounding, tag);
+            let charge = BlockCharge::new(rounding, tag);
             assert_eq!((charge.rounding(), charge.tag()), (rounding, tag));
         }
-        let mut charge = Charge::new(u32::MAX - 1, Some(tag));
+        let mut charge = BlockCharge::new(u32::MAX - 1, Some(tag));
         charge.add_rounding(7);
         assert_eq!((charge.rounding(), charge.tag()), (u32::MAX, Some(tag)));
     }

@@ -39,7 +39,7 @@ use crate::stream::Stream;
 use crate::sync::{Arc, Mutex};
 use further::FurtherStreams;
 use graphs::OfGraphs;
-use life::Charge;
+use life::BlockCharge;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -58,7 +58,7 @@ pub struct Block {
     registration: Option<Arc<Registration>>,
     /// Present until the block has ended.
     allocation: Option<Allocation>,
-    charge: Charge,
+    charge: BlockCharge,
     extra: Mutex<Rare<Extra>>,
 }
 

@@ -56,7 +56,7 @@ impl Block {
 mod begin {
     use super::{Block, Outside};
     use crate::block::Extra;
-    use crate::block::life::{Charge, tell_granted};
+    use crate::block::life::{BlockCharge, tell_granted};
     use crate::engine::{Allocation, Source};
     use crate::handles::Registration;
     use crate::heap::BlockId;
@@ -97,7 +97,7 @@ mod begin {
             Self {
                 registration: Some(registration.clone()),
                 allocation: Some(allocation),
-                charge: Charge::new(rounding, None),
+                charge: BlockCharge::new(rounding, None),
                 extra: Mutex::new(Guards::Block, Rare::new(extra)),
             }
         }

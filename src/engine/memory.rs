@@ -28,16 +28,16 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct DeviceMemory {
     pub(super) device: plain::Arc<dyn Device>,
     pub(super) chunk_bytes: u64,
     segments: SegmentSource,
-    pub(super) held: Mutex<Held>,
+    pub(super) held: Mutex<HeldChunks>,
 }
 
-/// See [`Memory`].
+/// See [`DeviceMemory`].
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldChunks {
     /// Mapped chunks, by address.
     pub(super) chunks: BTreeMap<u64, Chunk>,
     /// Reserved ranges: address and bytes.
@@ -51,13 +51,13 @@ pub(super) struct Held {
     pub(super) accessors: Accessors,
 }
 
-impl Memory {
+impl DeviceMemory {
     pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
             chunk_bytes: settings.geometry.chunk_bytes,
             segments: SegmentSource::new(device.clone(), settings),
             device,
-            held: Mutex::new(Guards::Registry, Held::default()),
+            held: Mutex::new(Guards::Registry, HeldChunks::default()),
         }
     }
 
@@ -75,7 +75,7 @@ impl Memory {
     }
 
     /// Takes everything out, for the teardown.
-    pub(super) fn take_held(&self) -> Held {
+    pub(super) fn take_held(&self) -> HeldChunks {
         std::mem::take(&mut self.held.lock())
     }
 

@@ -83,7 +83,7 @@ mod trimmed;
 mod upstream;
 mod walk;
 
-pub(crate) use allocation::{Allocation, Allocations, Counters};
+pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
@@ -105,7 +105,7 @@ pub(crate) use registry::Lanes;
 pub(crate) use reservation::Drawn;
 pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
 pub use statistics::{Hits, Statistics};
-pub(crate) use store::{Capacity, HeapStore};
+pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub use trimmed::Trimmed;

@@ -29,7 +29,7 @@ pub(super) enum AccessStage {
 struct KnownNeighbour {
     neighbour: Arc<Neighbour>,
     stage: AccessStage,
-    wish: Wish,
+    wish: WantedAccess,
     /// The number of copies by streams of the device that were ever begun.
     copies: u64,
     /// Copies that are being submitted.
@@ -38,7 +38,7 @@ struct KnownNeighbour {
 
 /// What the access is to be.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct WantedAccess {
     /// What it is while there are no scopes.
     is_open: bool,
     /// The scopes that have not ended, in the order in which they began, with what each one asks for.
@@ -50,7 +50,7 @@ pub(super) struct Wish {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessScope(u64);
 
-impl Wish {
+impl WantedAccess {
     pub(super) fn set(&mut self, is_open: bool) {
         self.is_open = is_open;
         self.scopes.iter_mut().for_each(|(_, wish)| *wish = is_open);
@@ -158,7 +158,7 @@ impl Neighbours {
             entries.push(KnownNeighbour {
                 neighbour,
                 stage: AccessStage::Closed,
-                wish: Wish::default(),
+                wish: WantedAccess::default(),
                 copies: 0,
                 copying: 0,
             });
@@ -169,8 +169,8 @@ impl Neighbours {
     pub(super) fn wish<R>(
         &self,
         device: DeviceId,
-        change: impl FnOnce(&mut Wish) -> R,
-    ) -> (Wish, R) {
+        change: impl FnOnce(&mut WantedAccess) -> R,
+    ) -> (WantedAccess, R) {
         self.with(device, |entry| {
             let wish = &mut entry.expect("entered before").wish;
             (wish.clone(), change(wish))
@@ -332,7 +332,7 @@ mod tests {
     /// A set that is refused is taken back, and nothing else: other threads begin and end scopes meanwhile.
     #[test]
     fn refused_set_leaves_the_scopes_of_other_threads_as_they_are() {
-        let mut wish = Wish::default();
+        let mut wish = WantedAccess::default();
         let ends = wish.begin(true);
         let stays = wish.begin(true);
         let before = wish.clone();

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
-use super::memory::Memory;
+use super::memory::DeviceMemory;
 use super::{Change, Engine, HeapStore, HistoryEvent, Shared, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::fault::injected;
@@ -62,7 +62,7 @@ const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Supply {
-    pub(super) memory: Memory,
+    pub(super) memory: DeviceMemory,
     /// How much free memory may be remapped.
     budget: Mutex<Budget>,
     /// The device refused when it was last asked for memory.
@@ -80,7 +80,7 @@ impl Supply {
         others: OtherPools,
     ) -> Self {
         Self {
-            memory: Memory::new(device.clone(), settings),
+            memory: DeviceMemory::new(device.clone(), settings),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_refused: SharedFlag::new(false),
             refused_at: SharedNumber::new(0),

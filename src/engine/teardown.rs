@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
-use super::memory::Held;
+use super::memory::HeldChunks;
 use super::segments::{Accessibility, SegmentSource};
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};
@@ -35,7 +35,7 @@ struct DeferredRelease {
 
 #[derive(Debug)]
 struct Assets {
-    held: Held,
+    held: HeldChunks,
     lanes: Vec<Arc<Lane>>,
     watch: Option<Watch<Marker>>,
 }
@@ -156,7 +156,7 @@ impl DeferredRelease {
 
     /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then
     /// as long as the process.
-    fn release(&self, held: &Held) {
+    fn release(&self, held: &HeldChunks) {
         assert_unlocked("release");
         let mut is_all = true;
         // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all

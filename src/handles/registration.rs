@@ -3,7 +3,7 @@
 use super::natives::Native;
 use super::{Observers, Presence, Route};
 use crate::device::{CaptureId, Device, DeviceId, DeviceStream, RawStream};
-use crate::engine::{Capacity, registering, release};
+use crate::engine::{CapacityCopy, registering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::{StreamId, Ticket};
@@ -29,7 +29,7 @@ pub(crate) struct Registration {
     /// The alignment of every block in bytes, a power of two. A copy, as the capacity is, so that an allocation from the
     /// lane reads nothing of the engine.
     pub(crate) step: u64,
-    pub(crate) capacity: Capacity,
+    pub(crate) capacity: CapacityCopy,
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,

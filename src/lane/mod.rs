@@ -59,7 +59,7 @@ pub(crate) use cache::{Bounds, Flush, RefCache};
 pub(crate) use capture::refused;
 pub use count::Source;
 pub(crate) use count::{Event, LaneFigures};
-pub(crate) use host_tasks::{Ending, Holder, HostTasks};
+pub(crate) use host_tasks::{Holder, HostTaskEnding, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use neighbour::Neighbour;
 pub(crate) use stream_cache::{Gate, StreamCache};

@@ -4,7 +4,7 @@
 use super::hook::Asking;
 use super::throttled::{self, TagStandstill};
 use super::waiter::{Unclaimed, Waiter, outcome_of};
-use super::waiters::{Joined, Newcomer, Refused};
+use super::waiters::{JoinRefused, Joined, Newcomer};
 use super::{Charge, Demand, Service, Terms, Wants};
 use crate::engine::{
     Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
@@ -135,7 +135,7 @@ impl Waiting {
             waiter,
             moved,
             displaced,
-        } = joined.map_err(|Refused { error, charged }| {
+        } = joined.map_err(|JoinRefused { error, charged }| {
             if let Some((tag, bytes)) = charged {
                 service.uncharge(tag, bytes);
             }

@@ -3,7 +3,7 @@
 use super::admission::{Admission, QueueLimit};
 use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, WaiterWalk};
 use super::scan::Scan;
-use super::shares::{Candidate, Shares};
+use super::shares::{Applicant, Shares};
 use super::waiter::Waiter;
 use crate::id::StreamId;
 use crate::sync::{Arc, Foreign, Trash};
@@ -57,7 +57,7 @@ impl Queued {
         now: Duration,
     ) -> bool {
         let (bytes, party) = (waiter.demand.request.bytes, waiter.demand.tag);
-        let candidate = Candidate {
+        let candidate = Applicant {
             party,
             weight,
             bytes,

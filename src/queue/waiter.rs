@@ -59,7 +59,7 @@ pub(crate) struct Waiter {
     /// Its bytes were given back to its tag, although it was not served.
     is_uncharged: AtomicBool,
     /// Where the request stands with the pressure hook.
-    pub(super) hook: Turn,
+    pub(super) hook: HookTurn,
     /// The request was granted, even if it is gone since.
     is_served: SharedFlag,
     /// How the wait ends if the request is not served. The first note counts.
@@ -69,7 +69,7 @@ pub(crate) struct Waiter {
 
 /// A request as it joins.
 #[derive(Debug)]
-pub(super) struct Origin {
+pub(super) struct WaiterOrigin {
     pub(super) sort_key: SortKey,
     pub(super) flow: Flow,
     pub(super) lane: Arc<Lane>,
@@ -100,7 +100,7 @@ enum WaiterState {
 const NEVER: u64 = u64::MAX;
 
 impl Waiter {
-    pub(super) fn new(origin: Origin, waker: Waker) -> Self {
+    pub(super) fn new(origin: WaiterOrigin, waker: Waker) -> Self {
         let state = WaiterState::Waiting {
             waker: Some(Foreign::new(waker)),
             silent_since: None,
@@ -122,7 +122,7 @@ impl Waiter {
             searched: (AtomicU64::new(NEVER), AtomicU64::new(0)),
             was_refused: AtomicBool::new(false),
             is_uncharged: AtomicBool::new(false),
-            hook: Turn::new(),
+            hook: HookTurn::new(),
             is_served: SharedFlag::new(false),
             unserved: OnceLock::new(),
             state: Mutex::new(Guards::Waiter, state),
@@ -335,9 +335,9 @@ const HAS_ASKED: u8 = 2;
 
 /// Where a request stands with the hook.
 #[derive(Debug)]
-pub(super) struct Turn(SharedState);
+pub(super) struct HookTurn(SharedState);
 
-impl Turn {
+impl HookTurn {
     pub(super) fn new() -> Self {
         Self(SharedState::new(NOT_ASKED))
     }

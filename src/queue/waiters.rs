@@ -15,8 +15,8 @@ use super::listing::Listing;
 use super::queued::Queued;
 use super::quota_queue::QuotaQueues;
 use super::scopes::Scopes;
-use super::shares::{Amount, Candidate};
-use super::waiter::{Origin, Waiter};
+use super::shares::{Amount, Applicant};
+use super::waiter::{Waiter, WaiterOrigin};
 use super::waiting::WaitingRequest;
 use super::{Demand, Rules, Wants};
 use crate::engine::{Expected, gate};
@@ -78,7 +78,7 @@ pub(super) struct Displaced {
 
 /// A request that may not join.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct JoinRefused {
     pub(super) error: AllocError,
     /// Bytes that were charged to its tag meanwhile: the caller uncharges them.
     pub(super) charged: Option<(Tag, u64)>,
@@ -182,7 +182,7 @@ impl Standing {
         let (is_empty, displaced) = match over {
             Some(tag) => (self.quotas.is_empty(tag), Vec::new()),
             None => {
-                let candidate = Candidate {
+                let candidate = Applicant {
                     party: demand.tag,
                     weight: weight(demand.tag),
                     bytes,
@@ -256,7 +256,7 @@ impl Queue {
         newcomer: Newcomer<'_>,
         rules: &Rules,
         gate: &SharedState,
-    ) -> Result<Joined, Refused> {
+    ) -> Result<Joined, JoinRefused> {
         // With no lock held: that calls foreign code.
         let waker = newcomer.waker.clone();
         let mut standing = self.standing.lock_with_trash();
@@ -285,9 +285,9 @@ impl Queue {
             (error, charged)
         });
         Charge::keep(newcomer.charge);
-        let displaced = displaced.map_err(|(error, charged)| Refused { error, charged })?;
+        let displaced = displaced.map_err(|(error, charged)| JoinRefused { error, charged })?;
         let (displaced, moved_up) = self.displace(standing, displaced, now, gate, trash);
-        let origin = Origin {
+        let origin = WaiterOrigin {
             sort_key: standing.next_key(newcomer.due),
             flow,
             lane: newcomer.lane.clone(),

@@ -8,7 +8,7 @@ use crate::error::TaskError;
 use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::StreamId;
-use crate::lane::{Ending, Holder};
+use crate::lane::{Holder, HostTaskEnding};
 use crate::queue::Passage;
 use crate::sync::{Arc, assert_unlocked};
 use crate::trace;
@@ -78,7 +78,7 @@ impl<F: Future> Future for HostTask<F> {
             *this.reached = None;
             if let Err(error) = answer {
                 this.future.set(None);
-                this.held.release(Ending::Abandoned);
+                this.held.release(HostTaskEnding::Abandoned);
                 return Poll::Ready(Err(error.into()));
             }
         }
@@ -93,7 +93,7 @@ impl<F: Future> Future for HostTask<F> {
         }
         let held = unwinding.held.take().expect("held while it is polled");
         answer.map(|output| {
-            held.release(Ending::Complete);
+            held.release(HostTaskEnding::Complete);
             held.registration.service.release_synchronized();
             Ok(output)
         })
@@ -127,7 +127,7 @@ impl<F> Drop for Unwinding<'_, F> {
         if let Some(held) = self.held.take() {
             // The first panic goes on. A second one, of the future's drop, must not end the process.
             let _ = catch_unwind(AssertUnwindSafe(|| self.future.set(None)));
-            held.release(Ending::Abandoned);
+            held.release(HostTaskEnding::Abandoned);
         }
     }
 }
@@ -157,18 +157,18 @@ impl HeldStream {
     }
 
     /// Lets the stream go on, the first time it is called.
-    fn release(&mut self, ending: Ending) {
+    fn release(&mut self, ending: HostTaskEnding) {
         let Some(hold) = self.hold.take() else {
             return;
         };
         let lane = &self.registration.lane;
         lane.host_tasks.end(self.number, ending);
         assert_unlocked("release");
-        if ending == Ending::Abandoned && injected("stream-held-by-an-abandoned-task") {
+        if ending == HostTaskEnding::Abandoned && injected("stream-held-by-an-abandoned-task") {
             return std::mem::forget(hold);
         }
         hold.release();
-        if ending == Ending::Abandoned {
+        if ending == HostTaskEnding::Abandoned {
             trace::host_task_abandoned(lane.label(), self.name.as_deref());
         }
     }
@@ -176,6 +176,6 @@ impl HeldStream {
 
 impl Drop for HeldStream {
     fn drop(&mut self) {
-        self.release(Ending::Abandoned);
+        self.release(HostTaskEnding::Abandoned);
     }
 }
