@@ -1,6 +1,6 @@
 //! Access of other devices to the memory of the pool: how it is given and taken back.
 
-use super::memory::accessors;
+use super::device_memory::accessors;
 use super::neighbours::{AccessScope, AccessStage, CompleteCopies};
 use super::{Engine, Shared, Streams, ordering, reaping};
 use crate::device::{Device, DeviceId, Peer};

@@ -20,21 +20,21 @@
 //! | `search`, `recipient` | executes the [search policy](crate::heap::Sequence) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `reservation`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `draw`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user; counts of device calls |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
-//! | `registering`, `registry`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
-//! | `memory` | chunks and ranges of the device |
+//! | `registering`, `lanes`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
+//! | `device_memory` | chunks and ranges of the device |
 //! | `spill` | memory that pools of one device ask of each other |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
-//! | `evictable` | memory that can be taken back from its user |
+//! | `evictables` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a broker leases |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
@@ -44,18 +44,20 @@
 pub(crate) mod access;
 mod allocation;
 pub(crate) mod captured;
+mod device_memory;
+mod draw;
 mod driver_pool;
 mod event_log;
-mod evictable;
+mod evictables;
 pub(crate) mod figures;
 mod fill;
 mod filling;
 mod heuristic;
 pub(crate) mod keeping;
 mod kept;
+mod lanes;
 mod lease;
 pub(crate) mod maintenance;
-mod memory;
 mod mode;
 mod neighbours;
 pub(crate) mod ordering;
@@ -65,9 +67,7 @@ mod publish;
 pub(crate) mod reaping;
 mod recipient;
 pub(crate) mod registering;
-mod registry;
 pub(crate) mod release;
-mod reservation;
 mod retired;
 mod search;
 mod segments;
@@ -84,15 +84,17 @@ mod upstream;
 mod walk;
 
 pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
+pub(crate) use draw::Drawn;
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
-pub(crate) use evictable::{Candidate, Evict, Group, Home, ListPosition};
+pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub(crate) use kept::{Kept, ReservationState};
+pub(crate) use lanes::Lanes;
 pub use lease::BrokerLease;
 pub(crate) use lease::{Lease, LeaseBounds, Lender};
 pub(crate) use maintenance::Maintenance;
@@ -101,8 +103,6 @@ pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
-pub(crate) use registry::Lanes;
-pub(crate) use reservation::Drawn;
 pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
 pub use statistics::{Hits, Statistics};
 pub(crate) use store::{CapacityCopy, HeapStore};
@@ -124,8 +124,8 @@ use crate::lane::{Flush, Lane};
 use crate::measure::Waits;
 use crate::sync::{Arc, plain, yield_now};
 use crate::timer::Timer;
+use draw::Draw;
 use recipient::Recipient;
-use reservation::Draw;
 use search::Search;
 use std::time::{Duration, Instant};
 use walk::Walk;

@@ -1,7 +1,7 @@
 //! The heap behind its lock, the bounds on it, and the log of its events.
 
 use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
-use super::evictable::Evictables;
+use super::evictables::Evictables;
 use super::shared::gate;
 use super::soft_cap::SoftCap;
 use super::{Allocation, Allocations, Change, Lease, Shared};

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
-use super::memory::DeviceMemory;
+use super::device_memory::DeviceMemory;
 use super::{Change, Engine, HeapStore, HistoryEvent, Shared, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::fault::injected;

@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
-use super::memory::HeldChunks;
+use super::device_memory::HeldChunks;
 use super::segments::{Accessibility, SegmentSource};
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};

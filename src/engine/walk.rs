@@ -1,7 +1,7 @@
 //! The heap walk: which block an address is in, and all blocks at one moment.
 
 use super::event_log::{EventLog, Origins, Pages, ReservationOrigin};
-use super::registry::Lanes;
+use super::lanes::Lanes;
 use super::{BlockOrigin, Engine, HeapStore, keeping};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};

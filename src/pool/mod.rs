@@ -15,9 +15,9 @@
 //! | `captured` | requests for blocks on a stream that is being captured |
 //! | `grow` | the request of a block to grow |
 //! | `reservation` | reservations, and the requests for them |
-//! | `scope` | tasks that draw from a reservation |
+//! | `entered_scope` | tasks that draw from a reservation |
 //! | `tags` | limits and weights of tags |
-//! | `streams` | streams that the pool makes |
+//! | `own_stream` | streams that the pool makes |
 //! | `info` | the description and the health of a pool |
 //! | `peers` | access of other devices |
 //! | `weak` | a handle that does not keep its pool alive |
@@ -33,6 +33,7 @@ mod broker;
 mod builder;
 pub(crate) mod captured;
 mod config;
+mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
@@ -41,12 +42,11 @@ mod layout;
 #[cfg(weirpool_loom)]
 mod lease_model;
 mod manage;
+mod own_stream;
 mod peers;
 mod request;
 mod reservation;
-mod scope;
 mod settings;
-mod streams;
 mod tags;
 mod weak;
 
@@ -55,6 +55,7 @@ pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 pub use broker::BrokerOptions;
 pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
+pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
 pub use layout::Layout;
@@ -63,13 +64,12 @@ pub use lease_model::{LeaseModel, Leased};
 pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
-pub use scope::{Drawing, EnterGuard};
 pub use tags::TagAccount;
 pub use weak::WeakPool;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
+use own_stream::OwnStream;
 use reservation::ForReservation;
-use streams::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceStream, Host};

@@ -2,7 +2,7 @@
 //!
 //! | change | published by | can profit |
 //! |---|---|---|
-//! | [`Memory`](Change::Memory) | a free; a completed event; progress of a stream that any thread notices; a seal; a marker that was being recorded; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
+//! | [`Memory`](Change::Memory) | a free; a completed event; progress of a stream that any thread notices; a seal; a marker that was being recorded; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::pass): the head and those that may overtake it; drains |
 //! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream; requests in scopes of reservations |
 //! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
 //! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |

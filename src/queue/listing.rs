@@ -4,7 +4,7 @@
 use super::admission::QueuePace;
 use super::fair_queue::{Cost, Flow, SortKey, Turn};
 use super::waiter::Waiter;
-use super::waiting::WaitingRequest;
+use super::waiting_request::WaitingRequest;
 use crate::measure::Tag;
 use std::collections::BTreeMap;
 use std::time::Duration;

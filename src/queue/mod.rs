@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `service` | the engine with its queue, and when the queue is served |
 //! | `funnel` | notifies requests and reclaimers of changes |
-//! | `serving` | one pass over the queue: grants what the engine finds |
+//! | `pass` | one pass over the queue: grants what the engine finds |
 //! | `deadlock`, `scan` | what happens when nothing changes any more, and which requests are tried then |
 //! | `waiters` | all requests that wait |
 //! | `waiter` | one of them, and its grant |
@@ -46,6 +46,7 @@ mod grower;
 mod hook;
 mod link;
 mod listing;
+mod pass;
 mod passage;
 mod queued;
 mod quota_queue;
@@ -53,7 +54,6 @@ mod reclaimer;
 mod scan;
 mod scopes;
 mod service;
-mod serving;
 mod shares;
 mod spawn;
 mod tenancy;
@@ -63,7 +63,7 @@ mod tests;
 mod throttled;
 mod waiter;
 mod waiters;
-mod waiting;
+mod waiting_request;
 
 pub use admission::QueueLimit;
 pub(crate) use allocate::{
@@ -84,4 +84,4 @@ pub(crate) use service::Service;
 pub(crate) use tenancy::Tenant;
 pub(crate) use terms::Rules;
 pub use terms::{Overtaking, Terms};
-pub use waiting::WaitingRequest;
+pub use waiting_request::WaitingRequest;

@@ -3,7 +3,7 @@
 //! Requests over the limit of their tag wait in that tag's [quota queue](super::quota_queue). They keep no other
 //! request from being served, and the gate does not close for them. All others wait in the
 //! [fair queue](super::fair_queue), and the gate is closed while there are any. A request whose waiter does not answer is
-//! [set aside](super::serving) until it is polled.
+//! [set aside](super::pass) until it is polled.
 //!
 //! A change of the queue may move a request to where memory is searched for it. It is a *candidate* then, and a search
 //! must follow. Every method that can make one returns whether it did.
@@ -17,7 +17,7 @@ use super::quota_queue::QuotaQueues;
 use super::scopes::Scopes;
 use super::shares::{Amount, Applicant};
 use super::waiter::{Waiter, WaiterOrigin};
-use super::waiting::WaitingRequest;
+use super::waiting_request::WaitingRequest;
 use super::{Demand, Rules, Wants};
 use crate::engine::{Expected, gate};
 use crate::error::AllocError;

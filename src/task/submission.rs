@@ -1,6 +1,6 @@
 //! Work before it is submitted.
 
-use super::access::Order;
+use super::accesses::Order;
 use super::handle::Value;
 use super::host_task::HeldStream;
 use super::outcome::Outcome;
