@@ -58,7 +58,7 @@
 //! of them there are at most as many passes over the queue as there are requests in it, and then the pool is quiet.
 //! Requests cannot wake each other in circles.
 
-use super::waiters::Queue;
+use super::waiters::Waiters;
 use crate::engine::{Change, Publish};
 use crate::fault::injected;
 use crate::sync::plain;
@@ -106,7 +106,7 @@ impl Drop for Members {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Funnel {
-    queue: plain::Arc<Queue>,
+    queue: plain::Arc<Waiters>,
     state: SharedNumber,
     members: Mutex<Members>,
     /// Serves when no server answers. Not taken back when a notification is answered: under load the next one needs it.
@@ -114,7 +114,7 @@ pub(crate) struct Funnel {
 }
 
 impl Funnel {
-    pub(super) fn new(queue: plain::Arc<Queue>, timer: &plain::Arc<Timer>) -> Self {
+    pub(super) fn new(queue: plain::Arc<Waiters>, timer: &plain::Arc<Timer>) -> Self {
         Self {
             queue,
             state: SharedNumber::new(0),

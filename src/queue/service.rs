@@ -12,7 +12,7 @@ use super::spawn;
 use super::tenancy::Tenancy;
 use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
-use super::waiters::{Displaced, Moved, Queue};
+use super::waiters::{Displaced, Moved, Waiters};
 use super::{Demand, Hook};
 use crate::background::Background;
 use crate::device::Device;
@@ -35,7 +35,7 @@ use std::time::Duration;
 pub(crate) struct Service {
     pub(crate) engine: Engine,
     pub(super) timer: plain::Arc<Timer>,
-    pub(crate) queue: plain::Arc<Queue>,
+    pub(crate) queue: plain::Arc<Waiters>,
     pub(super) funnel: plain::Arc<Funnel>,
     /// The rules by which requests wait.
     pub(super) rules: Rules,
@@ -69,7 +69,7 @@ impl Service {
         hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
-        let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
+        let queue = plain::Arc::new(Waiters::new(&rules, waits.clone()));
         let timer = Timer::new(device.clone());
         let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer));
         let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;

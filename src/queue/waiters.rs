@@ -122,7 +122,7 @@ struct Standing {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct Waiters {
     standing: Mutex<Standing>,
     /// The requests made in scopes of reservations, throttled ones included.
     pub(super) scopes: Scopes,
@@ -230,7 +230,7 @@ impl Standing {
     }
 }
 
-impl Queue {
+impl Waiters {
     pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         let standing = Standing {
             queued: Queued::new(rules.queue_limit),
@@ -835,7 +835,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for Waiters {
     /// Only forgotten requests are left.
     fn drop(&mut self) {
         let mut trash = Trash::new();
