@@ -29,10 +29,6 @@ impl LivingPool {
     fn lives(&self) -> bool {
         self.pool.strong_count() > 0
     }
-
-    fn is_named(&self, name: &str) -> bool {
-        self.name.as_deref() == Some(name)
-    }
 }
 
 /// Adds a pool to the registry.
@@ -63,7 +59,7 @@ fn refuse_taken(name: &str, pools: &[LivingPool]) -> Result<(), BuildError> {
     if name.is_empty() {
         return Err(BuildError::EmptyName);
     }
-    let is_taken = |entry: &LivingPool| entry.is_named(name) && entry.lives();
+    let is_taken = |entry: &LivingPool| entry.name.as_deref() == Some(name) && entry.lives();
     if pools.iter().any(is_taken) {
         let name = name.to_owned();
         return Err(BuildError::NameTaken { name });

@@ -340,7 +340,7 @@ impl<'a> Search<'a> {
             };
             asked.join(lane.fence(newest));
             if in_order {
-                lane.timeline.reap_in_order(&*engine.shared.device)
+                lane.timeline.query(&*engine.shared.device, false)
             } else {
                 lane.timeline.reap(&*engine.shared.device)
             }
@@ -383,7 +383,7 @@ impl<'a> Search<'a> {
             // It has to be asked again: no change is published once it has more.
             engine.supply.record_refused(true);
             let lacking = missing(new).max(1);
-            return Ok(self.mode.is_queued && spill::evict_elsewhere(engine, lacking));
+            return Ok(self.mode.is_queued && (engine.supply.others.evict)(engine, lacking) > 0);
         }
         let coming = free.saturating_add(evicted_before);
         if evicted_before > 0 && coming >= bytes && self.mode.effort == Effort::Immediate {

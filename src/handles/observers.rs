@@ -62,7 +62,8 @@ impl Observers {
             keeps_history: engine.store.event_log.is_some(),
         };
         let are_any = observers.checker.is_some()
-            || observers.fills.are_asked_for()
+            || observers.fills.on_allocate.is_some()
+            || observers.fills.on_free.is_some()
             || observers.keeps_history;
         are_any.then(|| plain::Arc::new(observers))
     }

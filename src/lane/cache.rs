@@ -88,7 +88,7 @@ pub(super) struct Cache {
     bytes: u64,
     /// Blocks in the stacks.
     blocks: usize,
-    large: LargeCache,
+    pub(super) large: LargeCache,
     pub(super) references: RefCache,
 }
 
@@ -165,17 +165,6 @@ impl Cache {
         self.bytes = total;
         self.blocks += 1;
         true
-    }
-
-    /// Notes the free of a block that has no stack. Keeps it if the stream alternates, the time is given, and the
-    /// large-block cache has room for it among `bound` bytes.
-    pub(super) fn push_large(
-        &mut self,
-        cached: CachedBlock,
-        since: Option<Duration>,
-        bound: u64,
-    ) -> bool {
-        self.large.put(cached, since, bound)
     }
 
     /// Returns whether the large-block cache may keep the next large block that is freed.

@@ -1,12 +1,12 @@
-//! The lane of a registered stream: allocations and frees that do not involve the rest of the pool.
+//! The lane of a registered stream, its per-stream cache: allocations and frees that do not involve the rest of the pool.
 //!
 //! A stream can reuse memory it freed immediately, because its own order protects it. Its lane keeps such blocks in a
 //! [cache](StreamCache), which is the hot path: one lock, the lane's own, and no shared cache line written.
 //!
 //! A lane also numbers the points of its stream. Each freed block joins the *open* ticket; closing that ticket opens
-//! the next. The order of sealing is: close under the lane's lock, unlock, record, publish. Recording first and closing
-//! afterwards would be wrong: a free in between would be covered by an event older than the block's last use (order). A
-//! ticket that is closed but not yet published counts as pending.
+//! the next. To *seal* is to close it and to record its event, in this order: close under the lane's lock, unlock, record,
+//! publish. Recording first and closing afterwards would be wrong: a free in between would be covered by an event older
+//! than the block's last use (order). A ticket that is closed but not yet published counts as pending.
 //!
 //! Two kinds of streams are special:
 //!

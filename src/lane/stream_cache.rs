@@ -426,7 +426,7 @@ impl StreamCache {
         block: CachedBlock,
         now: Option<Duration>,
     ) -> bool {
-        let is_kept = state.cache.push_large(block, now, self.bounds.large_cache);
+        let is_kept = state.cache.large.put(block, now, self.bounds.large_cache);
         let alternates = state.cache.alternates();
         if alternates != self.alternates.load(Ordering::Relaxed) {
             self.alternates.store(alternates, Ordering::Relaxed);

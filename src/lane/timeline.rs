@@ -360,15 +360,11 @@ impl Timeline {
         self.query(device, true)
     }
 
-    /// Asks as [`reap`](Self::reap) does, but does not look behind an oldest marker that is not complete.
+    /// Asks as [`reap`](Self::reap) does. Only with `looks_behind`, it looks behind an oldest marker that is not complete.
     ///
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
-    pub(crate) fn reap_in_order(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
-        self.query(device, false)
-    }
-
-    fn query(
+    pub(crate) fn query(
         &self,
         device: &dyn Device,
         looks_behind: bool,

@@ -181,11 +181,6 @@ impl Funnel {
         self.notify_server(SERVING);
     }
 
-    /// Returns whether something changed since the last search began, and no thread searches now.
-    pub(super) fn has_news(&self) -> bool {
-        self.state.load(Ordering::Acquire) & (NEWS | SERVING) == NEWS
-    }
-
     /// Returns whether a thread searches now.
     pub(super) fn is_serving(&self) -> bool {
         self.state.load(Ordering::Acquire) & SERVING != 0
@@ -297,12 +292,6 @@ impl Funnel {
             woken.map(Foreign::into_inner).collect()
         };
         wake_all(wakers);
-    }
-
-    /// Notes that the stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
-    pub(super) fn stand_in_is_due(&self) -> bool {
-        self.stand_in.mark_called();
-        self.has_news()
     }
 }
 

@@ -206,9 +206,8 @@ impl Service {
 
     /// Serves if no server answered a notification in time.
     pub(super) fn stand_in(this: &Arc<Self>) {
-        if this.funnel.stand_in_is_due() {
-            Self::serve(this);
-        }
+        this.funnel.stand_in.mark_called();
+        Self::serve(this);
     }
 
     /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
@@ -554,7 +553,7 @@ impl Service {
         self.dismiss_reclaimer();
         self.engine.maintenance.end_maintenance();
         self.funnel.stand_in.set_waker(None);
-        let tenant = self.tenancy.take_link();
+        let tenant = self.tenancy.link.take();
         for link in self.link.take().into_iter().chain(tenant) {
             drop(link.cut());
         }

@@ -33,7 +33,7 @@ pub(crate) struct Holding {
 pub(super) struct Tenancy {
     /// Looks again when memory comes back, while a recall is binding.
     member: Mutex<Option<Member>>,
-    link: ForeignOption<Link>,
+    pub(super) link: ForeignOption<Link>,
 }
 
 impl Tenancy {
@@ -42,10 +42,6 @@ impl Tenancy {
             member: Mutex::new(Guards::Queue, None),
             link: ForeignOption::new(Guards::Queue, None),
         }
-    }
-
-    pub(super) fn take_link(&self) -> Option<Link> {
-        self.link.take()
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) struct Waiter {
     /// The request is in the quota queue: its tag has reached its limit.
     is_throttled: SharedFlag,
     /// The waiter did not answer, and lost its turn until it is polled.
-    is_aside: SharedFlag,
+    pub(super) is_aside: SharedFlag,
     /// How many requests overtook this one, and with how many bytes. Written by the server only.
     passed: (AtomicU64, AtomicU64),
     /// The generation at which memory was last searched for in vain, and how often streams had been found further then.
@@ -253,11 +253,6 @@ impl Waiter {
     /// Returns whether the request was set aside.
     pub(super) fn is_aside(&self) -> bool {
         self.is_aside.load(Ordering::Acquire)
-    }
-
-    /// Notes that the request is back in the queue.
-    pub(super) fn end_aside(&self) {
-        self.is_aside.store(false, Ordering::Release);
     }
 
     /// Returns whether a change to the pool's memory may let the request draw from its reservation.

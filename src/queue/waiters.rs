@@ -482,7 +482,7 @@ impl Waiters {
         let Some(waiter) = standing.aside.remove(&waiter.sort_key.position) else {
             return false;
         };
-        waiter.end_aside();
+        waiter.is_aside.store(false, Ordering::Release);
         let _ = self.place(&mut standing, waiter, now, gate);
         true
     }
