@@ -142,7 +142,7 @@ impl Drop for Deadline {
 #[derive(Debug)]
 pub(crate) struct DelayedCall {
     is_due: SharedFlag,
-    /// What is called; none before the pool is complete, and after its last handle is gone.
+    /// The task that is called; none before the pool is complete, and after its last handle is gone.
     waker: ForeignOption<Waker>,
     deadline: Deadline,
 }

@@ -48,7 +48,7 @@ pub(crate) struct Service {
     pub(super) grower: Grower,
     /// Makes memory calls that block: those of the growth, and of the maintenance.
     pub(super) background: Background,
-    /// What the timer and the device call for the pool, until the last handle is gone.
+    /// The link of the wakers that timer and device call, until the last handle is gone.
     link: ForeignOption<Link>,
     /// The reclaimer that was spawned for the requests that wait now.
     spawned: ForeignOption<Spawned>,

@@ -12,7 +12,7 @@ use weirpool_device::{DeviceErrorKind, MemoryKind};
 pub struct Faults<'a>(&'a SimDevice);
 
 impl SimDevice {
-    /// Returns what injects faults into this device.
+    /// Returns the faults of this device, to inject some.
     pub fn faults(&self) -> Faults<'_> {
         Faults(self)
     }
