@@ -159,7 +159,7 @@ fn breaking_against_wait() {
         drop(block.deallocate());
         let breaking = {
             let device = device.clone();
-            thread::spawn(move || device.break_device("an illegal address"))
+            thread::spawn(move || device.faults().break_device("an illegal address"))
         };
         let error = block_on(pool.allocate(&b, 2 * MIB)).unwrap_err();
         assert!(matches!(error, AllocError::Device(_)), "{error}");

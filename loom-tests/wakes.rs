@@ -85,7 +85,7 @@ fn seal_wakes_a_request_that_joins() {
     model("seal wakes a request that joins", || {
         let (device, pool, [(_, a), (_, b)]) = start();
         drop(pool.try_allocate(&a, 2 * MIB).unwrap());
-        device.fail_next(Call::Record, Unsupported);
+        device.faults().fail_next(Call::Record, Unsupported);
         let sealing = thread::spawn(move || {
             let sealed = a.seal();
             (a, sealed)
@@ -122,7 +122,7 @@ fn users_event_wakes_a_request_that_joins() {
 fn failed_record_wakes_a_request_that_joins() {
     model("failed record wakes a request that joins", || {
         let (device, pool, [(_, a), (_, b)]) = start();
-        device.fail_next(Call::Record, Unsupported);
+        device.faults().fail_next(Call::Record, Unsupported);
         drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         let recording = thread::spawn(move || (a.event().is_err(), a));
         let waiting = Task::new(pool.allocate(&b, 2 * MIB));

@@ -74,7 +74,7 @@ impl Background {
             }
             posted.idle += 1;
         }
-        self.0.note_waiting(&posted);
+        self.0.record_waiting(&posted);
         drop(posted);
         self.0.news.notify_one();
         Ok(())
@@ -111,7 +111,7 @@ impl Desk {
             let left = KEPT.saturating_sub(since.elapsed());
             if job.is_some() || posted.is_closed || left.is_zero() {
                 posted.idle -= 1;
-                self.note_waiting(&posted);
+                self.record_waiting(&posted);
                 return job;
             }
             let slept = self.news.wait_timeout(posted, left);
@@ -119,7 +119,7 @@ impl Desk {
         }
     }
 
-    fn note_waiting(&self, posted: &Posted) {
+    fn record_waiting(&self, posted: &Posted) {
         let waiting = posted.jobs.len() as u64;
         self.waiting.store(waiting, Ordering::Release);
     }

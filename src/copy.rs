@@ -33,7 +33,7 @@ impl Copy {
     ) -> Poll<Result<R, DeviceError>> {
         let engine = &self.registration.service.engine;
         if let Some(taken) = engine.shared.noted(take(self.transfer.unwatched()))? {
-            self.registration.service.note_synchronized();
+            self.registration.service.release_synchronized();
             return Poll::Ready(Ok(taken));
         }
         // If the copy completes before this line, the watch wakes at once.

@@ -84,23 +84,23 @@ use sealed::Memory;
 /// [`evictions`](crate::Statistics::evictions). The demand is that of vLLM's prefix cache: memory that is worth having
 /// while no other request needs it.
 #[must_use = "the memory is freed when this is dropped"]
-pub struct Evictable<T: Memory = Block>(plain::Arc<Shared<T>>);
+pub struct Evictable<T: Memory = Block>(plain::Arc<SharedMemory<T>>);
 
 /// Evictable memory in use: it is not evicted before this is dropped. Then it counts as the most recently used.
 ///
 /// It dereferences to the block or buffer, which can be read on any stream.
 #[must_use = "the memory may be evicted once this is dropped"]
 pub struct Pinned<T: Memory = Block> {
-    shared: plain::Arc<Shared<T>>,
+    shared: plain::Arc<SharedMemory<T>>,
     /// Present until this is dropped.
     memory: Option<plain::Arc<T>>,
 }
 
-struct Shared<T: Memory> {
-    slot: Mutex<Slot<T>>,
+struct SharedMemory<T: Memory> {
+    slot: Mutex<EvictableSlot<T>>,
 }
 
-struct Slot<T> {
+struct EvictableSlot<T> {
     /// `None` once it is evicted, or its owner is gone.
     memory: Option<plain::Arc<T>>,
     pins: usize,
@@ -125,10 +125,10 @@ impl<T: 'static> Buffer<T> {
 impl<T: Memory> Evictable<T> {
     fn new(memory: T) -> Self {
         let memory = plain::Arc::new(memory);
-        let shared = plain::Arc::new(Shared {
+        let shared = plain::Arc::new(SharedMemory {
             slot: Mutex::new(
                 Guards::Block,
-                Slot {
+                EvictableSlot {
                     memory: Some(memory.clone()),
                     pins: 1,
                     place: ListPosition::default(),
@@ -231,9 +231,9 @@ impl<T: Memory> Deref for Pinned<T> {
     }
 }
 
-impl<T: Memory> Shared<T> {
+impl<T: Memory> SharedMemory<T> {
     /// Lists memory that nothing pins, if its owner still has it.
-    fn list(self: &plain::Arc<Self>, slot: &mut Slot<T>) -> Option<Listed> {
+    fn list(self: &plain::Arc<Self>, slot: &mut EvictableSlot<T>) -> Option<Listed> {
         let block = slot.memory.as_ref()?.the_block();
         let service = block.registration().service.clone();
         let (address, bytes, tag) = (block.address(), block.size(), block.tag());
@@ -258,7 +258,7 @@ impl<T: Memory> Shared<T> {
     }
 }
 
-impl<T: Memory> Evict for Shared<T> {
+impl<T: Memory> Evict for SharedMemory<T> {
     fn evict(&self) -> bool {
         let memory = {
             let mut slot = self.slot.lock();
@@ -315,7 +315,7 @@ impl<T: Memory> fmt::Debug for Pinned<T> {
 }
 
 /// Shows where the memory is, unless it is gone, and how often it is pinned. It can be evicted meanwhile.
-impl<T: Memory> fmt::Debug for Shared<T> {
+impl<T: Memory> fmt::Debug for SharedMemory<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (place, pins) = {
             let slot = self.slot.lock();

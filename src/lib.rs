@@ -70,6 +70,7 @@
 //! | `seam` | what other crates lend to a pool, and what they are told | the pool that they add it to |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
 //! | `error` | errors | |
+//! | `timer` | the deadlines of a pool, behind one alarm of the device | what happens then |
 //! | `device` | the contract, and the backends | everything above |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
 //! | `rare` | state that few objects have, stored out of line | |
@@ -146,6 +147,7 @@ mod stream;
 mod sync;
 mod task;
 pub mod testing;
+mod timer;
 mod worker;
 
 /// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading

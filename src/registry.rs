@@ -15,23 +15,19 @@ pub(crate) const OTHER_POOLS: OtherPools = OtherPools {
     evict,
 };
 
-static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<LivingPool>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
-struct Entry {
+struct LivingPool {
     name: Option<Arc<str>>,
     device: DeviceId,
     pool: Weak<Presence>,
 }
 
-impl Entry {
+impl LivingPool {
     /// Returns whether the pool lives. Does not upgrade the reference, since the pool could then end in this call.
     fn lives(&self) -> bool {
         self.pool.strong_count() > 0
-    }
-
-    fn is_named(&self, name: &str) -> bool {
-        self.name.as_deref() == Some(name)
     }
 }
 
@@ -41,11 +37,11 @@ impl Entry {
 /// Returns an error if another pool has its name.
 pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     let mut pools = POOLS.lock();
-    pools.retain(Entry::lives);
+    pools.retain(LivingPool::lives);
     if let Some(name) = &pool.name {
         refuse_taken(name, &pools)?;
     }
-    pools.push(Entry {
+    pools.push(LivingPool {
         name: pool.name.clone(),
         device: pool.service.engine.shared.device.id(),
         pool: Arc::downgrade(pool),
@@ -59,11 +55,11 @@ pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
     refuse_taken(name, &POOLS.lock())
 }
 
-fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
+fn refuse_taken(name: &str, pools: &[LivingPool]) -> Result<(), BuildError> {
     if name.is_empty() {
         return Err(BuildError::EmptyName);
     }
-    let is_taken = |entry: &Entry| entry.is_named(name) && entry.lives();
+    let is_taken = |entry: &LivingPool| entry.name.as_deref() == Some(name) && entry.lives();
     if pools.iter().any(is_taken) {
         let name = name.to_owned();
         return Err(BuildError::NameTaken { name });
@@ -74,7 +70,7 @@ fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
 /// Returns all living pools, in the order in which they were built. Each is upgraded only when the iterator reaches it.
 pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     let mut pools = POOLS.lock();
-    pools.retain(Entry::lives);
+    pools.retain(LivingPool::lives);
     let all: Vec<_> = pools.iter().map(|entry| entry.pool.clone()).collect();
     all.into_iter().filter_map(|pool| pool.upgrade())
 }

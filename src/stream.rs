@@ -36,13 +36,13 @@ impl Clone for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.registration.note_handle_dropped();
+        self.registration.count_handle_dropped();
     }
 }
 
 impl Stream {
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
-        registration.note_handle();
+        registration.count_handle();
         Self { registration }
     }
 

@@ -191,7 +191,7 @@ impl<T: ?Sized> std::ops::DerefMut for Guard<'_, T> {
 #[cfg(debug_assertions)]
 impl<T: ?Sized> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        weirpool_device::note_unlocked();
+        weirpool_device::count_unlocked();
     }
 }
 
@@ -443,7 +443,7 @@ mod counters {
     }
 
     pub(super) fn locked(guards: Guards) {
-        weirpool_device::note_locked();
+        weirpool_device::count_locked();
         count(
             |census| match census.locks.iter_mut().find(|(name, _)| *name == guards) {
                 Some((_, count)) => *count += 1,

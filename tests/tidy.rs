@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "sync",
     "background",
     "worker",
     "rare",
     "measure",
     "device",
+    "timer",
     "error",
     "lane",
     "seam",

@@ -115,7 +115,7 @@ impl FurtherStreams {
     }
 
     /// Notes a use, if the stream is known, and therefore ordered after the grant. Returns whether it is.
-    pub(super) fn note_if_known(
+    pub(super) fn record_if_known(
         &mut self,
         registration: &Arc<Registration>,
         access: Access,
@@ -129,7 +129,7 @@ impl FurtherStreams {
 
     /// Notes a use on a stream that is ordered after the grant.
     pub(super) fn note(&mut self, registration: &Arc<Registration>, access: Access) {
-        if !self.note_if_known(registration, access) {
+        if !self.record_if_known(registration, access) {
             let mut further = Further {
                 registration: registration.clone(),
                 reads: false,

@@ -36,7 +36,7 @@ impl Block {
         Self {
             registration: Some(registration),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, tag),
+            charge: BlockCharge::new(rounding, tag),
             extra: Mutex::new(Guards::Block, Rare::NONE),
         }
     }
@@ -54,7 +54,7 @@ impl Block {
     ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it exists would cost every allocation some nanoseconds.
         if let Some(tag) = demand.tag {
-            registration.note_granted(tag, allocation.bytes - demand.request.bytes);
+            registration.count_granted(tag, allocation.bytes - demand.request.bytes);
         }
         if registration.observers.is_some() || caller.fill.is_some() {
             // With a copy, so that the allocation stays in registers without observers.
@@ -65,7 +65,7 @@ impl Block {
         Ok(Self {
             registration: Some(registration.clone()),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, demand.tag),
+            charge: BlockCharge::new(rounding, demand.tag),
             extra: Mutex::new(Guards::Block, Rare::NONE),
         })
     }
@@ -150,7 +150,7 @@ impl Block {
         Some(Ok(Self {
             registration: Some(owner),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, None),
+            charge: BlockCharge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::of(extra)),
         }))
     }
@@ -169,7 +169,7 @@ impl Block {
         Self {
             registration: Some(registration.clone()),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, None),
+            charge: BlockCharge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::new(extra)),
         }
     }
@@ -230,7 +230,7 @@ fn begin_charged(
 ) -> Result<Ticket, AllocError> {
     let begun = begin(registration, allocation, demand, caller);
     if let (Err(_), Some(tag)) = (&begun, demand.tag) {
-        registration.service.note_freed(tag, allocation.bytes);
+        registration.service.count_freed(tag, allocation.bytes);
     }
     Ok(begun?)
 }
@@ -250,7 +250,7 @@ fn begin_reserved(
             ..*demand
         };
         allocation.after = begin(registration, allocation, &demand, caller)
-            .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
+            .inspect_err(|_| reserved.publish_freed(allocation.bytes))?;
     }
     Ok(())
 }
@@ -329,7 +329,7 @@ impl Block {
         }
         self.charge.add_rounding(demand.rounding);
         if let Some(tag) = demand.tag {
-            registration.note_more(tag);
+            registration.count_growth(tag);
         }
         Ok(())
     }
@@ -399,7 +399,7 @@ impl Block {
         };
         let fences = self.free(block);
         let passages = Passages::new(&self.registration().service, &lanes, &fences);
-        self.note_freed(block);
+        self.uncharge_freed(block);
         Deallocation(passages)
     }
 
@@ -544,7 +544,7 @@ impl Block {
         }
         if let Some(block) = self.take() {
             let _ = self.free(block);
-            self.note_freed(block);
+            self.uncharge_freed(block);
         }
     }
 
@@ -600,7 +600,7 @@ impl Block {
         }
         let Registration { service, lane, .. } = &**self.registration();
         release::free(&service.engine, lane, block);
-        self.note_freed(block);
+        self.uncharge_freed(block);
     }
 
     /// Reads the block from itself: the plain case holds its fields in registers.
@@ -613,16 +613,16 @@ impl Block {
     }
 
     /// Uncharges the tag or the reservation, after the free.
-    fn note_freed(&mut self, block: Use) {
+    fn uncharge_freed(&mut self, block: Use) {
         let registration = self.registration.as_ref();
         let registration = registration.expect("present until the block has ended");
         if let Some(tag) = self.charge.tag() {
-            registration.service.note_freed(tag, block.bytes);
+            registration.service.count_freed(tag, block.bytes);
         }
         if let Some(extra) = &**self.extra.get_mut()
             && let Some(reserved) = &extra.reserved
         {
-            reserved.note_freed(block.bytes);
+            reserved.publish_freed(block.bytes);
         }
     }
 }
@@ -697,9 +697,9 @@ pub struct DeallocateError {
 /// Both share one word: a block that is moved is copied word by word, and a read of one word stalls the processor if
 /// two writes of half a word have just filled it.
 #[derive(Clone, Copy)]
-pub(super) struct Charge(u64);
+pub(super) struct BlockCharge(u64);
 
-impl Charge {
+impl BlockCharge {
     #[inline(always)]
     pub(super) fn new(rounding: u32, tag: Option<Tag>) -> Self {
         let number = tag.map_or(0, Tag::number);
@@ -739,10 +739,10 @@ mod tests {
             (0, Some(tag)),
             (u32::MAX, Some(tag)),
         ] {
-            let charge = Charge::new(rounding, tag);
+            let charge = BlockCharge::new(rounding, tag);
             assert_eq!((charge.rounding(), charge.tag()), (rounding, tag));
         }
-        let mut charge = Charge::new(u32::MAX - 1, Some(tag));
+        let mut charge = BlockCharge::new(u32::MAX - 1, Some(tag));
         charge.add_rounding(7);
         assert_eq!((charge.rounding(), charge.tag()), (u32::MAX, Some(tag)));
     }

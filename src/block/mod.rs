@@ -39,7 +39,7 @@ use crate::stream::{Event, Stream};
 use crate::sync::{Arc, Mutex};
 use further::FurtherStreams;
 use graphs::OfGraphs;
-use life::Charge;
+use life::BlockCharge;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -58,7 +58,7 @@ pub struct Block {
     registration: Option<Arc<Registration>>,
     /// Present until the block has ended.
     allocation: Option<Allocation>,
-    charge: Charge,
+    charge: BlockCharge,
     extra: Mutex<Rare<Extra>>,
 }
 
@@ -192,7 +192,7 @@ impl Block {
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool; it must not use the block then.
     pub fn record_stream(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().note_ordered_by_user(self.own(stream)?);
+        self.uses().record_ordered_by_user(self.own(stream)?);
         Ok(())
     }
 
@@ -394,6 +394,7 @@ impl Block {
     }
 
     /// Returns the registration of a stream, which must belong to the block's pool.
+    #[inline(always)]
     fn own<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Registration>, StreamError> {
         let is_own = stream.is_of_pool(self.registration()) && !self.is_out_of_reach(stream);
         is_own

@@ -5,7 +5,7 @@
     reason = "memory is of the device on the word of its owner"
 )]
 
-use super::life::Charge;
+use super::life::BlockCharge;
 use super::{Block, Extra};
 use crate::engine::{Allocation, Source, Use, release};
 use crate::fault::injected;
@@ -63,7 +63,7 @@ impl Stream {
         Block {
             registration: Some(registration.clone()),
             allocation: Some(allocation),
-            charge: Charge::new(rounding, None),
+            charge: BlockCharge::new(rounding, None),
             extra: Mutex::new(Guards::Block, Rare::new(extra)),
         }
     }

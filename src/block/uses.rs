@@ -78,7 +78,7 @@ impl<'a> Uses<'a> {
     /// # Errors
     /// Returns the errors of [`order`](Self::order).
     pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
-        if self.is_at_home(on) || self.note_if_known(on, access) {
+        if self.is_at_home(on) || self.record_if_known(on, access) {
             self.note_captured(on);
             return Ok(());
         }
@@ -97,7 +97,7 @@ impl<'a> Uses<'a> {
             )?;
         }
         self.note_captured(on);
-        self.note_ordered(on, access);
+        self.record_ordered(on, access);
         Ok(())
     }
 
@@ -109,23 +109,23 @@ impl<'a> Uses<'a> {
         self.home.lane.id == on.lane.id && !has_left
     }
 
-    fn note_if_known(self, on: &Arc<Registration>, access: Access) -> bool {
+    fn record_if_known(self, on: &Arc<Registration>, access: Access) -> bool {
         let mut extra = self.block.extra.lock();
         let extra = extra.as_mut();
-        extra.is_some_and(|extra| extra.streams.note_if_known(on, access))
+        extra.is_some_and(|extra| extra.streams.record_if_known(on, access))
     }
 
     /// Notes a use on a stream that is ordered after the grant already.
-    fn note_ordered(self, on: &Arc<Registration>, access: Access) {
+    fn record_ordered(self, on: &Arc<Registration>, access: Access) {
         let mut extra = self.block.extra.lock();
         extra.get_or_insert_default().streams.note(on, access);
     }
 
     /// Notes a use on a stream that its user ordered after the grant: nothing is submitted to it.
-    pub(super) fn note_ordered_by_user(self, on: &Arc<Registration>) {
+    pub(super) fn record_ordered_by_user(self, on: &Arc<Registration>) {
         self.note_captured(on);
         if !self.is_at_home(on) {
-            self.note_ordered(on, Access::Always);
+            self.record_ordered(on, Access::Always);
         }
     }
 

@@ -14,11 +14,11 @@ pub(crate) struct HostView<T: NoUninit> {
     device: Arc<dyn Device>,
     address: u64,
     location: &'static Location<'static>,
-    elements: Elements<T>,
+    elements: ViewedElements<T>,
 }
 
 #[derive(Debug)]
-enum Elements<T> {
+enum ViewedElements<T> {
     InPlace { start: NonNull<T>, count: usize },
     Copied { elements: Vec<T>, is_changed: bool },
 }
@@ -45,11 +45,11 @@ impl<T: AnyBitPattern + NoUninit> HostView<T> {
     ) -> Result<Self, DeviceError> {
         let bytes = (count * size_of::<T>()) as u64;
         let elements = match device.host_pointer(address, bytes) {
-            Some(start) => Elements::InPlace {
+            Some(start) => ViewedElements::InPlace {
                 start: aligned(start),
                 count,
             },
-            None => Elements::Copied {
+            None => ViewedElements::Copied {
                 // SAFETY: the caller guarantees that nothing else uses the range.
                 elements: unsafe { read(&**device, address, bytes, location) }?,
                 is_changed: false,
@@ -97,10 +97,10 @@ impl<T: NoUninit> HostView<T> {
     pub(crate) fn elements(&self) -> &[T] {
         match &self.elements {
             // SAFETY: these elements lie there, any bytes are valid elements, and nothing writes them: see `new`.
-            Elements::InPlace { start, count } => unsafe {
+            ViewedElements::InPlace { start, count } => unsafe {
                 slice::from_raw_parts(start.as_ptr(), *count)
             },
-            Elements::Copied { elements, .. } => elements,
+            ViewedElements::Copied { elements, .. } => elements,
         }
     }
 
@@ -108,10 +108,10 @@ impl<T: NoUninit> HostView<T> {
     pub(crate) fn elements_mut(&mut self) -> &mut [T] {
         match &mut self.elements {
             // SAFETY: as in `elements`; nothing reads them either, and `self` is borrowed mutably.
-            Elements::InPlace { start, count } => unsafe {
+            ViewedElements::InPlace { start, count } => unsafe {
                 slice::from_raw_parts_mut(start.as_ptr(), *count)
             },
-            Elements::Copied {
+            ViewedElements::Copied {
                 elements,
                 is_changed,
             } => {
@@ -124,7 +124,7 @@ impl<T: NoUninit> HostView<T> {
 
 impl<T: NoUninit> Drop for HostView<T> {
     fn drop(&mut self) {
-        if let Elements::Copied {
+        if let ViewedElements::Copied {
             elements,
             is_changed: true,
         } = &self.elements

@@ -10,11 +10,11 @@
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
 mod argument;
-mod event;
 mod host_view;
 mod list;
 mod native;
 mod stream;
+mod watch;
 
 #[doc(inline)]
 pub use weirpool_device::{
@@ -39,9 +39,9 @@ pub use weirpool_cuda as cuda;
 pub use weirpool_sim as sim;
 
 pub use argument::Argument;
-pub(crate) use event::{Alarm, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
 pub use list::list;
 pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;
+pub(crate) use watch::{OwnsEvent, Watch, WatchedTransfer};

@@ -1,7 +1,7 @@
 //! Access of other devices to the memory of the pool: how it is given and taken back.
 
-use super::memory::accessors;
-use super::neighbours::{AccessScope, CompleteCopies, Stage};
+use super::device_memory::accessors;
+use super::neighbours::{AccessScope, AccessStage, CompleteCopies};
 use super::{Engine, Shared, Streams, ordering, reaping};
 use crate::device::{Device, DeviceId, Peer};
 use crate::error::AccessError;
@@ -125,7 +125,7 @@ pub(crate) fn end_access(
     streams.neighbours.wish(device.id(), |wish| wish.end(scope));
     let changed = change(engine, device);
     if changed.is_err() {
-        streams.neighbours.note_due();
+        streams.neighbours.mark_due();
     }
     match changed {
         Err(AccessError::InUse { .. } | AccessError::Changing) => Ok(()),
@@ -138,7 +138,7 @@ pub(crate) fn settle_access(engine: &Engine) {
     for device in engine.streams.neighbours.due() {
         // It is in use still, or a failure is noted: it is tried again.
         if change(engine, &device).is_err() {
-            engine.streams.neighbours.note_due();
+            engine.streams.neighbours.mark_due();
         }
     }
 }
@@ -156,15 +156,15 @@ fn change(engine: &Engine, device: &plain::Arc<dyn Device>) -> Result<bool, Acce
         return Ok(false);
     };
     let before = match target {
-        Stage::Open => Stage::Closed,
-        _ => Stage::Open,
+        AccessStage::Open => AccessStage::Closed,
+        _ => AccessStage::Open,
     };
     let peer = Peer {
         id,
         ordinal: device.ordinal(),
     };
     let changed = match target {
-        Stage::Open => accessors::allow(&engine.supply.memory, peer),
+        AccessStage::Open => accessors::allow(&engine.supply.memory, peer),
         _ => accessors::forbid(&engine.supply.memory, peer),
     };
     let stage = if changed.is_ok() { target } else { before };

@@ -42,7 +42,7 @@ impl Allocation {
 
 /// Counts of device calls and set-aside memory. Blocks are counted in the lanes of their streams.
 #[derive(Debug)]
-pub(crate) struct Counters {
+pub(crate) struct DeviceCounters {
     /// How often memory was mapped or allocated from the device. A thread that comes to grow compares it.
     pub(crate) growths: SharedNumber,
     pub(crate) chunks_created: Count,
@@ -55,7 +55,7 @@ pub(crate) struct Counters {
     foreign: SharedNumber,
 }
 
-impl Counters {
+impl DeviceCounters {
     pub(crate) fn new() -> Self {
         Self {
             growths: SharedNumber::new(0),

@@ -38,9 +38,9 @@ use std::fmt;
 ///
 /// [`attribute`](Self::attribute) and [`set_attribute`](Self::set_attribute) have its other attributes.
 #[derive(Clone)]
-pub struct DriverPool(plain::Arc<Owned>);
+pub struct DriverPool(plain::Arc<OwnedDriverPool>);
 
-struct Owned {
+struct OwnedDriverPool {
     device: plain::Arc<dyn Device>,
     raw: RawPool,
     properties: DriverPoolProperties,
@@ -145,7 +145,7 @@ impl DriverPoolBuilder {
         }
         assert_unlocked("create_pool");
         let raw = pools_of(&*device)?.create_pool(&properties)?;
-        Ok(DriverPool(plain::Arc::new(Owned {
+        Ok(DriverPool(plain::Arc::new(OwnedDriverPool {
             device,
             raw,
             properties,
@@ -188,7 +188,7 @@ impl DriverPool {
     pub(crate) fn default_of_shared(device: plain::Arc<dyn Device>) -> Result<Self, BuildError> {
         assert_unlocked("default_pool");
         let raw = pools_of(&*device)?.default_pool()?;
-        Ok(Self(plain::Arc::new(Owned {
+        Ok(Self(plain::Arc::new(OwnedDriverPool {
             device,
             raw,
             properties: DriverPoolProperties::new(MemoryKind::Device),
@@ -404,7 +404,7 @@ impl DriverPool {
         let raw = pools_of(&*device)?.import_pool(descriptor)?;
         let mut properties = DriverPoolProperties::new(MemoryKind::Device);
         properties.handle_types = HandleTypes::POSIX_FD;
-        Ok(Self(plain::Arc::new(Owned {
+        Ok(Self(plain::Arc::new(OwnedDriverPool {
             device,
             raw,
             properties,
@@ -494,7 +494,7 @@ impl DriverPool {
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedDriverPool {
     fn drop(&mut self) {
         if self.is_default {
             return;

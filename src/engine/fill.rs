@@ -52,9 +52,3 @@ pub(crate) struct Fills {
     pub(crate) on_allocate: Option<Fill>,
     pub(crate) on_free: Option<Fill>,
 }
-
-impl Fills {
-    pub(crate) fn are_asked_for(self) -> bool {
-        self.on_allocate.is_some() || self.on_free.is_some()
-    }
-}

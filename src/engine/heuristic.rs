@@ -29,10 +29,10 @@ use std::fmt;
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
 #[derive(Clone)]
-pub struct CoalesceHeuristic(Kind);
+pub struct CoalesceHeuristic(HeuristicKind);
 
 #[derive(Clone)]
-enum Kind {
+enum HeuristicKind {
     Blocks { more_than: u64, to: To },
     Percent { percent: u8, to: To },
     Own(Arc<Function>),
@@ -60,7 +60,7 @@ impl CoalesceHeuristic {
     /// Coalesces once more than `count` free blocks could be released.
     pub fn blocks_releasable(count: u64) -> Self {
         let to = To::Current;
-        Self(Kind::Blocks {
+        Self(HeuristicKind::Blocks {
             more_than: count,
             to,
         })
@@ -70,7 +70,7 @@ impl CoalesceHeuristic {
     /// was [in use](Statistics::in_use).
     pub fn blocks_releasable_hwm(count: u64) -> Self {
         let to = To::MostInUse;
-        Self(Kind::Blocks {
+        Self(HeuristicKind::Blocks {
             more_than: count,
             to,
         })
@@ -80,19 +80,19 @@ impl CoalesceHeuristic {
     /// and nothing is pending, whatever the lanes cache.
     pub fn percent_releasable(percent: u8) -> Self {
         let to = To::Current;
-        Self(Kind::Percent { percent, to })
+        Self(HeuristicKind::Percent { percent, to })
     }
 
     /// Coalesces once `percent` of the pool could be released, as [`percent_releasable`](Self::percent_releasable)
     /// does, and shrinks or grows the pool to the most that was [in use](Statistics::in_use).
     pub fn percent_releasable_hwm(percent: u8) -> Self {
         let to = To::MostInUse;
-        Self(Kind::Percent { percent, to })
+        Self(HeuristicKind::Percent { percent, to })
     }
 
     /// Decides by a function, which is called off the hot path, with no lock held, and may take a while.
     pub fn new(function: impl Fn(&Statistics) -> u64 + Send + Sync + 'static) -> Self {
-        Self(Kind::Own(Arc::new(function)))
+        Self(HeuristicKind::Own(Arc::new(function)))
     }
 
     /// Returns the reserved bytes that the pool is to have afterwards, or `None` to do nothing now.
@@ -101,9 +101,13 @@ impl CoalesceHeuristic {
     /// has something to do.
     pub fn decide(&self, figures: &Statistics) -> Option<u64> {
         let (is_due, to) = match &self.0 {
-            Kind::Blocks { more_than, to } => (figures.releasable_blocks > *more_than, *to),
-            Kind::Percent { percent, to } => (is_percent_due(*percent, figures), *to),
-            Kind::Own(function) => return Some(function(figures)).filter(|bytes| *bytes > 0),
+            HeuristicKind::Blocks { more_than, to } => {
+                (figures.releasable_blocks > *more_than, *to)
+            }
+            HeuristicKind::Percent { percent, to } => (is_percent_due(*percent, figures), *to),
+            HeuristicKind::Own(function) => {
+                return Some(function(figures)).filter(|bytes| *bytes > 0);
+            }
         };
         let target = to.of(figures);
         let does_something = is_in_pieces(figures) || target != figures.reserved.current;
@@ -136,9 +140,13 @@ fn is_percent_due(percent: u8, figures: &Statistics) -> bool {
 impl fmt::Debug for CoalesceHeuristic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Blocks { more_than, to } => write!(f, "blocks_releasable({more_than}) to {to:?}"),
-            Kind::Percent { percent, to } => write!(f, "percent_releasable({percent}) to {to:?}"),
-            Kind::Own(_) => write!(f, "a function"),
+            HeuristicKind::Blocks { more_than, to } => {
+                write!(f, "blocks_releasable({more_than}) to {to:?}")
+            }
+            HeuristicKind::Percent { percent, to } => {
+                write!(f, "percent_releasable({percent}) to {to:?}")
+            }
+            HeuristicKind::Own(_) => write!(f, "a function"),
         }
     }
 }

@@ -72,7 +72,7 @@ pub(crate) fn return_kept(
             "a block is kept for a stream that is registered"
         );
         if let Some(lane) = lane {
-            lane.cache.note_kept_returned();
+            lane.cache.record_kept_returned();
         }
     }
     trash.add([lanes]);

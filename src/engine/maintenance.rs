@@ -1,18 +1,17 @@
 //! The maintenance layer: releases memory that the pool does not need, and coalesces, off the hot path.
 //!
 //! It releases free memory above the threshold, and coalesces when the heuristic says so. It becomes *due* when memory
-//! comes back, to the heap or to a cache: then an alarm of the device is set, and its waker does the maintenance. Only
+//! comes back, to the heap or to a cache: then a deadline of the timer is set, and its waker does the maintenance. Only
 //! memory that was free throughout the time in between is released (hysteresis), so that a pool whose use goes up and
 //! down does not give memory away to take it again. Cached blocks count once their stream has been idle for that long.
 //!
-//! No free goes unnoticed: the first free after a flush takes the slow path, which sets the alarm, and maintenance ends
+//! No free goes unnoticed: the first free after a flush takes the slow path, which sets the deadline, and maintenance ends
 //! only when all caches are flushed.
 //!
-//! The alarm is set again only for what time alone changes. Memory that is pending comes back when a stream gets
-//! further: until then its events are watched and no alarm is set. While requests wait, the maintenance is put off, and
+//! The deadline is set again only for what time alone changes. Memory that is pending comes back when a stream gets
+//! further: until then its events are watched and no deadline is set. While requests wait, the maintenance is put off, and
 //! the last one that leaves the queue resumes it. So an idle pool, or one on a device that stands still, comes to rest.
 
-use super::alarm::MaintenanceAlarm;
 use super::{
     Change, CoalesceHeuristic, DriverPool, Engine, Group, HeapStore, MaintenanceSettings, Shared,
     Streams, Supply, Trimmed, Watches, figures, ordering, reaping, supply,
@@ -23,7 +22,8 @@ use crate::heap::{Clock, Figures, Growth, Piece, Placement, Request, Target, Vie
 use crate::id::StreamId;
 use crate::lane::{Flush, Lane};
 use crate::measure::Mark;
-use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, SharedNumber};
+use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, SharedNumber, plain};
+use crate::timer::{DelayedCall, Timer};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ pub(crate) struct Maintenance {
     is_synchronized: SharedFlag,
     /// The maintenance was due while requests waited.
     is_put_off: SharedFlag,
-    alarm: MaintenanceAlarm,
+    /// Does the maintenance that is due.
+    keeper: DelayedCall,
     /// Watches on the streams that pending memory waits for, and the waker that they call.
     watches: ForeignOption<Watches>,
     progress: ForeignOption<Waker>,
@@ -60,7 +61,7 @@ enum Next {
 }
 
 impl Maintenance {
-    pub(super) fn new(settings: &MaintenanceSettings) -> Self {
+    pub(super) fn new(settings: &MaintenanceSettings, timer: &plain::Arc<Timer>) -> Self {
         Self {
             threshold: SharedNumber::new(settings.threshold),
             heuristic: settings.heuristic.clone(),
@@ -68,7 +69,7 @@ impl Maintenance {
             is_shrunk: SharedFlag::new(false),
             is_synchronized: SharedFlag::new(false),
             is_put_off: SharedFlag::new(false),
-            alarm: MaintenanceAlarm::new(),
+            keeper: DelayedCall::new(timer),
             watches: ForeignOption::new(Guards::Registry, None),
             progress: ForeignOption::new(Guards::Registry, None),
         }
@@ -86,12 +87,12 @@ impl Maintenance {
     /// has got further.
     pub(crate) fn start_maintenance(&self, keeper: Waker, progress: Waker) {
         self.progress.set(Some(progress));
-        self.alarm.set_waker(Some(keeper));
+        self.keeper.set_waker(Some(keeper));
     }
 
     /// Ends the maintenance.
     pub(crate) fn end_maintenance(&self) {
-        self.alarm.set_waker(None);
+        self.keeper.set_waker(None);
         self.progress.set(None);
         self.watches.set(None);
     }
@@ -120,14 +121,14 @@ impl Maintenance {
 /// Sets the bytes above which free memory is released.
 pub(crate) fn set_release_threshold(engine: &Engine, bytes: u64) {
     engine.maintenance.threshold.store(bytes, Ordering::Relaxed);
-    note_return(engine);
+    schedule_after_return(engine);
 }
 
 /// Sets the mark above which the pool warns and releases; `u64::MAX` for none.
 pub(crate) fn set_soft_cap(engine: &Engine, bytes: u64) {
     engine.store.soft_cap.set(bytes);
     engine.store.tell_of_soft_cap();
-    note_return(engine);
+    schedule_after_return(engine);
 }
 
 /// Sets the most bytes that may be held from the device, a multiple of the chunks. Free memory above it is
@@ -150,7 +151,7 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
             },
         )
     });
-    note_return(engine);
+    schedule_after_return(engine);
     Ok(Trimmed::new(
         capacity,
         released?,
@@ -158,27 +159,21 @@ pub(crate) fn resize(engine: &Engine, capacity: u64) -> Result<Trimmed, DeviceEr
     ))
 }
 
-/// Sets the alarm, after memory came back, if maintenance may have something to do.
-pub(crate) fn note_return(engine: &Engine) {
-    if engine.maintenance.keeps_all(&engine.store) || engine.maintenance.alarm.is_set() {
-        return;
-    }
-    if engine.maintenance.heuristic.is_some()
-        || engine.store.reserved() > engine.maintenance.most_cached(&engine.store)
+/// Asks for the maintenance, after memory came back, if maintenance may have something to do.
+pub(crate) fn schedule_after_return(engine: &Engine) {
+    let maintenance = &engine.maintenance;
+    if maintenance.heuristic.is_some()
+        || engine.store.reserved() > maintenance.most_cached(&engine.store)
     {
-        arm(engine);
+        schedule(engine);
     }
 }
 
 /// Notes that a stream has got further, and that the next maintenance may find memory complete.
 pub(crate) fn note_progress(engine: &Engine) {
-    note_return(engine);
-    note_return_under_pressure(engine);
-}
-
-fn note_return_under_pressure(engine: &Engine) {
+    schedule_after_return(engine);
     if engine.supply.is_refused() && could_release_any(engine) != Next::Nothing {
-        note_pressure(engine);
+        schedule(engine);
     }
 }
 
@@ -200,7 +195,7 @@ fn resume_if_none_waits(engine: &Engine) {
 
 /// Does the maintenance now, after a caller has waited for a stream, if the pool holds more than it is to keep: it
 /// releases all free memory above that, as CUDA's and HIP's pools do at a synchronization.
-pub(crate) fn note_synchronized(engine: &Engine) {
+pub(crate) fn release_synchronized(engine: &Engine) {
     let Engine {
         store, maintenance, ..
     } = engine;
@@ -210,7 +205,7 @@ pub(crate) fn note_synchronized(engine: &Engine) {
     if !is_due || maintenance.is_synchronized.swap(true, Ordering::AcqRel) {
         return;
     }
-    match maintenance.alarm.waker() {
+    match maintenance.keeper.waker() {
         Some(waker) => waker.wake(),
         None => maintenance.is_synchronized.store(false, Ordering::Release),
     }
@@ -226,18 +221,19 @@ fn driver_pool_to_trim<'a>(shared: &Shared, supply: &'a Supply) -> Option<(&'a D
     (reserved.current > threshold.max(used.current)).then_some((pool, threshold))
 }
 
-fn arm(engine: &Engine) {
-    engine.maintenance.alarm.set(&engine.shared.device, || {
+/// Has the maintenance done after the interval, if it is not due. Where the device refused memory within the capacity,
+/// because others hold it, it gives back what stays free until then: they may need it.
+pub(super) fn schedule(engine: &Engine) {
+    if engine.maintenance.keeper.is_due() {
+        return;
+    }
+    engine.maintenance.keeper.ask(|| {
         engine.store.heap.lock().mark_free();
-        engine
-            .shared
-            .device
-            .now()
-            .saturating_add(engine.maintenance.interval)
+        engine.maintenance.interval
     });
 }
 
-/// Does the maintenance that is due, when the alarm went off. While a request waits, which may need the free memory,
+/// Does the maintenance that is due, when the timer calls. While a request waits, which may need the free memory,
 /// it releases only memory above the capacity, and the rest is put off.
 ///
 /// # Errors
@@ -249,7 +245,7 @@ pub(crate) fn keep_up(engine: &Engine) -> Result<(), DeviceError> {
         .is_synchronized
         .swap(false, Ordering::AcqRel);
     let free_low = engine.store.totals().free_low;
-    engine.maintenance.alarm.note_gone_off();
+    engine.maintenance.keeper.mark_called();
     if engine.shared.fault().is_some() {
         // The device takes nothing back.
         return Ok(());
@@ -275,7 +271,7 @@ pub(crate) fn keep_up(engine: &Engine) -> Result<(), DeviceError> {
         Err(_) => Next::Time,
     };
     match next {
-        Next::Time => arm_once(engine),
+        Next::Time => schedule(engine),
         Next::Progress => watch_progress(engine),
         Next::Nothing => engine.maintenance.watches.set(None),
     }
@@ -299,7 +295,7 @@ fn watch_progress(engine: &Engine) {
         .iter()
         .for_each(|lane| engine.store.catch_up(&engine.shared, lane));
     if has_unrecorded || engine.store.totals().progress != before {
-        arm_once(engine);
+        schedule(engine);
     }
 }
 
@@ -352,18 +348,6 @@ fn release_above_capacity(engine: &Engine) -> Result<u64, DeviceError> {
             most: u64::MAX,
         },
     )
-}
-
-/// Notes outside pressure: the device refused memory within the capacity, because others hold it. Memory that stays
-/// free for the interval is then given back, as with a release threshold of 0: they may need it.
-pub(super) fn note_pressure(engine: &Engine) {
-    arm_once(engine);
-}
-
-fn arm_once(engine: &Engine) {
-    if !engine.maintenance.alarm.is_set() {
-        arm(engine);
-    }
 }
 
 /// Returns when the next maintenance may release more memory above what the pool is to keep, though no free reports

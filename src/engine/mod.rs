@@ -13,29 +13,28 @@
 //! | [`HeapStore`] | the heap behind its lock, the bounds on it, evictable memory, the event log |
 //! | [`Streams`] | the registered streams, their events, and access of other devices |
 //! | [`Supply`] | the memory that the device gave, and the budget for remapping |
-//! | [`Maintenance`] | the alarm, the threshold and the heuristic |
+//! | [`Maintenance`] | the call of the timer, the threshold and the heuristic |
 //!
 //! | file | contents |
 //! |---|---|
 //! | `search`, `recipient` | executes the [search policy](crate::heap::Sequence) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
-//! | `reservation`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
+//! | `draw`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `captured` | memory of graphs: allocations and frees inside a capture |
 //! | `allocation` | a block on its way to its user; counts of device calls |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
-//! | `registering`, `registry`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
-//! | `memory` | chunks and ranges of the device |
+//! | `registering`, `lanes`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
+//! | `device_memory` | chunks and ranges of the device |
 //! | `spill` | memory that pools of one device ask of each other |
-//! | `alarm` | when the maintenance is done |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
 //! | `upstream`, `segments`, `driver_pool` | where memory comes from |
-//! | `evictable` | memory that can be taken back from its user |
+//! | `evictables` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a source lends |
 //! | `announcer`, `walk` | tells observers; all blocks at one moment |
@@ -43,21 +42,22 @@
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 pub(crate) mod access;
-mod alarm;
 mod allocation;
 mod announcer;
 pub(crate) mod captured;
+mod device_memory;
+mod draw;
 mod driver_pool;
-mod evictable;
+mod evictables;
 pub(crate) mod figures;
 mod fill;
 mod filling;
 mod heuristic;
 pub(crate) mod keeping;
 mod kept;
+mod lanes;
 mod lease;
 pub(crate) mod maintenance;
-mod memory;
 mod mode;
 mod neighbours;
 pub(crate) mod ordering;
@@ -67,9 +67,7 @@ mod publish;
 pub(crate) mod reaping;
 mod recipient;
 pub(crate) mod registering;
-mod registry;
 pub(crate) mod release;
-mod reservation;
 mod retired;
 mod search;
 mod segments;
@@ -85,15 +83,17 @@ mod trimmed;
 mod upstream;
 mod walk;
 
-pub(crate) use allocation::{Allocation, Allocations, Counters};
+pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
 pub(crate) use announcer::Announcer;
+pub(crate) use draw::Drawn;
 pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
-pub(crate) use evictable::{Candidate, Evict, Group, Home, ListPosition};
+pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
 pub use heuristic::CoalesceHeuristic;
 pub(crate) use kept::{Kept, ReservationState};
+pub(crate) use lanes::Lanes;
 pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
@@ -101,11 +101,9 @@ pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
-pub(crate) use registry::Lanes;
-pub(crate) use reservation::Drawn;
 pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
 pub use statistics::{Hits, Statistics};
-pub(crate) use store::{Capacity, HeapStore};
+pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub use trimmed::Trimmed;
@@ -123,8 +121,9 @@ pub(crate) use crate::lane::Use;
 use crate::lane::{Flush, Lane};
 use crate::measure::Waits;
 use crate::sync::{Arc, plain, yield_now};
+use crate::timer::Timer;
+use draw::Draw;
 use recipient::Recipient;
-use reservation::Draw;
 use search::Search;
 use std::time::{Duration, Instant};
 use walk::Walk;
@@ -151,13 +150,14 @@ impl Engine {
         others: OtherPools,
         publisher: plain::Arc<dyn Publish>,
         waits: plain::Arc<Waits>,
+        timer: &plain::Arc<Timer>,
     ) -> Result<Self, BuildError> {
         let shared = Shared::new(device, settings, publisher, waits);
         let engine = Self {
             store: HeapStore::new(&shared),
             streams: Streams::new(&shared),
             supply: Supply::new(&shared, others),
-            maintenance: Maintenance::new(&shared.settings.maintenance),
+            maintenance: Maintenance::new(&shared.settings.maintenance, timer),
             shared,
         };
         supply::reserve_addresses(&engine, engine.store.capacity())?;
@@ -289,14 +289,14 @@ impl Engine {
     pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
         heap::reservation::merge(&mut self.store.heap.lock(), from, into);
         self.shared.publish(Change::Memory);
-        maintenance::note_return(self);
+        maintenance::schedule_after_return(self);
     }
 
     /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
         heap::reservation::disband(&mut self.store.heap.lock(), reservation);
         self.shared.publish(Change::Memory);
-        maintenance::note_return(self);
+        maintenance::schedule_after_return(self);
     }
 
     /// Checks, after flushing all caches, that no block is allocated any more. Memory that another thread is mapping,

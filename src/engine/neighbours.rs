@@ -18,7 +18,7 @@ use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
 
 /// Whether a device has access to the pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum AccessStage {
     Closed,
     /// A thread gives or takes back the access.
     Changing,
@@ -26,10 +26,10 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct KnownNeighbour {
     neighbour: Arc<Neighbour>,
-    stage: Stage,
-    wish: Wish,
+    stage: AccessStage,
+    wish: WantedAccess,
     /// The number of copies by streams of the device that were ever begun.
     copies: u64,
     /// Copies that are being submitted.
@@ -38,7 +38,7 @@ struct Entry {
 
 /// What the access is to be.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct WantedAccess {
     /// What it is while there are no scopes.
     is_open: bool,
     /// The scopes that have not ended, in the order in which they began, with what each one asks for.
@@ -50,7 +50,7 @@ pub(super) struct Wish {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessScope(u64);
 
-impl Wish {
+impl WantedAccess {
     pub(super) fn set(&mut self, is_open: bool) {
         self.is_open = is_open;
         self.scopes.iter_mut().for_each(|(_, wish)| *wish = is_open);
@@ -80,10 +80,10 @@ impl Wish {
     }
 
     /// The scope that began last decides.
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> AccessStage {
         match self.scopes.last().map_or(self.is_open, |(_, wish)| *wish) {
-            true => Stage::Open,
-            false => Stage::Closed,
+            true => AccessStage::Open,
+            false => AccessStage::Closed,
         }
     }
 }
@@ -114,10 +114,10 @@ impl Drop for Copying<'_> {
     }
 }
 
-impl Entry {
+impl KnownNeighbour {
     /// Returns whether there is access, which is not about to be taken back.
     fn is_open(&self) -> bool {
-        self.stage == Stage::Open && self.wish.stage() == Stage::Open
+        self.stage == AccessStage::Open && self.wish.stage() == AccessStage::Open
     }
 }
 
@@ -126,7 +126,7 @@ impl Entry {
 pub(crate) struct Neighbours {
     /// The pool's own device.
     device: plain::Arc<dyn Device>,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<KnownNeighbour>>,
     /// A scope has ended and left the access as it was.
     has_due: AtomicBool,
 }
@@ -140,7 +140,7 @@ impl Neighbours {
         }
     }
 
-    fn with<R>(&self, device: DeviceId, look: impl FnOnce(Option<&mut Entry>) -> R) -> R {
+    fn with<R>(&self, device: DeviceId, look: impl FnOnce(Option<&mut KnownNeighbour>) -> R) -> R {
         let mut entries = self.entries.lock();
         let mut entries = entries.iter_mut();
         look(entries.find(|entry| entry.neighbour.device.id() == device))
@@ -155,10 +155,10 @@ impl Neighbours {
             .iter()
             .any(|entry| entry.neighbour.device.id() == id);
         if !is_known {
-            entries.push(Entry {
+            entries.push(KnownNeighbour {
                 neighbour,
-                stage: Stage::Closed,
-                wish: Wish::default(),
+                stage: AccessStage::Closed,
+                wish: WantedAccess::default(),
                 copies: 0,
                 copying: 0,
             });
@@ -169,8 +169,8 @@ impl Neighbours {
     pub(super) fn wish<R>(
         &self,
         device: DeviceId,
-        change: impl FnOnce(&mut Wish) -> R,
-    ) -> (Wish, R) {
+        change: impl FnOnce(&mut WantedAccess) -> R,
+    ) -> (WantedAccess, R) {
         self.with(device, |entry| {
             let wish = &mut entry.expect("entered before").wish;
             (wish.clone(), change(wish))
@@ -178,7 +178,7 @@ impl Neighbours {
     }
 
     /// Notes that an access is not what it is to be.
-    pub(super) fn note_due(&self) {
+    pub(super) fn mark_due(&self) {
         self.has_due.store(true, Ordering::Release);
     }
 
@@ -189,16 +189,16 @@ impl Neighbours {
             return Vec::new();
         }
         let entries = self.entries.lock();
-        let due = entries
-            .iter()
-            .filter(|entry| entry.stage != Stage::Changing && entry.stage != entry.wish.stage());
+        let due = entries.iter().filter(|entry| {
+            entry.stage != AccessStage::Changing && entry.stage != entry.wish.stage()
+        });
         due.map(|entry| entry.neighbour.device.clone()).collect()
     }
 
     /// Returns whether the access of a device is to be taken back.
     pub(super) fn is_closing(&self, device: DeviceId) -> bool {
         self.with(device, |entry| {
-            entry.is_some_and(|entry| entry.stage == Stage::Open && !entry.is_open())
+            entry.is_some_and(|entry| entry.stage == AccessStage::Open && !entry.is_open())
         })
     }
 
@@ -229,12 +229,12 @@ impl Neighbours {
         &self,
         device: DeviceId,
         copies: &CompleteCopies,
-    ) -> Result<Option<Stage>, AccessError> {
+    ) -> Result<Option<AccessStage>, AccessError> {
         self.with(device, |entry| {
             let Some(entry) = entry else {
                 return Ok(None);
             };
-            if entry.stage == Stage::Changing {
+            if entry.stage == AccessStage::Changing {
                 return Err(AccessError::Changing);
             }
             let target = entry.wish.stage();
@@ -248,24 +248,24 @@ impl Neighbours {
             let lanes = Arc::strong_count(&entry.neighbour) - 1 - complete;
             let streams = lanes.max(entry.copying);
             let is_overlooked = injected("access-taken-back-while-in-use");
-            if target == Stage::Closed && streams > 0 && !is_overlooked {
+            if target == AccessStage::Closed && streams > 0 && !is_overlooked {
                 return Err(AccessError::InUse { streams });
             }
-            entry.stage = Stage::Changing;
+            entry.stage = AccessStage::Changing;
             Ok(Some(target))
         })
     }
 
     /// Ends a change that [began](Self::begin). If another access is asked for by now, it is [due](Self::due): the thread
     /// that asked found the change under way.
-    pub(super) fn end(&self, device: DeviceId, stage: Stage) {
+    pub(super) fn end(&self, device: DeviceId, stage: AccessStage) {
         let is_due = self.with(device, |entry| {
             let entry = entry.expect("entries stay");
             entry.stage = stage;
             stage != entry.wish.stage()
         });
         if is_due {
-            self.note_due();
+            self.mark_due();
         }
     }
 
@@ -273,7 +273,7 @@ impl Neighbours {
     pub(crate) fn is_accessible_from(&self, device: DeviceId) -> bool {
         device == self.device.id()
             || self.with(device, |entry| {
-                entry.is_some_and(|entry| entry.stage == Stage::Open)
+                entry.is_some_and(|entry| entry.stage == AccessStage::Open)
             })
     }
 
@@ -317,7 +317,9 @@ impl Neighbours {
         }
         self.enter(device);
         self.with(id, |entry| match entry {
-            Some(entry) if entry.stage != Stage::Changing => Ok(Some(entry.neighbour.clone())),
+            Some(entry) if entry.stage != AccessStage::Changing => {
+                Ok(Some(entry.neighbour.clone()))
+            }
             _ => Err(StreamError::AccessChanging),
         })
     }
@@ -330,7 +332,7 @@ mod tests {
     /// A set that is refused is taken back, and nothing else: other threads begin and end scopes meanwhile.
     #[test]
     fn refused_set_leaves_the_scopes_of_other_threads_as_they_are() {
-        let mut wish = Wish::default();
+        let mut wish = WantedAccess::default();
         let ends = wish.begin(true);
         let stays = wish.begin(true);
         let before = wish.clone();
@@ -354,13 +356,13 @@ mod tests {
         let id = other.id();
         let (_, scope) = neighbours.wish(id, |wish| wish.begin(true));
         let none = CompleteCopies::default();
-        assert_eq!(neighbours.begin(id, &none), Ok(Some(Stage::Open)));
+        assert_eq!(neighbours.begin(id, &none), Ok(Some(AccessStage::Open)));
         // Another thread ends the scope, and a third one settles.
         neighbours.wish(id, |wish| wish.end(scope));
         assert!(neighbours.begin(id, &none).is_err());
-        neighbours.note_due();
+        neighbours.mark_due();
         assert!(neighbours.due().is_empty(), "it is being changed");
-        neighbours.end(id, Stage::Open);
+        neighbours.end(id, AccessStage::Open);
         assert_eq!(neighbours.due().len(), 1);
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn thin_out(shared: &Shared, store: &HeapStore, lane: &Lane) {
         // A failure is noted, and met again by the caller that needs the answer.
         let _ = shared.unless_sticky(lane.timeline.reap(&*shared.device));
         store.catch_up(shared, lane);
-        lane.timeline.note_queried();
+        lane.timeline.record_queried();
     }
 }
 

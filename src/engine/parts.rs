@@ -94,7 +94,7 @@ impl PartsSearch<'_> {
         let found = self.find();
         if is_refused && matches!(found, Err(Refusal::Short(_))) {
             // Growing for the first part succeeded, and made it forgotten: the device is to be asked again.
-            self.engine.supply.note_refused(true);
+            self.engine.supply.record_refused(true);
         }
         found
     }
@@ -138,7 +138,7 @@ impl PartsSearch<'_> {
         };
         match supply::carry_out_free(engine, plan.flatten()) {
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
-                engine.supply.note_refused(true);
+                engine.supply.record_refused(true);
                 Ok(true)
             }
             carried_out => carried_out.map(|()| false),
@@ -256,6 +256,6 @@ impl PartsSearch<'_> {
                 heap.give_back(part.allocation.id, part.fences);
             }
         }
-        maintenance::note_return(self.engine);
+        maintenance::schedule_after_return(self.engine);
     }
 }

@@ -13,6 +13,7 @@ use crate::lane::{Lane, Use};
 
 /// Passes the free of a block on, in the order of one of the lanes it was used on, which are usable now. `fences`
 /// are the points after which the block is unused. Returns whether the block is gone.
+#[inline]
 pub(super) fn pass_on<'a>(
     engine: &Engine,
     mut lanes: impl Iterator<Item = &'a Lane>,
@@ -56,7 +57,7 @@ fn free_in_order_of(engine: &Engine, lane: &Lane, block: &Use) -> bool {
     let noted = {
         let mut heap = engine.store.heap.lock();
         heap.remove_segment(block.id);
-        engine.store.note_reserved(&heap);
+        engine.store.record_reserved(&heap);
         let facts = || announcer::released(&[(block.address, block.bytes)]);
         time.map(|time| announcer.note(time, heap.totals(), facts()))
     };

@@ -160,7 +160,7 @@ impl<'a> Recipient<'a> {
             Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
                 self.refused = new;
-                self.engine.supply.note_refused(true);
+                self.engine.supply.record_refused(true);
                 Ok(None)
             }
             Err(error) => Err(error),

@@ -22,7 +22,7 @@ pub(crate) fn free(engine: &Engine, lane: &Lane, block: Use) -> Ticket {
     let ticket = freed.ticket;
     if freed.is_kept {
         record_closed(engine, lane, freed.closed);
-        maintenance::note_return(engine);
+        maintenance::schedule_after_return(engine);
     } else {
         finish_free(engine, lane, &block, freed);
     }
@@ -57,7 +57,7 @@ pub(super) fn note_free(engine: &Engine, returned_to: ReturnedTo) {
     if returned_to == ReturnedTo::AnyStream {
         engine.shared.publish(Change::Memory);
     }
-    maintenance::note_return(engine);
+    maintenance::schedule_after_return(engine);
 }
 
 /// Frees a block of `home` that was used on several streams. Returns the tickets that the block waits for.
@@ -126,7 +126,7 @@ pub(super) fn record_closed(engine: &Engine, lane: &Lane, closed: Option<Closed>
     ordering::thin_out(&engine.shared, &engine.store, lane);
     if lane.timeline.is_full() && !lane.is_external {
         lane.cache.expect_seal(closed.ticket.next());
-        return lane.timeline.note_unrecorded(closed.ticket);
+        return lane.timeline.mark_unrecorded(closed.ticket);
     }
     let recorded =
         engine
@@ -135,7 +135,7 @@ pub(super) fn record_closed(engine: &Engine, lane: &Lane, closed: Option<Closed>
     // Unless a request waits for the memory, or it goes back to the device, the next event may come a little later.
     match recorded {
         Ok(marker) if engine.shared.is_open() && engine.maintenance.keeps_all(&engine.store) => {
-            lane.cache.spacing.note_sealed(marker.sealed_at);
+            lane.cache.spacing.record_sealed(marker.sealed_at);
         }
         _ => lane.cache.spacing.reset(),
     }
@@ -152,7 +152,7 @@ pub(crate) fn give_back(engine: &Engine, lane: &Lane, allocation: Allocation) {
     let fences = ordering::fences_after(lane, allocation.after);
     engine.store.heap.lock().give_back(allocation.id, fences);
     engine.shared.publish(Change::Memory);
-    maintenance::note_return(engine);
+    maintenance::schedule_after_return(engine);
 }
 
 /// Takes back allocations that were never used.
@@ -167,5 +167,5 @@ pub(crate) fn retire(engine: &Engine, lane: &Lane) {
     reaping::retire_lane(engine, lane);
     access::settle_access(engine);
     engine.shared.publish(Change::Memory);
-    maintenance::note_return(engine);
+    maintenance::schedule_after_return(engine);
 }

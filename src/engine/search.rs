@@ -53,7 +53,7 @@ pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
 impl<'a> Search<'a> {
     /// Returns a search for memory of a stream, at a place. If `deferred` is given, the waits that the stream needs are
     /// added there, and the memory is the stream's only once they are submitted.
-    #[inline]
+    #[inline(always)]
     pub(super) fn for_stream(
         engine: &'a Engine,
         lane: &'a Arc<Lane>,
@@ -151,7 +151,7 @@ impl<'a> Search<'a> {
             match self.state.next_action() {
                 Action::Prepare(prepare) => {
                     if self.prepare(prepare)? {
-                        self.state.note_news();
+                        self.state.mark_news();
                     }
                 }
                 Action::Try(source) => {
@@ -199,7 +199,7 @@ impl<'a> Search<'a> {
                 let released = supply::release(engine, Target::Keep(0)).into_result();
                 let has_released = engine.shared.noted(released)? > 0;
                 if has_released {
-                    self.note_refused(0);
+                    self.record_refused(0);
                 }
                 has_released
             }
@@ -207,7 +207,7 @@ impl<'a> Search<'a> {
                 let has_spilled = spill::spill_for(engine, self.request.bytes, self.spills);
                 if has_spilled {
                     self.spills += 1;
-                    self.note_refused(0);
+                    self.record_refused(0);
                 }
                 has_spilled
             }
@@ -341,7 +341,7 @@ impl<'a> Search<'a> {
             };
             asked.join(lane.fence(newest));
             if in_order {
-                lane.timeline.reap_in_order(&*engine.shared.device)
+                lane.timeline.query(&*engine.shared.device, false)
             } else {
                 lane.timeline.reap(&*engine.shared.device)
             }
@@ -382,9 +382,9 @@ impl<'a> Search<'a> {
         let is_refused_all_the_same = evictable == 0 && pending == 0 && self.state.facts.is_refused;
         if missing(new) > 0 || is_refused_all_the_same {
             // It has to be asked again: no change is published once it has more.
-            engine.supply.note_refused(true);
+            engine.supply.record_refused(true);
             let lacking = missing(new).max(1);
-            return Ok(self.mode.is_queued && spill::evict_elsewhere(engine, lacking));
+            return Ok(self.mode.is_queued && (engine.supply.others.evict)(engine, lacking) > 0);
         }
         let coming = free.saturating_add(evicted_before);
         if evicted_before > 0 && coming >= bytes && self.mode.effort == Effort::Immediate {
@@ -519,7 +519,7 @@ impl<'a> Search<'a> {
             if let Some(found) = &mut found {
                 found.mapped = chunks;
             }
-            self.note_refused(self.to.refused);
+            self.record_refused(self.to.refused);
             let may_move = self.most_chunks() == u64::MAX;
             if found.is_some() || !may_move || !self.to.was_refused_new(growth) {
                 return Ok(found);
@@ -542,11 +542,11 @@ impl<'a> Search<'a> {
         })
     }
 
-    fn note_refused(&mut self, bytes: u64) {
+    fn record_refused(&mut self, bytes: u64) {
         self.to.refused = bytes;
         self.state.facts.is_refused = bytes > 0;
         if bytes > 0 {
-            maintenance::note_pressure(self.to.engine);
+            maintenance::schedule(self.to.engine);
         }
     }
 }

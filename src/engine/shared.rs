@@ -1,7 +1,7 @@
 //! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
 use super::{
-    Announcer, Change, CoalesceHeuristic, Counters, DriverPool, DriverPoolUse, Effort, Fills,
+    Announcer, Change, CoalesceHeuristic, DeviceCounters, DriverPool, DriverPoolUse, Effort, Fills,
     Lender, Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
@@ -104,7 +104,7 @@ pub(crate) struct Shared {
     /// How many [exact](gate::MEASURED) measurements run.
     pub(super) measurements: Mutex<usize>,
     publisher: plain::Arc<dyn Publish>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: DeviceCounters,
     /// How the pool's requests waited: counted by the queue.
     pub(crate) waits: plain::Arc<Waits>,
     /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
@@ -124,7 +124,7 @@ impl Shared {
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
             measurements: Mutex::new(Guards::Registry, 0),
             publisher,
-            counters: Counters::new(),
+            counters: DeviceCounters::new(),
             waits,
             reuse: SharedState::new(settings.reuse.to_bits()),
             fault: Mutex::new(Guards::Registry, None),

@@ -32,11 +32,6 @@ pub(super) fn spill_for(engine: &Engine, bytes: u64, times: u32) -> bool {
     has_released && before.is_none_or(|before| engine.supply.left_on_device() > before)
 }
 
-/// Makes other pools evict memory for a request that lacks this many bytes. Says whether any did.
-pub(super) fn evict_elsewhere(engine: &Engine, bytes: u64) -> bool {
-    (engine.supply.others.evict)(engine, bytes) > 0
-}
-
 /// Returns how many of the bytes the device could give, once other pools have released what they can. If the search
 /// was refused, only memory counts of which the device tells.
 pub(super) fn obtainable(engine: &Engine, bytes: u64, is_refused: bool) -> u64 {

@@ -1,7 +1,7 @@
 //! The heap behind its lock, and the bounds on it.
 
 use super::announcer::{Announcer, memory_of};
-use super::evictable::Evictables;
+use super::evictables::Evictables;
 use super::shared::gate;
 use super::soft_cap::SoftCap;
 use super::{Allocation, Allocations, Change, Lease, Shared};
@@ -14,14 +14,14 @@ use crate::sync::{Busy, Guards, Ordering, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
 
 /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
-pub(crate) type Capacity = plain::Arc<CachePadded<SharedNumber>>;
+pub(crate) type CapacityCopy = plain::Arc<CachePadded<SharedNumber>>;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct HeapStore {
     /// Boxed, so that a pool under construction is small enough to be moved on a small stack.
     pub(super) heap: Busy<Box<Heap>>,
-    pub(crate) capacity: Capacity,
+    pub(crate) capacity: CapacityCopy,
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
     pub(crate) soft_cap: SoftCap,
@@ -39,7 +39,7 @@ impl HeapStore {
         }
         Self {
             heap: Busy::new(Guards::Heap, Box::new(heap)),
-            capacity: Capacity::new(CachePadded::new(SharedNumber::new(
+            capacity: CapacityCopy::new(CachePadded::new(SharedNumber::new(
                 settings.geometry.capacity,
             ))),
             reserved: CachePadded::new(SharedNumber::new(0)),
@@ -71,7 +71,7 @@ impl HeapStore {
     }
 
     /// Notes the reserved bytes, under the heap's lock, after a growth or a release.
-    pub(super) fn note_reserved(&self, heap: &Heap) {
+    pub(super) fn record_reserved(&self, heap: &Heap) {
         let reserved = heap.totals().reserved.current;
         self.reserved.store(reserved, Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
 //! The streams of the pool: registers them, and takes blocks back from their caches.
 
 use super::kept::KeepingReservations;
+use super::lanes::{Lanes, Registry};
 use super::neighbours::Neighbours;
-use super::registry::{Lanes, Registry};
 use super::{HeapStore, Shared};
 use crate::device::{Host, Watch};
 use crate::heap::Fences;

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code, reason = "device calls on the lane's stream")]
 
-use super::memory::Memory;
+use super::device_memory::DeviceMemory;
 use super::{Change, Engine, HeapStore, Shared, announcer, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::fault::injected;
@@ -62,7 +62,7 @@ const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Supply {
-    pub(super) memory: Memory,
+    pub(super) memory: DeviceMemory,
     /// How much free memory may be remapped.
     budget: Mutex<Budget>,
     /// The device refused when it was last asked for memory.
@@ -80,7 +80,7 @@ impl Supply {
         others: OtherPools,
     ) -> Self {
         Self {
-            memory: Memory::new(device.clone(), settings),
+            memory: DeviceMemory::new(device.clone(), settings),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_refused: SharedFlag::new(false),
             refused_at: SharedNumber::new(0),
@@ -107,7 +107,7 @@ impl Supply {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    pub(super) fn note_refused(&self, is_refused: bool) {
+    pub(super) fn record_refused(&self, is_refused: bool) {
         if self.is_refused() != is_refused {
             self.is_refused.store(is_refused, Ordering::Relaxed);
         }
@@ -222,7 +222,7 @@ fn allocate(engine: &Engine, segment: NewSegment, whom: For) -> Result<Option<Gr
     });
     store.announcer.tell_noted(noted);
     shared.noted(address)?;
-    engine.supply.note_refused(false);
+    engine.supply.record_refused(false);
     shared.counters.growths.fetch_add(1, Ordering::Relaxed);
     store.tell_of_soft_cap();
     Ok(grant)
@@ -277,7 +277,7 @@ fn commit(
             grant.map(|grant| (stream, grant))
         }
     };
-    store.note_reserved(&heap);
+    store.record_reserved(&heap);
     let (stream, grant) = granted?;
     heap.note_user(grant.id, stream);
     Some(grant)
@@ -315,7 +315,7 @@ fn map(engine: &Engine, mapping: Mapping, whom: For) -> Result<Option<Grant>, De
     }
     let Some(error) = error else {
         if created > 0 {
-            engine.supply.note_refused(false);
+            engine.supply.record_refused(false);
         }
         return Ok(grant);
     };
@@ -390,7 +390,7 @@ pub(super) fn release(engine: &Engine, target: Target) -> Released {
     let (bytes, noted) = {
         let mut heap = engine.store.heap.lock();
         let bytes = heap.commit_release(release, done);
-        engine.store.note_reserved(&heap);
+        engine.store.record_reserved(&heap);
         let note = |time| announcer.note(time, heap.totals(), announcer::released(&gone));
         (bytes, time.map(note))
     };

@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
-use super::memory::Held;
+use super::device_memory::HeldChunks;
 use super::segments::{Accessibility, SegmentSource};
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};
@@ -35,13 +35,13 @@ struct DeferredRelease {
 
 #[derive(Debug)]
 struct Assets {
-    held: Held,
+    held: HeldChunks,
     lanes: Vec<Arc<Lane>>,
     watch: Option<Watch<Marker>>,
 }
 
 /// How far the work is that may still touch the memory.
-enum Progress {
+enum TeardownProgress {
     Complete,
     /// Up to this point at most.
     Running(Arc<Marker>),
@@ -124,10 +124,10 @@ impl DeferredRelease {
         let progress = assets.lanes.iter().map(|lane| self.progress_of(lane));
         let unfinished = progress
             .into_iter()
-            .find(|progress| !matches!(progress, Progress::Complete));
+            .find(|progress| !matches!(progress, TeardownProgress::Complete));
         match unfinished {
             None => self.release(&assets.held),
-            Some(Progress::Running(marker)) => {
+            Some(TeardownProgress::Running(marker)) => {
                 // The watch may call at once: no lock is held here.
                 let waker = Waker::from(self.clone());
                 assets.watch = Some(Watch::new(marker, &waker));
@@ -140,27 +140,27 @@ impl DeferredRelease {
 
     /// Asks how far a stream is, from its newest event on. An event that reports an error proves nothing: the next
     /// older one is asked. Work behind such an event cannot be seen to end.
-    fn progress_of(&self, lane: &Lane) -> Progress {
+    fn progress_of(&self, lane: &Lane) -> TeardownProgress {
         let markers = lane.timeline.incomplete();
         for (newer, marker) in markers.iter().rev().enumerate() {
             match marker.event().is_complete() {
-                Ok(true) if newer == 0 => return Progress::Complete,
-                Ok(true) => return Progress::Unknown,
-                Ok(false) => return Progress::Running(marker.clone()),
-                Err(error) if error.is_sticky() => return Progress::Unknown,
+                Ok(true) if newer == 0 => return TeardownProgress::Complete,
+                Ok(true) => return TeardownProgress::Unknown,
+                Ok(false) => return TeardownProgress::Running(marker.clone()),
+                Err(error) if error.is_sticky() => return TeardownProgress::Unknown,
                 Err(_) => {}
             }
         }
         if markers.is_empty() {
-            Progress::Complete
+            TeardownProgress::Complete
         } else {
-            Progress::Unknown
+            TeardownProgress::Unknown
         }
     }
 
     /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then
     /// as long as the process.
-    fn release(&self, held: &Held) {
+    fn release(&self, held: &HeldChunks) {
         assert_unlocked("release");
         let mut is_all = true;
         // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all

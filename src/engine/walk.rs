@@ -1,6 +1,6 @@
 //! The heap walk: which block an address is in, and all blocks at one moment.
 
-use super::registry::Lanes;
+use super::lanes::Lanes;
 use super::{Announcer, Engine, HeapStore, keeping};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};

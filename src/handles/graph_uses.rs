@@ -19,11 +19,11 @@ pub(crate) type Points = SmallVec<[(Arc<Registration>, Ticket); 2]>;
 /// See the [module](self).
 pub(crate) struct GraphUses {
     pub(crate) share: plain::Arc<GraphShare>,
-    state: Mutex<State>,
+    state: Mutex<GraphState>,
 }
 
 #[derive(Default)]
-struct State {
+struct GraphState {
     /// The last launch on each stream, as far as it may not be complete.
     launches: Points,
     /// Launches whose call of the device has not returned.
@@ -64,7 +64,7 @@ impl GraphUses {
     pub(crate) fn new(share: &plain::Arc<GraphShare>) -> plain::Arc<Self> {
         let uses = plain::Arc::new(Self {
             share: share.clone(),
-            state: Mutex::new(Guards::Registry, State::default()),
+            state: Mutex::new(Guards::Registry, GraphState::default()),
         });
         share.enter(&uses);
         for (address, bytes) in share.allocated() {

@@ -38,7 +38,7 @@ impl Native {
 /// The models have no weak references, and no streams that are found again.
 #[derive(Debug, Default)]
 pub(crate) struct Roll(
-    #[cfg(not(weirpool_loom))] plain::Mutex<BTreeMap<Key, plain::Weak<Registration>>>,
+    #[cfg(not(weirpool_loom))] plain::Mutex<BTreeMap<NativeKey, plain::Weak<Registration>>>,
     #[cfg(weirpool_loom)] (),
 );
 
@@ -54,7 +54,7 @@ impl Roll {
 }
 
 #[cfg(not(weirpool_loom))]
-type Key = (DeviceId, RawStream, StreamId);
+type NativeKey = (DeviceId, RawStream, StreamId);
 
 #[cfg(not(weirpool_loom))]
 impl Roll {
@@ -86,7 +86,7 @@ impl Roll {
 }
 
 #[cfg(not(weirpool_loom))]
-fn key(registration: &Registration) -> Option<Key> {
+fn key(registration: &Registration) -> Option<NativeKey> {
     let lane = &registration.lane;
     (!lane.is_external).then(|| (registration.stream_device().id(), lane.raw, lane.id))
 }

@@ -63,8 +63,10 @@ impl Observers {
             fills: engine.shared.settings.fills,
             is_told: engine.store.announcer.is_open(),
         };
-        let are_any =
-            observers.checker.is_some() || observers.fills.are_asked_for() || observers.is_told;
+        let are_any = observers.checker.is_some()
+            || observers.fills.on_allocate.is_some()
+            || observers.fills.on_free.is_some()
+            || observers.is_told;
         are_any.then(|| plain::Arc::new(observers))
     }
 

@@ -3,7 +3,7 @@
 use super::natives::Native;
 use super::{CaptureClock, CapturedPoint, GraphUses, Observers, Presence, Route};
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
-use crate::engine::{Capacity, Change, captured, maintenance, registering, release};
+use crate::engine::{CapacityCopy, Change, captured, maintenance, registering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::Ticket;
@@ -30,7 +30,7 @@ pub(crate) struct Registration {
     /// The alignment of every block in bytes, a power of two. A copy, as the capacity is, so that an allocation from the
     /// lane reads nothing of the engine.
     pub(crate) step: u64,
-    pub(crate) capacity: Capacity,
+    pub(crate) capacity: CapacityCopy,
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     pub(crate) native: Native,
@@ -73,7 +73,7 @@ impl Registration {
         if let Some(known) = presence.roll.find(device.id(), stream.lane.raw) {
             return Ok(known);
         }
-        let other = OtherPools(stream);
+        let other = StreamOfOtherPool(stream);
         let lane = registering::register_for_copies(&presence.service.engine, &other, device)?;
         Ok(Self::of_lane(presence, &other, lane))
     }
@@ -117,7 +117,7 @@ impl Registration {
     }
 
     /// Counts a new handle of the stream.
-    pub(crate) fn note_handle(&self) {
+    pub(crate) fn count_handle(&self) {
         if self.handles.fetch_add(1, Ordering::Relaxed) == 0 {
             self.lane.cache.with_references(RefCache::open);
         }
@@ -125,7 +125,7 @@ impl Registration {
 
     /// Counts a dropped handle. The last one closes the reference cache; the first one opened it before it was dropped
     /// itself, so the closing comes after the opening.
-    pub(crate) fn note_handle_dropped(&self) {
+    pub(crate) fn count_handle_dropped(&self) {
         let last = if injected("references-left-by-the-last-handle") {
             0
         } else {
@@ -237,26 +237,26 @@ impl Registration {
 
     /// Counts a block granted to a tag that is larger by `surplus` bytes than the tag was charged for.
     #[inline(never)]
-    pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
+    pub(crate) fn count_granted(&self, tag: Tag, surplus: u64) {
         let account = self.service.queue.accounts.of(tag);
         if surplus > 0 {
             account.charge_more(surplus);
         }
-        account.note_granted();
+        account.count_granted();
     }
 
     /// Counts the growth of a tag's block by bytes that the tag was charged for.
-    pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more();
+    pub(crate) fn count_growth(&self, tag: Tag) {
+        self.service.queue.accounts.of(tag).count_growth();
     }
 }
 
 /// A stream that is registered with another pool.
-struct OtherPools<'a>(&'a Registration);
+struct StreamOfOtherPool<'a>(&'a Registration);
 
 // SAFETY: the lane is of that stream, and holds its owner.
 #[allow(unsafe_code, reason = "stands for the lane's stream")]
-unsafe impl DeviceStream for OtherPools<'_> {
+unsafe impl DeviceStream for StreamOfOtherPool<'_> {
     fn device_id(&self) -> DeviceId {
         self.0.stream_device().id()
     }

@@ -87,7 +87,7 @@ impl Reserved {
             site: location,
         });
         if let Some(tag) = tag {
-            service.queue.accounts.of(tag).note_granted();
+            service.queue.accounts.of(tag).count_granted();
         }
         Self {
             presence,
@@ -305,7 +305,7 @@ impl Reserved {
 
     /// Notes that a drawn part was freed, and is back in the heap. Requests that wait in the reservation's
     /// scope may draw it.
-    pub(crate) fn note_freed(&self, bytes: u64) {
+    pub(crate) fn publish_freed(&self, bytes: u64) {
         self.undraw(bytes);
         self.service()
             .publish(Change::Reservation(self.reservation));
@@ -333,7 +333,7 @@ impl Reserved {
             self.disband();
         }
         if unused > 0 {
-            parent.note_freed(unused);
+            parent.publish_freed(unused);
         }
     }
 
@@ -414,7 +414,7 @@ impl Reserved {
             state.drawn += bytes;
         }
         if let Some(account) = self.account() {
-            account.note_more();
+            account.count_growth();
         }
         self.service()
             .publish(Change::Reservation(self.reservation));
@@ -487,7 +487,7 @@ impl Reserved {
             self.disband();
         }
         if let Some(account) = self.account() {
-            account.note_freed();
+            account.count_freed();
         }
         let settled = settle(&mut self.state.lock());
         self.give_back(settled);

@@ -65,14 +65,14 @@ const NEAR: usize = 8;
 const RUN: usize = 32;
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct StackEntry {
     /// A block of 0 bytes if the entry is vacant.
     cached: CachedBlock,
     /// The entry below in its stack, or the next vacant one.
     below: u32,
 }
 
-impl Entry {
+impl StackEntry {
     fn cached(&self) -> Option<CachedBlock> {
         (self.cached.bytes > 0).then_some(self.cached)
     }
@@ -82,13 +82,13 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Cache {
     tops: Box<[u32]>,
-    entries: Vec<Entry>,
+    entries: Vec<StackEntry>,
     vacant: u32,
     /// Bytes in the stacks.
     bytes: u64,
     /// Blocks in the stacks.
     blocks: usize,
-    large: LargeCache,
+    pub(super) large: LargeCache,
     pub(super) references: RefCache,
 }
 
@@ -142,7 +142,7 @@ impl Cache {
         // There was no vacant entry.
         self.vacant = self.entries.len() as u32;
         let below = NONE;
-        self.entries.push(Entry { cached, below });
+        self.entries.push(StackEntry { cached, below });
         self.push_at_once(cached, bound)
     }
 
@@ -161,21 +161,10 @@ impl Cache {
         };
         let below = std::mem::replace(top, self.vacant);
         self.vacant = entry.below;
-        *entry = Entry { cached, below };
+        *entry = StackEntry { cached, below };
         self.bytes = total;
         self.blocks += 1;
         true
-    }
-
-    /// Notes the free of a block that has no stack. Keeps it if the stream alternates, the time is given, and the
-    /// large-block cache has room for it among `bound` bytes.
-    pub(super) fn push_large(
-        &mut self,
-        cached: CachedBlock,
-        since: Option<Duration>,
-        bound: u64,
-    ) -> bool {
-        self.large.put(cached, since, bound)
     }
 
     /// Returns whether the large-block cache may keep the next large block that is freed.
@@ -197,7 +186,7 @@ impl Cache {
     pub(super) fn pop_stacked(&mut self, bytes: u64) -> Option<CachedBlock> {
         let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
         let entry = self.entries.get_mut(*top as usize)?;
-        let Entry { cached, below } = *entry;
+        let StackEntry { cached, below } = *entry;
         entry.cached.bytes = 0;
         entry.below = self.vacant;
         self.vacant = std::mem::replace(top, below);
@@ -249,7 +238,7 @@ impl Cache {
         }
         // By entry: there are far fewer entries than stacks.
         let mut all = Vec::with_capacity(self.entries.len());
-        for cached in self.entries.iter().filter_map(Entry::cached) {
+        for cached in self.entries.iter().filter_map(StackEntry::cached) {
             self.tops[(cached.bytes / GRANULE) as usize] = NONE;
             all.push(cached);
         }
@@ -259,7 +248,7 @@ impl Cache {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = CachedBlock> + '_ {
-        let stacked = self.entries.iter().filter_map(Entry::cached);
+        let stacked = self.entries.iter().filter_map(StackEntry::cached);
         stacked.chain(self.large.all())
     }
 

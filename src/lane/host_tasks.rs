@@ -16,7 +16,7 @@ pub(crate) struct Holder {
 
 /// How a host task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum HostTaskEnding {
     Complete,
     /// It was dropped, or it panicked, and the stream went on without it.
     Abandoned,
@@ -49,10 +49,10 @@ impl HostTasks {
     }
 
     /// Notes the end of a task.
-    pub(crate) fn end(&self, number: u64, ending: Ending) {
+    pub(crate) fn end(&self, number: u64, ending: HostTaskEnding) {
         let ended = {
             let mut tasks = self.0.lock();
-            tasks.abandoned += u64::from(ending == Ending::Abandoned);
+            tasks.abandoned += u64::from(ending == HostTaskEnding::Abandoned);
             let at = tasks.holders.iter().position(|(held, _)| *held == number);
             at.map(|at| tasks.holders.remove(at))
         };

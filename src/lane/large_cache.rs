@@ -42,14 +42,14 @@ struct Alternation {
 }
 
 impl Alternation {
-    fn note_requested(&mut self, bytes: u64) {
+    fn record_requested(&mut self, bytes: u64) {
         self.is_taken = self.freed == bytes && !self.is_taken;
         if !self.is_taken {
             self.streak = 0;
         }
     }
 
-    fn note_freed(&mut self, bytes: u64) {
+    fn record_freed(&mut self, bytes: u64) {
         let is_turn = self.freed == bytes && self.is_taken;
         self.streak = if is_turn { self.streak + 1 } else { 0 };
         (self.freed, self.is_taken) = (bytes, false);
@@ -72,7 +72,7 @@ impl LargeCache {
     /// Notes the free of a block. Keeps it if the stream alternates, the time is given, and there is room among `bound`
     /// bytes. Returns whether it did.
     pub(super) fn put(&mut self, cached: CachedBlock, since: Option<Duration>, bound: u64) -> bool {
-        self.alternation.note_freed(cached.bytes);
+        self.alternation.record_freed(cached.bytes);
         let has_room = self.alternation.streak >= ENOUGH
             && self.all.len() < ROOM
             && self.bytes() + cached.bytes <= bound;
@@ -90,7 +90,7 @@ impl LargeCache {
 
     /// Takes the block of exactly this size that was kept last.
     pub(super) fn take(&mut self, bytes: u64) -> Option<CachedBlock> {
-        self.alternation.note_requested(bytes);
+        self.alternation.record_requested(bytes);
         let at = self
             .all
             .iter()

@@ -207,7 +207,7 @@ impl Marker {
     }
 
     /// Notes how long the frees that these complete markers cover were pending.
-    pub(super) fn note_complete(markers: &[Arc<Self>], now: Duration) {
+    pub(super) fn record_complete(markers: &[Arc<Self>], now: Duration) {
         let covering = || markers.iter().filter(|marker| marker.covers_frees);
         let recorded = covering().find_map(|marker| marker.recorded.as_ref());
         if let Some(recorded) = recorded {

@@ -1,12 +1,12 @@
-//! The lane of a registered stream: allocations and frees that do not involve the rest of the pool.
+//! The lane of a registered stream, its per-stream cache: allocations and frees that do not involve the rest of the pool.
 //!
 //! A stream can reuse memory it freed immediately, because its own order protects it. Its lane keeps such blocks in a
 //! [cache](StreamCache), which is the hot path: one lock, the lane's own, and no shared cache line written.
 //!
 //! A lane also numbers the points of its stream. Each freed block joins the *open* ticket; closing that ticket opens
-//! the next. The order of sealing is: close under the lane's lock, unlock, record, publish. Recording first and closing
-//! afterwards would be wrong: a free in between would be covered by an event older than the block's last use (order). A
-//! ticket that is closed but not yet published counts as pending.
+//! the next. To *seal* is to close it and to record its event, in this order: close under the lane's lock, unlock, record,
+//! publish. Recording first and closing afterwards would be wrong: a free in between would be covered by an event older
+//! than the block's last use (order). A ticket that is closed but not yet published counts as pending.
 //!
 //! Two kinds of streams are special:
 //!
@@ -59,7 +59,7 @@ pub(crate) use cache::{Bounds, Flush, RefCache};
 pub(crate) use capture::refused;
 pub use count::Source;
 pub(crate) use count::{Event, LaneFigures};
-pub(crate) use host_tasks::{Ending, Holder, HostTasks};
+pub(crate) use host_tasks::{Holder, HostTaskEnding, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use neighbour::Neighbour;
 pub(crate) use stream_cache::{Gate, StreamCache};
@@ -378,8 +378,8 @@ impl Lane {
         match self.record_event(events) {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
-                self.cache.note_unrecorded();
-                self.timeline.note_unrecorded(closed.ticket);
+                self.cache.mark_unrecorded();
+                self.timeline.mark_unrecorded(closed.ticket);
                 Err(error)
             }
         }

@@ -68,7 +68,7 @@ impl Shards {
     }
 
     /// Notes that two threads contended for the state. Returns whether they did so often enough for shards.
-    pub(super) fn note_contention(&self) -> bool {
+    pub(super) fn count_contention(&self) -> bool {
         self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS
     }
 
@@ -100,7 +100,7 @@ impl Shards {
     ///
     /// Called under the lock of the state. The flag is cleared before the next ticket is published: a free that reads
     /// the next ticket sets the flag again.
-    pub(super) fn note_closed(&self, open: Ticket) -> bool {
+    pub(super) fn mark_closed(&self, open: Ticket) -> bool {
         if !self.are_made() {
             return false;
         }

@@ -53,7 +53,7 @@ impl Spacing {
     }
 
     /// Notes that a free sealed.
-    pub(crate) fn note_sealed(&self, at: Duration) {
+    pub(crate) fn record_sealed(&self, at: Duration) {
         if self.maximum == self.minimum {
             return;
         }
@@ -85,7 +85,7 @@ mod tests {
     /// Seals at these times, in microseconds, and returns the bound.
     fn after(spacing: &Spacing, sealed: impl IntoIterator<Item = u64>) -> u64 {
         for at in sealed {
-            spacing.note_sealed(Duration::from_micros(at));
+            spacing.record_sealed(Duration::from_micros(at));
         }
         spacing.bound()
     }

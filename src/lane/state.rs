@@ -58,13 +58,14 @@ impl StreamState {
     #[inline(always)]
     pub(super) fn take_at_once(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
         let cached = self.cache.pop_stacked(bytes)?;
-        self.note_taken(&cached);
+        self.record_taken(&cached);
         self.counters
             .note(Event::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 
     /// Grants a block. `rounding` is the part of `bytes` that was not requested.
+    #[inline(always)]
     pub(super) fn take(&mut self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
         let cached = self.pop(bytes, fit)?;
         let surplus = (cached.bytes - bytes) as u32;
@@ -82,12 +83,12 @@ impl StreamState {
         if fit == Fit::Near && self.cache.has_stack(bytes) {
             cached = cached.or_else(|| self.cache.pop_near(bytes));
         }
-        cached.inspect(|cached| self.note_taken(cached))
+        cached.inspect(|cached| self.record_taken(cached))
     }
 
     /// A block that was freed under the open ticket is granted: nothing need be sealed for it.
     #[inline(always)]
-    pub(super) fn note_taken(&mut self, cached: &CachedBlock) {
+    pub(super) fn record_taken(&mut self, cached: &CachedBlock) {
         if cached.ticket == self.open {
             self.unsealed -= cached.bytes;
         }
@@ -136,7 +137,7 @@ impl StreamState {
         self.open = ticket.next();
         self.unsealed = 0;
         self.is_dirty = false;
-        let covers_frees = shards.note_closed(self.open) || was_dirty;
+        let covers_frees = shards.mark_closed(self.open) || was_dirty;
         Closed {
             ticket,
             covers_frees,

@@ -205,7 +205,7 @@ impl StreamCache {
     #[inline(never)]
     fn enter_contended<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         let state = slot.lock();
-        if self.shards.note_contention() && self.has_shards(state.is_host) {
+        if self.shards.count_contention() && self.has_shards(state.is_host) {
             self.shards.make(state.open, &state.cache);
         }
         state
@@ -405,7 +405,7 @@ impl StreamCache {
         let may_wait = is_large && !self.is_external;
         let is_due = state.unsealed > self.spacing.bound() && !may_wait;
         let closed = (is_bypassed || is_due).then(|| state.close_if_recordable(&self.shards));
-        self.note_owed(&state);
+        self.mark_owed(&state);
         Freed {
             ticket,
             is_kept: is_stacked || is_large,
@@ -426,7 +426,7 @@ impl StreamCache {
         block: CachedBlock,
         now: Option<Duration>,
     ) -> bool {
-        let is_kept = state.cache.push_large(block, now, self.bounds.large_cache);
+        let is_kept = state.cache.large.put(block, now, self.bounds.large_cache);
         let alternates = state.cache.alternates();
         if alternates != self.alternates.load(Ordering::Relaxed) {
             self.alternates.store(alternates, Ordering::Relaxed);
@@ -446,7 +446,7 @@ impl StreamCache {
         let ticket = state.note_use(bytes);
         let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
         let closed = seals.then(|| state.close_if_recordable(&self.shards));
-        self.note_owed(&state);
+        self.mark_owed(&state);
         Freed {
             ticket,
             is_kept: false,
@@ -455,7 +455,7 @@ impl StreamCache {
     }
 
     /// Notes, after a free, whether it left more bytes unsealed than the bound.
-    fn note_owed(&self, state: &StreamState) {
+    fn mark_owed(&self, state: &StreamState) {
         if state.unsealed > self.spacing.bound() {
             self.may_owe_seal.store(true, Ordering::Relaxed);
         }
@@ -504,7 +504,7 @@ impl StreamCache {
         if state.capture.is_some() {
             return None;
         }
-        state.note_taken(block);
+        state.record_taken(block);
         state
             .counters
             .note(Event::Granted(Source::Lane), block.bytes, rounding);
@@ -515,7 +515,7 @@ impl StreamCache {
     }
 
     /// Notes that a block that was kept for this stream is in the heap, with its fence.
-    pub(crate) fn note_kept_returned(&self) {
+    pub(crate) fn record_kept_returned(&self) {
         self.state.lock().visitors -= 1;
     }
 
@@ -559,7 +559,7 @@ impl StreamCache {
     }
 
     /// The event of a closed ticket could not be recorded: the next one must cover it.
-    pub(super) fn note_unrecorded(&self) {
+    pub(super) fn mark_unrecorded(&self) {
         let mut state = self.state.lock();
         self.activity.begin();
         state.is_dirty = true;

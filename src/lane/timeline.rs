@@ -53,7 +53,7 @@ struct Markers {
 }
 
 /// Markers that follow each other. Mostly one: it is on the stack.
-type Run = SmallVec<[Arc<Marker>; 4]>;
+type MarkerRun = SmallVec<[Arc<Marker>; 4]>;
 
 impl Markers {
     /// Returns the first marker whose completion proves `ticket`.
@@ -169,7 +169,7 @@ impl Timeline {
                     let marker = Arc::new(marker);
                     let incomplete = &mut markers.incomplete;
                     incomplete.insert(at, marker.clone());
-                    self.note_incomplete(incomplete.len());
+                    self.record_incomplete(incomplete.len());
                     marker
                 }
             };
@@ -185,7 +185,7 @@ impl Timeline {
     }
 
     /// Notes that the marker of a closed ticket could not be recorded.
-    pub(crate) fn note_unrecorded(&self, ticket: Ticket) {
+    pub(crate) fn mark_unrecorded(&self, ticket: Ticket) {
         let on_next = {
             let on_next = &mut self.markers.lock().on_next;
             let (called, later): (SmallVec<[_; 1]>, _) = std::mem::take(on_next)
@@ -282,7 +282,7 @@ impl Timeline {
     }
 
     /// Notes the number of incomplete markers, under their lock.
-    fn note_incomplete(&self, count: usize) {
+    fn record_incomplete(&self, count: usize) {
         self.incomplete.store(count as u64, Ordering::Relaxed);
     }
 
@@ -314,7 +314,7 @@ impl Timeline {
     }
 
     /// Notes that a free queried the stream.
-    pub(crate) fn note_queried(&self) {
+    pub(crate) fn record_queried(&self) {
         let left = self.incomplete_count();
         let query_from = (2 * left).min(MOST_INCOMPLETE);
         self.query_from.store(query_from as u64, Ordering::Relaxed);
@@ -337,7 +337,7 @@ impl Timeline {
     }
 
     /// Notes a query in vain: the later the marker is, the longer the stream is not queried again.
-    fn note_vain(&self, ticket: Ticket, now: Duration) {
+    fn record_vain(&self, ticket: Ticket, now: Duration) {
         let covering = self.covering(ticket);
         let late = covering.map_or(Duration::ZERO, |marker| {
             now.saturating_sub(marker.expected_at)
@@ -360,15 +360,11 @@ impl Timeline {
         self.query(device, true)
     }
 
-    /// Asks as [`reap`](Self::reap) does, but does not look behind an oldest marker that is not complete.
+    /// Asks as [`reap`](Self::reap) does. Only with `looks_behind`, it looks behind an oldest marker that is not complete.
     ///
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
-    pub(crate) fn reap_in_order(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
-        self.query(device, false)
-    }
-
-    fn query(
+    pub(crate) fn query(
         &self,
         device: &dyn Device,
         looks_behind: bool,
@@ -385,9 +381,9 @@ impl Timeline {
             match is_complete(&newest) {
                 Ok(true) if injected("newest-taken-for-what-was-asked-after") => {
                     let newest = self.newest().unwrap_or(newest);
-                    return Ok(Some(self.note_complete(&newest, device.now())));
+                    return Ok(Some(self.record_complete(&newest, device.now())));
                 }
-                Ok(true) => return Ok(Some(self.note_complete(&newest, device.now()))),
+                Ok(true) => return Ok(Some(self.record_complete(&newest, device.now()))),
                 Err(error) if error.is_sticky() => return Err(error),
                 // The oldest may be complete all the same.
                 _ => {}
@@ -409,7 +405,7 @@ impl Timeline {
     ) -> Result<Option<Ticket>, DeviceError> {
         let (asked, answer) = self.ask_first(only);
         let is_complete = answer?;
-        Ok(is_complete.then(|| self.note_complete(&asked, device.now())))
+        Ok(is_complete.then(|| self.record_complete(&asked, device.now())))
     }
 
     /// Asks a marker. While the answer is an error, asks the next one whose event reported none: a stream runs in
@@ -444,7 +440,7 @@ impl Timeline {
         let Some(last) = last else {
             return answer.map(|()| None);
         };
-        let last = self.note_complete(&last, device.now());
+        let last = self.record_complete(&last, device.now());
         answer.map(|()| Some(last))
     }
 
@@ -460,7 +456,7 @@ impl Timeline {
         if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest)? {
             return Ok(None);
         }
-        Ok(Some(self.note_complete(&newest, device.now())))
+        Ok(Some(self.record_complete(&newest, device.now())))
     }
 
     /// Asks whether one ticket is complete, and at once about all markers that are expected to be complete by now.
@@ -482,7 +478,7 @@ impl Timeline {
         };
         let is_passed = self.completed() >= ticket;
         if !is_passed {
-            self.note_vain(ticket, now);
+            self.record_vain(ticket, now);
         }
         answer.map(|()| is_passed)
     }
@@ -494,7 +490,7 @@ impl Timeline {
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
         if is_complete(due)? {
-            self.note_complete(due, device.now());
+            self.record_complete(due, device.now());
             return Ok(());
         }
         let covering = self.covering(ticket);
@@ -517,14 +513,14 @@ impl Timeline {
         if let Some(marker) = self.covering(ticket)
             && is_complete(&marker)?
         {
-            self.note_complete(&marker, device.now());
+            self.record_complete(&marker, device.now());
         }
         Ok(self.completed() >= ticket)
     }
 
     /// Returns a marker that was found complete, and all later ones. That marker comes first even if another thread
     /// reaped it meanwhile: the marker that is oldest now was not queried.
-    fn from(&self, oldest: Arc<Marker>) -> Run {
+    fn from(&self, oldest: Arc<Marker>) -> MarkerRun {
         let markers = &self.markers.lock().incomplete;
         if injected("completed-without-being-asked-after") {
             return markers.iter().cloned().collect();
@@ -536,29 +532,29 @@ impl Timeline {
     }
 
     /// Notes that a marker is complete. Returns its ticket.
-    fn note_complete(&self, last: &Marker, now: Duration) -> Ticket {
+    fn record_complete(&self, last: &Marker, now: Duration) -> Ticket {
         self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
-        self.note_latency(now.saturating_sub(last.sealed_at));
-        let done: Run = {
+        self.record_latency(now.saturating_sub(last.sealed_at));
+        let done: MarkerRun = {
             let mut markers = self.markers.lock();
             let incomplete = &mut markers.incomplete;
             let count = incomplete.partition_point(|marker| marker.ticket <= last.ticket);
-            let done: Run = incomplete.drain(..count).collect();
-            self.note_incomplete(incomplete.len());
+            let done: MarkerRun = incomplete.drain(..count).collect();
+            self.record_incomplete(incomplete.len());
             if let Some(first) = done.first() {
                 let (pace, expected_at) = (&mut markers.pace, last.expected_at);
                 pace.note(first.sealed_at, count as u32, expected_at, now);
             }
             done
         };
-        Marker::note_complete(&done, now);
+        Marker::record_complete(&done, now);
         // After the lock is released: the last owner of a marker puts its event back, under another lock.
         drop(done);
         last.ticket
     }
 
     /// The newest marker of a reap counts: it completed last before it was seen.
-    fn note_latency(&self, latency: Duration) {
+    fn record_latency(&self, latency: Duration) {
         let sample = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         let mean = self.latency.load(Ordering::Relaxed);
         let next = if mean == 0 {
@@ -581,7 +577,7 @@ fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
 /// Returns the last marker that is complete, given that the first is; and the device's error, if it reported one. A
 /// stream runs in order, so one query settles the common case, in which all are complete, and bisection the others. An
 /// event that reports an error proves nothing and is left out; the others tell.
-fn last_complete(mut markers: Run) -> (Option<Arc<Marker>>, Result<(), DeviceError>) {
+fn last_complete(mut markers: MarkerRun) -> (Option<Arc<Marker>>, Result<(), DeviceError>) {
     let (mut done, mut open, mut answer) = (0, markers.len(), Ok(()));
     let mut next = open.saturating_sub(1);
     while open - done > 1 {
@@ -624,7 +620,7 @@ mod tests {
             assert!(timeline.to_watch(Ticket(1), &waker).is_empty());
         }
         assert_eq!(timeline.markers.lock().on_next.len(), 2);
-        timeline.note_unrecorded(Ticket(1));
+        timeline.mark_unrecorded(Ticket(1));
         assert!(flags.iter().all(|flag| flag.0.load(Ordering::Relaxed)));
     }
 

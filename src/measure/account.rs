@@ -173,7 +173,7 @@ impl Account {
     }
 
     /// Notes that a throttled request fails: its task may free memory that it holds.
-    pub(crate) fn note_failed(&self) {
+    pub(crate) fn count_failed(&self) {
         self.releases.add(1);
     }
 
@@ -193,18 +193,18 @@ impl Account {
     }
 
     /// Counts a block or a reservation that was granted, with its bytes charged.
-    pub(crate) fn note_granted(&self) {
+    pub(crate) fn count_granted(&self) {
         self.allocations.add(1);
-        self.note_more();
+        self.count_growth();
     }
 
     /// Notes that a block or a reservation grew, with its bytes charged.
-    pub(crate) fn note_more(&self) {
+    pub(crate) fn count_growth(&self) {
         self.high.raise(self.used_now());
     }
 
     /// Counts a block or a reservation that was freed.
-    pub(crate) fn note_freed(&self) {
+    pub(crate) fn count_freed(&self) {
         self.frees.add(1);
     }
 
@@ -271,12 +271,12 @@ const FIRST_BUCKET: usize = 16;
 /// Enough buckets for all tags that can exist.
 const BUCKETS: usize = 29;
 
-type Slot = OnceLock<Box<CachePadded<Account>>>;
+type AccountSlot = OnceLock<Box<CachePadded<Account>>>;
 
 /// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so a lookup needs
 /// no lock and no reference count.
 pub(crate) struct Accounts {
-    buckets: [OnceLock<Box<[Slot]>>; BUCKETS],
+    buckets: [OnceLock<Box<[AccountSlot]>>; BUCKETS],
 }
 
 impl Accounts {
@@ -323,7 +323,7 @@ impl fmt::Debug for Accounts {
     }
 }
 
-fn empty_bucket(bucket: usize) -> Box<[Slot]> {
+fn empty_bucket(bucket: usize) -> Box<[AccountSlot]> {
     let slots = FIRST_BUCKET << bucket;
     std::iter::repeat_with(OnceLock::new).take(slots).collect()
 }
@@ -361,7 +361,7 @@ mod tests {
     #[cfg(not(weirpool_loom))]
     fn grant(account: &Account, bytes: u64) {
         account.charge(bytes).unwrap();
-        account.note_granted();
+        account.count_granted();
     }
 
     #[cfg(not(weirpool_loom))]
@@ -397,7 +397,7 @@ mod tests {
         grant(accounts.of(few), 1024);
         grant(accounts.of(few), 512);
         assert!(!accounts.of(few).uncharge(1024));
-        accounts.of(few).note_freed();
+        accounts.of(few).count_freed();
         let used: Vec<_> = accounts
             .iter()
             .map(|(tag, account)| (tag, account.used()))

@@ -156,12 +156,12 @@ impl Waits {
     }
 
     /// Counts a wait that does not begin because the queue is full.
-    pub(crate) fn note_refused(&self) {
+    pub(crate) fn count_refused(&self) {
         self.refused.add(1);
     }
 
     /// Counts a wait that does not begin because it would take too long.
-    pub(crate) fn note_shed(&self) {
+    pub(crate) fn count_shed(&self) {
         self.shed.add(1);
     }
 
@@ -204,8 +204,8 @@ mod tests {
             assert_eq!(waits.statistics().of(outcome), 1, "{}", outcome.name());
         }
         waits.begin();
-        waits.note_refused();
-        waits.note_shed();
+        waits.count_refused();
+        waits.count_shed();
         let figures = waits.statistics();
         assert_eq!((figures.waiting, figures.unserved()), (1, 4));
         assert_eq!((figures.refused, figures.shed), (1, 1));

@@ -2,7 +2,7 @@
 
 use super::layout::{Layout, expect_capacity_for, round_up};
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken, Wish};
-use super::{Pool, captured, scope};
+use super::{Pool, captured, entered_scope};
 use crate::block::Block;
 use crate::engine::{Allocation, Engine, Part, Parts};
 use crate::error::AllocError;
@@ -226,7 +226,7 @@ impl<H: Handles> Kind for ForBlock<H> {
             return attempt.take_parts(self.asker(), ask);
         }
         let demand = self.layout.demand(&registration.service.engine, tag)?;
-        if let Some(drawn) = scope::draw(pool, registration, &demand, caller) {
+        if let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller) {
             return Ok(Taken::Output(drawn?));
         }
         let allocation = match take_own((&**registration).into(), &demand, attempt.miss) {
@@ -247,13 +247,13 @@ impl<H: Handles> Kind for ForBlock<H> {
         if self.room.is_some() {
             return None;
         }
-        scope::reservation(self.handles.pool(), demand)
+        entered_scope::reservation(self.handles.pool(), demand)
     }
 
     #[cold]
     fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Block, AllocError>> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
-        scope::draw_late(pool, registration, demand, caller)
+        entered_scope::draw_late(pool, registration, demand, caller)
     }
 }
 
@@ -290,7 +290,7 @@ fn take_charged(
     account.charge(rounded).ok()?;
     let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
     match &taken {
-        Ok(_) => account.note_granted(),
+        Ok(_) => account.count_granted(),
         Err(_) => service.uncharge(tag, rounded),
     }
     taken.ok()
@@ -335,7 +335,7 @@ fn plain_size(
         && bytes <= registration.capacity.load(Ordering::Relaxed)
         && alignment.is_power_of_two()
         && alignment <= step
-        && !scope::is_any();
+        && !entered_scope::is_any();
     if !is_plain {
         return Err(Miss::NotSearched);
     }

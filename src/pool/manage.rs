@@ -265,7 +265,7 @@ impl Pool {
 
     /// Returns a reclaimer to spawn on an executor of the caller's; see [`Reclaimer`] for when that is of use.
     pub fn reclaimer(&self) -> Reclaimer {
-        Reclaimer::lasting(self.service())
+        Reclaimer::new(self.service(), true)
     }
 
     /// Sets how many requests may wait for memory at once: a number, or a [`QueueLimit`]. A request that would have to

@@ -14,9 +14,9 @@
 //! | `captured` | requests for blocks on a stream that is being captured |
 //! | `grow` | the request of a block to grow |
 //! | `reservation` | reservations, and the requests for them |
-//! | `scope` | tasks that draw from a reservation |
+//! | `entered_scope` | tasks that draw from a reservation |
 //! | `tags` | limits and weights of tags |
-//! | `streams` | streams that the pool makes |
+//! | `own_stream` | streams that the pool makes |
 //! | `info` | the description and the health of a pool |
 //! | `peers` | access of other devices |
 //! | `weak` | a handle that does not keep its pool alive |
@@ -30,37 +30,37 @@ mod attributes;
 mod builder;
 pub(crate) mod captured;
 mod config;
+mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod info;
 mod layout;
 mod manage;
+mod own_stream;
 mod peers;
 mod request;
 mod reservation;
-mod scope;
 mod settings;
-mod streams;
 mod tags;
 mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
+pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
 pub use layout::Layout;
 pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
-pub use scope::{Drawing, EnterGuard};
 pub use tags::TagAccount;
 pub use weak::WeakPool;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
+use own_stream::OwnStream;
 use reservation::ForReservation;
-use streams::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceStream, Host};
@@ -208,11 +208,11 @@ impl Pool {
     /// let stream = pool.register(&work)?;
     /// device.block_on(async {
     ///     let block = pool.allocate(&host, 1 << 20).await?;
-    ///     device.host_write(block.address(), b"weir")?; // the host's work: no copy
+    ///     device.host().write(block.address(), b"weir")?; // the host's work: no copy
     ///     block.used_on(&stream)?; // comes after it
     ///     work.submit(Operation::new(Duration::from_micros(9)).writes(block.address(), 4));
     ///     stream.synchronize().await?; // the host cannot be made to wait: it awaits
-    ///     device.host_read(block.address(), &mut [0; 4])?;
+    ///     device.host().read(block.address(), &mut [0; 4])?;
     ///     Ok::<(), Box<dyn std::error::Error>>(())
     /// })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,8 +1,8 @@
 //! Reservations: memory that is set aside for one holder.
 
 use super::allocate::{Layouts, ask_for_all};
+use super::entered_scope::{self, Drawing, EnterGuard};
 use super::request::{Attempt, Kind, Refused, Request, Taken};
-use super::scope::{self, Drawing, EnterGuard};
 use super::{Layout, Pool};
 use crate::block::Block;
 use crate::engine::Drawn;
@@ -340,7 +340,7 @@ impl<'a> ForReservation<'a> {
 impl ForReservation<'_> {
     /// Takes a part of the reservation in whose scope this is, if that has one piece of that size.
     fn nested(&self, demand: &Demand, caller: Caller) -> Option<Reservation> {
-        let nested = || scope::reserve(self.pool, demand, caller);
+        let nested = || entered_scope::reserve(self.pool, demand, caller);
         Some(Reservation::new(self.is_whole.then(nested)??))
     }
 }
@@ -365,7 +365,7 @@ impl Kind for ForReservation<'_> {
     }
 
     fn scope(&self, demand: &Demand) -> Option<ReservationId> {
-        let id = || scope::reservation(self.pool, demand);
+        let id = || entered_scope::reservation(self.pool, demand);
         self.is_whole.then(id)?
     }
 

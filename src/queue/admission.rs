@@ -70,7 +70,7 @@ impl From<usize> for QueueLimit {
 pub(super) struct Admission {
     pub(super) limit: QueueLimit,
     pub(super) waiting: Amount,
-    pub(super) pace: Pace,
+    pub(super) pace: QueuePace,
 }
 
 impl Admission {
@@ -78,7 +78,7 @@ impl Admission {
         Self {
             limit,
             waiting: Amount::default(),
-            pace: Pace::default(),
+            pace: QueuePace::default(),
         }
     }
 
@@ -129,7 +129,7 @@ pub(super) fn full(
 /// How fast a queue moves: the bytes granted to waiting requests, over the time in which any request waited. Both are
 /// sums in which the grant `n` grants ago counts for `KEPT^n`, so about the last 64 grants count.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct QueuePace {
     bytes: f64,
     seconds: f64,
     grants: u32,
@@ -142,7 +142,7 @@ const KEPT: f64 = 63.0 / 64.0;
 /// The fewest grants from which a wait is estimated.
 const ENOUGH: u32 = 8;
 
-impl Pace {
+impl QueuePace {
     fn start(&mut self, now: Duration) {
         self.since = Some(now);
     }

@@ -11,7 +11,7 @@
 //! tag was freed meanwhile (see [`Throttled`](super::throttled)).
 
 use super::Position;
-use super::serving::{Pass, Served};
+use super::pass::{Pass, Served};
 use super::waiter::Waiter;
 use super::{Demand, Service};
 use crate::error::AllocError;

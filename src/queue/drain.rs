@@ -6,10 +6,10 @@
 
 use super::funnel::Member;
 use super::{Service, blocking};
-use crate::device::Alarm;
 use crate::engine::{gate, reaping};
 use crate::error::DrainError;
 use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
+use crate::timer::Deadline;
 use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
@@ -46,7 +46,7 @@ enum Stage {
     Draining {
         member: Member,
         since: Duration,
-        alarm: Option<Alarm>,
+        deadline: Deadline,
     },
     Done,
 }
@@ -79,18 +79,17 @@ impl Drain {
 
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DrainError>> {
         let service = &self.service;
-        let now = service.engine.shared.device.now();
         if matches!(self.stage, Stage::New) {
             self.stage = Stage::Draining {
                 member: service.drains.begin(service),
-                since: now,
-                alarm: None,
+                since: service.now(),
+                deadline: service.timer.deadline(),
             };
         }
         let Stage::Draining {
             member,
             since,
-            alarm,
+            deadline,
         } = &mut self.stage
         else {
             panic!("a drain was polled after it was ready");
@@ -107,14 +106,10 @@ impl Drain {
         settled?;
         if let Some(timeout) = self.timeout {
             let at = since.saturating_add(timeout);
-            if now >= at {
-                return Poll::Ready(Err(not_drained(service, now.saturating_sub(*since))));
+            if deadline.has_come(at, context.waker()) {
+                let waited = service.now().saturating_sub(*since);
+                return Poll::Ready(Err(not_drained(service, waited)));
             }
-            *alarm = Some(Alarm::new(
-                &service.engine.shared.device,
-                at,
-                context.waker(),
-            ));
         }
         Poll::Pending
     }

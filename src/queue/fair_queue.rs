@@ -90,7 +90,7 @@ impl<T> Backlog<T> {
         let from_both_ends = self.waiters.iter().zip(self.waiters.iter().rev());
         for ((key, (bytes, _)), (last_key, (last_bytes, _))) in from_both_ends {
             #[cfg(test)]
-            note_visit();
+            count_visit();
             if (begin, *key, flow) >= turn {
                 return sum_before;
             }
@@ -194,17 +194,17 @@ impl<T> FairQueue<T> {
     }
 
     /// Begins a walk over the first `most` waiters.
-    pub(super) fn walk(&self, most: usize) -> Walk {
+    pub(super) fn walk(&self, most: usize) -> WaiterWalk {
         // Flows further behind have none of them.
         let starts = self.firsts.iter().take(most);
-        Walk(starts.map(|first| Reverse(*first)).collect())
+        WaiterWalk(starts.map(|first| Reverse(*first)).collect())
     }
 
     /// Returns the next waiter of a walk, with its turn. The queue may change between two calls: waiters that left are passed over, and
     /// flows that had no waiters when the walk began are left out.
     pub(super) fn next_of(
         &self,
-        walk: &mut Walk,
+        walk: &mut WaiterWalk,
         weight: impl Fn(Flow) -> u32,
     ) -> Option<(Turn, &T)> {
         loop {
@@ -217,7 +217,7 @@ impl<T> FairQueue<T> {
                 continue;
             };
             #[cfg(test)]
-            note_visit();
+            count_visit();
             if *found != sort_key {
                 walk.0.push(Reverse((start, *found, flow)));
                 continue;
@@ -299,7 +299,7 @@ impl<T> FairQueue<T> {
 
 /// A walk over the waiters in the order in which they are served: the next of each flow, with its turn.
 #[derive(Debug)]
-pub(super) struct Walk(BinaryHeap<Reverse<Turn>>);
+pub(super) struct WaiterWalk(BinaryHeap<Reverse<Turn>>);
 
 /// Adds up the bytes before a point of a queue of `total` bytes, given those before and those after the point.
 /// Takes time in proportion to the smaller side.
@@ -328,7 +328,7 @@ thread_local! {
 }
 
 #[cfg(test)]
-pub(super) fn note_visit() {
+pub(super) fn count_visit() {
     VISITS.set(VISITS.get() + 1);
 }
 

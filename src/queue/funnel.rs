@@ -2,7 +2,7 @@
 //!
 //! | change | published by | can profit |
 //! |---|---|---|
-//! | [`Memory`](Change::Memory) | a free; a completed event; progress of a stream that any thread notices; a seal; a marker that was being recorded; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
+//! | [`Memory`](Change::Memory) | a free; a completed event; progress of a stream that any thread notices; a seal; a marker that was being recorded; memory that becomes [evictable](crate::Evictable); memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::pass): the head and those that may overtake it; drains |
 //! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream; requests in scopes of reservations |
 //! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
 //! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |
@@ -19,8 +19,8 @@
 //! No waiter can be relied on to be polled: its executor may be dead. Therefore
 //! - a waiter that was notified and has not been polled since is passed over: the next change notifies the next one;
 //! - a waiter or reclaimer that goes away with the notification serves, or passes it on;
-//! - an alarm of the device is set with the first notification. If that is still unanswered when the alarm fires, the
-//!   *stand-in* serves, in the alarm's own call.
+//! - a deadline of the timer is set with the first notification. If that is still unanswered then, the *stand-in*
+//!   serves, in the timer's own call.
 //!
 //! # State
 //!
@@ -58,14 +58,14 @@
 //! of them there are at most as many passes over the queue as there are requests in it, and then the pool is quiet.
 //! Requests cannot wake each other in circles.
 
-use super::waiters::Queue;
-use crate::device::{Alarm, Device};
+use super::waiters::Waiters;
 use crate::engine::Announcer;
 use crate::engine::{Change, Publish};
 use crate::fault::injected;
 use crate::seam::Fact;
-use crate::sync::plain::{self, AtomicBool};
+use crate::sync::plain;
 use crate::sync::{Foreign, Guards, Mutex, Ordering, SharedNumber};
+use crate::timer::{DelayedCall, Timer};
 use std::collections::BTreeMap;
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -107,39 +107,26 @@ impl Drop for Members {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Funnel {
-    queue: plain::Arc<Queue>,
-    device: plain::Arc<dyn Device>,
+    queue: plain::Arc<Waiters>,
     announcer: plain::Arc<Announcer>,
     state: SharedNumber,
     members: Mutex<Members>,
-    stand_in: StandInAlarm,
-}
-
-/// Serves when no server answers.
-#[derive(Debug)]
-struct StandInAlarm {
-    waker: plain::Mutex<Option<Waker>>,
-    is_armed: AtomicBool,
-    alarm: plain::Mutex<Option<Alarm>>,
+    /// Serves when no server answers. Not taken back when a notification is answered: under load the next one needs it.
+    pub(super) stand_in: DelayedCall,
 }
 
 impl Funnel {
     pub(super) fn new(
-        queue: plain::Arc<Queue>,
-        device: plain::Arc<dyn Device>,
+        queue: plain::Arc<Waiters>,
+        timer: &plain::Arc<Timer>,
         announcer: plain::Arc<Announcer>,
     ) -> Self {
         Self {
             queue,
-            device,
             announcer,
             state: SharedNumber::new(0),
             members: Mutex::new(Guards::Notifier, Members::default()),
-            stand_in: StandInAlarm {
-                waker: plain::Mutex::new(None),
-                is_armed: AtomicBool::new(false),
-                alarm: plain::Mutex::new(None),
-            },
+            stand_in: DelayedCall::new(timer),
         }
     }
 
@@ -165,12 +152,12 @@ impl Funnel {
     }
 
     /// Notes a change after which every search may end differently. The caller serves.
-    pub(super) fn note_change(&self) {
+    pub(super) fn mark_change(&self) {
         let _ = self.update(|state| Some((state + GENERATION) | NEWS));
     }
 
     /// Notes that a request became a candidate: memory was not searched for it yet. The caller serves.
-    pub(super) fn note_candidate(&self) {
+    pub(super) fn mark_candidate(&self) {
         let _ = self.update(|state| (state & NEWS == 0).then_some(state | NEWS));
     }
 
@@ -186,7 +173,7 @@ impl Funnel {
             return;
         };
         // First: whatever becomes of the wakers, the notification is answered.
-        self.stand_in.arm(&self.device);
+        self.stand_in.ask(|| PATIENCE);
         let reclaimer = {
             let mut members = self.members.lock();
             let mut reclaimers = members.enlisted.range_mut(..Member::Drain(0));
@@ -199,11 +186,6 @@ impl Funnel {
     /// Notifies another server in place of one that goes away, or was polled and did not serve.
     pub(super) fn pass_on(&self) {
         self.notify_server(SERVING);
-    }
-
-    /// Returns whether something changed since the last search began, and no thread searches now.
-    pub(super) fn has_news(&self) -> bool {
-        self.state.load(Ordering::Acquire) & (NEWS | SERVING) == NEWS
     }
 
     /// Returns whether a thread searches now.
@@ -318,37 +300,6 @@ impl Funnel {
         };
         wake_all(&self.announcer, wakers);
     }
-
-    /// Makes the stand-in serve by calling that waker.
-    pub(super) fn set_stand_in(&self, waker: Option<Waker>) {
-        let old = std::mem::replace(&mut *self.stand_in.waker.lock(), waker);
-        // Outside the lock: it may own the pool.
-        drop(old);
-    }
-
-    /// Notes that the stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
-    pub(super) fn stand_in_is_due(&self) -> bool {
-        // Read and written: a notification either finds it unset, or is seen here.
-        self.stand_in.is_armed.swap(false, Ordering::AcqRel);
-        self.has_news()
-    }
-}
-
-impl StandInAlarm {
-    /// Sets the alarm, unless it is set. It is not taken back when the notification is answered: under load the next
-    /// notification needs it.
-    fn arm(&self, device: &plain::Arc<dyn Device>) {
-        if self.is_armed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let Some(waker) = self.waker.lock().clone() else {
-            return self.is_armed.store(false, Ordering::Release);
-        };
-        let at = device.now().saturating_add(PATIENCE);
-        let alarm = Alarm::new(device, at, &waker);
-        let old = self.alarm.lock().replace(alarm);
-        drop(old);
-    }
 }
 
 /// Wakes tasks. A panic of a waker is reported, and affects nothing else.
@@ -392,7 +343,7 @@ impl Publish for Funnel {
     }
 }
 
-/// For the device's watches and alarms: an event completed, or a time came.
+/// For watches of the device and the timer: an event completed, or a time came.
 impl Wake for Funnel {
     fn wake(self: plain::Arc<Self>) {
         self.publish(Change::Memory);

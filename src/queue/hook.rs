@@ -8,7 +8,7 @@
 use super::Service;
 use super::funnel::wake_all;
 use super::waiter::Waiter;
-use super::waiters::Queue;
+use super::waiters::Waiters;
 use crate::engine::Announcer;
 use crate::error::Shortfall;
 use crate::measure::Tag;
@@ -160,7 +160,7 @@ impl Hooked {
     }
 
     /// Offers the hook to the first request of each quota queue: another one is first, or the hook is free again.
-    pub(super) fn offer_to_throttled(&self, queue: &Queue) {
+    pub(super) fn offer_to_throttled(&self, queue: &Waiters) {
         if self.is_free() {
             let firsts = queue.firsts_throttled();
             firsts.iter().for_each(|first| self.offer_to(first));
@@ -168,7 +168,7 @@ impl Hooked {
     }
 
     /// Offers the hook to a throttled request that is polled, if it is the first of its tag.
-    pub(super) fn offer_if_first(&self, waiter: &Waiter, tag: Tag, queue: &Queue) {
+    pub(super) fn offer_if_first(&self, waiter: &Waiter, tag: Tag, queue: &Waiters) {
         let is_first = |first: Arc<Waiter>| first.sort_key == waiter.sort_key;
         if self.is_free() && queue.first_throttled(tag).is_some_and(is_first) {
             waiter.hook.offer();
@@ -184,7 +184,7 @@ impl Hooked {
             self.is_busy.store(false, Ordering::SeqCst);
             return None;
         };
-        waiter.hook.note_asked();
+        waiter.hook.mark_asked();
         let shortfall = service.shortfall(&waiter.demand);
         let future: Answer = Box::pin(async move { hook.0.relieve(shortfall).await });
         Some(Asking {

@@ -1,4 +1,4 @@
-//! Links to the pool that can be cut, and the wakers that hold one: the device calls them at an alarm.
+//! Links to the pool that can be cut, and the wakers that hold one: the timer or the device calls them.
 
 use super::Service;
 use crate::background::Errand;
@@ -27,7 +27,7 @@ impl Link {
     }
 }
 
-/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block in the
+/// Does the pool's maintenance when the timer calls it: in that call, or where memory calls block in the
 /// [background](crate::background).
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -64,7 +64,7 @@ impl Wake for Keeper {
     }
 }
 
-/// Sets the alarm of the maintenance when a stream gets further that pending memory waits for.
+/// Asks for the maintenance when a stream gets further that pending memory waits for.
 #[derive(Debug)]
 pub(super) struct Progress(pub(super) Link);
 
@@ -76,16 +76,12 @@ impl Wake for Progress {
     }
 }
 
-/// Serves in the call of an alarm of the device.
+/// Serves in the call of the timer.
 #[derive(Debug)]
 pub(super) struct StandIn(pub(super) Link);
 
 impl Wake for StandIn {
     fn wake(self: plain::Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &plain::Arc<Self>) {
         if let Some(service) = self.0.service() {
             Service::stand_in(&service);
         }

@@ -1,10 +1,10 @@
 //! The list of the requests that wait, each with its expected wait. It takes time in proportion to their number, and
 //! needs no lock: the queue hands them over in parts, in the order in which they are served.
 
-use super::admission::Pace;
+use super::admission::QueuePace;
 use super::fair_queue::{Cost, Flow, SortKey, Turn};
 use super::waiter::Waiter;
-use super::waiting::WaitingRequest;
+use super::waiting_request::WaitingRequest;
 use crate::measure::Tag;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Listing {
-    pace: Pace,
+    pace: QueuePace,
     now: Duration,
     list: Vec<WaitingRequest>,
     /// Each turn in the fair queue, with the bytes up to its end.
@@ -24,7 +24,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    pub(super) fn new(pace: Pace, now: Duration) -> Self {
+    pub(super) fn new(pace: QueuePace, now: Duration) -> Self {
         Self {
             pace,
             now,
@@ -58,7 +58,13 @@ impl Listing {
 
     /// Adds the next request of a tag that waits for its limit. The limit lets requests in at that pace, and the turn of
     /// its flow would begin at `start` if the flow had no requests.
-    pub(super) fn add_throttled(&mut self, tag: Tag, pace: Pace, start: u128, waiter: &Waiter) {
+    pub(super) fn add_throttled(
+        &mut self,
+        tag: Tag,
+        pace: QueuePace,
+        start: u128,
+        waiter: &Waiter,
+    ) {
         let bytes = waiter.demand.request.bytes;
         let before = self.at_limit.filter(|(of, _)| *of == tag);
         let with = before.map_or(bytes, |(_, before)| before.saturating_add(bytes));

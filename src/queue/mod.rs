@@ -1,18 +1,18 @@
 //! Waiting: the queue, the futures, and the reclaimer.
 //!
-//! A request that cannot be served joins the [queue](waiters). It closes the gate first, and then searches for memory.
-//! A free that reads an open gate has put its block where that search finds it; a free that reads a closed gate
-//! [publishes](funnel) it. One thread at a time *serves* the queue. A thread that finds it busy leaves a note and goes
-//! on, so no thread waits for a lock while the device is called.
+//! A request that cannot be served joins the [queue](waiters). It closes the *gate* first, a word that every allocation
+//! and free reads, and then searches for memory. A free that reads an open gate has put its block where that search
+//! finds it; a free that reads a closed gate [publishes](funnel) it. One thread at a time *serves* the queue. A thread
+//! that finds it busy leaves a note and goes on, so no thread waits for a lock while the device is called.
 //!
-//! The waiting requests and the [reclaimer] drive the serving: they serve when they are polled. The [funnel] notifies
-//! them when memory becomes reachable, so no task polls in between.
+//! The waiting requests and the [reclaimer] drive the serving: they serve when they are polled. The [funnel],
+//! through which every change goes that makes memory reachable, notifies them, so no task polls in between.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `service` | the engine with its queue, and when the queue is served |
 //! | `funnel` | notifies requests and reclaimers of changes |
-//! | `serving` | one pass over the queue: grants what the engine finds |
+//! | `pass` | one pass over the queue: grants what the engine finds |
 //! | `deadlock`, `scan` | what happens when nothing changes any more, and which requests are tried then |
 //! | `waiters` | all requests that wait |
 //! | `waiter` | one of them, and its grant |
@@ -23,7 +23,7 @@
 //! | `listing` | the list of the requests that wait |
 //! | `charge` | bytes charged to a tag for a request under way |
 //! | `terms`, `demand` | terms and rules of waiting; size, alignment and account of a request |
-//! | `allocate` | a request: an attempt, and its position in the queue |
+//! | `attempt`, `waiting` | a request without waiting; its position in the queue |
 //! | `hook` | the pressure hook |
 //! | `grower` | memory calls that block, away from the runtime's workers |
 //! | `reclaimer`, `spawn` | the future that serves the queue; tokio's part |
@@ -31,10 +31,10 @@
 //! | `drain` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
 //! | `tenancy` | applies what a source of capacity grants and recalls |
-//! | `link` | what the device's alarms call |
+//! | `link` | what the timer calls |
 
 mod admission;
-mod allocate;
+mod attempt;
 mod blocking;
 mod charge;
 mod deadlock;
@@ -46,6 +46,7 @@ mod grower;
 mod hook;
 mod link;
 mod listing;
+mod pass;
 mod passage;
 mod queued;
 mod quota_queue;
@@ -53,7 +54,6 @@ mod reclaimer;
 mod scan;
 mod scopes;
 mod service;
-mod serving;
 mod shares;
 mod spawn;
 mod tenancy;
@@ -64,11 +64,10 @@ mod throttled;
 mod waiter;
 mod waiters;
 mod waiting;
+mod waiting_request;
 
 pub use admission::QueueLimit;
-pub(crate) use allocate::{
-    Ask, Asker, Denial, Grant, Late, Made, Waiting, take_own, try_all_now, try_now,
-};
+pub(crate) use attempt::{Asker, Denial, take_own, try_all_now, try_now};
 pub(crate) use blocking::{block_on_unless_in_task, is_far_from_tasks, may_block};
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};
@@ -84,4 +83,5 @@ pub(crate) use service::Service;
 pub(crate) use tenancy::Tenant;
 pub(crate) use terms::Rules;
 pub use terms::{Overtaking, Terms};
-pub use waiting::WaitingRequest;
+pub(crate) use waiting::{Ask, Grant, Late, Made, Waiting};
+pub use waiting_request::WaitingRequest;

@@ -1,7 +1,7 @@
 //! The future of a stream's point: it is ready once the device has passed it.
 
 use super::Service;
-use crate::device::{Alarm, DeviceError, Watch};
+use crate::device::{DeviceError, Watch};
 use crate::engine::{ordering, reaping};
 use crate::heap::Fences;
 use crate::id::Ticket;
@@ -58,7 +58,7 @@ impl Passage {
     ) -> Poll<Result<(), DeviceError>> {
         let polled = self.poll(context);
         if let Poll::Ready(Ok(())) = polled {
-            self.service.note_synchronized();
+            self.service.release_synchronized();
         }
         polled
     }
@@ -152,16 +152,12 @@ impl Passages {
                 Err(_) if round < AT_ONCE => {}
                 Err(_) => {
                     let service = service.as_ref().expect("a point that is not over");
-                    let device = &service.engine.shared.device;
                     let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
-                    let at = device.now().saturating_add(pause);
-                    let mut alarm = None;
-                    poll_fn(|context| {
-                        if device.now() >= at {
-                            return Poll::Ready(());
-                        }
-                        alarm = Some(Alarm::new(device, at, context.waker()));
-                        Poll::Pending
+                    let at = service.now().saturating_add(pause);
+                    let deadline = service.timer.deadline();
+                    poll_fn(|context| match deadline.has_come(at, context.waker()) {
+                        true => Poll::Ready(()),
+                        false => Poll::Pending,
                     })
                     .await;
                 }
@@ -178,7 +174,7 @@ impl Passages {
         let service = self.points.first().map(|passage| passage.service.clone());
         let polled = Pin::new(self).poll(context);
         if let (Poll::Ready(Ok(())), Some(service)) = (&polled, service) {
-            service.note_synchronized();
+            service.release_synchronized();
         }
         polled
     }

@@ -1,9 +1,9 @@
 //! The requests in the fair queue, with the figures that are kept of them. It knows neither locks nor the gate.
 
 use super::admission::{Admission, QueueLimit};
-use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, Walk};
+use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey, Turn, WaiterWalk};
 use super::scan::Scan;
-use super::shares::{Candidate, Shares};
+use super::shares::{Applicant, Shares};
 use super::waiter::Waiter;
 use crate::id::StreamId;
 use crate::sync::{Arc, Foreign, Trash};
@@ -57,7 +57,7 @@ impl Queued {
         now: Duration,
     ) -> bool {
         let (bytes, party) = (waiter.demand.request.bytes, waiter.demand.tag);
-        let candidate = Candidate {
+        let candidate = Applicant {
             party,
             weight,
             bytes,
@@ -67,7 +67,7 @@ impl Queued {
         self.shares.join(candidate, sort_key, (flow, sort_key));
         *self.by_stream.entry(waiter.lane.id).or_default() += 1;
         self.arrivals.insert(sort_key.position, waiter.since);
-        let must_be_tried = self.scan.note_newcomer(&waiter);
+        let must_be_tried = self.scan.record_newcomer(&waiter);
         self.order.join(flow, sort_key, bytes, waiter);
         must_be_tried
     }
@@ -134,14 +134,14 @@ impl Queued {
     }
 
     /// Begins a walk over the first `most` requests.
-    pub(super) fn walk(&self, most: usize) -> Walk {
+    pub(super) fn walk(&self, most: usize) -> WaiterWalk {
         self.order.walk(most)
     }
 
     /// Returns the next request of a walk; see [`FairQueue::next_of`].
     pub(super) fn next_of(
         &self,
-        walk: &mut Walk,
+        walk: &mut WaiterWalk,
         weight: impl Fn(Flow) -> u32,
     ) -> Option<(Turn, &Arc<Waiter>)> {
         let (turn, waiter) = self.order.next_of(walk, weight)?;

@@ -5,7 +5,7 @@
 //! coming. How many may wait here, and for how long, is a matter of the tag alone: a tenant's flood neither refuses
 //! nor delays the requests of other tenants.
 
-use super::admission::{Admission, Pace, QueueLimit};
+use super::admission::{Admission, QueueLimit, QueuePace};
 use super::fair_queue::{SortKey, bytes_before};
 use super::shares::{Amount, Sizes};
 use super::waiter::Waiter;
@@ -58,7 +58,7 @@ impl QuotaQueues {
     }
 
     /// Returns how fast the tag's limit lets requests in.
-    pub(super) fn pace(&self, tag: Tag) -> Pace {
+    pub(super) fn pace(&self, tag: Tag) -> QueuePace {
         self.get(tag)
             .map(|queue| queue.admission.pace)
             .unwrap_or_default()

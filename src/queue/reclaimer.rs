@@ -43,10 +43,6 @@ impl Spawned {
 }
 
 impl Reclaimer {
-    pub(crate) fn lasting(service: &Arc<Service>) -> Self {
-        Self::new(service, true)
-    }
-
     /// Makes a reclaimer that ends when it is dismissed.
     #[cfg_attr(
         not(feature = "tokio"),
@@ -61,7 +57,8 @@ impl Reclaimer {
         (reclaimer, spawned)
     }
 
-    fn new(service: &Arc<Service>, lasts: bool) -> Self {
+    /// Makes a reclaimer that lasts as long as the pool has a handle, or as long as its link is whole.
+    pub(crate) fn new(service: &Arc<Service>, lasts: bool) -> Self {
         Self {
             member: service.funnel.name_reclaimer(),
             link: Link::new(service),

@@ -20,7 +20,7 @@ struct Tried {
 
 impl Scan {
     /// Notes a request that joins. Returns whether it must be tried, because all others were.
-    pub(super) fn note_newcomer(&mut self, waiter: &Arc<Waiter>) -> bool {
+    pub(super) fn record_newcomer(&mut self, waiter: &Arc<Waiter>) -> bool {
         let Some(tried) = &mut self.0 else {
             return false;
         };

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 
 /// A reservation, and the position of a request in its scope.
-type Key = (ReservationId, Position);
+type ScopeKey = (ReservationId, Position);
 
 /// See the [module](self). Most pools have none, which is known without the lock.
 #[derive(Debug)]
 pub(super) struct Scopes {
     count: AtomicU64,
-    waiters: Mutex<BTreeMap<Key, Foreign<Arc<Waiter>>>>,
+    waiters: Mutex<BTreeMap<ScopeKey, Foreign<Arc<Waiter>>>>,
 }
 
 impl Scopes {
@@ -91,6 +91,6 @@ impl Drop for Scopes {
     }
 }
 
-fn key(waiter: &Waiter) -> Option<Key> {
+fn key(waiter: &Waiter) -> Option<ScopeKey> {
     Some((waiter.scope?, waiter.sort_key.position))
 }

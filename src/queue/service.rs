@@ -6,16 +6,16 @@ use super::funnel::{Funnel, wake_all};
 use super::grower::Grower;
 use super::hook::Hooked;
 use super::link::{Keeper, Link, Progress, StandIn};
+use super::pass::Pass;
 use super::reclaimer::Spawned;
-use super::serving::Pass;
 use super::spawn;
 use super::tenancy::Tenancy;
 use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
-use super::waiters::{Displaced, Moved, Queue};
+use super::waiters::{Displaced, Moved, Waiters};
 use super::{Demand, Hook};
 use crate::background::Background;
-use crate::device::{Alarm, Device};
+use crate::device::Device;
 use crate::engine::{
     Change, Effort, Engine, Group, OtherPools, Settings, Watches, access, figures, gate,
     maintenance, reaping,
@@ -26,6 +26,7 @@ use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::seam::Fact;
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
+use crate::timer::{Deadline, Timer};
 use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
@@ -33,7 +34,8 @@ use std::time::Duration;
 /// See the [module](self).
 pub(crate) struct Service {
     pub(crate) engine: Engine,
-    pub(crate) queue: plain::Arc<Queue>,
+    pub(super) timer: plain::Arc<Timer>,
+    pub(crate) queue: plain::Arc<Waiters>,
     pub(super) funnel: plain::Arc<Funnel>,
     /// The rules by which requests wait.
     pub(super) rules: Rules,
@@ -42,14 +44,12 @@ pub(crate) struct Service {
     /// would undo each other's watches.
     watches: ForeignOption<Watches>,
     /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
-    next_look: ForeignOption<(Duration, Alarm)>,
+    next_look: Deadline,
     pub(super) grower: Grower,
     /// Makes memory calls that block: those of the growth, and of the maintenance.
     pub(super) background: Background,
-    /// Does the maintenance, until the last handle is gone.
-    keeper: ForeignOption<Link>,
-    /// Serves when no server answers, until the last handle is gone.
-    stand_in: ForeignOption<Link>,
+    /// The link of the wakers that timer and device call, until the last handle is gone.
+    link: ForeignOption<Link>,
     /// The reclaimer that was spawned for the requests that wait now.
     spawned: ForeignOption<Spawned>,
     is_orphaned: SharedFlag,
@@ -69,14 +69,11 @@ impl Service {
         hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
-        let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
-        let funnel = plain::Arc::new(Funnel::new(
-            queue.clone(),
-            device.clone(),
-            settings.announcer.clone(),
-        ));
+        let queue = plain::Arc::new(Waiters::new(&rules, waits.clone()));
+        let timer = Timer::new(device.clone());
         let announcer = settings.announcer.clone();
-        let engine = Engine::new(device, settings, others, funnel.clone(), waits)?;
+        let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer, announcer.clone()));
+        let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),
@@ -84,11 +81,11 @@ impl Service {
             funnel,
             engine,
             watches: ForeignOption::new(Guards::Queue, None),
-            next_look: ForeignOption::new(Guards::Queue, None),
+            next_look: timer.deadline(),
+            timer,
             grower: Grower::new(),
             background: Background::default(),
-            keeper: ForeignOption::new(Guards::Queue, None),
-            stand_in: ForeignOption::new(Guards::Queue, None),
+            link: ForeignOption::new(Guards::Queue, None),
             spawned: ForeignOption::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
@@ -99,14 +96,13 @@ impl Service {
 
     /// Starts the maintenance, and the stand-in that answers notifications when no server does.
     pub(crate) fn start(this: &Arc<Self>) {
-        let (keeper, stand_in) = (Link::new(this), Link::new(this));
-        let waker = Waker::from(plain::Arc::new(Keeper::new(keeper.clone())));
-        let progress = Waker::from(plain::Arc::new(Progress(keeper.clone())));
-        this.engine.maintenance.start_maintenance(waker, progress);
-        this.keeper.set(Some(keeper));
-        let waker = Waker::from(plain::Arc::new(StandIn(stand_in.clone())));
-        this.funnel.set_stand_in(Some(waker));
-        this.stand_in.set(Some(stand_in));
+        let link = Link::new(this);
+        let keeper = Waker::from(plain::Arc::new(Keeper::new(link.clone())));
+        let progress = Waker::from(plain::Arc::new(Progress(link.clone())));
+        this.engine.maintenance.start_maintenance(keeper, progress);
+        let stand_in = Waker::from(plain::Arc::new(StandIn(link.clone())));
+        this.funnel.stand_in.set_waker(Some(stand_in));
+        this.link.set(Some(link));
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -123,13 +119,13 @@ impl Service {
 
     /// Serves the queue because of a change that is the caller's own.
     pub(crate) fn serve_change(this: &Arc<Self>) {
-        this.funnel.note_change();
+        this.funnel.mark_change();
         Self::serve(this);
     }
 
     /// Serves the queue because a request joined, or another one moved up.
     pub(super) fn serve_candidate(this: &Arc<Self>) {
-        this.funnel.note_candidate();
+        this.funnel.mark_candidate();
         Self::serve(this);
     }
 
@@ -159,21 +155,13 @@ impl Service {
                 this.now()
                     .saturating_add(this.engine.maintenance.interval())
             });
-            this.set_next_look(look_again_at.into_iter().chain(retry_at).min());
+            let next_look = look_again_at.into_iter().chain(retry_at).min();
+            this.next_look
+                .set(next_look.map(|at| (at, Waker::from(this.funnel.clone()))));
             next = this.funnel.end();
         }
         // Another thread may serve by now: there is nothing to give up, even if this thread unwinds.
         std::mem::forget(give_up);
-    }
-
-    fn set_next_look(&self, at: Option<Duration>) {
-        if self.next_look.read(|known| known.map(|(at, _)| *at)) == at {
-            return;
-        }
-        self.next_look.set(at.map(|at| {
-            let waker = Waker::from(self.funnel.clone());
-            (at, Alarm::new(&self.engine.shared.device, at, &waker))
-        }));
     }
 
     /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
@@ -222,9 +210,8 @@ impl Service {
 
     /// Serves if no server answered a notification in time.
     pub(super) fn stand_in(this: &Arc<Self>) {
-        if this.funnel.stand_in_is_due() {
-            Self::serve(this);
-        }
+        this.funnel.stand_in.mark_called();
+        Self::serve(this);
     }
 
     /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
@@ -255,7 +242,7 @@ impl Service {
             this.uncharge_unserved(waiter);
         }
         if has_candidate || this.queue.is_empty() {
-            this.funnel.note_candidate();
+            this.funnel.mark_candidate();
         }
         Self::serve(this);
         if this.engine.shared.is_draining() {
@@ -264,16 +251,16 @@ impl Service {
     }
 
     /// Notes that a request joined. The poll that comes next searches for it, unless it waits for the limit of its tag.
-    pub(super) fn note_joined(&self, waiter: &Waiter, mut moved: Moved) {
+    pub(super) fn notify_of_joined(&self, waiter: &Waiter, mut moved: Moved) {
         if moved.has_candidate && !waiter.is_throttled() {
-            self.funnel.note_candidate();
+            self.funnel.mark_candidate();
             moved.has_candidate = false;
         }
-        self.note_moved(moved);
+        self.notify_of_moved(moved);
     }
 
     /// Ends the waits of requests that lost their places.
-    pub(super) fn note_displaced(&self, displaced: Vec<Displaced>) {
+    pub(super) fn end_displaced(&self, displaced: Vec<Displaced>) {
         for Displaced { waiter, waker } in displaced {
             if let Some(waker) = waker {
                 self.uncharge_unserved(&waiter);
@@ -286,12 +273,12 @@ impl Service {
     pub(super) fn bring_back(&self, waiter: &Waiter) {
         let gate = &self.engine.shared.gate;
         if self.queue.bring_back(waiter, self.now(), gate) {
-            self.funnel.note_candidate();
+            self.funnel.mark_candidate();
         }
     }
 
     /// Notifies and offers the hook after requests moved into the fair queue, or up in a quota queue.
-    fn note_moved(&self, moved: Moved) {
+    fn notify_of_moved(&self, moved: Moved) {
         if moved.has_candidate {
             self.funnel.notify_candidate();
         }
@@ -319,7 +306,7 @@ impl Service {
     /// Gives the bytes of a request that was not served back to its tag, once.
     fn uncharge_unserved(&self, waiter: &Waiter) {
         if let (Some(tag), false) = (waiter.demand.tag, waiter.is_throttled())
-            && waiter.note_uncharged()
+            && waiter.mark_uncharged()
         {
             self.uncharge(tag, waiter.demand.request.bytes);
         }
@@ -359,7 +346,7 @@ impl Service {
     pub(crate) fn set_tag_limit(this: &Arc<Self>, tag: Tag, limit: Option<u64>) {
         let gate = &this.engine.shared.gate;
         let moved = this.queue.set_limit(tag, limit, this.now(), gate);
-        this.note_moved(moved);
+        this.notify_of_moved(moved);
         for waiter in this.queue.over_limit(tag) {
             if let Some(refusal) = this.refusal_of(&waiter.demand) {
                 this.fail(&waiter, refusal);
@@ -383,7 +370,7 @@ impl Service {
     }
 
     /// Counts the free of a tag's block, and gives its bytes back to the tag.
-    pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
+    pub(crate) fn count_freed(&self, tag: Tag, bytes: u64) {
         if self.uncharge_freed(tag, bytes) {
             self.admit(tag);
         }
@@ -394,7 +381,7 @@ impl Service {
     #[inline]
     pub(crate) fn uncharge_freed(&self, tag: Tag, bytes: u64) -> bool {
         let account = self.queue.accounts.of(tag);
-        account.note_freed();
+        account.count_freed();
         account.uncharge(bytes)
     }
 
@@ -403,7 +390,7 @@ impl Service {
     #[inline(never)]
     pub(crate) fn admit(&self, tag: Tag) {
         let moved = self.queue.admit(tag, self.now(), &self.engine.shared.gate);
-        self.note_moved(moved);
+        self.notify_of_moved(moved);
         if !injected("freed-without-relief") {
             self.relieve(tag);
         }
@@ -443,12 +430,12 @@ impl Service {
     }
 
     /// Releases memory above the threshold once a caller has waited for the device.
-    pub(crate) fn note_synchronized(&self) {
+    pub(crate) fn release_synchronized(&self) {
         if injected("synchronized-without-a-release") {
             return;
         }
         access::settle_access(&self.engine);
-        maintenance::note_synchronized(&self.engine);
+        maintenance::release_synchronized(&self.engine);
     }
 
     /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
@@ -571,11 +558,9 @@ impl Service {
         // Only forgotten requests can still wait.
         self.dismiss_reclaimer();
         self.engine.maintenance.end_maintenance();
-        let keeper = self.keeper.take();
-        self.funnel.set_stand_in(None);
-        let stand_in = self.stand_in.take();
-        let tenant = self.tenancy.take_link();
-        for link in keeper.into_iter().chain(stand_in).chain(tenant) {
+        self.funnel.stand_in.set_waker(None);
+        let tenant = self.tenancy.link.take();
+        for link in self.link.take().into_iter().chain(tenant) {
             drop(link.cut());
         }
     }

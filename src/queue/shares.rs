@@ -45,17 +45,17 @@ impl Amount {
         self.requests >= limit.requests || self.bytes.saturating_add(bytes) > limit.bytes
     }
 
-    fn of(self, kind: Kind) -> u128 {
+    fn of(self, kind: LimitKind) -> u128 {
         match kind {
-            Kind::Requests => self.requests as u128,
-            Kind::Bytes => self.bytes.into(),
+            LimitKind::Requests => self.requests as u128,
+            LimitKind::Bytes => self.bytes.into(),
         }
     }
 }
 
 /// What a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum LimitKind {
     Requests,
     Bytes,
 }
@@ -84,7 +84,7 @@ impl Sizes {
 }
 
 #[derive(Debug)]
-struct Waiting<T> {
+struct WaitingShare<T> {
     weight: u32,
     amount: Amount,
     sizes: Sizes,
@@ -94,7 +94,7 @@ struct Waiting<T> {
 
 /// A request that asks whether it may join.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate {
+pub(super) struct Applicant {
     pub(super) party: Party,
     /// The weight of the party.
     pub(super) weight: u32,
@@ -105,7 +105,7 @@ pub(super) struct Candidate {
 #[derive(Debug)]
 pub(super) struct Shares<T> {
     /// Those that have requests waiting.
-    parties: BTreeMap<Party, Waiting<T>>,
+    parties: BTreeMap<Party, WaitingShare<T>>,
     /// The sum of their weights.
     weights: u64,
     total: Amount,
@@ -131,8 +131,8 @@ impl<T> Shares<T> {
         waiting.map(|waiting| waiting.amount).unwrap_or_default()
     }
 
-    pub(super) fn join(&mut self, candidate: Candidate, key: SortKey, waiter: T) {
-        let Candidate {
+    pub(super) fn join(&mut self, candidate: Applicant, key: SortKey, waiter: T) {
+        let Applicant {
             party,
             weight,
             bytes,
@@ -141,7 +141,7 @@ impl<T> Shares<T> {
         let weights = &mut self.weights;
         let waiting = self.parties.entry(party).or_insert_with(|| {
             *weights += u64::from(weight);
-            Waiting {
+            WaitingShare {
                 weight,
                 amount: Amount::default(),
                 sizes: Sizes::default(),
@@ -184,7 +184,7 @@ impl<T> Shares<T> {
 
     /// Returns the requests that a candidate displaces: none if there is room for it. Returns `None` if it may not join.
     /// Takes constant time where it is not within its tag's share, and else looks at each tag that waits.
-    pub(super) fn displaced_by(&self, candidate: Candidate, limit: QueueLimit) -> Option<Vec<&T>> {
+    pub(super) fn displaced_by(&self, candidate: Applicant, limit: QueueLimit) -> Option<Vec<&T>> {
         let mut displaced = Vec::new();
         if !self.total.is_full(limit, candidate.bytes) {
             return Some(displaced);
@@ -212,21 +212,21 @@ impl<T> Shares<T> {
         let is_first = with.requests == 0;
         with.add(candidate.bytes);
         let mut left = self.total;
-        let mut taken = BTreeMap::<Party, Taken>::new();
+        let mut taken = BTreeMap::<Party, Chosen>::new();
         while left.is_full(bound, candidate.bytes) {
             let kind = match left.requests >= bound.requests {
-                true => Kind::Requests,
-                false => Kind::Bytes,
+                true => LimitKind::Requests,
+                false => LimitKind::Bytes,
             };
             let is_within = !shares.is_above(with, weight, kind);
             if !is_first && !is_within {
                 return None;
             }
-            let takes_single = is_first && is_within && kind == Kind::Bytes;
+            let takes_single = is_first && is_within && kind == LimitKind::Bytes;
             let mut furthest = None::<(u128, u32, Party)>;
             for (party, waiting) in &self.parties {
                 #[cfg(test)]
-                super::fair_queue::note_visit();
+                super::fair_queue::count_visit();
                 let amount = match taken.get(party) {
                     Some(taken) => taken.left,
                     None => waiting.amount,
@@ -248,7 +248,7 @@ impl<T> Shares<T> {
             }
             let (_, _, party) = furthest?;
             let waiting = &self.parties[&party];
-            let taken = taken.entry(party).or_insert(Taken {
+            let taken = taken.entry(party).or_insert(Chosen {
                 left: waiting.amount,
                 last: None,
             });
@@ -268,7 +268,7 @@ impl<T> Shares<T> {
 
 /// The requests of a party that are left while some are chosen.
 #[derive(Debug)]
-struct Taken {
+struct Chosen {
     left: Amount,
     /// The last request that was chosen.
     last: Option<SortKey>,
@@ -283,12 +283,12 @@ struct Division {
 
 impl Division {
     /// Returns whether that many requests of a party are above its share, which is at least one request.
-    fn is_above(self, amount: Amount, weight: u32, kind: Kind) -> bool {
+    fn is_above(self, amount: Amount, weight: u32, kind: LimitKind) -> bool {
         let limit = Amount {
             requests: self.limit.requests,
             bytes: self.limit.bytes,
         };
-        let is_one = kind == Kind::Requests && amount.requests <= 1;
+        let is_one = kind == LimitKind::Requests && amount.requests <= 1;
         let share = limit.of(kind) * u128::from(weight.max(1));
         !is_one && amount.of(kind) * u128::from(self.weights.max(1)) > share
     }
@@ -337,7 +337,7 @@ mod tests {
     /// Returns the share of a party as an exact fraction: the parts, and what they are divided by.
     fn share(
         list: &[Listed],
-        candidate: Candidate,
+        candidate: Applicant,
         weight: impl Fn(Party) -> u32,
         party: Party,
     ) -> (u128, u128) {
@@ -386,7 +386,7 @@ mod tests {
                 // One of them floods the queue.
                 let party = all[[0, random.usize(..few)][random.usize(..2)]];
                 let most = [4, 30][random.usize(..2)];
-                let candidate = Candidate {
+                let candidate = Applicant {
                     party,
                     weight: weight(party),
                     bytes: random.u64(1..most),
@@ -433,7 +433,7 @@ mod tests {
     /// Checks an answer against the words of the module.
     fn check(
         list: &[Listed],
-        candidate: Candidate,
+        candidate: Applicant,
         limit: QueueLimit,
         weight: &impl Fn(Party) -> u32,
         displaced: Option<&[SortKey]>,
@@ -442,11 +442,11 @@ mod tests {
             let (part, of) = share(list, candidate, weight, party);
             let amount = amount_of(list, party);
             match kind {
-                Kind::Requests => {
+                LimitKind::Requests => {
                     let most = limit.requests as u128 * part;
                     amount.requests > 1 && amount.requests as u128 * of > most
                 }
-                Kind::Bytes => u128::from(amount.bytes) * of > u128::from(limit.bytes) * part,
+                LimitKind::Bytes => u128::from(amount.bytes) * of > u128::from(limit.bytes) * part,
             }
         };
         let mut with = list.to_vec();
@@ -463,18 +463,18 @@ mod tests {
             let of_bytes = total.bytes + candidate.bytes > limit.bytes;
             assert!(of_requests || of_bytes, "there is room");
             // The newcomer is not within its share, or the excess of the tags above theirs is not enough.
-            let is_due = (!of_requests || is_within(Kind::Requests))
-                && (!of_bytes || is_within(Kind::Bytes));
+            let is_due = (!of_requests || is_within(LimitKind::Requests))
+                && (!of_bytes || is_within(LimitKind::Bytes));
             if is_due && !of_bytes {
                 let others = parties().into_iter().filter(|it| *it != candidate.party);
-                let mut above = others.filter(|party| above(list, *party, Kind::Requests));
+                let mut above = others.filter(|party| above(list, *party, LimitKind::Requests));
                 assert_eq!(above.next(), None);
             }
             if is_due && of_bytes && !of_requests && candidate.bytes <= limit.bytes {
                 // All that may be displaced is not enough.
                 let mut most = 0;
                 for party in parties() {
-                    if party == candidate.party || !above(list, party, Kind::Bytes) {
+                    if party == candidate.party || !above(list, party, LimitKind::Bytes) {
                         continue;
                     }
                     let mut of_party: Vec<_> = list.iter().filter(|it| it.party == party).collect();
@@ -507,13 +507,13 @@ mod tests {
             let of_party = rest.iter().filter(|other| other.party == listed.party);
             assert_eq!(of_party.map(|other| other.key).max(), Some(*key));
             let kind = match rest.len() >= limit.requests {
-                true => Kind::Requests,
-                false => Kind::Bytes,
+                true => LimitKind::Requests,
+                false => LimitKind::Bytes,
             };
             assert!(is_within(kind));
             match kind {
-                Kind::Requests => assert!(amount_of(&rest, listed.party).requests > 1),
-                Kind::Bytes => assert!(above_of(
+                LimitKind::Requests => assert!(amount_of(&rest, listed.party).requests > 1),
+                LimitKind::Bytes => assert!(above_of(
                     &rest,
                     list,
                     candidate,
@@ -530,7 +530,7 @@ mod tests {
     fn above_of(
         rest: &[Listed],
         list: &[Listed],
-        candidate: Candidate,
+        candidate: Applicant,
         limit: QueueLimit,
         weight: &impl Fn(Party) -> u32,
         party: Party,
@@ -544,7 +544,7 @@ mod tests {
         let [_, flood, heavy, ..] = parties();
         let limit = QueueLimit::requests(32);
         let mut shares = Shares::new();
-        let candidate = |party, weight| Candidate {
+        let candidate = |party, weight| Applicant {
             party,
             weight,
             bytes: 1,
@@ -574,7 +574,7 @@ mod tests {
         let [_, large, small, ..] = parties();
         let limit = QueueLimit::bytes(100);
         let mut shares = Shares::new();
-        let candidate = |party, bytes| Candidate {
+        let candidate = |party, bytes| Applicant {
             party,
             weight: 1,
             bytes,

@@ -19,7 +19,7 @@ use std::task::{Wake, Waker};
 pub(super) struct Tenancy {
     /// Tells the source when memory comes back, while a recall is binding.
     member: Mutex<Option<Member>>,
-    link: ForeignOption<Link>,
+    pub(super) link: ForeignOption<Link>,
 }
 
 impl Tenancy {
@@ -28,10 +28,6 @@ impl Tenancy {
             member: Mutex::new(Guards::Queue, None),
             link: ForeignOption::new(Guards::Queue, None),
         }
-    }
-
-    pub(super) fn take_link(&self) -> Option<Link> {
-        self.link.take()
     }
 }
 
@@ -67,7 +63,7 @@ impl ApplyBounds for Tenant {
                 .store
                 .set_lease(&service.engine.shared, granted, first, false);
             service.enlist_lender(false, &self.waker);
-            service.funnel.note_change();
+            service.funnel.mark_change();
             // Another thread that serves may have looked before.
             while !service.queue.is_empty() && !Service::try_serve_fully(&service) {
                 plain::thread::yield_now();
@@ -126,7 +122,7 @@ impl Service {
         }
         // Also after a recall: the bytes asked for may have been granted with it, and have to be asked for again.
         if !this.queue.is_empty() || is_binding {
-            this.funnel.note_change();
+            this.funnel.mark_change();
             // A thread that serves already looks again, and leaves device calls that it may not make to a thread of its
             // own.
             Self::try_serve_fully(this);

@@ -7,9 +7,9 @@
 use super::Service;
 use super::deadlock::tell_deadlock;
 use super::waiter::Waiter;
-use crate::device::Alarm;
 use crate::error::AllocError;
 use crate::measure::Tag;
+use crate::timer::Deadline;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) struct TagStandstill {
     /// How often bytes of the tag were freed.
     releases: u64,
     since: Duration,
-    _alarm: Alarm,
+    _look: Deadline,
 }
 
 /// Looks after a throttled request when it is polled. Returns the error with which it fails, if it does.
@@ -46,10 +46,12 @@ pub(super) fn look(
         since = now;
     }
     let fails_at = service.rules.deadlock_fails_at(since)?;
+    let look = service.timer.deadline();
+    look.set(Some((fails_at, waker.clone())));
     *standstill = Some(TagStandstill {
         releases: service.queue.accounts.of(tag).releases(),
         since,
-        _alarm: Alarm::new(&service.engine.shared.device, fails_at, waker),
+        _look: look,
     });
     None
 }
@@ -57,7 +59,7 @@ pub(super) fn look(
 fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
     let account = service.queue.accounts.of(tag);
     tell_deadlock(service, &waiter.demand, Some(tag));
-    account.note_failed();
+    account.count_failed();
     AllocError::DeadlockedAtLimit {
         tag,
         requested: waiter.demand.request.bytes,

@@ -48,7 +48,7 @@ pub(crate) struct Waiter {
     /// The request is in the quota queue: its tag has reached its limit.
     is_throttled: SharedFlag,
     /// The waiter did not answer, and lost its turn until it is polled.
-    is_aside: SharedFlag,
+    pub(super) is_aside: SharedFlag,
     /// How many requests overtook this one, and with how many bytes. Written by the server only.
     passed: (AtomicU64, AtomicU64),
     /// The generation at which memory was last searched for in vain, and how often streams had been found further then.
@@ -59,17 +59,17 @@ pub(crate) struct Waiter {
     /// Its bytes were given back to its tag, although it was not served.
     is_uncharged: AtomicBool,
     /// Where the request stands with the pressure hook.
-    pub(super) hook: Turn,
+    pub(super) hook: HookTurn,
     /// The request was granted, even if it is gone since.
     is_served: SharedFlag,
     /// How the wait ends if the request is not served. The first note counts.
     unserved: OnceLock<WaitOutcome>,
-    state: Mutex<State>,
+    state: Mutex<WaiterState>,
 }
 
 /// A request as it joins.
 #[derive(Debug)]
-pub(super) struct Origin {
+pub(super) struct WaiterOrigin {
     pub(super) sort_key: SortKey,
     pub(super) flow: Flow,
     pub(super) lane: Arc<Lane>,
@@ -83,7 +83,7 @@ pub(super) struct Origin {
 }
 
 #[derive(Debug)]
-enum State {
+enum WaiterState {
     Waiting {
         /// `None` if the waiter was woken to look again and has not been polled since.
         waker: Option<Foreign<Waker>>,
@@ -100,8 +100,8 @@ enum State {
 const NEVER: u64 = u64::MAX;
 
 impl Waiter {
-    pub(super) fn new(origin: Origin, waker: Waker) -> Self {
-        let state = State::Waiting {
+    pub(super) fn new(origin: WaiterOrigin, waker: Waker) -> Self {
+        let state = WaiterState::Waiting {
             waker: Some(Foreign::new(waker)),
             silent_since: None,
         };
@@ -122,7 +122,7 @@ impl Waiter {
             searched: (AtomicU64::new(NEVER), AtomicU64::new(0)),
             was_refused: AtomicBool::new(false),
             is_uncharged: AtomicBool::new(false),
-            hook: Turn::new(),
+            hook: HookTurn::new(),
             is_served: SharedFlag::new(false),
             unserved: OnceLock::new(),
             state: Mutex::new(Guards::Waiter, state),
@@ -136,9 +136,9 @@ impl Waiter {
     /// Returns the memory if the waiter is gone.
     pub(super) fn grant(&self, found: Unclaimed) -> Result<Option<Waker>, Unclaimed> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker, .. } => {
-                *state = State::Granted(found.claim());
+        match std::mem::replace(&mut *state, WaiterState::Gone) {
+            WaiterState::Waiting { waker, .. } => {
+                *state = WaiterState::Granted(found.claim());
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker.map(Foreign::into_inner))
             }
@@ -153,11 +153,11 @@ impl Waiter {
     /// not wait.
     pub(super) fn fail(&self, error: AllocError) -> Option<Option<Waker>> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting { waker, .. } => {
+        match std::mem::replace(&mut *state, WaiterState::Gone) {
+            WaiterState::Waiting { waker, .. } => {
                 // Before the lock is released: a task that hears of the failure finds it counted by its outcome.
-                self.note_unserved(outcome_of(&error));
-                *state = State::Failed(error);
+                self.record_unserved(outcome_of(&error));
+                *state = WaiterState::Failed(error);
                 Some(waker.map(Foreign::into_inner))
             }
             other => {
@@ -168,7 +168,7 @@ impl Waiter {
     }
 
     /// Notes how the wait ends, unless the request is served after all.
-    pub(super) fn note_unserved(&self, outcome: WaitOutcome) {
+    pub(super) fn record_unserved(&self, outcome: WaitOutcome) {
         let _ = self.unserved.set(outcome);
     }
 
@@ -183,14 +183,14 @@ impl Waiter {
         let is_known =
             |last: &Option<Foreign<Waker>>| last.as_ref().is_some_and(|last| last.will_wake(waker));
         match &*self.state.lock() {
-            State::Waiting { waker: last, .. } if is_known(last) => return None,
+            WaiterState::Waiting { waker: last, .. } if is_known(last) => return None,
             _ => {}
         }
         // With no lock held: that calls foreign code. The waiter may be served meanwhile.
         let waker = Foreign::new(waker.clone());
         let mut state = self.state.lock_with_trash();
         let (state, trash) = state.parts();
-        if let State::Waiting {
+        if let WaiterState::Waiting {
             waker: last,
             silent_since,
         } = state
@@ -200,23 +200,23 @@ impl Waiter {
             return None;
         }
         trash.add([waker]);
-        match std::mem::replace(state, State::Gone) {
-            State::Granted(found) => Some(Ok(found)),
-            State::Failed(error) => Some(Err(error)),
-            State::Waiting { .. } | State::Gone => None,
+        match std::mem::replace(state, WaiterState::Gone) {
+            WaiterState::Granted(found) => Some(Ok(found)),
+            WaiterState::Failed(error) => Some(Err(error)),
+            WaiterState::Waiting { .. } | WaiterState::Gone => None,
         }
     }
 
     /// Gives the wait up. Returns a grant that came in the meantime.
     pub(super) fn cancel(&self) -> Option<Allocations> {
-        let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
+        let last = std::mem::replace(&mut *self.state.lock(), WaiterState::Gone);
         match last {
-            State::Granted(found) => Some(found),
-            State::Waiting { waker, .. } => {
+            WaiterState::Granted(found) => Some(found),
+            WaiterState::Waiting { waker, .. } => {
                 waker.into_iter().for_each(Foreign::release);
                 None
             }
-            State::Failed(_) | State::Gone => None,
+            WaiterState::Failed(_) | WaiterState::Gone => None,
         }
     }
 
@@ -225,7 +225,7 @@ impl Waiter {
     /// itself, without end or recursion.
     pub(super) fn notify(&self) -> Option<Waker> {
         match &mut *self.state.lock() {
-            State::Waiting { waker, .. } => waker.take().map(Foreign::into_inner),
+            WaiterState::Waiting { waker, .. } => waker.take().map(Foreign::into_inner),
             _ => None,
         }
     }
@@ -233,7 +233,7 @@ impl Waiter {
     /// Returns since when the waiter is known to have been woken and not polled, if it is.
     pub(super) fn silent_since(&self, now: Duration) -> Option<Duration> {
         match &mut *self.state.lock() {
-            State::Waiting {
+            WaiterState::Waiting {
                 waker: None,
                 silent_since,
             } => Some(*silent_since.get_or_insert(now)),
@@ -244,7 +244,7 @@ impl Waiter {
     /// Sets the request aside, if the waiter has still not been polled. Returns whether it was.
     pub(super) fn set_aside(&self) -> bool {
         let state = self.state.lock();
-        let is_silent = matches!(&*state, State::Waiting { waker: None, .. });
+        let is_silent = matches!(&*state, WaiterState::Waiting { waker: None, .. });
         // Under the lock: a poll comes before this, or sees it.
         self.is_aside.store(is_silent, Ordering::Release);
         is_silent
@@ -253,11 +253,6 @@ impl Waiter {
     /// Returns whether the request was set aside.
     pub(super) fn is_aside(&self) -> bool {
         self.is_aside.load(Ordering::Acquire)
-    }
-
-    /// Notes that the request is back in the queue.
-    pub(super) fn end_aside(&self) {
-        self.is_aside.store(false, Ordering::Release);
     }
 
     /// Returns whether a change to the pool's memory may let the request draw from its reservation.
@@ -287,7 +282,7 @@ impl Waiter {
         (times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
     }
 
-    pub(super) fn note_passed(&self, by: u64) {
+    pub(super) fn count_passed(&self, by: u64) {
         self.passed.0.fetch_add(1, Ordering::Relaxed);
         self.passed.1.fetch_add(by, Ordering::Relaxed);
     }
@@ -307,11 +302,11 @@ impl Waiter {
 
     /// Notes that the bytes of a request that was not served are given back to its tag. Returns whether this is the
     /// first time.
-    pub(super) fn note_uncharged(&self) -> bool {
+    pub(super) fn mark_uncharged(&self) -> bool {
         !self.is_uncharged.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn note_searched(&self, (generation, progress): (u64, u64), is_refused: bool) {
+    pub(super) fn record_searched(&self, (generation, progress): (u64, u64), is_refused: bool) {
         self.was_refused.store(is_refused, Ordering::Relaxed);
         let (searched, searched_at) = &self.searched;
         searched.store(generation, Ordering::Relaxed);
@@ -324,7 +319,7 @@ impl Waiter {
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        matches!(&*self.state.lock(), State::Waiting { .. })
+        matches!(&*self.state.lock(), WaiterState::Waiting { .. })
     }
 }
 
@@ -335,9 +330,9 @@ const HAS_ASKED: u8 = 2;
 
 /// Where a request stands with the hook.
 #[derive(Debug)]
-pub(super) struct Turn(SharedState);
+pub(super) struct HookTurn(SharedState);
 
-impl Turn {
+impl HookTurn {
     pub(super) fn new() -> Self {
         Self(SharedState::new(NOT_ASKED))
     }
@@ -359,7 +354,7 @@ impl Turn {
     }
 
     /// Notes that the request asks: it does so once.
-    pub(super) fn note_asked(&self) {
+    pub(super) fn mark_asked(&self) {
         self.0.store(HAS_ASKED, Ordering::SeqCst);
     }
 }
@@ -401,7 +396,7 @@ impl Drop for Unclaimed {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let waker = match self.state.get_mut() {
-            State::Waiting { waker, .. } => waker.take(),
+            WaiterState::Waiting { waker, .. } => waker.take(),
             _ => None,
         };
         waker.into_iter().for_each(Foreign::release);

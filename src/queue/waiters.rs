@@ -3,7 +3,7 @@
 //! Requests over the limit of their tag wait in that tag's [quota queue](super::quota_queue). They keep no other
 //! request from being served, and the gate does not close for them. All others wait in the
 //! [fair queue](super::fair_queue), and the gate is closed while there are any. A request whose waiter does not answer is
-//! [set aside](super::serving) until it is polled.
+//! [set aside](super::pass) until it is polled.
 //!
 //! A change of the queue may move a request to where memory is searched for it. It is a *candidate* then, and a search
 //! must follow. Every method that can make one returns whether it did.
@@ -15,9 +15,9 @@ use super::listing::Listing;
 use super::queued::Queued;
 use super::quota_queue::QuotaQueues;
 use super::scopes::Scopes;
-use super::shares::{Amount, Candidate};
-use super::waiter::{Origin, Waiter};
-use super::waiting::WaitingRequest;
+use super::shares::{Amount, Applicant};
+use super::waiter::{Waiter, WaiterOrigin};
+use super::waiting_request::WaitingRequest;
 use super::{Demand, Rules, Wants};
 use crate::engine::{Expected, gate};
 use crate::error::AllocError;
@@ -78,7 +78,7 @@ pub(super) struct Displaced {
 
 /// A request that may not join.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct JoinRefused {
     pub(super) error: AllocError,
     /// Bytes that were charged to its tag meanwhile: the caller uncharges them.
     pub(super) charged: Option<(Tag, u64)>,
@@ -122,7 +122,7 @@ struct Standing {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct Waiters {
     standing: Mutex<Standing>,
     /// The requests made in scopes of reservations, throttled ones included.
     pub(super) scopes: Scopes,
@@ -182,7 +182,7 @@ impl Standing {
         let (is_empty, displaced) = match over {
             Some(tag) => (self.quotas.is_empty(tag), Vec::new()),
             None => {
-                let candidate = Candidate {
+                let candidate = Applicant {
                     party: demand.tag,
                     weight: weight(demand.tag),
                     bytes,
@@ -230,7 +230,7 @@ impl Standing {
     }
 }
 
-impl Queue {
+impl Waiters {
     pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         let standing = Standing {
             queued: Queued::new(rules.queue_limit),
@@ -256,7 +256,7 @@ impl Queue {
         newcomer: Newcomer<'_>,
         rules: &Rules,
         gate: &SharedState,
-    ) -> Result<Joined, Refused> {
+    ) -> Result<Joined, JoinRefused> {
         // With no lock held: that calls foreign code.
         let waker = newcomer.waker.clone();
         let mut standing = self.standing.lock_with_trash();
@@ -273,7 +273,7 @@ impl Queue {
         let weight = |tag| self.weight_of(tag);
         let checked = standing.check(&newcomer, flow, over, rules, weight);
         let displaced = checked.map_err(|error| {
-            self.note_refusal(&newcomer, &error);
+            self.count_refusal(&newcomer, &error);
             if let Some(tag) = over {
                 self.end_throttling(standing, tag);
             }
@@ -285,9 +285,9 @@ impl Queue {
             (error, charged)
         });
         Charge::keep(newcomer.charge);
-        let displaced = displaced.map_err(|(error, charged)| Refused { error, charged })?;
+        let displaced = displaced.map_err(|(error, charged)| JoinRefused { error, charged })?;
         let (displaced, moved_up) = self.displace(standing, displaced, now, gate, trash);
-        let origin = Origin {
+        let origin = WaiterOrigin {
             sort_key: standing.next_key(newcomer.due),
             flow,
             lane: newcomer.lane.clone(),
@@ -482,7 +482,7 @@ impl Queue {
         let Some(waiter) = standing.aside.remove(&waiter.sort_key.position) else {
             return false;
         };
-        waiter.end_aside();
+        waiter.is_aside.store(false, Ordering::Release);
         let _ = self.place(&mut standing, waiter, now, gate);
         true
     }
@@ -694,11 +694,11 @@ impl Queue {
         standing.expected_wait(over, flow, bytes, key, now, weight)
     }
 
-    fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
+    fn count_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
         let all = self.waits_of(newcomer.lane, &newcomer.demand);
         match refusal {
-            AllocError::Shed { .. } => all.for_each(Waits::note_shed),
-            _ => all.for_each(Waits::note_refused),
+            AllocError::Shed { .. } => all.for_each(Waits::count_shed),
+            _ => all.for_each(Waits::count_refused),
         }
     }
 
@@ -835,7 +835,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for Waiters {
     /// Only forgotten requests are left.
     fn drop(&mut self) {
         let mut trash = Trash::new();

@@ -1,46 +1,340 @@
-//! The requests that wait, as plain data.
+//! A request's position in the queue. The future that combines it with an [attempt](super::attempt) is
+//! [`Request`](crate::Request), in the layer above.
 
-use super::waiter::Waiter;
-use crate::id::StreamId;
-use crate::measure::{Tag, debug_in_units};
-use crate::seam::Site;
+use super::attempt::{Asker, Denial, count, count_parts};
+use super::hook::Asking;
+use super::throttled::{self, TagStandstill};
+use super::waiter::{Unclaimed, Waiter, outcome_of};
+use super::waiters::{JoinRefused, Joined, Newcomer};
+use super::{Demand, Service, Terms, Wants};
+use crate::engine::{Allocations, Expected};
+use crate::error::AllocError;
+use crate::fault::injected;
+use crate::id::ReservationId;
+use crate::measure::WaitOutcome;
+use crate::rare::Rare;
+use crate::seam::Fact;
+use crate::sync::Arc;
+use crate::timer::Deadline;
+use std::fmt;
+use std::panic::Location;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// A request that waits for memory, from [`Pool::waiting_requests`](crate::Pool::waiting_requests). Times are on the
-/// device's clock.
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct WaitingRequest {
-    /// The bytes that were requested.
-    pub requested: u64,
-    /// The stream that the memory is for.
-    pub stream: StreamId,
-    /// The tag that the memory will be charged to.
-    pub tag: Option<Tag>,
-    /// Whether it waits for the [limit](crate::TagAccount::set_limit) of its tag, and not for memory.
-    pub is_over_limit: bool,
-    /// How long it has waited so far.
-    pub waited: Duration,
-    /// How long it will wait from now on, as [`Pool::expected_wait`](crate::Pool::expected_wait) estimates; `None`
-    /// before enough waiting requests were served, and while its task does not answer.
-    pub expected_wait: Option<Duration>,
-    /// Where it was made.
-    pub site: Site,
+/// What a request asks for: one block that the demand describes, or several parts whose sum it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) demand: Demand,
+    pub(crate) wants: Wants,
 }
 
-debug_in_units!(struct WaitingRequest { requested as bytes, stream, tag, is_over_limit, waited, expected_wait, site });
+/// The place in the source, and the scope, in which a waiting request was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    /// The reservation in whose scope it was made.
+    pub(crate) scope: Option<ReservationId>,
+    pub(crate) location: &'static Location<'static>,
+}
 
-impl WaitingRequest {
-    pub(super) fn of(waiter: &Waiter, now: Duration, expected_wait: Option<Duration>) -> Self {
-        Self {
-            requested: waiter.demand.request.bytes,
-            stream: waiter.lane.id,
-            tag: waiter.demand.tag,
-            is_over_limit: waiter.is_throttled(),
-            waited: now.saturating_sub(waiter.since),
-            expected_wait,
-            site: waiter.location.into(),
+/// Memory that a waiting request was granted, with its demand.
+#[derive(Debug)]
+#[must_use = "granted memory that is dropped is lost"]
+pub(crate) struct Grant {
+    pub(crate) ask: Ask,
+    pub(crate) allocations: Allocations,
+}
+
+/// The result of drawing from a reservation for a request that waits.
+#[derive(Debug)]
+pub(crate) enum Late<T> {
+    Drawn(T),
+    /// The reservation has enough, in pieces that are too small now.
+    InPieces,
+    /// The reservation has too little.
+    Short,
+}
+
+/// A request's position in the queue, while it has one; see the [module](self).
+///
+/// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle
+/// of the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
+pub(crate) struct Waiting(Rare<Membership>);
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let since = self.0.as_deref().map(|membership| membership.waiter.since);
+        f.debug_tuple("WaitingSince").field(&since).finish()
+    }
+}
+
+struct Membership {
+    waiter: Arc<Waiter>,
+    deadline: Option<(Duration, Deadline)>,
+    /// How long nothing of the tag was freed, if the request is throttled.
+    standstill: Option<TagStandstill>,
+    /// The pressure hook, while it works for this request.
+    asking: Option<Asking>,
+    /// The number of the event that told of the wait.
+    told: u64,
+}
+
+impl Waiting {
+    pub(crate) const NONE: Self = Self(Rare::NONE);
+
+    /// Joins the queue with a request that was denied, if waiting may help. [`poll`](Self::poll) it next.
+    ///
+    /// # Errors
+    /// Returns an error if waiting would not help, or the request is not admitted.
+    pub(crate) fn join(
+        &mut self,
+        asker: Asker<'_>,
+        denial: Denial<'_>,
+        ask: Ask,
+        terms: &Terms,
+        made: Made,
+        waker: &Waker,
+    ) -> Result<(), AllocError> {
+        let Asker { service, lane } = asker;
+        if service.is_in_hook() {
+            return Err(denial.into_error(asker, &ask.demand));
         }
+        let (patience, charge) = match denial {
+            Denial::Failed(error) => return Err(error),
+            Denial::Short(patience, charge) => (patience, charge),
+            Denial::OverLimit(_) => (Expected::default(), None),
+        };
+        let engine = &service.engine;
+        let (now, limit) = (engine.shared.device.now(), terms.limit());
+        let newcomer = Newcomer {
+            lane,
+            demand: ask.demand,
+            wants: ask.wants,
+            due: terms.due(now, &service.rules),
+            since: now,
+            patience,
+            waker,
+            scope: made.scope,
+            location: made.location,
+            limit,
+            charge,
+        };
+        let joined = service
+            .queue
+            .join(newcomer, &service.rules, &engine.shared.gate);
+        let Joined {
+            waiter,
+            moved,
+            displaced,
+        } = joined.map_err(|JoinRefused { error, charged }| {
+            if let Some((tag, bytes)) = charged {
+                service.uncharge(tag, bytes);
+            }
+            error
+        })?;
+        service.notify_of_joined(&waiter, moved);
+        service.end_displaced(displaced);
+        let deadline = limit.map(|limit| (now.saturating_add(limit), service.timer.deadline()));
+        let told = engine.store.announcer.tell(|| Fact::Waiting {
+            stream: lane.id.of_a_stream(),
+            name: lane.name(),
+            bytes: waiter.demand.request.bytes,
+            tag: waiter.demand.tag,
+        });
+        self.0 = Rare::new(Membership {
+            waiter,
+            deadline,
+            standstill: None,
+            asking: None,
+            told,
+        });
+        Ok(())
+    }
+
+    /// Tries to draw from the reservation in whose scope the waiting request was made. If that succeeds, the request
+    /// leaves the queue.
+    pub(crate) fn draw<T>(
+        &mut self,
+        service: &Arc<Service>,
+        draw: impl FnOnce(&Demand) -> Late<T>,
+    ) -> Option<T> {
+        let waiter = &self.0.as_deref()?.waiter;
+        waiter.scope?;
+        waiter.expect_pieces(true);
+        match draw(&waiter.demand) {
+            Late::Drawn(drawn) => {
+                self.finish(service, true);
+                return Some(drawn);
+            }
+            Late::InPieces => {}
+            Late::Short => waiter.expect_pieces(false),
+        }
+        None
+    }
+
+    /// Returns the answer, if there is one. Otherwise serves the queue, and looks again.
+    ///
+    /// # Panics
+    /// When no request waits here.
+    pub(crate) fn poll(
+        &mut self,
+        service: &Arc<Service>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Grant, AllocError>> {
+        let membership = self.0.as_deref_mut();
+        let membership = membership.expect("a request was polled after it was ready");
+        let polled = membership.look(service, context);
+        let Poll::Ready(answer) = polled else {
+            return Poll::Pending;
+        };
+        let waiter = membership.waiter.clone();
+        if let Ok(allocations) = &answer {
+            match &waiter.wants {
+                Wants::Block => count(&waiter.lane, &allocations[0], &waiter.demand),
+                Wants::Parts(parts) => count_parts(&waiter.lane, allocations, parts),
+            }
+        }
+        if let Err(error) = &answer {
+            waiter.record_unserved(outcome_of(error));
+        }
+        self.finish(service, answer.is_ok());
+        Poll::Ready(answer.map(|allocations| {
+            let ask = Ask {
+                demand: waiter.demand,
+                wants: waiter.wants.clone(),
+            };
+            Grant { ask, allocations }
+        }))
+    }
+
+    /// Returns the size of the waiting request in bytes, rounded up to the pool's step; 0 if none waits.
+    #[cold]
+    pub(crate) fn requested(&self) -> u64 {
+        let membership = self.0.as_deref();
+        membership.map_or(0, |membership| membership.waiter.demand.request.bytes)
+    }
+
+    /// Returns whether the request is in the queue, or was granted and has not taken the grant.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Leaves the queue, if the request is in it. A grant that the request did not take goes to others.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn abandon(&mut self, service: &Arc<Service>) {
+        self.finish(service, false);
+    }
+
+    /// Leaves the queue, whatever the outcome. A grant that the request did not take goes to others.
+    fn finish(&mut self, service: &Arc<Service>, was_served: bool) {
+        let Some(membership) = self.0.take() else {
+            return;
+        };
+        let Membership {
+            waiter,
+            asking,
+            told,
+            ..
+        } = *membership;
+        let left_over = waiter.cancel();
+        let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
+        let time_waited = service.now().saturating_sub(waiter.since);
+        let waited = was_served.then_some(time_waited);
+        let outcome = match was_served {
+            true => WaitOutcome::Served,
+            false => waiter.unserved(),
+        };
+        Service::depart(service, &waiter, waited);
+        service.engine.store.tell(|| Fact::Waited {
+            since: told,
+            stream: waiter.lane.id.of_a_stream(),
+            requested: waiter.demand.requested(),
+            tag: waiter.demand.tag,
+            waited: time_waited,
+            outcome,
+        });
+        if let Some(asking) = asking {
+            asking.end(service);
+        }
+        if injected("grant-dropped-with-its-future") {
+            return std::mem::forget(left_over);
+        }
+        drop(left_over);
+    }
+}
+
+impl Membership {
+    /// Looks for an answer. If there is none, serves the queue if anything changed, and looks again.
+    fn look(
+        &mut self,
+        service: &Arc<Service>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Allocations, AllocError>> {
+        let Self { waiter, asking, .. } = self;
+        let waker = context.waker();
+        // Stores the waker before it looks at memory: a change in between calls it.
+        if let Some(answer) = waiter.take(waker) {
+            return Poll::Ready(answer);
+        }
+        if let Some(refusal) = service.refusal_of(&waiter.demand) {
+            return Poll::Ready(Err(refusal));
+        }
+        if waiter.is_aside() {
+            service.bring_back(waiter);
+        }
+        match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
+            Some(tag) => {
+                // Memory may have become evictable before this request was throttled.
+                service.relieve(tag);
+                let standstill = &mut self.standstill;
+                if let Some(error) = throttled::look(service, waiter, tag, standstill, waker) {
+                    return Poll::Ready(Err(error));
+                }
+                service.hooked.offer_if_first(waiter, tag, &service.queue);
+                if waiter.scope.is_some() {
+                    // Starts the watches on streams.
+                    Service::serve_candidate(service);
+                }
+            }
+            None => {
+                self.standstill = None;
+                Service::ensure_reclaimer(service);
+                Service::serve(service);
+            }
+        }
+        if asking.is_none() {
+            *asking = service.hooked.ask(service, waiter);
+        }
+        let is_over = |asking: &mut Asking| asking.poll(&service.engine.store.announcer, context);
+        if let Some(asking) = asking.take_if(is_over) {
+            // This serves memory that the hook freed.
+            asking.end(service);
+        }
+        if let Some(answer) = waiter.take(waker) {
+            return Poll::Ready(answer);
+        }
+        match &self.deadline {
+            // The task may have another waker by now.
+            Some((at, deadline)) if deadline.has_come(*at, waker) => {
+                Poll::Ready(self.time_out(service))
+            }
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Ends the wait, unless a grant came in the same moment: that is taken.
+    fn time_out(&mut self, service: &Service) -> Result<Allocations, AllocError> {
+        let waiter = &self.waiter;
+        // Before the cancellation: after that, another thread may see the request leave.
+        waiter.record_unserved(WaitOutcome::TimedOut);
+        if let Some(found) = waiter.cancel() {
+            return Ok(found);
+        }
+        let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
+        Err(AllocError::TimedOut {
+            waited: service.now().saturating_sub(waiter.since),
+            shortfall: shortfall.into(),
+        })
     }
 }

@@ -185,9 +185,7 @@ impl<T> ForeignOption<T> {
     pub(crate) fn read<R>(&self, read: impl FnOnce(Option<&T>) -> R) -> R {
         read(self.0.lock().as_deref())
     }
-}
 
-impl<T> ForeignOption<T> {
     /// Changes the value in its place, under the lock.
     pub(crate) fn change<R>(&self, change: impl FnOnce(Option<&mut T>) -> R) -> R {
         change(self.0.lock().as_mut().map(|value| &mut *value.value))

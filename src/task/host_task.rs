@@ -8,7 +8,7 @@ use crate::error::TaskError;
 use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::StreamId;
-use crate::lane::{Ending, Holder};
+use crate::lane::{Holder, HostTaskEnding};
 use crate::queue::Passage;
 use crate::seam::Fact;
 use crate::sync::{Arc, assert_unlocked};
@@ -39,12 +39,12 @@ pin_project_lite::pin_project! {
         // Dropped before the stream goes on.
         #[pin]
         future: Option<F>,
-        held: Held,
+        held: HeldStream,
     }
 }
 
 impl<F> HostTask<F> {
-    pub(super) fn new(end: Task<()>, reached: Point, held: Held, future: F) -> Self {
+    pub(super) fn new(end: Task<()>, reached: Point, held: HeldStream, future: F) -> Self {
         Self {
             end,
             reached: Some(reached.passage()),
@@ -78,7 +78,7 @@ impl<F: Future> Future for HostTask<F> {
             *this.reached = None;
             if let Err(error) = answer {
                 this.future.set(None);
-                this.held.release(Ending::Abandoned);
+                this.held.release(HostTaskEnding::Abandoned);
                 return Poll::Ready(Err(error.into()));
             }
         }
@@ -93,8 +93,8 @@ impl<F: Future> Future for HostTask<F> {
         }
         let held = unwinding.held.take().expect("held while it is polled");
         answer.map(|output| {
-            held.release(Ending::Complete);
-            held.registration.service.note_synchronized();
+            held.release(HostTaskEnding::Complete);
+            held.registration.service.release_synchronized();
             Ok(output)
         })
     }
@@ -119,7 +119,7 @@ impl<F> fmt::Debug for HostTask<F> {
 /// If the future panics, drops it, and then lets the stream go on.
 struct Unwinding<'a, F> {
     future: Pin<&'a mut Option<F>>,
-    held: Option<&'a mut Held>,
+    held: Option<&'a mut HeldStream>,
 }
 
 impl<F> Drop for Unwinding<'_, F> {
@@ -127,14 +127,14 @@ impl<F> Drop for Unwinding<'_, F> {
         if let Some(held) = self.held.take() {
             // The first panic goes on. A second one, of the future's drop, must not end the process.
             let _ = catch_unwind(AssertUnwindSafe(|| self.future.set(None)));
-            held.release(Ending::Abandoned);
+            held.release(HostTaskEnding::Abandoned);
         }
     }
 }
 
 /// The hold of a stream by a task. Dropping it lets the stream go on.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldStream {
     hold: Option<Box<dyn Hold>>,
     registration: Arc<Registration>,
     name: Option<Cow<'static, str>>,
@@ -142,7 +142,7 @@ pub(super) struct Held {
     number: u64,
 }
 
-impl Held {
+impl HeldStream {
     pub(super) fn new(
         hold: Box<dyn Hold>,
         registration: &Arc<Registration>,
@@ -157,18 +157,18 @@ impl Held {
     }
 
     /// Lets the stream go on, the first time it is called.
-    fn release(&mut self, ending: Ending) {
+    fn release(&mut self, ending: HostTaskEnding) {
         let Some(hold) = self.hold.take() else {
             return;
         };
         let lane = &self.registration.lane;
         lane.host_tasks.end(self.number, ending);
         assert_unlocked("release");
-        if ending == Ending::Abandoned && injected("stream-held-by-an-abandoned-task") {
+        if ending == HostTaskEnding::Abandoned && injected("stream-held-by-an-abandoned-task") {
             return std::mem::forget(hold);
         }
         hold.release();
-        if ending == Ending::Abandoned {
+        if ending == HostTaskEnding::Abandoned {
             let announcer = &self.registration.service.engine.store.announcer;
             announcer.tell(|| Fact::HostTaskAbandoned {
                 stream: lane.id,
@@ -179,8 +179,8 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldStream {
     fn drop(&mut self) {
-        self.release(Ending::Abandoned);
+        self.release(HostTaskEnding::Abandoned);
     }
 }

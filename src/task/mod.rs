@@ -4,20 +4,20 @@
 //! |---|---|
 //! | `mod` | the calls of a [`Stream`] |
 //! | `submission` | work before it is submitted: its name, its memory, and the three ways to submit it |
-//! | `access` | the memory that work reads and writes |
+//! | `accesses` | the memory that work reads and writes |
 //! | `handle` | submitted work as a future |
 //! | `host_task` | a future of the host that holds a stream |
 //! | `outcome` | the value of a function that the device calls |
 //! | `point` | the point behind work, whose event is recorded only if it is needed |
 
-mod access;
+mod accesses;
 mod handle;
 mod host_task;
 mod outcome;
 mod point;
 mod submission;
 
-pub use access::{AccessOrder, Accesses};
+pub use accesses::{AccessOrder, Accesses};
 pub use handle::Task;
 pub use host_task::HostTask;
 pub use submission::Submission;

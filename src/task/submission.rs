@@ -1,8 +1,8 @@
 //! Work before it is submitted.
 
-use super::access::AccessOrder;
+use super::accesses::AccessOrder;
 use super::handle::Value;
-use super::host_task::Held;
+use super::host_task::HeldStream;
 use super::outcome::Outcome;
 use super::point::Point;
 use super::{Accesses, HostTask, Task};
@@ -162,7 +162,7 @@ impl<'s> Submission<'s> {
             location: Location::caller(),
             since: service.engine.shared.device.now(),
         };
-        let held = Held::new(service.engine.shared.noted(hold)?, registration, holder);
+        let held = HeldStream::new(service.engine.shared.noted(hold)?, registration, holder);
         let end = self.submitted(registration, Value::Known(()));
         Ok(HostTask::new(end, reached, held, future))
     }

@@ -53,7 +53,7 @@ fn complete_block_comes_before_a_wait_on_the_device() {
     for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
         let tried = Tried::new(manual_builder(), |builder| builder.wait_limit(limit));
         // Another process takes all that is left.
-        let _others = tried.device.occupy(u64::MAX);
+        let _others = tried.device.faults().occupy(u64::MAX);
         tried.complete();
         let block = tried.pool.try_allocate(&tried.taker, SIZE).unwrap();
         assert_eq!(block.source(), Source::Free, "{limit:?}");
@@ -67,7 +67,7 @@ fn every_stream_is_asked_before_a_request_fails() {
         ..Reuse::default()
     };
     let tried = Tried::new(manual_builder(), |builder| builder.reuse(reuse));
-    let _others = tried.device.occupy(u64::MAX);
+    let _others = tried.device.faults().occupy(u64::MAX);
     tried.pool.try_allocate(&tried.taker, SIZE).unwrap_err();
     tried.complete();
     let block = tried.pool.try_allocate(&tried.taker, SIZE).unwrap();

@@ -300,7 +300,7 @@ async fn manage(pool: &Pool, stream: &Stream) -> Outcome {
 fn run(scenario: Scenario, fault: Option<(Call, u64, Fault)>) -> Vec<u64> {
     let [device, guest] = scenario.devices();
     if let Some((call, nth, fault)) = fault {
-        device.script(call, nth, fault);
+        device.faults().script(call, nth, fault);
     }
     let pool = match scenario.pool(&device) {
         Ok(pool) => pool,

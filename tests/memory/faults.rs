@@ -1,8 +1,10 @@
 //! A device that fails by script: no memory is lost or reused early, and errors are reported.
 
 use crate::common::*;
+use weirpool::device::Device;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
-use weirpool::device::sim::{Call, Clock, Fault, SimDevice, SimStream};
+use weirpool::device::sim::Fault::{Fails, Late, Never, Reports};
+use weirpool::device::sim::{Call, Clock, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -23,7 +25,7 @@ fn growth_that_fails_halfway_loses_no_memory() {
             let device = manual();
             let pool = pool(&device, 16 * MIB);
             let (_, stream) = stream(&device, &pool);
-            device.script(call, nth, Fault::Fails(OutOfMemory));
+            device.faults().script(call, nth, Fails(OutOfMemory));
             let refused = pool.try_allocate(&stream, 4 * CHUNK).unwrap_err();
             assert!(
                 matches!(refused, AllocError::Exhausted(_)),
@@ -55,7 +57,7 @@ fn remapping_that_fails_halfway_loses_no_memory() {
                 }
             }
             now(stream.synchronize()).unwrap();
-            device.script(call, nth, Fault::Fails(Other));
+            device.faults().script(call, nth, Fails(Other));
             let refused = pool.try_allocate(&stream, 2 * CHUNK).unwrap_err();
             assert!(
                 matches!(refused, AllocError::Device(_)),
@@ -76,7 +78,7 @@ fn failed_release_keeps_unreleased_memory() {
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 4 * CHUNK).unwrap());
     now(stream.synchronize()).unwrap();
-    device.script(Call::Unmap, 3, Fault::Fails(Other));
+    device.faults().script(Call::Unmap, 3, Fails(Other));
     assert!(pool.trim_to(0).is_err());
     is_consistent(&device, &pool);
     assert_eq!(reserved(&pool), 2 * CHUNK);
@@ -93,7 +95,7 @@ fn full_device_is_waited_for() {
     let pool = host_waits_only(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
-    let others = device.occupy(u64::MAX);
+    let others = device.faults().occupy(u64::MAX);
     assert_eq!(others.bytes(), 6 * MIB);
     let refused = pool.try_allocate(&stream, 4 * MIB).unwrap_err();
     assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
@@ -115,7 +117,7 @@ fn failed_record_is_compensated_by_the_next() {
     let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(10));
-    device.script(Call::Record, 1, Fault::Fails(Other));
+    device.faults().fail_next(Call::Record, Other);
     drop(block);
     assert!(pool.try_allocate(&b, 8 * MIB).is_err(), "the work runs");
     device.advance(us(10));
@@ -131,7 +133,7 @@ fn late_ticket_delays_the_reuse() {
     let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(10));
-    device.script(Call::Record, 1, Fault::Late(us(100)));
+    device.faults().script(Call::Record, 1, Late(us(100)));
     drop(block);
     let (woken, waker) = Count::new();
     let mut waiting = pool.allocate(&b, 8 * MIB);
@@ -155,7 +157,7 @@ fn later_ticket_completes_one_whose_event_never_does() {
     let pool = host_waits_only(&device, 8 * MIB);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    device.script(Call::Record, 1, Fault::Never);
+    device.faults().script(Call::Record, 1, Never);
     let freed = block.deallocate();
     assert!(pool.try_allocate(&b, 8 * MIB).is_err());
     let (woken, waker) = Count::new();
@@ -186,7 +188,7 @@ fn incomplete_ticket_pins_only_its_own_memory() {
     let [(_, a), (work, b)] = streams(&device, &pool);
     let stuck = pool.try_allocate(&a, 4 * MIB).unwrap();
     let other = pool.try_allocate(&b, 4 * MIB).unwrap();
-    device.script(Call::Record, 1, Fault::Never);
+    device.faults().script(Call::Record, 1, Never);
     let mut freed = not_ready(stuck.deallocate());
     run(&work, us(10));
     drop(other);
@@ -205,7 +207,7 @@ fn event_with_an_error_completes_nothing_and_is_reported() {
     let pool = host_waits_only(&device, 16 * MIB);
     let [(_, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    device.script(Call::Record, 1, Fault::Reports(Other));
+    device.faults().script(Call::Record, 1, Reports(Other));
     let freed = block.deallocate();
     assert_eq!(now(freed).unwrap_err().kind(), Other);
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
@@ -224,7 +226,7 @@ fn event_with_a_sticky_error_fails_everything() {
     let pool = host_waits_only(&device, 8 * MIB);
     let [(_, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    device.script(Call::Record, 1, Fault::Reports(Sticky));
+    device.faults().script(Call::Record, 1, Reports(Sticky));
     let freed = block.deallocate();
     let error = pool.try_allocate(&b, 8 * MIB).unwrap_err();
     let AllocError::Device(error) = error else {
@@ -252,12 +254,12 @@ fn failed_device_wait_returns_the_block() {
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(10));
     drop(block);
-    device.script(Call::Wait, 1, Fault::Fails(Other));
+    device.faults().fail_next(Call::Wait, Other);
     let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     assert_eq!(pool.statistics().pending.current, 8 * MIB);
     let event = a.event().unwrap();
-    device.script(Call::Wait, 1, Fault::Fails(Other));
+    device.faults().fail_next(Call::Wait, Other);
     assert!(b.wait(&event).is_err());
     let granted = pool.try_allocate(&b, 8 * MIB).unwrap();
     assert_eq!(
@@ -278,7 +280,7 @@ fn use_that_cannot_be_ordered_is_refused() {
     drop(pool.try_allocate(&a, 8 * MIB).unwrap());
     run(&work, us(10));
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    device.script(Call::Wait, 1, Fault::Fails(Other));
+    device.faults().fail_next(Call::Wait, Other);
     assert!(matches!(block.used_on(&b), Err(StreamError::Device(_))));
     block.used_on(&b).unwrap();
     drop(block);
@@ -295,7 +297,7 @@ fn unmapped_memory_is_not_granted_when_its_release_fails() {
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 4 * CHUNK).unwrap());
     now(stream.synchronize()).unwrap();
-    device.fail_next(Call::Destroy, Other);
+    device.faults().fail_next(Call::Destroy, Other);
     assert!(pool.trim_to(0).is_err());
     pool.check().unwrap();
     let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
@@ -317,7 +319,7 @@ fn unsealed_memory_of_a_dropped_pool_is_leaked() {
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     use_block(&work, &block, us(100));
     for nth in 1..=4 {
-        device.script(Call::Record, nth, Fault::Fails(Other));
+        device.faults().script(Call::Record, nth, Fails(Other));
     }
     drop(block);
     drop((stream, pool));
@@ -343,7 +345,7 @@ fn memory_behind_a_capturing_stream_is_skipped() {
         drop(block);
         let refuse = || {
             for nth in 1..=20 {
-                device.script(call, nth, Fault::Fails(Unsupported));
+                device.faults().script(call, nth, Fails(Unsupported));
             }
         };
         refuse();
@@ -376,7 +378,7 @@ fn failed_device_wait_falls_back_to_complete_memory() {
     pool.reap().unwrap();
     used_for(us(10));
     device.advance(us(10)); // sooner than expected, and not polled
-    device.script(Call::Wait, 1, Fault::Fails(Other));
+    device.faults().fail_next(Call::Wait, Other);
     assert_eq!(
         pool.try_allocate(&b, 8 * MIB).unwrap().source(),
         Source::Free
@@ -392,7 +394,7 @@ fn complete_work_counts_although_a_later_event_has_an_error() {
     let pool = host_waits_only(&device, 24 * MIB);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let blocks = [(); 3].map(|()| pool.try_allocate(&a, 8 * MIB).unwrap());
-    device.script(Call::Record, 2, Fault::Reports(Other));
+    device.faults().script(Call::Record, 2, Reports(Other));
     for (at, block) in blocks.into_iter().enumerate() {
         run(&work, us(if at < 2 { 10 } else { 1000 }));
         drop(block);
@@ -422,7 +424,7 @@ fn event_with_an_error_causes_no_growth() {
     device.advance(us(1000));
     pool.reap().unwrap();
     let before = reserved(&pool);
-    device.script(Call::Record, 1, Fault::Reports(Other));
+    device.faults().script(Call::Record, 1, Reports(Other));
     blocks.into_iter().for_each(|block| used_for(block, us(10)));
     device.advance(us(20)); // sooner than expected
     assert_eq!(
@@ -454,7 +456,7 @@ fn teardown_ends_behind_an_event_with_an_error() {
         run(&work, us(100));
         drop(older);
         run(&work, us(100));
-        device.script(Call::Record, 1, Fault::Reports(Other));
+        device.faults().script(Call::Record, 1, Reports(Other));
         drop(newest);
         let held = device.counters().physical_in_use;
         assert!(held > 0);
@@ -474,7 +476,7 @@ fn teardown_releases_memory_once_the_newest_event_is_complete() {
             .build();
         let (pool, work, stream, [older, newest]) = with_two_blocks(&device);
         run(&work, us(100));
-        device.script(Call::Record, 1, Fault::Reports(Other));
+        device.faults().script(Call::Record, 1, Reports(Other));
         drop(older);
         run(&work, us(100));
         drop(newest);
@@ -497,7 +499,7 @@ fn refused_growth_leaves_the_statistics_as_they_were() {
     run(&work, us(100));
     drop(above);
     let before = pool.statistics();
-    device.fail_next(Call::Wait, Other);
+    device.faults().fail_next(Call::Wait, Other);
     low.grow(512).try_now().unwrap_err();
     let after = pool.statistics();
     assert_eq!(after.live_blocks, before.live_blocks);
@@ -527,7 +529,7 @@ fn no_lock_is_held_while_events_are_destroyed() {
     device.record(event, busy.raw()).unwrap();
     let (woken, waker) = Count::new();
     let watch = device.watch(event, &waker);
-    device.script(Call::DestroyEvent, 1, Fault::Fails(Sticky));
+    device.faults().fail_next(Call::DestroyEvent, Sticky);
     drop((work, home, pool));
     assert_eq!(device.counters().calls(Call::DestroyEvent), 1);
     assert_eq!(woken.get(), 1, "the device broke in that call");
@@ -540,7 +542,7 @@ fn event_whose_record_fails_is_used_again_and_destroyed() {
         let device = manual();
         let pool = pool(&device, 16 * MIB);
         let (work, home) = stream(&device, &pool);
-        device.fail_next(call, Other);
+        device.faults().fail_next(call, Other);
         assert!(home.event().is_err());
         drop(home.event().unwrap());
         let count = |call| device.counters().calls(call);

@@ -544,6 +544,7 @@ fn memory_of_a_broken_device_never_goes_back() {
     let block = site.adopt();
     use_block(&site.streams[0].0, &block, us(100));
     site.device
+        .faults()
         .script(Call::Record, 1, Fault::Fails(DeviceErrorKind::Sticky));
     drop(block);
     site.device.advance_to_end();
@@ -561,6 +562,7 @@ fn event_that_cannot_be_recorded_now_is_recorded_later() {
     use_block(&site.streams[0].0, &block, us(100));
     for call in 1..=6 {
         site.device
+            .faults()
             .script(Call::Record, call, Fault::Fails(DeviceErrorKind::Other));
     }
     drop(block);

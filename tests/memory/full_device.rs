@@ -20,7 +20,7 @@ fn evicted_memory_serves_a_request_together_with_memory_that_others_release() {
             let [one, other] = [(); 2].map(|()| pool(&device, 16 * MIB));
             let (_, a) = stream(&device, &one);
             let blocks: [_; 4] = cached(&one, &a);
-            let others = device.occupy(4 * MIB);
+            let others = device.faults().occupy(4 * MIB);
             let (_, b) = stream(&device, &other);
             if another_pool {
                 drop(other.try_allocate(&b, 4 * MIB).unwrap());
@@ -90,7 +90,7 @@ fn memory_of_other_pools_is_evicted_for_requests_that_wait_only() {
     let refused = one.try_allocate(&a, 12 * MIB);
     assert!(refused.is_err());
     assert_eq!(present(&blocks), [true; 4]);
-    let others = device.occupy(2 * MIB);
+    let others = device.faults().occupy(2 * MIB);
     let too_much = not_ready(one.allocate(&a, 16 * MIB));
     (0..3).for_each(|_| device.advance(us(200)));
     drop(too_much);
@@ -132,7 +132,7 @@ fn evictable_memory_of_a_busy_stream_serves_on_a_full_device() {
                 if spare > 0 {
                     drop(other.try_allocate(&b, spare * MIB).unwrap());
                 }
-                let others = device.occupy(u64::MAX);
+                let others = device.faults().occupy(u64::MAX);
                 let block = one.try_allocate(&second, 8 * MIB);
                 assert!(block.is_ok(), "{case}: {block:?}");
                 drop((block, blocks, others));
@@ -156,7 +156,7 @@ fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
                 let blocks: [_; 4] = cached(&pool, &stream);
                 for nth in 1..=failures {
                     let fault = Fault::Fails(DeviceErrorKind::Unsupported);
-                    device.script(Call::MemoryInfo, nth, fault);
+                    device.faults().script(Call::MemoryInfo, nth, fault);
                 }
                 let block = now(pool.allocate(&stream, 12 * MIB)).unwrap();
                 drop(block);
@@ -187,7 +187,7 @@ fn request_evicts_no_more_while_evicted_memory_is_pending() {
             use_block(&work, &block, us(50));
             block.into_evictable()
         });
-        let others = device.occupy((40 - spare) * MIB);
+        let others = device.faults().occupy((40 - spare) * MIB);
         drop(now(pool.allocate(&b, 12 * MIB)).unwrap());
         let kept = blocks.iter().filter(|block| block.is_present());
         assert!(kept.count() >= 5, "{spare}: {:?}", present(&blocks));
@@ -226,7 +226,7 @@ fn nothing_is_evicted_for_a_request_that_lacks_part_of_a_chunk() {
         let pool = pool(&device, 16 * MIB);
         let (_, stream) = stream(&device, &pool);
         let blocks: [_; 4] = cached(&pool, &stream);
-        let others = device.occupy(occupied * MIB);
+        let others = device.faults().occupy(occupied * MIB);
         assert!(pool.try_allocate(&stream, bytes * MIB).is_err());
         assert_eq!(present(&blocks), [true; 4]);
         drop(others);
@@ -248,7 +248,7 @@ fn request_beside_evictable_memory_does_not_fail_as_deadlocked() {
         .unwrap();
     let (_, stream) = stream(&device, &pool);
     let blocks: [_; 4] = cached(&pool, &stream);
-    let others = device.occupy(4 * MIB);
+    let others = device.faults().occupy(4 * MIB);
     let mut waiting = not_ready(pool.allocate(&stream, 14 * MIB));
     for _ in 0..10 {
         device.advance(us(1000));
@@ -278,7 +278,7 @@ fn pool_over_a_pool_of_the_driver_is_not_drained_in_vain() {
         .unwrap();
     let (_, a) = stream(&device, &one);
     drop([0; 16].map(|_| one.try_allocate(&a, 2 * MIB).unwrap()));
-    let others = device.occupy(u64::MAX);
+    let others = device.faults().occupy(u64::MAX);
     let two = pool(&device, 64 * MIB);
     let (_, b) = stream(&device, &two);
     assert!(two.try_allocate(&b, 4 * MIB).is_err());

@@ -170,7 +170,9 @@ fn failed_growth_loses_no_memory() {
             .room(16 * MIB)
             .try_now()
             .unwrap();
-        device.script(Call::Create, nth, Fault::Fails(DeviceErrorKind::Other));
+        device
+            .faults()
+            .script(Call::Create, nth, Fault::Fails(DeviceErrorKind::Other));
         assert!(matches!(
             cache.grow(8 * MIB).try_now(),
             Err(AllocError::Device(_))

@@ -67,7 +67,9 @@ fn other_pools_spill_while_the_device_refuses_what_it_reports() {
             drop(freed);
             assert_eq!(reserved(&one), 64 * MIB);
             for nth in first..first + refusals {
-                device.script(call, nth, Fault::Fails(DeviceErrorKind::OutOfMemory));
+                device
+                    .faults()
+                    .script(call, nth, Fault::Fails(DeviceErrorKind::OutOfMemory));
             }
             let block = other.try_allocate(&b, 32 * MIB);
             let block =
@@ -134,7 +136,7 @@ fn pool_with_waiters_does_not_spill() {
     let third = pool(&elsewhere, 64 * MIB);
     let (_, c) = stream(&elsewhere, &third);
     drop(third.try_allocate(&c, 64 * MIB).unwrap());
-    let _others = device.occupy(u64::MAX);
+    let _others = device.faults().occupy(u64::MAX);
     let most = reserved(&one) + reserved(&other);
     assert!(other.try_allocate(&b, most + 2 * MIB).is_err());
     assert_eq!(reserved(&third), 64 * MIB);
@@ -147,7 +149,7 @@ fn refusal_reports_the_memory_of_the_device() {
         let device = small(virtual_memory);
         let pool = pool(&device, 64 * MIB);
         let (_, stream) = stream(&device, &pool);
-        let others = device.occupy(48 * MIB);
+        let others = device.faults().occupy(48 * MIB);
         let left = MemoryInfo {
             free: 16 * MIB,
             total: 64 * MIB,
@@ -191,7 +193,7 @@ fn refused_growth_keeps_no_memory() {
         .unwrap();
     let (_, stream) = stream(&device, &pool);
     let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
-    let others = device.occupy(48 * MIB);
+    let others = device.faults().occupy(48 * MIB);
     let mut waiting = not_ready(pool.allocate(&stream, 32 * MIB));
     assert_eq!(reserved(&pool), 4 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
@@ -222,7 +224,9 @@ fn figures_of_the_device_are_not_relied_on() {
     let device = small(true);
     let [(one, _, a), (other, _, b)] = two_pools(&device);
     drop(one.try_allocate(&a, 32 * MIB).unwrap());
-    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    device
+        .faults()
+        .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let block = other.try_allocate(&b, 16 * MIB).unwrap();
     assert_eq!(reserved(&one), 32 * MIB - CHUNK);
     assert_eq!(reserved(&other), 16 * MIB);
@@ -248,7 +252,7 @@ fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     device.advance(us(1000));
     assert_eq!(reserved(&unpooled), 0);
 
-    let others = device.occupy(u64::MAX);
+    let others = device.faults().occupy(u64::MAX);
     let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
     assert!(refused.to_string().contains("the device refused more"));
     let mut waiting = not_ready(unpooled.allocate(&b, 40 * MIB));
@@ -274,7 +278,7 @@ fn refused_waiter_asks_again() {
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let others = device.occupy(48 * MIB);
+    let others = device.faults().occupy(48 * MIB);
     let (woken, waker) = Count::new();
     let mut waiting = pool.allocate(&stream, 32 * MIB);
     assert!(poll_with(&mut waiting, &waker).is_pending());
@@ -313,7 +317,7 @@ fn request_waits_although_a_full_device_reports_enough_memory() {
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
-        let others = device.occupy(u64::MAX);
+        let others = device.faults().occupy(u64::MAX);
         let mut waiting = pool.allocate(&stream, 2 * MIB);
         for _ in 0..10 {
             assert!(poll(&mut waiting).is_pending());
@@ -346,7 +350,7 @@ fn refused_waiter_does_not_fail_as_deadlocked() {
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let others = device.occupy(48 * MIB);
+    let others = device.faults().occupy(48 * MIB);
     let mut waiting = not_ready(pool.allocate(&stream, 32 * MIB));
     for _ in 0..10 {
         device.advance(us(1000));
@@ -435,7 +439,7 @@ fn request_that_the_device_always_refuses_fails() {
     let pool = pool(&device, 1 << 50);
     let (_, stream) = stream(&device, &pool);
     for nth in 1..=20 {
-        device.script(
+        device.faults().script(
             Call::Allocate,
             nth,
             Fault::Fails(DeviceErrorKind::OutOfMemory),
@@ -498,7 +502,7 @@ fn memory_that_stays_free_is_given_back_after_a_refusal() {
         let (_, stream) = stream(&device, &pool);
         let kept = pool.try_allocate(&stream, 16 * MIB).unwrap();
         let freed = pool.try_allocate(&stream, 32 * MIB).unwrap();
-        let others = device.occupy(16 * MIB);
+        let others = device.faults().occupy(16 * MIB);
         let mut waiting = pool.allocate(&stream, 16 * MIB);
         if is_refused {
             assert!(poll(&mut waiting).is_pending());
@@ -528,7 +532,7 @@ fn device_that_reports_less_than_it_can_give_is_asked_again() {
             .build();
         let pool = pool(&device, 64 * MIB);
         let stream = pool.create_stream().unwrap();
-        let others = device.occupy(30 * MIB);
+        let others = device.faults().occupy(30 * MIB);
         assert!(pool.try_allocate(&stream, 8 * MIB).is_err());
         drop(others);
         let calls = || device.counters().calls(Call::Create);

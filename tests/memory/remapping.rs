@@ -3,7 +3,8 @@
 use crate::common::*;
 use std::task::Poll;
 use std::time::Duration;
-use weirpool::device::DeviceErrorKind;
+use weirpool::device::Device;
+use weirpool::device::DeviceErrorKind::{Other, OutOfMemory};
 use weirpool::device::sim::{Call, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
@@ -152,7 +153,7 @@ fn no_request_fails_because_of_a_policy() {
             let pool = pool_with(&device, capacity, remapping);
             let (_, stream) = stream(&device, &pool);
             drop(pool.try_allocate(&stream, 16 * CHUNK).unwrap());
-            let others = is_of_the_device.then(|| device.occupy(u64::MAX));
+            let others = is_of_the_device.then(|| device.faults().occupy(u64::MAX));
             (0..100).for_each(|_| turn(&pool, &stream));
             let (moved, held) = figures(&pool);
             assert_eq!(held, 16, "{remapping:?}");
@@ -177,14 +178,14 @@ fn request_is_served_by_moving_when_the_device_refuses() {
         .memory_info(weirpool::device::MemoryKind::Device)
         .unwrap()
         .free;
-    let others = device.occupy(free - 3 * CHUNK);
+    let others = device.faults().occupy(free - 3 * CHUNK);
     let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
     assert_eq!(figures(&pool), (8, 16));
     drop(others);
     drop((whole, kept));
     // A growth that fails for another reason reports it.
     let kept = in_pieces(&pool, &stream);
-    device.fail_next(Call::Create, DeviceErrorKind::Other);
+    device.faults().fail_next(Call::Create, Other);
     let failed = pool.try_allocate(&stream, 12 * CHUNK).unwrap_err();
     assert!(matches!(failed, AllocError::Device(_)), "{failed}");
     drop(kept);
@@ -204,7 +205,7 @@ fn refused_move_is_tried_once() {
         let pool = pool_with(&device, capacity, remapping);
         let (_, stream) = stream(&device, &pool);
         let kept = in_pieces(&pool, &stream);
-        (0..4).for_each(|_| device.fail_next(Call::Map, DeviceErrorKind::OutOfMemory));
+        (0..4).for_each(|_| device.faults().fail_next(Call::Map, OutOfMemory));
         pool.try_allocate(&stream, 4 * CHUNK).unwrap_err();
         assert_eq!(figures(&pool), (0, 15), "{remapping:?}");
         drop(kept);

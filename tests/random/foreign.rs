@@ -5,6 +5,7 @@ use crate::common::*;
 use crate::over_seeds;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use weirpool::device::Device;
 use weirpool::device::sim::{Operation, SimDevice};
 use weirpool::device::{DeviceAddress, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};

@@ -104,7 +104,7 @@ impl World {
             8..14 => self.free(),
             14 => {
                 let bytes = self.random.u64(..24) * MIB;
-                self.others.push(self.device.occupy(bytes));
+                self.others.push(self.device.faults().occupy(bytes));
             }
             15 | 16 if !self.others.is_empty() => {
                 let at = self.random.usize(..self.others.len());

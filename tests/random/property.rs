@@ -185,7 +185,8 @@ impl World {
             _ if stream == HOST => {
                 let mut byte = [0];
                 self.device
-                    .host_read(address + size / 2, &mut byte)
+                    .host()
+                    .read(address + size / 2, &mut byte)
                     .unwrap();
                 assert_eq!(byte, [FILLED[0]]);
             }
@@ -196,8 +197,8 @@ impl World {
     fn use_as_host(&self, address: DeviceAddress, size: u64, tag: u8) {
         for end in [address, address + (size - 1)] {
             let mut byte = [0];
-            self.device.host_fill(end, 1, tag).unwrap();
-            self.device.host_read(end, &mut byte).unwrap();
+            self.device.host().fill(end, 1, tag).unwrap();
+            self.device.host().read(end, &mut byte).unwrap();
             assert_eq!(byte, [tag]);
         }
     }

@@ -384,7 +384,7 @@ fn full_device_does_not_hide_a_deadlock() {
         .memory(8 * MIB)
         .clock(weirpool::device::sim::Clock::Manual)
         .build();
-    let _others = device.occupy(2 * MIB);
+    let _others = device.faults().occupy(2 * MIB);
     // The default capacity is all memory of the device, of which another process holds a part.
     let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);

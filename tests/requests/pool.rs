@@ -1,7 +1,7 @@
 //! The pool's own policies, on a manual clock. Behaviours that hold on every device are in `conformance`.
 
 use crate::common::*;
-use weirpool::device::DeviceErrorKind;
+use weirpool::device::DeviceErrorKind::Sticky;
 use weirpool::device::sim::{Backing, Call, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
@@ -554,7 +554,7 @@ fn health_shows_a_sticky_error_of_the_device() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
-    device.fail_next(Call::Record, DeviceErrorKind::Sticky);
+    device.faults().fail_next(Call::Record, Sticky);
     stream.event().unwrap_err();
     let fault = pool.health().fault.expect("the device is broken");
     assert!(fault.is_sticky() && !pool.health().is_serving());

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weirpool::device::RawEvent;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
+use weirpool::device::{Device, RawEvent};
 
 const STREAMS: usize = 4;
 const EVENTS: usize = 3;

@@ -140,13 +140,13 @@ fn unordered_use_is_refused() {
         let argument = block.write_on(&b).unwrap();
         let write = Operation::new(us(10)).writes(argument.address(), argument.size());
         work.submit(write);
-        device.script(call, nth, Fault::Fails(Other));
+        device.faults().script(call, nth, Fault::Fails(Other));
         let refused = block.read_on(&c).map(drop);
         assert!(
             matches!(refused, Err(StreamError::Device(_))),
             "{call:?} {nth}"
         );
-        device.script(call, nth, Fault::Fails(Other));
+        device.faults().script(call, nth, Fault::Fails(Other));
         let refused = block.write_on(&c).map(drop);
         assert!(
             matches!(refused, Err(StreamError::Device(_))),
@@ -242,7 +242,7 @@ fn host_gets_the_error_of_a_broken_device() {
     run(&work, us(10));
     {
         let waiting = not_ready(Box::pin(block.host()));
-        device.break_device("an illegal address");
+        device.faults().break_device("an illegal address");
         let told = now(waiting).map(drop);
         assert!(matches!(told, Err(StreamError::Device(error)) if error.is_sticky()));
     }

@@ -259,7 +259,7 @@ unsafe impl Device for CudaDevice {
         let answer = match unsafe { sys::cuEventQuery(event) } {
             CUresult::CUDA_ERROR_NOT_READY => return Ok(false),
             // SAFETY: the event was just seen complete.
-            CUresult::CUDA_SUCCESS => unsafe { self.inner.pools.note_complete(event) },
+            CUresult::CUDA_SUCCESS => unsafe { self.inner.pools.record_complete(event) },
             failed => failed,
         };
         check("query", answer).map(|()| true)

@@ -44,7 +44,7 @@ impl Segments {
     }
 
     /// Notes a block of one of the driver's pools, in memory that the host sees.
-    pub(super) fn note_pooled(&mut self, kind: MemoryKind, address: u64, bytes: u64) {
+    pub(super) fn record_pooled(&mut self, kind: MemoryKind, address: u64, bytes: u64) {
         let own = address;
         self.live.insert(address, Segment { kind, bytes, own });
     }

@@ -53,7 +53,7 @@ impl PoolState {
     ///
     /// # Safety
     /// The event is usable, and was seen complete. The context is current.
-    pub(super) unsafe fn note_complete(&self, event: CUevent) -> CUresult {
+    pub(super) unsafe fn record_complete(&self, event: CUevent) -> CUresult {
         if !self.is_used.load(Ordering::Relaxed) {
             return CUresult::CUDA_SUCCESS;
         }
@@ -194,9 +194,12 @@ impl CudaDevice {
     }
 
     /// Notes a block that the host may access.
-    fn note_if_seen(&self, pool: RawPool, address: u64, bytes: u64) {
+    fn record_if_seen(&self, pool: RawPool, address: u64, bytes: u64) {
         if let Some(kind) = self.kind_seen(pool) {
-            self.inner.segments.lock().note_pooled(kind, address, bytes);
+            self.inner
+                .segments
+                .lock()
+                .record_pooled(kind, address, bytes);
         }
     }
 
@@ -304,7 +307,7 @@ unsafe impl DriverPools for CudaDevice {
             unsafe { Self::refuse_captured(call, stream) }?;
             // SAFETY: the caller's guarantee.
             let address = unsafe { self.take_aligned(pool, bytes, alignment, handle(stream)) }?;
-            self.note_if_seen(pool, address, bytes);
+            self.record_if_seen(pool, address, bytes);
             return Ok(address);
         }
         let own = self.pool_stream(call)?;
@@ -312,7 +315,7 @@ unsafe impl DriverPools for CudaDevice {
         let address = unsafe { self.take_aligned(pool, bytes, alignment, own) }?;
         // SAFETY: the stream is the device's own.
         check(call, unsafe { sys::cuStreamSynchronize(own) })?;
-        self.note_if_seen(pool, address, bytes);
+        self.record_if_seen(pool, address, bytes);
         Ok(address)
     }
 
@@ -347,7 +350,7 @@ unsafe impl DriverPools for CudaDevice {
             }
             if let Some((kind, bytes)) = seen {
                 let mut segments = self.inner.segments.lock();
-                segments.note_pooled(kind, address, bytes);
+                segments.record_pooled(kind, address, bytes);
             }
         })?;
         if is_of_host {

@@ -98,7 +98,7 @@ impl Watcher {
         };
         let mut state = self.0.state.lock();
         let id = WatchId(state.number());
-        state.note_coming(watched.since);
+        state.record_coming(watched.since);
         state.watches.insert(id, watched);
         self.announce(state);
         id
@@ -110,7 +110,7 @@ impl Watcher {
             let mut state = self.0.state.lock();
             let watched = state.watches.remove(&watch);
             if watched.is_some() {
-                state.note_going();
+                state.record_going();
             }
             watched
         };
@@ -190,7 +190,7 @@ impl State {
     }
 
     /// Updates the average gap when a watch begins.
-    fn note_coming(&mut self, now: Instant) {
+    fn record_coming(&mut self, now: Instant) {
         if self.watches.is_empty() {
             let gap = now.saturating_duration_since(self.idle_since);
             // A single long gap is forgotten after a few short ones.
@@ -199,7 +199,7 @@ impl State {
     }
 
     /// Notes the time when the last watch ends.
-    fn note_going(&mut self) {
+    fn record_going(&mut self) {
         if self.watches.is_empty() {
             self.idle_since = Instant::now();
         }
@@ -310,7 +310,7 @@ fn take_complete(state: &mut State, may_ask: bool) -> Vec<Arc<Waker>> {
     let wakers: Vec<_> = watched.map(|watched| watched.waker).collect();
     state.look = start.elapsed();
     if !wakers.is_empty() {
-        state.note_going();
+        state.record_going();
     }
     wakers
 }

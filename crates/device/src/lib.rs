@@ -46,7 +46,7 @@ pub use explain::Explain;
 pub use handle_types::{HandleType, HandleTypes};
 pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
-pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
+pub use lock_check::{assert_unlocked, count_locked, count_unlocked};
 pub use names::{
     AlarmId, CaptureId, CapturedWork, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId,
 };

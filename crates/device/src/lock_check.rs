@@ -24,14 +24,14 @@ mod held {
 
 /// Counts a lock that the calling thread took.
 #[inline(always)]
-pub fn note_locked() {
+pub fn count_locked() {
     #[cfg(all(debug_assertions, not(weirpool_loom)))]
     held::change(1);
 }
 
 /// Counts a lock that the calling thread released.
 #[inline(always)]
-pub fn note_unlocked() {
+pub fn count_unlocked() {
     #[cfg(all(debug_assertions, not(weirpool_loom)))]
     held::change(-1);
 }
@@ -39,7 +39,7 @@ pub fn note_unlocked() {
 /// Checks that the calling thread holds no lock of the pool, in debug builds.
 ///
 /// # Panics
-/// In debug builds, panics if the thread holds a lock that was counted by [`note_locked`].
+/// In debug builds, panics if the thread holds a lock that was counted by [`count_locked`].
 #[inline(always)]
 #[track_caller]
 pub fn assert_unlocked(what: &str) {
@@ -60,9 +60,9 @@ mod tests {
 
     #[test]
     fn held_lock_fails_the_assertion_until_it_is_released() {
-        note_locked();
+        count_locked();
         assert!(std::panic::catch_unwind(|| assert_unlocked("a call")).is_err());
-        note_unlocked();
+        count_unlocked();
         assert_unlocked("a call");
     }
 }

@@ -163,7 +163,7 @@ impl BlockMap {
             _ => Fences::default(),
         };
         // The rest is free again by now, so this is how little there really was.
-        self.totals.note_low();
+        self.totals.record_low();
         Grant {
             id,
             address,

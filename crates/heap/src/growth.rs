@@ -154,7 +154,7 @@ impl Capacity {
     }
 
     /// Notes that a request of this size is served where chunks could have been moved.
-    pub(super) fn note_use(&mut self, totals: &Totals, request: u64) {
+    pub(super) fn record_use(&mut self, totals: &Totals, request: u64) {
         self.most_in_use = self.most_in_use.max(totals.in_use.current + request);
     }
 
@@ -255,7 +255,7 @@ mod tests {
     fn memory_to_spare_is_twice_the_most_in_use() {
         let mut capacity = Capacity::new(1000, GrowBy::Chunks);
         assert_eq!(capacity.to_spare(&holding(100, 20, 50), 30), 40);
-        capacity.note_use(&holding(100, 0, 100), 20);
+        capacity.record_use(&holding(100, 0, 100), 20);
         assert_eq!(capacity.to_spare(&holding(100, 20, 50), 30), 120);
         assert_eq!(capacity.to_spare(&holding(300, 0, 50), 30), 0);
     }

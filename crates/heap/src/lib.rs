@@ -368,7 +368,7 @@ impl Heap {
         let map = &mut self.map;
         if let Some(window) = offers.window(growth) {
             if growth.is_sparing() {
-                self.capacity.note_use(map.totals(), request.bytes);
+                self.capacity.record_use(map.totals(), request.bytes);
             }
             let mapping = Mapping::claim(map, window, request);
             if let Placement::WithRoom(room) = placement {

@@ -165,7 +165,7 @@ impl Mapping {
         mapping.claim_victims(map, window.maps - window.new);
         let totals = map.totals_mut();
         totals.planned += mapping.planned;
-        totals.note_low();
+        totals.record_low();
         mapping
     }
 

@@ -215,7 +215,7 @@ impl Sequence {
     }
 
     /// Notes that the preparation brought something.
-    pub fn note_news(&mut self) {
+    pub fn mark_news(&mut self) {
         self.has_news = true;
     }
 
@@ -309,7 +309,7 @@ mod tests {
                     ));
                     if let Some(at) = at {
                         news.swap_remove(at);
-                        state.note_news();
+                        state.mark_news();
                     }
                 }
                 Action::Try(source) => words.push(format!("{source:?},")),

@@ -113,7 +113,7 @@ impl Totals {
         self.free_low = self.free.current;
     }
 
-    pub(super) fn note_low(&mut self) {
+    pub(super) fn record_low(&mut self) {
         self.free_low = self.free_low.min(self.free.current);
     }
 }

@@ -277,7 +277,7 @@ impl SimBuilder {
     /// # Panics
     /// Panics for no device, and as [`build`](Self::build) does.
     pub fn build_host<const DEVICES: usize>(self) -> [SimDevice; DEVICES] {
-        let devices = SimDevice::host(self.checked(), DEVICES);
+        let devices = SimDevice::all_of_a_host(self.checked(), DEVICES);
         match <[SimDevice; DEVICES]>::try_from(devices) {
             Ok(devices) => devices,
             Err(_) => unreachable!("a host has as many devices as it was asked for"),

@@ -5,6 +5,7 @@ use super::builder::{Checker, GRANULARITY};
 use super::call::Call;
 use super::event_calls::refuse_captured;
 use super::event_calls::unsupported;
+use super::memory::Space;
 use std::any::Any;
 use std::borrow::Cow;
 use std::panic::Location;
@@ -75,7 +76,13 @@ unsafe impl Device for SimDevice {
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        self.memory_info(kind)
+        self.engine.call(|state| {
+            state.enter(Call::MemoryInfo, 0)?;
+            self.check_kind(Call::MemoryInfo, kind)?;
+            let budget = state.space.budget(self.number, kind);
+            let (free, total) = (budget.reported(), budget.total());
+            Ok(MemoryInfo { free, total })
+        })
     }
 
     // ---- time --------------------------------------------------------------------------------
@@ -85,17 +92,29 @@ unsafe impl Device for SimDevice {
     }
 
     fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
-        self.set_alarm(at, waker)
+        let waker = waker.clone();
+        self.engine.call(|state| {
+            state.counters.alarms += 1;
+            let id = AlarmId(state.schedule.next_arrival());
+            // An alarm in the past is woken when this call leaves the engine.
+            state.alarms.set(id, at, waker);
+            id
+        })
     }
 
     fn cancel_alarm(&self, alarm: AlarmId) {
-        self.cancel_alarm(alarm)
+        // The waker is dropped here, outside the lock, because its task may own objects that call the device.
+        let _waker = self.engine.call(|state| state.alarms.cancel(alarm));
     }
 
     // ---- address space and physical memory -----------------------------------------------------
 
     fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.reserve(bytes)
+        self.memory_call(
+            Call::Reserve,
+            |_| bytes,
+            |space| space.reserve(self.number, bytes),
+        )
     }
 
     unsafe fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
@@ -103,7 +122,9 @@ unsafe impl Device for SimDevice {
     }
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
-        self.create(bytes)
+        let create = |space: &mut Space| space.create(self.number, MemoryKind::Device, bytes);
+        let chunk = self.memory_call(Call::Create, |_| bytes, create)?;
+        Ok(Chunk(chunk))
     }
 
     unsafe fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
@@ -119,7 +140,9 @@ unsafe impl Device for SimDevice {
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        self.allocate(kind, bytes)
+        self.plain_call(Call::Allocate, kind, bytes, |space| {
+            space.allocate(self.number, kind, bytes)
+        })
     }
 
     unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
@@ -144,7 +167,10 @@ unsafe impl Device for SimDevice {
     }
 
     fn create_event(&self) -> Result<RawEvent, DeviceError> {
-        self.create_event()
+        self.engine.call(|state| {
+            state.enter(Call::CreateEvent, 0)?;
+            Ok(state.events.create(self.number))
+        })
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
@@ -181,7 +207,13 @@ unsafe impl Device for SimDevice {
     }
 
     fn unwatch(&self, watch: WatchId) {
-        self.unwatch(watch)
+        // The waker is dropped outside the lock, because its task may own objects that call the device.
+        let _waker = self.engine.call(|state| {
+            if let Some(judge) = state.judge() {
+                judge.order.unwatch(watch);
+            }
+            state.schedule.unwatch(watch)
+        });
     }
 
     fn captures(&self) -> Option<&dyn Captures> {

@@ -8,7 +8,7 @@ use super::operation::Operation;
 use super::schedule::Item;
 use std::panic::Location;
 use weirpool_device::plain::{Arc, Mutex};
-use weirpool_device::{CopyBetween, DeviceError, RawEvent, RawStream, Transfer};
+use weirpool_device::{CopyBetween, Device, DeviceError, RawEvent, RawStream, Transfer};
 
 struct SimTransfer {
     device: SimDevice,
@@ -26,7 +26,7 @@ impl SimDevice {
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         if stream == RawStream::HOST {
-            self.host_write_at(address, bytes, place)?;
+            self.host().write_at(address, bytes, place)?;
             return self.arrived(Vec::new());
         }
         let count = bytes.len() as u64;
@@ -43,7 +43,7 @@ impl SimDevice {
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         if stream == RawStream::HOST {
             let mut read = vec![0; bytes as usize];
-            self.host_read_at(address, &mut read, place)?;
+            self.host().read_at(address, &mut read, place)?;
             return self.arrived(read);
         }
         let arrived = Arc::<Mutex<Vec<u8>>>::default();
@@ -73,7 +73,7 @@ impl SimDevice {
         let call = Call::Fill;
         if stream == RawStream::HOST {
             self.engine.call(|state| state.enter(call, bytes))?;
-            return self.host_fill_at(address, bytes, value, place);
+            return self.host().fill_at(address, bytes, value, place);
         }
         let fill = fill_operation(address, bytes, value, place);
         self.engine.call(|state| {

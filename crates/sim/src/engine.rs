@@ -191,7 +191,7 @@ impl Engine {
     #[cfg(feature = "tokio")]
     fn leave_tokio(&self) {
         if let Some(OuterClock::Tokio(clock)) = &self.outer {
-            clock.note_end();
+            clock.mark_ended();
         }
         let mut state = self.locked();
         state.ticker = Phase::Absent;
@@ -247,12 +247,12 @@ impl Engine {
         }
         match outcome {
             Ok(()) => state.schedule.finish(stream),
-            Err(panic) => self.note_panic(&mut state, panic),
+            Err(panic) => self.record_panic(&mut state, panic),
         }
         state
     }
 
-    fn note_panic(&self, state: &mut State, panic: Panic) {
+    fn record_panic(&self, state: &mut State, panic: Panic) {
         let words = panic.downcast_ref::<&str>().copied();
         let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let words = words.unwrap_or("no message");

@@ -38,17 +38,6 @@ impl SimDevice {
         })
     }
 
-    /// Creates an event. An event that was never recorded counts as complete.
-    ///
-    /// # Errors
-    /// Returns an error if the device is broken.
-    pub fn create_event(&self) -> Result<RawEvent, DeviceError> {
-        self.engine.call(|state| {
-            state.enter(Call::CreateEvent, 0)?;
-            Ok(state.events.create(self.number))
-        })
-    }
-
     /// Destroys an event.
     ///
     /// # Errors
@@ -203,17 +192,6 @@ impl SimDevice {
             state.schedule.watch(id, point, waker);
             id
         })
-    }
-
-    /// Cancels a watch.
-    pub fn unwatch(&self, watch: WatchId) {
-        // The waker is dropped outside the lock, because its task may own objects that call the device.
-        let _waker = self.engine.call(|state| {
-            if let Some(judge) = state.judge() {
-                judge.order.unwatch(watch);
-            }
-            state.schedule.unwatch(watch)
-        });
     }
 }
 

@@ -20,22 +20,32 @@ use weirpool_device::{DeviceAddress, DeviceError, DeviceErrorKind};
 ///
 /// let device = SimDevice::builder().checker(Checker::Collect).build();
 /// let address = device.allocate(MemoryKind::Managed, 2 << 20)?;
-/// device.host_write(address, b"weir")?;
+/// device.host().write(address, b"weir")?;
 /// let work = device.create_stream();
 /// let reverse = Operation::new(Duration::from_micros(5)).writes(address, 4);
 /// work.submit(reverse.run(move |memory| memory.write(address, b"riew")));
 ///
 /// let mut seen = [0; 4];
-/// device.host_read(address, &mut seen)?; // too early: nothing says that the work is over
+/// device.host().read(address, &mut seen)?; // too early: nothing says that the work is over
 /// assert_eq!(device.take_violations()[0].kind, ViolationKind::Race);
 /// device.advance_to_end();
 /// assert_eq!(work.backlog(), 0); // this does
-/// device.host_read(address, &mut seen)?;
+/// device.host().read(address, &mut seen)?;
 /// assert_eq!(&seen, b"riew");
 /// assert!(device.take_violations().is_empty());
 /// # Ok::<(), weirpool::device::DeviceError>(())
 /// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Host<'a>(&'a SimDevice);
+
 impl SimDevice {
+    /// Returns the host's own access to memory that it sees.
+    pub fn host(&self) -> Host<'_> {
+        Host(self)
+    }
+}
+
+impl Host<'_> {
     /// Fills `into` with the bytes that begin at `address`.
     ///
     /// # Errors
@@ -45,12 +55,12 @@ impl SimDevice {
     /// Panics with a violation that the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/)
     /// found.
     #[track_caller]
-    pub fn host_read(
+    pub fn read(
         &self,
         address: impl Into<DeviceAddress>,
         into: &mut [u8],
     ) -> Result<(), DeviceError> {
-        self.host_read_at(address.into().to_bits(), into, Location::caller())
+        self.read_at(address.into().to_bits(), into, Location::caller())
     }
 
     /// Writes `from` to the bytes that begin at `address`.
@@ -62,12 +72,8 @@ impl SimDevice {
     /// Panics with a violation that the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/)
     /// found.
     #[track_caller]
-    pub fn host_write(
-        &self,
-        address: impl Into<DeviceAddress>,
-        from: &[u8],
-    ) -> Result<(), DeviceError> {
-        self.host_write_at(address.into().to_bits(), from, Location::caller())
+    pub fn write(&self, address: impl Into<DeviceAddress>, from: &[u8]) -> Result<(), DeviceError> {
+        self.write_at(address.into().to_bits(), from, Location::caller())
     }
 
     /// Writes `value` to `bytes` bytes that begin at `address`.
@@ -79,20 +85,20 @@ impl SimDevice {
     /// Panics with a violation that the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/)
     /// found.
     #[track_caller]
-    pub fn host_fill(
+    pub fn fill(
         &self,
         address: impl Into<DeviceAddress>,
         bytes: u64,
         value: u8,
     ) -> Result<(), DeviceError> {
         let address = address.into().to_bits();
-        let filled = self.host_fill_at(address, bytes, value, Location::caller());
-        self.engine.raise();
+        let filled = self.fill_at(address, bytes, value, Location::caller());
+        self.0.engine.raise();
         filled
     }
 
     /// Fills memory. A later call raises violations that the checker finds.
-    pub(super) fn host_fill_at(
+    pub(super) fn fill_at(
         &self,
         address: u64,
         bytes: u64,
@@ -106,7 +112,7 @@ impl SimDevice {
     }
 
     #[track_caller]
-    pub(super) fn host_read_at(
+    pub(super) fn read_at(
         &self,
         address: u64,
         into: &mut [u8],
@@ -117,7 +123,7 @@ impl SimDevice {
     }
 
     #[track_caller]
-    pub(super) fn host_write_at(
+    pub(super) fn write_at(
         &self,
         address: u64,
         from: &[u8],
@@ -134,7 +140,7 @@ impl SimDevice {
         access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
     ) -> Result<(), DeviceError> {
         let used = self.use_quietly(operation, access);
-        self.engine.raise();
+        self.0.engine.raise();
         used
     }
 
@@ -145,7 +151,7 @@ impl SimDevice {
         access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
     ) -> Result<(), DeviceError> {
         const CALL: &str = "host access";
-        self.engine.call(|state| {
+        self.0.engine.call(|state| {
             state.check(CALL)?;
             if let Err(illegal) = access(&mut state.space) {
                 let kind = DeviceErrorKind::InvalidArgument;

@@ -49,6 +49,7 @@
 //! | `call`, `cost`, `counters` | the names of the calls, their costs, and the sums |
 //! | `operation`, `stream`, `flag`, `graph` | the types that a user holds |
 //! | `recording` | captures in progress |
+//! | `faults`, `fault` | the faults that a test injects, and those to come |
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
 //! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
@@ -71,6 +72,7 @@ mod event_calls;
 mod events;
 mod executor;
 mod fault;
+mod faults;
 mod flag;
 mod graph;
 mod host;
@@ -97,18 +99,19 @@ use engine::Engine;
 use memory::Viewer;
 use std::fmt;
 use weirpool_device::plain::Arc;
-use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, Pooling};
+use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceId, Pooling};
 
 pub use builder::{Backing, Checker, Clock, SimBuilder};
 pub use call::Call;
 pub use checker::{Allocation, Strangers, Usage, Violation, ViolationKind};
 pub use counters::Counters;
 pub use fault::Fault;
+pub use faults::{Faults, Occupied};
 pub use flag::Flag;
 pub use graph::SimGraph;
+pub use host::Host;
 pub use label::StreamLabel;
 pub use memory::Memory;
-pub use memory_calls::Occupied;
 pub use operation::{Access, AccessKind, Operation};
 pub use stream::SimStream;
 pub use time::Sleep;
@@ -151,7 +154,7 @@ impl SimDevice {
         engines.flat_map(Self::all_of).collect()
     }
 
-    fn host(settings: Settings, devices: usize) -> Vec<Self> {
+    fn all_of_a_host(settings: Settings, devices: usize) -> Vec<Self> {
         let devices = u32::try_from(devices).ok().filter(|devices| *devices > 0);
         Self::all_of(Engine::new(
             settings,
@@ -252,46 +255,6 @@ impl SimDevice {
         let address = address.into().to_bits();
         self.engine
             .peek(|state| state.space.is_mapped(address, bytes))
-    }
-
-    // ---- faults ----------------------------------------------------------------------------
-
-    /// Injects a fault into the `nth` such `call` from now on (the next one is the first). Faults other than
-    /// [`Fault::Fails`] apply to [`Call::Record`] and have no effect on other calls.
-    ///
-    /// ```
-    /// use weirpool::{AllocError, Pool};
-    /// use weirpool::device::DeviceErrorKind::OutOfMemory;
-    /// use weirpool::device::sim::{Call, Fault, SimDevice};
-    ///
-    /// let device = SimDevice::new();
-    /// let pool = Pool::builder(device.clone()).build()?;
-    /// let stream = pool.register(&device.create_stream())?;
-    /// device.script(Call::Create, 2, Fault::Fails(OutOfMemory)); // in the middle of growing
-    /// let refused = pool.try_allocate(&stream, 64 << 20);
-    /// assert!(matches!(refused, Err(AllocError::Exhausted(_))));
-    /// assert!(pool.try_allocate(&stream, 64 << 20).is_ok()); // nothing was lost
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn script(&self, call: Call, nth: u64, fault: Fault) {
-        self.engine.call(|state| state.script(call, nth, fault));
-    }
-
-    /// Makes the next `call` fail with `kind`, without effect. This is [`script`](Self::script) for the most common
-    /// fault.
-    pub fn fail_next(&self, call: Call, kind: DeviceErrorKind) {
-        self.script(call, 1, Fault::Fails(kind));
-    }
-
-    /// Takes up to `bytes` of the device's free memory, as another process would, until the returned value is dropped.
-    pub fn occupy(&self, bytes: u64) -> Occupied {
-        Occupied::new(self.clone(), bytes)
-    }
-
-    /// Breaks the device permanently. Nothing that was submitted runs any more, every watch is woken, and every call
-    /// fails with [`DeviceErrorKind::Sticky`] and this reason (or an earlier one). Time, alarms and counters continue.
-    pub fn break_device(&self, reason: &str) {
-        self.engine.call(|state| state.break_device(reason.into()));
     }
 }
 

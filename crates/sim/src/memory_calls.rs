@@ -9,40 +9,13 @@ use super::call::Call;
 use super::checker::Judge;
 use super::event_calls::unsupported;
 use super::memory::{Refusal, Space};
-use std::fmt;
-use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, MemoryInfo, MemoryKind};
+use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, MemoryKind};
 
 /// The memory calls of [`Device`](weirpool_device::Device).
 ///
 /// The contract makes those unsafe that name chunks and ranges, because a driver may be unable to detect an invalid
 /// name. The simulated device detects it, so that these are safe.
 impl SimDevice {
-    /// Returns free and total memory of a kind, in bytes: of the device, or of its host.
-    ///
-    /// # Errors
-    /// Returns an error if the device does not support the kind, or is broken.
-    pub fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        self.engine.call(|state| {
-            state.enter(Call::MemoryInfo, 0)?;
-            self.check_kind(Call::MemoryInfo, kind)?;
-            let budget = state.space.budget(self.number, kind);
-            let (free, total) = (budget.reported(), budget.total());
-            Ok(MemoryInfo { free, total })
-        })
-    }
-
-    /// Reserves a range of addresses without memory behind it.
-    ///
-    /// # Errors
-    /// Returns an error if the address space is exhausted, or if the device has no virtual memory.
-    pub fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.memory_call(
-            Call::Reserve,
-            |_| bytes,
-            |space| space.reserve(self.number, bytes),
-        )
-    }
-
     /// Releases a whole reserved range.
     ///
     /// # Errors
@@ -55,16 +28,6 @@ impl SimDevice {
             |_| bytes,
             |space| space.unreserve(address, bytes),
         )
-    }
-
-    /// Takes a chunk of physical memory.
-    ///
-    /// # Errors
-    /// Returns [`OutOfMemory`](DeviceErrorKind::OutOfMemory) if the device does not have enough.
-    pub fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
-        let create = |space: &mut Space| space.create(self.number, MemoryKind::Device, bytes);
-        let chunk = self.memory_call(Call::Create, |_| bytes, create)?;
-        Ok(Chunk(chunk))
     }
 
     /// Returns a chunk to the device.
@@ -98,16 +61,6 @@ impl SimDevice {
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.unmapped(address, bytes));
         self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
-    }
-
-    /// Takes plain memory of a kind together with its addresses.
-    ///
-    /// # Errors
-    /// Returns [`OutOfMemory`](DeviceErrorKind::OutOfMemory) if there is not enough.
-    pub fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        self.plain_call(Call::Allocate, kind, bytes, |space| {
-            space.allocate(self.number, kind, bytes)
-        })
     }
 
     /// Releases plain memory.
@@ -144,7 +97,7 @@ impl SimDevice {
     }
 
     /// Makes a memory call for plain memory of a kind.
-    fn plain_call<R>(
+    pub(super) fn plain_call<R>(
         &self,
         call: Call,
         kind: MemoryKind,
@@ -161,7 +114,7 @@ impl SimDevice {
         })
     }
 
-    fn check_kind(&self, call: Call, kind: MemoryKind) -> Result<(), DeviceError> {
+    pub(super) fn check_kind(&self, call: Call, kind: MemoryKind) -> Result<(), DeviceError> {
         if self.engine.settings.memory_kinds.contains(kind) {
             return Ok(());
         }
@@ -178,40 +131,5 @@ impl SimDevice {
         if let Some(present) = self.engine.locked().judge() {
             judge(present);
         }
-    }
-}
-
-/// Device memory that is taken by another program, as far as the pool can tell. Dropping this releases it.
-#[must_use = "dropping this releases the memory at once"]
-pub struct Occupied {
-    device: SimDevice,
-    bytes: u64,
-}
-
-impl Occupied {
-    pub(super) fn new(device: SimDevice, bytes: u64) -> Self {
-        let of = device.number;
-        let occupy = |space: &mut Space| space.budget(of, MemoryKind::Device).occupy(bytes);
-        let bytes = device.engine.call(|state| occupy(&mut state.space));
-        Self { device, bytes }
-    }
-
-    /// Returns how many bytes were taken: the requested ones, or all that were left.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Occupied {
-    fn drop(&mut self) {
-        let (of, bytes) = (self.device.number, self.bytes);
-        let vacate = |space: &mut Space| space.budget(of, MemoryKind::Device).vacate(bytes);
-        self.device.engine.call(|state| vacate(&mut state.space));
-    }
-}
-
-impl fmt::Debug for Occupied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Occupied").field(&self.bytes).finish()
     }
 }

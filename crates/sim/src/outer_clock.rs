@@ -60,7 +60,7 @@ impl TokioClock {
     }
 
     /// Notes that the runtime has ended.
-    pub(super) fn note_end(&self) {
+    pub(super) fn mark_ended(&self) {
         let now = self.elapsed();
         let _ = self.end.set((now, Instant::now()));
     }

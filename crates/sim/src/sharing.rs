@@ -82,7 +82,7 @@ impl SimDevice {
                 let reason = format!("the block has {size} bytes, fewer than {bytes}");
                 return Err(invalid(call, reason));
             }
-            let imported = file.note_import(&part);
+            let imported = file.record_import(&part);
             let address = state
                 .space
                 .allocate_shared(self.number, MemoryKind::Device, size, part, true)

@@ -4,9 +4,9 @@ use super::SimDevice;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
-use weirpool_device::AlarmId;
+use weirpool_device::{AlarmId, Device};
 
 /// Moving time by hand.
 ///
@@ -48,24 +48,6 @@ impl SimDevice {
     #[track_caller]
     pub fn advance_to_end(&self) {
         while self.advance_to_next() {}
-    }
-
-    /// Calls `waker` once, when [`now`](Self::now) reaches `at`.
-    pub fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
-        let waker = waker.clone();
-        self.engine.call(|state| {
-            state.counters.alarms += 1;
-            let id = AlarmId(state.schedule.next_arrival());
-            // An alarm in the past is woken when this call leaves the engine.
-            state.alarms.set(id, at, waker);
-            id
-        })
-    }
-
-    /// Cancels an alarm.
-    pub fn cancel_alarm(&self, alarm: AlarmId) {
-        // The waker is dropped here, outside the lock, because its task may own objects that call the device.
-        let _waker = self.engine.call(|state| state.alarms.cancel(alarm));
     }
 
     /// Returns a future that is ready when `time` has passed on the device's clock.

@@ -3,8 +3,8 @@
 //! Where waiting comes first, memory that streams are about to pass is worth more than new memory. Memory that was on
 //! its way when the request was made is awaited if it is expected in time, and no longer than it may be expected.
 
+use super::super::lanes::Lanes;
 use super::super::mode::Patience;
-use super::super::registry::Lanes;
 use super::{Expected, Recipient};
 use crate::heap::Order;
 use crate::lane::Lane;

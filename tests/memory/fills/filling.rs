@@ -258,7 +258,7 @@ fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
     let host = setup.pool.host_stream().unwrap();
     let block = setup.pool.try_allocate(&host, 4096).unwrap();
     let (address, mut seen) = (block.address(), [1; 4096]);
-    setup.device.host_read(address, &mut seen).unwrap();
+    setup.device.host().read(address, &mut seen).unwrap();
     assert_eq!(seen, [0; 4096]);
     drop(block);
     setup.device.read(address, &mut seen).unwrap();
@@ -277,7 +277,11 @@ fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
     block.used_on(&host).unwrap_err();
     setup.finish(setup.stream.synchronize()).unwrap();
     block.used_on(&host).unwrap();
-    setup.device.host_read(block.address(), &mut seen).unwrap();
+    setup
+        .device
+        .host()
+        .read(block.address(), &mut seen)
+        .unwrap();
     assert_eq!(seen, [0; 4096]);
     drop(block);
     setup.assert_sound();

@@ -2,7 +2,6 @@
 
 use super::*;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
-use weirpool::device::sim::Fault;
 use weirpool::testing::Invariants;
 
 /// The memory is available again, and the statistics are right.
@@ -12,7 +11,7 @@ fn failed_fill_of_an_allocation_loses_no_memory() {
         let setup = Setup::new(zero_on_allocate);
         drop(setup.take(bytes)); // later blocks come from the lane, too
         for awaited in [false, true] {
-            setup.device.fail_next(Call::Fill, Other);
+            setup.device.faults().fail_next(Call::Fill, Other);
             let refused = match awaited {
                 false => setup.pool.try_allocate(&setup.stream, bytes).map(drop),
                 true => now(setup.pool.allocate(&setup.stream, bytes)).map(drop),
@@ -40,13 +39,13 @@ fn failed_fill_uncharges_the_tag() {
     let tag = Tag::new("fills");
     let setup = Setup::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
     let allocate = || setup.pool.allocate(&setup.stream, MIB).tag(tag);
-    setup.device.fail_next(Call::Fill, Other);
+    setup.device.faults().fail_next(Call::Fill, Other);
     let refused = allocate().try_now().unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     let block = allocate().try_now().unwrap();
     let held = not_ready(allocate());
     drop(block);
-    setup.device.fail_next(Call::Fill, Other);
+    setup.device.faults().fail_next(Call::Fill, Other);
     let refused = now(held).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     drop(now(allocate()).unwrap());
@@ -64,7 +63,7 @@ fn failed_fill_of_a_waiter_admits_the_next_one() {
     let mut second = setup.pool.allocate(&setup.stream, 64 * MIB);
     assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
     drop(all);
-    setup.device.fail_next(Call::Fill, Other);
+    setup.device.faults().fail_next(Call::Fill, Other);
     let refused = setup.finish(first).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     let block = setup.finish(second).unwrap();
@@ -84,9 +83,9 @@ fn fill_is_skipped_on_a_stream_that_takes_none() {
     let block = setup.take(MIB);
     let address = block.address();
     write_after(&setup.work, &block, 5, 7);
-    setup.device.fail_next(Call::Fill, Unsupported);
+    setup.device.faults().fail_next(Call::Fill, Unsupported);
     drop(block);
-    setup.device.fail_next(Call::Fill, Unsupported);
+    setup.device.faults().fail_next(Call::Fill, Unsupported);
     let block = setup.take(MIB);
     assert_eq!(block.address(), address);
     assert_eq!(setup.byte_at(address, MIB), 7);
@@ -106,7 +105,7 @@ fn free_takes_place_when_its_fill_fails() {
             let address = block.address();
             block.used_on(&further).unwrap();
             write_after(&other, &block, 300, 7);
-            setup.device.fail_next(call, kind);
+            setup.device.faults().fail_next(call, kind);
             drop(block);
             let (_, third) = stream(&setup.device, &setup.pool);
             let block = setup.pool.try_allocate(&third, 8 * MIB).unwrap();
@@ -129,7 +128,7 @@ fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
         });
         let block = setup.take(MIB);
         let mut waiting = not_ready(setup.pool.allocate(&setup.stream, 64 * MIB));
-        setup.device.script(Call::Fill, 1, Fault::Fails(Sticky));
+        setup.device.faults().fail_next(Call::Fill, Sticky);
         if on_free {
             drop(block);
         } else {
@@ -177,7 +176,7 @@ fn failed_fill_of_a_reserved_block_loses_no_memory() {
         let reservation = setup.pool.reserve(4 * MIB).try_now().unwrap();
         let take = || reservation.allocate(&setup.stream, MIB);
         (0..frees).for_each(|_| drop(take().unwrap()));
-        setup.device.fail_next(Call::Fill, Other);
+        setup.device.faults().fail_next(Call::Fill, Other);
         let Err(AllocError::Device(error)) = take().map(drop) else {
             panic!("the fill fails");
         };

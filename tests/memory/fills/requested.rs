@@ -76,7 +76,7 @@ fn request_in_the_scope_of_a_reservation_is_filled() {
         let block = setup.finish(Box::pin(reservation.scope(request))).unwrap();
         assert_eq!(reservation.left(), 3 * MIB);
         assert_full_of(&setup, &block, 0);
-        setup.device.fail_next(Call::Fill, Other);
+        setup.device.faults().fail_next(Call::Fill, Other);
         let request = setup.pool.allocate(&setup.stream, MIB).zeroed();
         let refused = setup.finish(Box::pin(reservation.scope(request)));
         assert!(matches!(refused, Err(AllocError::Device(_))));
@@ -138,10 +138,10 @@ fn request_fails_if_its_fill_is_refused_and_loses_nothing() {
         for kind in [Other, Unsupported] {
             for bytes in [4096, MIB] {
                 let request = || setup.pool.allocate(&setup.stream, bytes).tag(tag).zeroed();
-                setup.device.fail_next(Call::Fill, kind);
+                setup.device.faults().fail_next(Call::Fill, kind);
                 let refused = request().try_now().unwrap_err();
                 assert!(matches!(&refused, AllocError::Device(error) if error.kind() == kind));
-                setup.device.fail_next(Call::Fill, kind);
+                setup.device.faults().fail_next(Call::Fill, kind);
                 let refused = now(request()).unwrap_err();
                 assert!(matches!(&refused, AllocError::Device(error) if error.kind() == kind));
                 assert_eq!(setup.pool.tag(tag).statistics().used.current, 0);
@@ -199,7 +199,7 @@ fn refused_fill_leaves_the_block_as_it_is() {
         write_after(&setup.work, &block, 5, 7);
         let refused = block.zero(&elsewhere.stream).unwrap_err();
         assert_eq!(refused, CopyError::Stream(StreamError::ForeignDevice));
-        setup.device.fail_next(Call::Fill, Unsupported);
+        setup.device.faults().fail_next(Call::Fill, Unsupported);
         let refused = block.zero(&setup.stream).unwrap_err();
         assert!(matches!(&refused, CopyError::Device(error) if error.kind() == Unsupported));
         assert_full_of(&setup, &block, 7);

@@ -4,6 +4,7 @@ use super::*;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
+use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::Checker;
 use weirpool::testing::Invariants;
 
@@ -134,7 +135,7 @@ fn failed_release_is_repeated_by_the_next_maintenance() {
     let pool = keeping(&device, 0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
-    device.fail_next(Call::Unmap, weirpool::device::DeviceErrorKind::Other);
+    device.faults().fail_next(Call::Unmap, Other);
     let_pass(&device, 1);
     pool.check().unwrap();
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
@@ -200,7 +201,7 @@ fn broken_device_has_no_maintenance_due() {
     let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
-    device.break_device("for the test");
+    device.faults().break_device("for the test");
     let _ = stream.event();
     let_pass(&device, 5);
     assert_nothing_is_due(&device, 20);

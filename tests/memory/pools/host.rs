@@ -23,7 +23,7 @@ fn checker_enforces_the_order_of_the_host() {
     let block = pool.try_allocate(&home, 4096).unwrap();
     let address = block.address();
     use_block(&work, &block, us(10));
-    device.host_read(address, &mut [0; 8]).unwrap();
+    device.host().read(address, &mut [0; 8]).unwrap();
     let [race] = &device.take_violations()[..] else {
         panic!("a read of the host beside a write of the device");
     };
@@ -34,12 +34,12 @@ fn checker_enforces_the_order_of_the_host() {
     use_block(&work, &block, us(10));
     device.advance(us(20));
     // Passing time is no order. Seeing the event complete is.
-    device.host_write(address, &[1; 8]).unwrap();
+    device.host().write(address, &[1; 8]).unwrap();
     assert_eq!(device.take_violations().len(), 1);
     use_block(&work, &block, us(10));
     device.advance(us(10));
     assert!(home.event().unwrap().is_complete().unwrap());
-    device.host_write(address, &[2; 8]).unwrap();
+    device.host().write(address, &[2; 8]).unwrap();
     // Later work of the device comes after the host's earlier uses.
     use_block(&work, &block, us(10));
     assert!(device.take_violations().is_empty());
@@ -51,9 +51,9 @@ fn checker_detects_a_host_use_after_the_free() {
     let host = pool.host_stream().unwrap();
     let block = pool.try_allocate(&host, 4096).unwrap();
     let address = block.address();
-    device.host_fill(address, 4096, 7).unwrap();
+    device.host().fill(address, 4096, 7).unwrap();
     drop(block);
-    device.host_read(address, &mut [0; 8]).unwrap();
+    device.host().read(address, &mut [0; 8]).unwrap();
     let [found] = &device.take_violations()[..] else {
         panic!("a use of what was freed");
     };
@@ -85,7 +85,7 @@ fn host_streams_are_created_and_retired() {
         let host = pool.host_stream().unwrap();
         let block = pool.try_allocate(&host, 4096).unwrap();
         drop(host);
-        device.host_fill(block.address(), 4096, 1).unwrap();
+        device.host().fill(block.address(), 4096, 1).unwrap();
     }
     // Each stream was retired by the next one, with its cached memory.
     let statistics = pool.statistics();

@@ -73,7 +73,9 @@ fn growing_ahead_is_a_wish() {
     let pool = builder.build().unwrap();
     let (_work, home) = stream(&device, &pool);
     // The first handle is the request's, the third one of those that come on top.
-    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    device
+        .faults()
+        .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let block = pool.try_allocate(&home, MIB).unwrap();
     assert_eq!(pool.statistics().reserved.current, 4 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
@@ -226,7 +228,9 @@ fn configuration_builds_what_the_builder_builds() {
 #[test]
 fn failed_build_gives_its_initial_memory_back() {
     let device = manual();
-    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    device
+        .faults()
+        .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let builder = crate::common::builder(&device, 64 * MIB).initial_size(32 * MIB);
     let refused = builder.build().unwrap_err();
     assert!(matches!(refused, BuildError::Device(_)), "{refused}");

@@ -4,6 +4,7 @@ use super::*;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
 use weirpool::AllocError;
+use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
 use weirpool::testing::Invariants;
@@ -119,7 +120,7 @@ fn unpooled_memory_that_the_device_did_not_take_back_is_offered_again() {
     let pool = unpooled(&device);
     let (_work, home) = stream(&device, &pool);
     let block = pool.try_allocate(&home, MIB).unwrap();
-    device.fail_next(Call::Free, DeviceErrorKind::Other);
+    device.faults().fail_next(Call::Free, Other);
     drop(block);
     device.advance(us(10_000));
     assert_eq!(device.counters().physical_in_use, 2 * MIB);
@@ -136,7 +137,7 @@ fn broken_device_is_offered_no_unpooled_memory() {
     let block = pool.try_allocate(&home, MIB).unwrap();
     run(&work, us(10));
     drop(block);
-    device.break_device("gone");
+    device.faults().break_device("gone");
     pool.reap().unwrap_err();
     let refused = pool.try_allocate(&home, MIB).unwrap_err();
     assert!(
@@ -153,7 +154,9 @@ fn unpooled_memory_behind_an_event_that_errs_goes_back_after_a_later_event() {
     let pool = unpooled(&device);
     let (_work, home) = stream(&device, &pool);
     let block = pool.try_allocate(&home, MIB).unwrap();
-    device.script(Call::Record, 1, Fault::Reports(DeviceErrorKind::Other));
+    device
+        .faults()
+        .script(Call::Record, 1, Fault::Reports(DeviceErrorKind::Other));
     drop(block);
     let_maintenance_pass(&device);
     assert_eq!(device.counters().physical_in_use, 2 * MIB);

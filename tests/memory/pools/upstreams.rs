@@ -4,6 +4,7 @@ use super::*;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
+use weirpool::device::DeviceErrorKind::OutOfMemory;
 use weirpool::device::sim::{Call, Clock, Operation};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind, MemoryKinds};
 use weirpool::{AllocError, BuildError, DriverPool, DriverPoolUse, Upstream};
@@ -41,7 +42,7 @@ fn each_upstream_takes_its_kind_of_memory() {
         assert!(device.counters().calls(call) > calls, "{upstream}");
         let taken = free - device.memory_info(kind).unwrap().free;
         assert_eq!(taken, pool.statistics().reserved.current);
-        let host_sees = device.host_write(block.address(), b"weir").is_ok();
+        let host_sees = device.host().write(block.address(), b"weir").is_ok();
         assert_eq!(host_sees, kind != MemoryKind::Device);
         drop((block, home));
         drop(pool);
@@ -151,7 +152,7 @@ fn driver_pool_that_refuses_is_trimmed_and_asked_again() {
         let (_, stream) = stream(&device, &pool);
         let calls =
             || [Call::AllocateFrom, Call::TrimPool].map(|call| device.counters().calls(call));
-        let fail = || device.fail_next(Call::AllocateFrom, DeviceErrorKind::OutOfMemory);
+        let fail = || device.faults().fail_next(Call::AllocateFrom, OutOfMemory);
         let ask = |bytes| {
             let before = calls();
             let block = pool.try_allocate(&stream, bytes);

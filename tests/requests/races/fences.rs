@@ -106,7 +106,8 @@ fn error_of_one_stream_does_not_fail_another() {
     run(&wa, us(10));
     drop(x);
     a.seal().unwrap();
-    sim.fail_next(weirpool::device::sim::Call::Query, DeviceErrorKind::Other);
+    sim.faults()
+        .fail_next(weirpool::device::sim::Call::Query, DeviceErrorKind::Other);
     let got = pool.try_allocate(&b, 2 * MIB);
     assert!(got.is_ok(), "{got:?}");
 }
@@ -121,7 +122,8 @@ fn transient_error_at_the_end_leaks_no_memory() {
     run(&wa, us(10));
     drop(b);
     drop(pool);
-    sim.fail_next(weirpool::device::sim::Call::Record, DeviceErrorKind::Other);
+    sim.faults()
+        .fail_next(weirpool::device::sim::Call::Record, DeviceErrorKind::Other);
     drop(a);
     sim.advance(us(20));
     assert_eq!(sim.counters().physical_in_use, 0);

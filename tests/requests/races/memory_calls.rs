@@ -230,7 +230,7 @@ fn failed_call_of_a_blocked_caller_leaves_the_capacity_to_the_next() {
             let other = p.clone();
             let waits = std::thread::spawn(move || other.allocate(&b, CHUNK).blocking().map(drop));
             eventually(|| p.statistics().waits.waiting == 1);
-            device.fail_next(call, kind);
+            device.faults().fail_next(call, kind);
             *second.lock().unwrap() = Some(waits);
         });
         let first = pool.allocate(&a, CHUNK).blocking();
@@ -274,7 +274,7 @@ fn growth_that_fails_in_any_call_loses_no_chunk_and_no_charge() {
             let (_, a) = stream(&sim, &pool);
             let account = pool.tag(tag);
             account.set_limit(Some(8 * CHUNK));
-            sim.script(call, nth, Fault::Fails(kind));
+            sim.faults().script(call, nth, Fault::Fails(kind));
             for chunks in [1, 2, 2, 5] {
                 let many = [chunks * CHUNK / 2; 2];
                 let limit = Duration::from_secs(20);

@@ -114,7 +114,7 @@ fn failed_exchange_takes_no_memory() {
             kept.push(piece);
         }
     }
-    device.script(
+    device.faults().script(
         Call::Unmap,
         2,
         Fault::Fails(weirpool::device::DeviceErrorKind::Other),

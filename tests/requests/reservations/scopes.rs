@@ -202,7 +202,7 @@ fn throttled_request_hears_of_memory_to_exchange() {
             let mut tasks = [Woken::new(reservation.scope(request))];
             run(&work, us(100));
             for nth in 1..=failing {
-                device.script(
+                device.faults().script(
                     Call::Record,
                     nth,
                     Fault::Fails(DeviceErrorKind::Unsupported),

@@ -180,7 +180,9 @@ fn several_whose_wait_fails_lose_nothing() {
     let (_, b) = stream(&device, &pool);
     drop(held);
     let both = [4 * MIB, 2 * MIB];
-    device.fail_next(Call::Wait, DeviceErrorKind::Other);
+    device
+        .faults()
+        .fail_next(Call::Wait, DeviceErrorKind::Other);
     match pool.allocate_many(&b, both).try_now() {
         Err(AllocError::Device(error)) => assert_eq!(error.kind(), DeviceErrorKind::Other),
         other => panic!("{other:?}"),
@@ -189,7 +191,9 @@ fn several_whose_wait_fails_lose_nothing() {
         (used(&pool), pool.statistics().pending.current),
         (0, 8 * MIB)
     );
-    device.fail_next(Call::Wait, DeviceErrorKind::Unsupported);
+    device
+        .faults()
+        .fail_next(Call::Wait, DeviceErrorKind::Unsupported);
     let blocks = pool.allocate_many(&b, both).try_now().unwrap();
     assert_eq!(
         blocks[0].source(),

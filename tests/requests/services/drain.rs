@@ -180,7 +180,7 @@ fn drain_fails_when_the_device_breaks() {
     let mut drain = pool.drain();
     assert!(poll_with(&mut drain, &waker).is_pending());
     let before = woken.get();
-    device.break_device("an illegal address");
+    device.faults().break_device("an illegal address");
     assert!(woken.get() > before);
     let ended = poll(&mut drain);
     assert!(

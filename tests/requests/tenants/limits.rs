@@ -303,7 +303,8 @@ fn timeout_at_a_limit_names_the_limit() {
 #[test]
 fn throttled_requests_fail_when_the_pool_ends() {
     let close = |pool: &Pool, _: &SimDevice, _: Tag| pool.close();
-    let shatter = |_: &Pool, device: &SimDevice, _: Tag| device.break_device("an illegal address");
+    let shatter =
+        |_: &Pool, device: &SimDevice, _: Tag| device.faults().break_device("an illegal address");
     let shrink = |pool: &Pool, _: &SimDevice, _: Tag| assert!(pool.resize(2 * MIB).is_ok());
     let restrict = |pool: &Pool, _: &SimDevice, tag| pool.tag(tag).set_limit(Some(MIB));
     type End = fn(&Pool, &SimDevice, Tag);

@@ -10,8 +10,8 @@ use super::*;
 use std::future::Future;
 use std::pin::Pin;
 use weirpool::device::DeviceErrorKind::Unsupported;
-use weirpool::device::MemoryKind;
 use weirpool::device::sim::{Call, Clock, SimStream};
+use weirpool::device::{Device, MemoryKind};
 use weirpool::testing::Invariants;
 
 const ALL: u64 = 16 * MIB;
@@ -356,7 +356,7 @@ impl World {
                 self.blocks.extend(drawn.and_then(Result::ok));
             }
             // As on a stream that is captured. Errors of these calls are expected.
-            20 => self.device.fail_next(Call::Record, Unsupported),
+            20 => self.device.faults().fail_next(Call::Record, Unsupported),
             21 => {
                 let (_, stream) = self.any_stream(pool);
                 let bytes = self.any_bytes();

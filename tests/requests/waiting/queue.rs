@@ -2,7 +2,7 @@
 
 use super::*;
 use std::task::Poll;
-use weirpool::device::MemoryKind;
+use weirpool::device::{Device, MemoryKind};
 use weirpool::testing::Invariants;
 
 #[test]
@@ -224,7 +224,7 @@ fn broken_device_fails_every_waiting_request() {
     drop(block);
     assert!(poll_with(&mut second, &waker).is_pending());
     let before = woken.get();
-    device.break_device("an illegal address");
+    device.faults().break_device("an illegal address");
     assert!(woken.get() > before, "watches are called on errors too");
     for waiting in [first, second] {
         let error = now(waiting).unwrap_err();

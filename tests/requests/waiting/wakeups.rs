@@ -90,7 +90,7 @@ fn free_with_failing_records(
     let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
     use_block(&work, &block, us(10));
     for nth in failing {
-        device.script(
+        device.faults().script(
             Call::Record,
             *nth,
             Fault::Fails(DeviceErrorKind::Unsupported),
@@ -265,7 +265,9 @@ fn completion_behind_an_event_that_errs_wakes_a_request() {
         let pool = pool.build().unwrap();
         let [(work, a), (_, b)] = streams(&device, &pool);
         let blocks = [(); 3].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
-        device.script(Call::Record, 1, Fault::Reports(DeviceErrorKind::Other));
+        device
+            .faults()
+            .script(Call::Record, 1, Fault::Reports(DeviceErrorKind::Other));
         for (block, duration) in blocks.into_iter().zip([10, 10, 100_000]) {
             use_block(&work, &block, us(duration));
             drop(block);

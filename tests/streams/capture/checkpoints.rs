@@ -188,7 +188,7 @@ fn failed_restore_leaves_all_ranges_in_the_memory() {
         let checkpoint = memory.checkpoint();
         work.submit(write(&second, 1));
         drop((first, second));
-        site.device.fail_next(Call::Wait, kind);
+        site.device.faults().fail_next(Call::Wait, kind);
         let failed = memory.restore(&checkpoint, &site.stream).unwrap_err();
         assert!(
             matches!(&failed, RestoreError::Refused(AllocError::Device(error)) if error.kind() == kind),

@@ -3,7 +3,7 @@
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use weirpool::device::{DeviceErrorKind, RawEvent};
+use weirpool::device::{Device, DeviceErrorKind, RawEvent};
 
 /// Operations that append their name to a common list each time they run.
 #[derive(Clone, Default)]

@@ -1,6 +1,7 @@
 //! Where captured streams allocate, and for how long the memory stays with the graph.
 
 use super::*;
+use weirpool::device::Device;
 use weirpool::{AllocError, ErrorClass, StreamError};
 
 #[test]

@@ -3,8 +3,8 @@
 use super::*;
 use crate::common::{now, poll};
 use futures::FutureExt;
-use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, SimStream};
+use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::{
     AllocError, Capture, DriverPool, DriverPoolUse, ReleaseThreshold, StreamError, Tag, Upstream,
 };
@@ -223,6 +223,7 @@ impl End {
             }
             Self::Refused => {
                 site.device
+                    .faults()
                     .fail_next(Call::EndCapture, DeviceErrorKind::Other);
                 assert!(capture.end().is_err());
             }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::common::{devices, pool, streams};
 use std::future::IntoFuture;
+use weirpool::device::Device;
 use weirpool::{StreamError, TaskError};
 
 /// Makes one stream come after another by an event that the pool does not see.

@@ -66,7 +66,7 @@ fn refused_capture_changes_nothing() {
     assert_eq!(foreign, StreamError::ForeignPool);
     for call in [Call::BeginCapture, Call::Keep] {
         drop(site.take(4096));
-        site.device.fail_next(call, Other);
+        site.device.faults().fail_next(call, Other);
         assert!(site.pool.capture(&site.stream).is_err());
         assert!(!site.work.is_capturing());
         drop(site.take(4096));
@@ -79,7 +79,7 @@ fn refused_capture_changes_nothing() {
     );
     drop(site.take(4096));
     drop(first);
-    site.device.fail_next(Call::EndCapture, Other);
+    site.device.faults().fail_next(Call::EndCapture, Other);
     let capture = site.pool.capture(&site.stream).unwrap();
     drop(site.take(4096));
     assert!(capture.end().is_err());
@@ -96,7 +96,7 @@ fn capture_ends_on_a_broken_device() {
         Call::Launch,
     ] {
         let site = Site::new(64 * MIB);
-        site.device.fail_next(call, Sticky);
+        site.device.faults().fail_next(call, Sticky);
         let Ok(capture) = site.pool.capture(&site.stream) else {
             assert!(matches!(call, Call::BeginCapture | Call::Keep));
             continue;
@@ -113,7 +113,7 @@ fn capture_ends_on_a_broken_device() {
     let site = Site::new(64 * MIB);
     let capture = site.pool.capture(&site.stream).unwrap();
     let block = site.take(MIB);
-    site.device.break_device("test");
+    site.device.faults().break_device("test");
     let more = site.pool.try_allocate(&site.stream, 8 * MIB);
     assert!(matches!(more, Err(AllocError::Device(_))));
     drop(block);

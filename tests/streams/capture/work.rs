@@ -83,7 +83,7 @@ fn refused_fill_loses_no_memory() {
     use weirpool::device::sim::Call;
     let site = Site::new(64 * MIB);
     let capture = site.pool.capture(&site.stream).unwrap();
-    site.device.fail_next(Call::Fill, Other);
+    site.device.faults().fail_next(Call::Fill, Other);
     let refused = site.pool.allocate(&site.stream, MIB).zeroed().try_now();
     assert!(matches!(refused, Err(AllocError::Device(_))));
     drop(capture);

@@ -299,7 +299,9 @@ fn growth_that_fails_leaves_no_block_behind() {
     let pool = builder.fill_on_allocate(Fill::Zero).build().unwrap();
     let (work, stream) = crate::common::stream(&device, &pool);
     let mut block = pool.try_allocate(&stream, MIB).unwrap();
-    device.fail_next(Call::Fill, DeviceErrorKind::Other);
+    device
+        .faults()
+        .fail_next(Call::Fill, DeviceErrorKind::Other);
     block.grow(2 * MIB).try_now().unwrap_err();
     let next = pool.try_allocate(&stream, MIB).unwrap();
     work.submit(Operation::new(us(10)).writes(next.address(), next.size()));

@@ -140,7 +140,7 @@ fn broken_device_is_not_checked() {
     let world = World::panicking();
     let block = world.allocate(0, MIB);
     world.write(1, &block);
-    world.device.break_device("on purpose");
+    world.device.faults().break_device("on purpose");
     drop(block.deallocate());
     world.device.assert_ordered();
 }

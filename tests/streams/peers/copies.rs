@@ -183,7 +183,7 @@ fn copy_is_refused_by_the_reason_and_changes_nothing() {
         .unwrap_err();
     assert_eq!(refused, CopyError::Stream(StreamError::ForeignDevice));
     for kind in [DeviceErrorKind::Other, DeviceErrorKind::OutOfMemory] {
-        devices[0].fail_next(Call::Copy, kind);
+        devices[0].faults().fail_next(Call::Copy, kind);
         let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
         assert!(matches!(refused, CopyError::Device(_)));
     }
@@ -296,7 +296,7 @@ fn dropped_copy_takes_place_and_a_broken_device_fails_it() {
         ..
     } = setup(two(), false);
     let copied = not_ready(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
-    devices[1].break_device("a test");
+    devices[1].faults().break_device("a test");
     assert!(now(copied).unwrap_err().is_sticky());
     assert!(here.copy_to(0..64, &mut there, 0, &streams[0]).is_err());
 }

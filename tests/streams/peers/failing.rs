@@ -17,7 +17,9 @@ fn place() -> ([SimDevice; 2], Pool, Stream, [Block; 2]) {
 fn access_that_fails_half_way_is_taken_back() {
     for nth in 1..=4 {
         let ([first, second], pool, _stream, blocks) = place();
-        first.script(Call::SetAccess, nth, Fault::Fails(Other));
+        first
+            .faults()
+            .script(Call::SetAccess, nth, Fault::Fails(Other));
         let error = pool.enable_access(&second).unwrap_err();
         assert!(matches!(error, AccessError::Device(_)), "{error}");
         assert!(!pool.is_access_enabled(&second));
@@ -33,7 +35,9 @@ fn access_stays_if_taking_it_back_fails_half_way() {
     for nth in 1..=4 {
         let ([first, second], pool, stream, blocks) = place();
         pool.enable_access(&second).unwrap();
-        first.script(Call::SetAccess, nth, Fault::Fails(Other));
+        first
+            .faults()
+            .script(Call::SetAccess, nth, Fault::Fails(Other));
         pool.disable_access(&second).unwrap_err();
         assert!(pool.is_access_enabled(&second));
         let later = pool.try_allocate(&stream, 8 * MIB).unwrap();
@@ -54,7 +58,9 @@ fn growth_without_access_fails_and_loses_nothing() {
         let ([first, second], pool, stream, _blocks) = place();
         pool.enable_access(&second).unwrap();
         let held = reserved(&pool);
-        first.script(Call::SetAccess, 2, Fault::Fails(kind));
+        first
+            .faults()
+            .script(Call::SetAccess, 2, Fault::Fails(kind));
         pool.try_allocate(&stream, 8 * MIB).unwrap_err();
         pool.check().unwrap();
         let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
@@ -70,7 +76,9 @@ fn growth_without_access_fails_and_loses_nothing() {
 #[test]
 fn sticky_error_ends_the_pool() {
     let ([first, second], pool, stream, _blocks) = place();
-    first.script(Call::SetAccess, 2, Fault::Fails(Sticky));
+    first
+        .faults()
+        .script(Call::SetAccess, 2, Fault::Fails(Sticky));
     assert!(matches!(
         pool.enable_access(&second),
         Err(AccessError::Device(_))

@@ -1,7 +1,7 @@
 //! The memory pools of the simulated driver, as code that calls the driver itself uses them.
 
 use super::*;
-use weirpool::device::sim::{Call, Fault};
+use weirpool::device::sim::Call;
 use weirpool::device::{
     Access, DeviceError, DriverPoolProperties, DriverPools, HandleTypes, MemoryKind, PoolAttribute,
     RawPool, RawStream,
@@ -225,15 +225,12 @@ fn invalid_calls_are_refused_and_change_nothing() {
     assert_eq!(invalid(too_large), DeviceErrorKind::OutOfMemory);
     let unknown = pool.free(GRANULE, &stream).unwrap_err();
     assert_eq!(unknown.kind(), DeviceErrorKind::InvalidArgument);
-    sim.script(
-        Call::AllocateFrom,
-        1,
-        Fault::Fails(DeviceErrorKind::OutOfMemory),
-    );
+    sim.faults()
+        .fail_next(Call::AllocateFrom, DeviceErrorKind::OutOfMemory);
     assert!(pool.take(GRANULE, &stream).is_err());
     assert_eq!(pool.reserved(), 0);
     let block = pool.take(GRANULE, &stream).unwrap();
-    sim.fail_next(Call::FreeTo, DeviceErrorKind::Other);
+    sim.faults().fail_next(Call::FreeTo, DeviceErrorKind::Other);
     assert!(pool.free(block, &stream).is_err());
     pool.free(block, &stream).unwrap();
 

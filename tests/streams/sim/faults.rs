@@ -64,8 +64,8 @@ fn broken_device_runs_no_work() {
     a.submit(operation(10));
     sim.wait(b.raw(), recorded(&sim, &a)).unwrap();
     b.submit(operation(10).run(|_| panic!("never runs")));
-    sim.break_device("gone");
-    sim.break_device("later");
+    sim.faults().break_device("gone");
+    sim.faults().break_device("later");
     assert_eq!(
         sim.memory_info(MemoryKind::Device).unwrap_err().reason(),
         "gone"
@@ -77,13 +77,15 @@ fn broken_device_runs_no_work() {
 #[test]
 fn scripted_call_fails() {
     let sim = manual();
-    sim.fail_next(Call::Create, DeviceErrorKind::OutOfMemory);
+    sim.faults()
+        .fail_next(Call::Create, DeviceErrorKind::OutOfMemory);
     assert_eq!(
         sim.create(GRANULE).unwrap_err().kind(),
         DeviceErrorKind::OutOfMemory
     );
     sim.create(GRANULE).unwrap();
-    sim.fail_next(Call::Record, DeviceErrorKind::Sticky);
+    sim.faults()
+        .fail_next(Call::Record, DeviceErrorKind::Sticky);
     let (stream, event) = (sim.create_stream(), sim.create_event().unwrap());
     assert!(sim.record(event, stream.raw()).unwrap_err().is_sticky());
     assert!(sim.query(event).unwrap_err().is_sticky());

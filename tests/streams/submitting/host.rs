@@ -62,7 +62,7 @@ fn function_on_a_broken_device_is_never_called() {
         unreachable!("the device is broken");
     });
     let mut task = Woken::new(task.unwrap());
-    device.break_device("a test");
+    device.faults().break_device("a test");
     assert!(is_dropped());
     assert!(task.poll_if_woken());
     assert!(matches!(task.output, Some(Err(TaskError::Device(error))) if error.is_sticky()));
@@ -79,7 +79,7 @@ fn host_task_on_a_broken_device_ends_with_its_error() {
         unreachable!("the device is broken");
     });
     let mut task = Woken::new(task.unwrap());
-    device.break_device("a test");
+    device.faults().break_device("a test");
     assert!(task.poll_if_woken());
     assert!(matches!(task.output, Some(Err(TaskError::Device(error))) if error.is_sticky()));
     assert!(is_dropped());
@@ -225,11 +225,15 @@ fn host_tasks_of_two_streams_take_turns_with_their_work() {
 fn work_that_the_device_refuses_is_dropped() {
     let (device, _pool, [stream]) = place();
     let (owned, is_dropped) = guard();
-    device.fail_next(Call::Run, DeviceErrorKind::Unsupported);
+    device
+        .faults()
+        .fail_next(Call::Run, DeviceErrorKind::Unsupported);
     let refused = stream.run(move || drop(owned)).map(drop);
     assert!(refused.is_err() && is_dropped());
     let (owned, is_dropped) = guard();
-    device.fail_next(Call::Hold, DeviceErrorKind::Unsupported);
+    device
+        .faults()
+        .fail_next(Call::Hold, DeviceErrorKind::Unsupported);
     let refused = stream.spawn(async move { drop(owned) }).map(drop);
     assert!(refused.is_err() && is_dropped());
     assert_eq!(now(spend(&stream, 0)), Ok(()));

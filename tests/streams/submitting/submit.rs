@@ -248,7 +248,7 @@ fn task_outlives_its_stream_and_pool() {
 fn broken_device_fails_tasks_and_submissions() {
     let (device, _pool, [stream]) = place();
     let mut task = Woken::new(spend(&stream, 10));
-    device.break_device("a test");
+    device.faults().break_device("a test");
     assert!(task.poll_if_woken());
     let is_sticky =
         |error: &TaskError| matches!(error, TaskError::Device(error) if error.is_sticky());
@@ -264,7 +264,7 @@ fn failed_ordering_submits_nothing() {
     let block = pool.try_allocate(&home, MIB).unwrap();
     for call in [Call::Record, Call::Wait] {
         drop(spend(&home, 10));
-        device.fail_next(call, DeviceErrorKind::Other);
+        device.faults().fail_next(call, DeviceErrorKind::Other);
         let never = |_: &SimStream, _: Argument<'_>| unreachable!("the stream is not ordered");
         let refused = stream.submit(&block, never).map(drop);
         assert!(matches!(refused, Err(TaskError::Device(_))), "{call:?}");

@@ -5,8 +5,9 @@
 //! operations took, without the start of the process. For the cache lines, each operation is followed by a walk
 //! over more memory than the simulated cache of 32 KiB has room for, so that it misses each line that it touches once.
 //!
-//! Counts are compared with those of `crates/bench/instructions.csv`. The program fails if one is more than 5 % higher
-//! (cache lines: 10 %): compilers differ by some percent from version to version. `--accept` writes the new counts.
+//! Counts are compared with those of `crates/bench/instructions.csv`. The program fails if one is more than 2 % higher
+//! (cache lines: 10 %). `--accept` writes the new counts. One program always takes the same instructions; another version
+//! of the compiler can take some percent more, and is a reason to accept.
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -24,7 +25,7 @@ use weirpool::{Block, Pool, Reservation, Stream, Tag};
 use weirpool_compat::RawPool;
 
 /// The part by which a count of instructions may be higher than the accepted one.
-const TOLERANCE: f64 = 0.05;
+const TOLERANCE: f64 = 0.02;
 /// The part by which a count of cache lines may be higher: values on the stack share lines by chance.
 const TOLERANCE_OF_LINES: f64 = 0.1;
 /// Operations of the two runs. More would change counts by less than one in a hundred.
@@ -377,7 +378,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let excesses = compare(&counted)?;
     if !excesses.is_empty() {
         bail!(
-            "more than 5 % (instructions) or 10 % (cache lines) above what is accepted:\n  {}\nIf that is worth it, or comes with another compiler, run again with --accept, and say why",
+            "more than 2 % (instructions) or 10 % (cache lines) above what is accepted:\n  {}\nIf that is worth it, or comes with another compiler, run again with --accept, and say why",
             excesses.join("\n  ")
         );
     }
@@ -401,10 +402,10 @@ mod tests {
             };
             excesses("pair", now, before)
         };
-        assert!(with(1050.0, 12.0).is_empty() && with(1.0, 1.0).is_empty());
+        assert!(with(1020.0, 12.0).is_empty() && with(1.0, 1.0).is_empty());
         assert_eq!(
-            with(1051.0, 10.0),
-            ["pair: 1051 instructions, 1000 accepted"]
+            with(1021.0, 10.0),
+            ["pair: 1021 instructions, 1000 accepted"]
         );
         assert_eq!(with(1000.0, 13.0), ["pair: 13 cache lines, 10 accepted"]);
     }

@@ -104,8 +104,8 @@ impl Contents {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use weirpool::device::MemoryKind;
     use weirpool::device::sim::{SimDevice, SimStream};
+    use weirpool::device::{Device, MemoryKind};
 
     fn mapped(bytes: u64) -> (SimDevice, SimStream, DeviceAddress) {
         let device = SimDevice::new();

@@ -50,7 +50,9 @@ fn a_default_pool_is_made_once_and_only_when_it_is_asked_for() {
 #[test]
 fn a_default_pool_that_could_not_be_made_is_made_at_the_next_try() {
     let device = manual();
-    device.fail_next(Call::Reserve, DeviceErrorKind::Other);
+    device
+        .faults()
+        .fail_next(Call::Reserve, DeviceErrorKind::Other);
     assert!(matches!(current(&device), Err(BuildError::Device(_))));
     assert!(current(&device).is_ok());
 }

@@ -39,7 +39,9 @@ fn a_name_that_is_refused_costs_the_device_nothing() {
     ));
     assert_eq!(device.counters().device_calls, before);
     // One that fails for another reason leaves its name free.
-    device.fail_next(Call::Reserve, DeviceErrorKind::Other);
+    device
+        .faults()
+        .fail_next(Call::Reserve, DeviceErrorKind::Other);
     assert!(small(&device).name("unlucky").build().is_err());
     assert!(small(&device).name("unlucky").build().is_ok());
 }

@@ -83,7 +83,7 @@ impl ByDonor {
         let donated = self.donors.get_mut(&fence.stream).expect("a donor");
         donated.bytes -= block.bytes;
         donated.frees -= block.frees;
-        donated.by_ticket.note_gone();
+        donated.by_ticket.count_gone();
         donated
     }
 
@@ -156,7 +156,7 @@ impl ByTicket {
         }
     }
 
-    fn note_gone(&mut self) {
+    fn count_gone(&mut self) {
         self.live -= 1;
         if self.live == 0 {
             self.entries.clear();
@@ -191,7 +191,7 @@ mod tests {
         blocks.iter().for_each(|id| freed(&mut index, *id));
         for _ in 0..1000 {
             for id in blocks {
-                index.note_gone();
+                index.count_gone();
                 freed(&mut index, id);
             }
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
-use weirpool::device::DeviceErrorKind;
+use weirpool::device::DeviceErrorKind::OutOfMemory;
 use weirpool::device::sim::{Call, Checker, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
@@ -370,14 +370,14 @@ fn device_errors_are_reported_and_a_broken_device_once() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
-        device.fail_next(Call::Create, DeviceErrorKind::OutOfMemory);
+        device.faults().fail_next(Call::Create, OutOfMemory);
         assert!(pool.try_allocate(&stream, MIB).is_err());
         let told = listener.take("WARN");
         assert!(
             told.len() == 1 && told[0].contains("OutOfMemory"),
             "{told:?}"
         );
-        device.break_device("pulled out");
+        device.faults().break_device("pulled out");
         for _ in 0..3 {
             assert!(stream.event().is_err());
         }

@@ -4,7 +4,8 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::device::sim::{Fault, Operation};
+use weirpool::device::DeviceErrorKind::Sticky;
+use weirpool::device::sim::Operation;
 use weirpool::{AllocError, StreamError};
 
 #[test]
@@ -490,7 +491,7 @@ fn failing_calls_lose_nothing() {
                     true => &pair.importer,
                     false => &pair.exporter,
                 };
-                at.device.script(call, 1, Fault::Fails(kind));
+                at.device.faults().fail_next(call, kind);
                 errors += usize::from(exchange(&pair).is_err());
                 // Without the fault it works, unless its call was not made yet.
                 let again = exchange(&pair).is_err();
@@ -536,7 +537,7 @@ fn sticky_error_leaks_rather_than_unmaps() {
     let imported = pair.importer.receive(&pair.into).unwrap();
     let device = &pair.importer.device;
     use_block(&pair.importer.work, &imported, us(100));
-    device.script(Call::Record, 1, Fault::Fails(DeviceErrorKind::Sticky));
+    device.faults().fail_next(Call::Record, Sticky);
     drop(imported);
     device.advance_to_end();
     // Another connection's block comes and goes: the worker has seen the broken one by then.

@@ -114,7 +114,7 @@ impl PoolFile {
         rustix::fs::fstat(&self.file).map_or(0, |state| state.st_ino)
     }
 
-    pub(crate) fn note_import(&self, part: &SharedBytes) -> Imported {
+    pub(crate) fn record_import(&self, part: &SharedBytes) -> Imported {
         let part = (self.number(), part.begin);
         *IMPORTS.lock().entry(part).or_default() += 1;
         Imported {

@@ -24,6 +24,7 @@ async fn each_call_may_fail_once() {
                 server
                     .simulated()
                     .unwrap()
+                    .faults()
                     .script(call, nth, Fault::Fails(kind));
                 // Free memory returns to the device, so that it is mapped anew.
                 let _ = server.pool().trim_to(0);
@@ -70,7 +71,7 @@ async fn broken_device_is_reported_and_the_server_ends() {
     let running: Vec<_> = running.collect();
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     assert!(server.running() > 0);
-    server.simulated().unwrap().break_device("a test");
+    server.simulated().unwrap().faults().break_device("a test");
     for answer in join_all(running).await {
         assert_eq!(answer.unwrap(), StatusCode::INTERNAL_SERVER_ERROR);
     }

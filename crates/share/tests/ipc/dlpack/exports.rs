@@ -169,7 +169,7 @@ fn broken_device_and_a_dropped_tensor_do_not_panic() {
     let site = Site::new();
     let tensor = site.exported();
     read(&site.streams[1].0, &tensor, 100);
-    site.device.break_device("test");
+    site.device.faults().break_device("test");
     drop(tensor);
     assert!(site.pool.try_allocate(&site.streams[2].1, 8 * MIB).is_err());
 }
@@ -182,7 +182,7 @@ fn failing_calls_export_nothing_or_in_order() {
             for kind in [DeviceErrorKind::Other, DeviceErrorKind::Unsupported] {
                 let site = Site::new();
                 let block = site.written();
-                site.device.script(call, nth, Fault::Fails(kind));
+                site.device.faults().script(call, nth, Fault::Fails(kind));
                 let consumer = &site.streams[1].1;
                 let bytes = [8 * MIB as i64];
                 let device = site.device.clone();

@@ -106,7 +106,7 @@ fn tensor_of_a_broken_device_is_never_released() {
     let use_on = &site.streams[1];
     foreign.block().used_on(&use_on.1).unwrap();
     use_block(&use_on.0, foreign.block(), us(100));
-    site.device.break_device("test");
+    site.device.faults().break_device("test");
     drop(foreign);
     // The worker runs one job after the other: this one is behind.
     let healthy = Site::new();

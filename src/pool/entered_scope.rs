@@ -18,11 +18,11 @@ use std::task::{Context, Poll};
 
 thread_local! {
     /// The scopes that this thread is in, from the outermost to the innermost.
-    static ENTERED: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+    static ENTERED: RefCell<Vec<EnteredScope>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A scope that was entered.
-struct Entry {
+struct EnteredScope {
     /// Higher than those of the entries before it.
     number: u64,
     reserved: Arc<Reserved>,
@@ -164,10 +164,10 @@ pub struct EnterGuard {
 
 impl EnterGuard {
     pub(super) fn new(reserved: &Arc<Reserved>) -> Self {
-        let enter = |entered: &RefCell<Vec<Entry>>| {
+        let enter = |entered: &RefCell<Vec<EnteredScope>>| {
             let mut entered = entered.borrow_mut();
             let number = entered.last().map_or(0, |last| last.number + 1);
-            entered.push(Entry {
+            entered.push(EnteredScope {
                 number,
                 reserved: reserved.clone(),
                 hooks: hooks_entered(),
@@ -190,7 +190,7 @@ impl Drop for EnterGuard {
         // Searches the whole list, because guards may be dropped in any order.
         let left = ENTERED.try_with(|entered| {
             let mut entered = entered.borrow_mut();
-            let is_own = |entry: &Entry| entry.number == self.number;
+            let is_own = |entry: &EnteredScope| entry.number == self.number;
             let at = entered.iter().rposition(is_own)?;
             Some(entered.remove(at))
         });

@@ -139,7 +139,7 @@ impl<'a> Pass<'a> {
             }
             match self.serve_one(waiter) {
                 Served::Granted => {
-                    passed.iter().for_each(|passed| passed.note_passed(bytes));
+                    passed.iter().for_each(|passed| passed.count_passed(bytes));
                     return Served::Granted;
                 }
                 Served::Short => {}
@@ -164,14 +164,14 @@ impl<'a> Pass<'a> {
             return Served::Gone;
         }
         if self.was_searched(waiter) {
-            self.note_times(waiter);
+            self.record_times(waiter);
             return Served::Short;
         }
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
             Err(Refusal::Short(_)) => {
-                waiter.note_searched(self.moment(), service.engine.supply.is_refused());
-                self.note_times(waiter);
+                waiter.record_searched(self.moment(), service.engine.supply.is_refused());
+                self.record_times(waiter);
                 return Served::Short;
             }
             Err(Refusal::NeedsThread) => return Served::NeedsThread,
@@ -211,7 +211,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Notes the times at which a failed search may succeed although no change is published.
-    fn note_times(&self, waiter: &Waiter) {
+    fn record_times(&self, waiter: &Waiter) {
         let now = self.service.now();
         if waiter.was_refused() {
             // Other clients of the device hold the memory, and do not announce when they release it.

@@ -268,7 +268,7 @@ impl<'a> Draw<'a> {
         if found.is_some() || !was_refused {
             engine.shared.publish(Change::Memory);
         }
-        maintenance::note_return(engine);
+        maintenance::schedule_after_return(engine);
         Ok(found)
     }
 }

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::super::segments::Accessibility;
-use super::Memory;
+use super::DeviceMemory;
 use crate::device::{Access, Chunk, DeviceError, DeviceErrorKind, Peer, PeerAccess};
 use crate::fault::injected;
 use smallvec::SmallVec;
@@ -37,7 +37,7 @@ impl Accessors {
     }
 }
 
-fn peer_access(memory: &Memory) -> Result<&dyn PeerAccess, DeviceError> {
+fn peer_access(memory: &DeviceMemory) -> Result<&dyn PeerAccess, DeviceError> {
     memory.device.peer_access().ok_or_else(|| {
         let reason = "the device is alone: copy through the host";
         DeviceError::new("set_access", DeviceErrorKind::Unsupported, reason)
@@ -48,7 +48,7 @@ fn peer_access(memory: &Memory) -> Result<&dyn PeerAccess, DeviceError> {
 ///
 /// # Errors
 /// Returns an error if a device call fails. Nothing has changed then.
-pub(in crate::engine) fn allow(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+pub(in crate::engine) fn allow(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
     match memory.segments().accessibility() {
         Accessibility::Everywhere => Ok(()),
         Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
@@ -77,7 +77,7 @@ pub(in crate::engine) fn allow(memory: &Memory, peer: Peer) -> Result<(), Device
 ///
 /// # Errors
 /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
-pub(in crate::engine) fn forbid(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+pub(in crate::engine) fn forbid(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
     match memory.segments().accessibility() {
         Accessibility::Everywhere => Ok(()),
         Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
@@ -98,7 +98,7 @@ pub(in crate::engine) fn forbid(memory: &Memory, peer: Peer) -> Result<(), Devic
     }
 }
 
-fn forbid_chunks(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
+fn forbid_chunks(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
     let chunks = {
         let mut held = memory.held.lock();
         held.accessors.remove(peer);
@@ -109,7 +109,7 @@ fn forbid_chunks(memory: &Memory, peer: Peer) -> Result<(), DeviceError> {
 
 /// Sets the access to chunks that were mapped a moment ago. Those that were unmapped since are left out.
 fn set_all(
-    memory: &Memory,
+    memory: &DeviceMemory,
     chunks: &std::collections::BTreeMap<u64, Chunk>,
     peer: Peer,
     access: Access,
@@ -132,7 +132,7 @@ fn set_all(
 }
 
 fn set_access(
-    memory: &Memory,
+    memory: &DeviceMemory,
     address: u64,
     peer: Peer,
     access: Access,
@@ -147,30 +147,30 @@ fn set_access(
 ///
 /// # Errors
 /// Returns an error if a device call fails. The chunk is not noted then.
-pub(in crate::engine) fn note_mapped(
-    memory: &Memory,
+pub(in crate::engine) fn record_mapped(
+    memory: &DeviceMemory,
     address: u64,
     chunk: Chunk,
 ) -> Result<(), DeviceError> {
-    give_and_note(memory, address, chunk, SmallVec::new())
+    give_and_record(memory, address, chunk, SmallVec::new())
 }
 
 /// Notes a chunk that could not be unmapped, to which the accessors of then have access.
-pub(in crate::engine) fn note_still_mapped(
-    memory: &Memory,
+pub(in crate::engine) fn record_still_mapped(
+    memory: &DeviceMemory,
     address: u64,
     chunk: Chunk,
     then: &Accessors,
 ) {
-    if give_and_note(memory, address, chunk, then.peers.clone()).is_err() {
+    if give_and_record(memory, address, chunk, then.peers.clone()).is_err() {
         // The device failed twice: a peer that was given access in between lacks it here.
         memory.held.lock().chunks.insert(address, chunk);
     }
 }
 
 /// Gives the accessors access, unless they are in `given` and have it, and notes the chunk.
-fn give_and_note(
-    memory: &Memory,
+fn give_and_record(
+    memory: &DeviceMemory,
     address: u64,
     chunk: Chunk,
     mut given: SmallVec<[Peer; 2]>,

@@ -28,16 +28,16 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct DeviceMemory {
     pub(super) device: plain::Arc<dyn Device>,
     pub(super) chunk_bytes: u64,
     segments: SegmentSource,
-    pub(super) held: Mutex<Held>,
+    pub(super) held: Mutex<HeldChunks>,
 }
 
-/// See [`Memory`].
+/// See [`DeviceMemory`].
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldChunks {
     /// Mapped chunks, by address.
     pub(super) chunks: BTreeMap<u64, Chunk>,
     /// Reserved ranges: address and bytes.
@@ -51,13 +51,13 @@ pub(super) struct Held {
     pub(super) accessors: Accessors,
 }
 
-impl Memory {
+impl DeviceMemory {
     pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
             chunk_bytes: settings.geometry.chunk_bytes,
             segments: SegmentSource::new(device.clone(), settings),
             device,
-            held: Mutex::new(Guards::Registry, Held::default()),
+            held: Mutex::new(Guards::Registry, HeldChunks::default()),
         }
     }
 
@@ -71,7 +71,7 @@ impl Memory {
     }
 
     /// Takes everything out, for the teardown.
-    pub(super) fn take_held(&self) -> Held {
+    pub(super) fn take_held(&self) -> HeldChunks {
         std::mem::take(&mut self.held.lock())
     }
 
@@ -94,7 +94,7 @@ impl Memory {
             let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
-        if let Err(error) = accessors::note_mapped(self, step.to, chunk) {
+        if let Err(error) = accessors::record_mapped(self, step.to, chunk) {
             // SAFETY: it was just mapped, and no other code knows of it.
             if unsafe { self.device.unmap(step.to, self.chunk_bytes) }.is_ok() {
                 let _ = self.destroy(chunk);
@@ -144,7 +144,8 @@ impl Memory {
         if injected("chunk-noted-while-it-is-unmapped") {
             self.held.lock().chunks.remove(&address);
         }
-        unmapped.inspect_err(|_| accessors::note_still_mapped(self, address, chunk, &accessors))?;
+        unmapped
+            .inspect_err(|_| accessors::record_still_mapped(self, address, chunk, &accessors))?;
         Ok(chunk)
     }
 

@@ -14,12 +14,12 @@ use std::ops::Bound;
 const RUN: usize = 64;
 
 /// A run of lanes, in the order of their ids.
-type Run = plain::Arc<Vec<Arc<Lane>>>;
+type LaneRun = plain::Arc<Vec<Arc<Lane>>>;
 
 /// The lanes of all registered streams, by id. A copy is a snapshot, and costs one count. It may be the last owner of a
 /// stream, so no lock is held while it is dropped.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lanes(plain::Arc<Vec<Run>>);
+pub(crate) struct Lanes(plain::Arc<Vec<LaneRun>>);
 
 #[cfg(debug_assertions)]
 impl Drop for Lanes {
@@ -64,7 +64,7 @@ impl Lanes {
 
     /// Returns the first run that ends with this stream or a later one.
     fn run_of(&self, stream: StreamId) -> usize {
-        let is_before = |run: &Run| run.last().is_some_and(|last| last.id < stream);
+        let is_before = |run: &LaneRun| run.last().is_some_and(|last| last.id < stream);
         self.0.partition_point(is_before)
     }
 
@@ -72,7 +72,7 @@ impl Lanes {
     pub(super) fn insert(&mut self, lane: Arc<Lane>) {
         let at = self.run_of(lane.id);
         let runs = plain::Arc::make_mut(&mut self.0);
-        let is_full = |run: &Run| run.len() >= RUN;
+        let is_full = |run: &LaneRun| run.len() >= RUN;
         if at == runs.len() && runs.last().is_none_or(is_full) {
             return runs.push(plain::Arc::new(vec![lane]));
         }
@@ -282,7 +282,7 @@ mod tests {
         // A reader holds a snapshot, so that nothing is changed in place.
         let snapshot = lanes.clone();
         lanes.insert(last.clone());
-        let is_shared = |run: &&Run| {
+        let is_shared = |run: &&LaneRun| {
             snapshot
                 .0
                 .iter()

@@ -1,9 +1,8 @@
-//! Watches on events, copies and alarms of a device, as owned values.
+//! Watches on events and copies of a device, as owned values.
 
-use super::{AlarmId, Device, RawEvent, Transfer, WatchId};
+use super::{Device, RawEvent, Transfer, WatchId};
 use crate::sync::{assert_unlocked, plain::Arc};
 use std::task::Waker;
-use std::time::Duration;
 
 /// The owner of an event, which a [`Watch`] keeps alive.
 ///
@@ -77,30 +76,5 @@ impl WatchedTransfer {
 impl Drop for WatchedTransfer {
     fn drop(&mut self) {
         self.unwatched();
-    }
-}
-
-/// An alarm on the device's clock; cancelled when dropped.
-#[derive(Debug)]
-#[must_use = "dropping an alarm cancels it"]
-pub(crate) struct Alarm {
-    device: Arc<dyn Device>,
-    id: AlarmId,
-}
-
-impl Alarm {
-    /// Calls `waker` once, at the time `at` of the device's clock or soon after.
-    pub(crate) fn new(device: &Arc<dyn Device>, at: Duration, waker: &Waker) -> Self {
-        assert_unlocked("set_alarm");
-        Self {
-            id: device.set_alarm(at, waker),
-            device: device.clone(),
-        }
-    }
-}
-
-impl Drop for Alarm {
-    fn drop(&mut self) {
-        self.device.cancel_alarm(self.id);
     }
 }
