@@ -245,7 +245,7 @@ impl<'a> Draw<'a> {
             let mut heap = engine.store.heap.lock();
             let none = Ranges::default();
             let held = match self.held {
-                // What is complete by now may have become a graph's.
+                // Memory that is complete by now may have become a graph's.
                 Some((_, is_current)) if !is_current() => return None,
                 Some((held, _)) => held,
                 None => &none,

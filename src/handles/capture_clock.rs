@@ -3,7 +3,7 @@
 //! A capture has clocks of its own, because its work does not run: no event completes. Each of its streams is a *branch*,
 //! with an id in the heap and tickets of its own. Memory that is freed in the capture waits for a ticket of each branch
 //! that used it. A branch comes after a ticket if the work that the stream was given before the free is before its next
-//! work in the graph; the device tells that, whoever ordered the streams. (The idea is that of PyTorch's allocator, which
+//! work in the graph; the device tells that, in whichever way the streams were ordered. (The idea is that of PyTorch's allocator, which
 //! inserts empty nodes and follows them.)
 //!
 //! A ticket is closed first, and then the stream's place in the graph is asked for: so the place is behind every use that

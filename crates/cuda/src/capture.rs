@@ -89,7 +89,7 @@ unsafe fn join_capture(
     let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
     // SAFETY: the call writes to `event`.
     check(call, unsafe { sys::cuEventCreate(&mut event, flags) })?;
-    // SAFETY: the caller guarantees the streams, and no other code has the event. What was captured with it stays when it is
+    // SAFETY: the caller guarantees the streams, and no other code has the event. Captured work stays when it is
     // destroyed.
     unsafe {
         let recorded = check(call, sys::cuEventRecord(event, captured));

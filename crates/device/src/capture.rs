@@ -47,7 +47,7 @@ pub unsafe trait Captures: Send + Sync {
     /// The stream is one of this device and usable during the call.
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<CaptureId>, DeviceError>;
 
-    /// Returns the capture that a stream is part of, and the work that what is submitted to the stream next comes after
+    /// Returns the capture that a stream is part of, and the work that the stream's next work comes after
     /// directly; `None` as for [`capture_of`](Self::capture_of).
     ///
     /// # Errors
@@ -73,7 +73,7 @@ pub unsafe trait Captures: Send + Sync {
         work: CapturedWork,
     ) -> Result<Vec<CapturedWork>, DeviceError>;
 
-    /// Makes what is submitted to a stream next come after captured work of a capture that `captured` is part of. If the
+    /// Makes a stream's next work come after captured work of a capture that `captured` is part of. If the
     /// stream is not being captured, it joins that capture.
     ///
     /// # Errors

@@ -261,7 +261,7 @@ impl BlockMap {
 
     /// Gives an unfiled block its state, merges it with its neighbours and files it.
     pub(super) fn settle(&mut self, mut id: BlockId, state: State) -> BlockId {
-        // What is set aside keeps its room while parts of it are granted and freed.
+        // Memory that is set aside keeps its room while parts of it are granted and freed.
         if !matches!(state, State::Room | State::Reserved(..)) {
             self.end_room_above(id);
         }

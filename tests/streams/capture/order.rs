@@ -87,7 +87,7 @@ fn memory_of_a_side_stream_is_not_reused_before_it_is_joined() {
     }
 }
 
-/// The side stream goes on after the join: what was freed before the join is free nevertheless.
+/// The side stream goes on after the join: memory that was freed before the join is free nevertheless.
 #[test]
 fn join_counts_for_earlier_frees_alone() {
     let device = manual();
@@ -114,7 +114,7 @@ fn join_counts_for_earlier_frees_alone() {
 
 /// Memory that the first stream freed before a further one joined, or while it was part of the capture, serves that one.
 #[test]
-fn forked_stream_reuses_what_was_freed_before_the_fork() {
+fn forked_stream_reuses_memory_that_was_freed_before_the_fork() {
     let device = manual();
     let pool = pool(&device, 64 * MIB);
     let [(on_main, main), (on_side, side)] = streams(&device, &pool);

@@ -84,7 +84,7 @@ fn memory_of_graphs_is_joined_when_a_larger_block_is_wanted() {
     }
 }
 
-/// The same where another block lies in the way, and the memory was given beforehand.
+/// Another block lies in the way, and the memory was given beforehand.
 #[test]
 fn memory_that_no_graph_holds_is_moved() {
     let site = Site::new(80 * MIB);
