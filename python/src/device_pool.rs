@@ -497,8 +497,12 @@ impl DevicePool {
     /// # Safety
     /// The conditions of [`weirpool_record_stream`](crate::weirpool_record_stream) apply.
     unsafe fn record_stream(&self, address: u64, stream: CUstream) -> Result<(), RawError> {
-        // SAFETY: as the caller promises.
-        let stream = unsafe { self.stream(stream) };
+        let stream = match self.permanent_at(stream) {
+            // In a capture, too: the driver can be asked for the order of such a stream when the memory is freed.
+            Some(kept) => Ok(kept.external),
+            // SAFETY: as the caller promises.
+            None => unsafe { self.stream(stream) },
+        };
         let noted = stream
             .map_err(|error| RawError::from(StreamError::from(error)))
             .and_then(|stream| self.raw.record_stream(address, &stream));
