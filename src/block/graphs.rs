@@ -139,8 +139,7 @@ impl Uses<'_> {
         }
     }
 
-    /// Returns the point of a stream that a use on another stream comes after in the graph: if both are captured, or the
-    /// first is in a capture that the block is of or that names it.
+    /// Returns the point of a stream that a use on another stream comes after in the graph, if both are in one capture.
     ///
     /// # Errors
     /// Returns an error if the device cannot tell.
@@ -149,36 +148,17 @@ impl Uses<'_> {
         earlier: &Registration,
         on: Option<&Arc<Registration>>,
     ) -> Result<Option<CapturedPoint>, DeviceError> {
-        let Some(on) = on else {
+        let Some(to) = on.and_then(|on| on.route()) else {
             return Ok(None);
         };
-        let to = on.route();
-        let joined = || to.clone().filter(|to| to.clock.contains(&earlier.lane));
-        let Some(route) = earlier.route().or_else(joined) else {
-            return Ok(None);
-        };
-        let is_inside = match &to {
-            Some(to) => plain::Arc::ptr_eq(&to.clock, &route.clock),
-            None => self.is_of(&route),
+        let is_inside = match earlier.route() {
+            Some(route) => plain::Arc::ptr_eq(&to.clock, &route.clock),
+            None => to.clock.contains(&earlier.lane),
         };
         if !is_inside {
             return Ok(None);
         }
-        CapturedPoint::present(&route.clock, &route.uses, &earlier.lane).map(Some)
-    }
-
-    /// Returns whether the block was allocated in a capture, or is named by its graph.
-    fn is_of(self, route: &Route) -> bool {
-        let is_same =
-            |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(&route.uses));
-        let is_of = self.block.extra(|extra| {
-            let graphs = extra.graphs.as_ref()?;
-            let is_allocated = graphs
-                .capture
-                .is_some_and(|order| route.clock.has_order(order));
-            Some(is_allocated || graphs.named_by.iter().any(is_same))
-        });
-        is_of.unwrap_or_default()
+        CapturedPoint::present(&to.clock, &to.uses, &earlier.lane).map(Some)
     }
 
     /// Returns whether any graph ever used the block.

@@ -1,7 +1,7 @@
 //! A capture that other code begins and ends.
 
 use super::GraphMemory;
-use super::routed::{Routed, capture_of};
+use super::routed::{Routed, capture_of, expect_open};
 use crate::device::DeviceError;
 use crate::error::StreamError;
 use crate::handles::{CaptureClock, GraphUses};
@@ -33,6 +33,7 @@ impl JoinedCapture {
         if !stream.is_of(&share.presence) {
             return Err(StreamError::ForeignPool);
         }
+        expect_open(stream.registration(), "begin_capture")?;
         // Streams that join one by one share the order of their capture.
         let (clock, is_first) = match capture_of(stream)? {
             Some(id) => share.clock_of(id),

@@ -28,9 +28,9 @@ const END: &str = "end_capture";
 /// [`used_on`](crate::Block::used_on). Blocks from before the capture that no call names are freed when it is over, if
 /// they are dropped in it.
 ///
-/// Further streams take part in the capture once they [wait](Stream::wait) for an event of one of its streams, or once
-/// work is [submitted](Stream::submit) to them that uses a block of the capture. The stream that the capture began on has to
-/// come after them again before the end: by a wait, or by work that uses a block that they used. Memory that one stream
+/// Further streams take part in the capture once they [wait](Stream::wait) for an event of one of its streams. Work that is
+/// [submitted](Stream::submit) to these streams is ordered in the graph by the blocks that it uses. The stream that the capture
+/// began on has to come after the others again before the end: by a wait, or by such work. Memory that one stream
 /// freed is reused on another one that comes after the free.
 ///
 /// The pool records no event on the streams until the capture is over. [`Stream::event`] returns a point of the graph, which
@@ -121,7 +121,7 @@ impl Capture {
 
     /// Adds a further stream, which has joined the capture: other code made it wait for an event that was recorded in the
     /// capture. From now on it allocates from the memory of the capture, in an order of its own. A stream that joins by
-    /// [`Stream::wait`], or by work that is submitted to it, need not be added.
+    /// [`Stream::wait`] need not be added.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of

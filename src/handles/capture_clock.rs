@@ -25,7 +25,7 @@ pub(crate) struct CaptureClock {
     presence: plain::Arc<Presence>,
     id: plain::OnceLock<CaptureId>,
     branches: Mutex<Vec<Branch>>,
-    /// The streams that joined because the pool ordered them after work of the capture.
+    /// The streams that joined by waiting for a point of the capture.
     joined: Mutex<Vec<Arc<Registration>>>,
 }
 
@@ -146,12 +146,6 @@ impl CaptureClock {
         true
     }
 
-    /// Returns whether an id is that of a stream in this capture.
-    pub(crate) fn has_order(&self, order: StreamId) -> bool {
-        let branches = self.branches.lock();
-        branches.iter().any(|branch| branch.order == order)
-    }
-
     /// Returns what memory waits for that is freed now, after uses on a stream of the capture.
     pub(crate) fn fence(&self, lane: &Arc<Lane>) -> Fence {
         let stream = self.order_of(lane);
@@ -259,7 +253,7 @@ impl CaptureClock {
         before.unwrap_or_default()
     }
 
-    /// Ends the routes of the streams that joined by an order of the pool.
+    /// Ends the routes of the streams that joined by waiting.
     pub(crate) fn end_joined(&self) {
         let joined = std::mem::take(&mut *self.joined.lock());
         joined

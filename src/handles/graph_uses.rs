@@ -36,7 +36,6 @@ struct GraphState {
     kept: Vec<Kept>,
     /// The addresses of its memory that were allocated while it was captured: launches may use them.
     held: Ranges,
-    is_over: bool,
 }
 
 /// Notes the later one of two points of a stream, and takes the points out that are complete. They may be the last
@@ -75,15 +74,12 @@ impl GraphUses {
 
     /// Notes that a range is allocated, while the graph is being captured.
     pub(super) fn hold(&self, address: u64, bytes: u64) {
-        let mut state = self.state.lock();
-        if !state.is_over {
-            state.held.insert(address, address + bytes);
-        }
+        self.state.lock().held.insert(address, address + bytes);
     }
 
     /// Notes that the capture is over.
     pub(crate) fn end_capture(&self) {
-        self.state.lock().is_over = true;
+        self.share.leave(self);
     }
 
     /// Adds the addresses that launches may use.

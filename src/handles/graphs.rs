@@ -24,6 +24,8 @@ pub(crate) struct GraphShare {
     parts: Mutex<Vec<ReservedHandle>>,
     /// The graphs that were captured with the memory, and may still exist.
     graphs: Mutex<Vec<plain::Weak<GraphUses>>>,
+    /// Those of them that are being captured.
+    open: Mutex<Vec<plain::Weak<GraphUses>>>,
     /// The clocks of the captures under way.
     clocks: Mutex<Vec<plain::Weak<CaptureClock>>>,
     /// The ranges of checkpoints that may still exist.
@@ -51,6 +53,7 @@ impl GraphShare {
             presence,
             parts: Mutex::new(Guards::Registry, Vec::new()),
             graphs: Mutex::new(Guards::Registry, Vec::new()),
+            open: Mutex::new(Guards::Registry, Vec::new()),
             clocks: Mutex::new(Guards::Registry, Vec::new()),
             checkpoints: Mutex::new(Guards::Registry, Vec::new()),
             holds: plain::AtomicU64::new(0),
@@ -62,15 +65,17 @@ impl GraphShare {
         let new = CaptureClock::new(self.presence.clone());
         new.set_id(id);
         let mut clocks = self.clocks.lock();
-        let mut known = clocks.iter().filter_map(plain::Weak::upgrade);
-        match known.find(|clock| clock.id() == Some(id)) {
+        // They may be the last owners: dropped outside the lock, with the new one.
+        let all: SmallVec<[_; 2]> = clocks.iter().filter_map(plain::Weak::upgrade).collect();
+        let known = all.iter().find(|clock| clock.id() == Some(id)).cloned();
+        if known.is_none() {
+            clocks.retain(|known| known.strong_count() > 0);
+            clocks.push(plain::Arc::downgrade(&new));
+        }
+        drop(clocks);
+        match known {
             Some(clock) => (clock, false),
-            None => {
-                drop(known);
-                clocks.retain(|known| known.strong_count() > 0);
-                clocks.push(plain::Arc::downgrade(&new));
-                (new, true)
-            }
+            None => (new, true),
         }
     }
 
@@ -81,7 +86,10 @@ impl GraphShare {
 
     /// Notes that a range was allocated from the memory: the graphs that are being captured may use it.
     pub(crate) fn note_allocated(&self, address: u64, bytes: u64) {
-        let graphs = self.graphs();
+        let graphs: SmallVec<[_; 2]> = {
+            let open = self.open.lock();
+            open.iter().filter_map(plain::Weak::upgrade).collect()
+        };
         graphs.iter().for_each(|graph| graph.hold(address, bytes));
         // After the notes: see `held`.
         self.holds.fetch_add(1, Ordering::AcqRel);
@@ -128,9 +136,17 @@ impl GraphShare {
 
     /// Makes a graph known whose capture begins.
     pub(super) fn enter(&self, uses: &plain::Arc<GraphUses>) {
-        let mut graphs = self.graphs.lock();
-        graphs.retain(|known| known.strong_count() > 0);
-        graphs.push(plain::Arc::downgrade(uses));
+        for graphs in [&self.graphs, &self.open] {
+            let mut graphs = graphs.lock();
+            graphs.retain(|known| known.strong_count() > 0);
+            graphs.push(plain::Arc::downgrade(uses));
+        }
+    }
+
+    /// Notes that the capture of a graph is over.
+    pub(super) fn leave(&self, uses: &GraphUses) {
+        let mut open = self.open.lock();
+        open.retain(|known| !std::ptr::eq(known.as_ptr(), uses));
     }
 
     /// Returns the graphs that were captured with the memory, and still exist.
@@ -255,6 +271,9 @@ impl GraphShare {
 
     /// Returns the address and the bytes of each block that is allocated from the memory, lowest first.
     pub(crate) fn allocated(&self) -> Allocated {
+        if self.size() == self.left().0 {
+            return Allocated::new();
+        }
         let parts: Vec<_> = self.parts().iter().map(|part| part.id()).collect();
         self.presence.service.engine.granted_from(&parts)
     }

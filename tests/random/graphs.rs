@@ -253,11 +253,11 @@ impl World {
         };
         if !named.is_empty() {
             // A launch does not come after earlier writes on other streams by itself.
+            if self.lines.iter().any(|line| line.capture.is_some()) {
+                return;
+            }
             for line in &self.lines {
-                let Ok(event) = line.stream.event() else {
-                    return;
-                };
-                self.launching.wait(&event).unwrap();
+                self.launching.wait(&line.stream.event().unwrap()).unwrap();
             }
         }
         graph.launch(&self.launching).unwrap();

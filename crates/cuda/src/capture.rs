@@ -207,8 +207,16 @@ unsafe impl Captures for CudaDevice {
         };
         match own? {
             Some(own) if own.id == other.id => {
-                // SAFETY: the nodes are of the graph of this capture.
-                unsafe { set_frontier(CALL, handle(stream), &nodes, false) }
+                // SAFETY: as above.
+                let known = unsafe { frontier(CALL, handle(stream)) }?;
+                let known = known.map(|(_, known)| known).unwrap_or_default();
+                let mut further = nodes;
+                further.retain(|node| !known.contains(node));
+                match further.is_empty() {
+                    true => Ok(()),
+                    // SAFETY: the nodes are of the graph of this capture.
+                    false => unsafe { set_frontier(CALL, handle(stream), &further, false) },
+                }
             }
             Some(_) => {
                 let reason = "the stream is part of another capture";

@@ -17,6 +17,11 @@ fn write_of(block: &Block) -> Operation {
     Operation::new(us(5)).writes(block.address(), block.size())
 }
 
+/// Makes a stream take part in the capture of another one.
+fn fork(from: &Stream, to: &Stream) {
+    to.wait(&from.event().unwrap()).unwrap();
+}
+
 /// Submits a write to a stream, which the pool orders.
 fn submit(stream: &Stream, block: &mut Block) -> Result<(), TaskError> {
     let work = write_of(block);
@@ -68,6 +73,7 @@ fn memory_of_a_side_stream_is_not_reused_before_it_is_joined() {
         let pool = pool(&device, 64 * MIB);
         let [(on_main, main), (on_side, side)] = streams(&device, &pool);
         let capture = pool.capture(&main).unwrap();
+        fork(&main, &side);
         let grown_after = |joins: bool| {
             let before = capture.memory().size();
             let mut block = pool.try_allocate(&main, 2 * MIB).unwrap();
@@ -94,6 +100,7 @@ fn join_counts_for_earlier_frees_alone() {
     let pool = pool(&device, 64 * MIB);
     let [(on_main, main), (on_side, side)] = streams(&device, &pool);
     let capture = pool.capture(&main).unwrap();
+    fork(&main, &side);
     let [mut early, mut late] = [(); 2].map(|()| pool.try_allocate(&main, MIB).unwrap());
     let [at_early, at_late] = [&early, &late].map(Block::address);
     submit(&side, &mut early).unwrap();
@@ -142,6 +149,8 @@ fn submitted_work_forks_and_joins() {
         let capture = pool.capture(&main).unwrap();
         let [mut a, mut b] = [(); 2].map(|()| pool.try_allocate(&main, MIB).unwrap());
         submit(&main, &mut a).unwrap();
+        fork(&main, &first);
+        fork(&first, &second);
         submit(&first, &mut a).unwrap();
         submit(&second, &mut b).unwrap();
         let work = Operation::new(us(1))
@@ -234,6 +243,7 @@ fn capture_without_the_last_join_has_no_graph() {
     let [(_, main), (_, side)] = streams(&device, &pool);
     let capture = pool.capture(&main).unwrap();
     let mut block = pool.try_allocate(&main, MIB).unwrap();
+    fork(&main, &side);
     submit(&side, &mut block).unwrap();
     drop(block);
     assert!(capture.end().is_err());
@@ -242,17 +252,24 @@ fn capture_without_the_last_join_has_no_graph() {
     pool.check_conserved().unwrap();
 }
 
-/// Blocks from before the capture are no reason to join it.
+/// A stream takes part in a capture only by waiting for it: else work that was meant to run now would silently become a part
+/// of the graph.
 #[test]
-fn block_that_the_capture_does_not_name_is_refused_on_a_further_stream() {
+fn submitted_work_alone_does_not_join_a_capture() {
     let device = manual();
     let pool = pool(&device, 64 * MIB);
     let [(_, main), (_, side)] = streams(&device, &pool);
-    let mut block = pool.try_allocate(&main, MIB).unwrap();
+    let mut earlier = pool.try_allocate(&main, MIB).unwrap();
     let capture = pool.capture(&main).unwrap();
-    assert!(submit(&side, &mut block).is_err());
+    let mut inside = pool.try_allocate(&main, MIB).unwrap();
+    submit(&main, &mut inside).unwrap();
+    submit(&main, &mut earlier).unwrap();
+    for block in [&mut inside, &mut earlier] {
+        assert!(submit(&side, block).is_err());
+    }
+    drop(inside);
     let graph = capture.end().unwrap();
-    submit(&side, &mut block).unwrap();
+    submit(&side, &mut earlier).unwrap();
     launch(&device, &graph, &side);
 }
 
