@@ -11,7 +11,7 @@
 
 use super::{GraphUses, Presence, Registration};
 use crate::device::{CaptureId, CapturedWork, Captures, DeviceError, RawStream};
-use crate::engine::{Change, captured, captures_of};
+use crate::engine::{Change, captured, captures_of, ordering};
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
@@ -332,6 +332,9 @@ impl CapturedPoint {
             None => true,
         };
         if joins {
+            // Memory that it freed before is available to others, and its earlier tasks can be awaited.
+            ordering::mark(&on.service.engine, &on.lane)?;
+            on.service.publish(Change::Memory);
             on.begin_route(&self.uses, &self.clock)?;
         }
         let ordered = self.clock.call(&on.lane, "wait", |captures, stream| {

@@ -252,6 +252,27 @@ fn capture_without_the_last_join_has_no_graph() {
     pool.check_conserved().unwrap();
 }
 
+/// Memory that a stream freed before it joined is available to others during the capture, and its tasks can be awaited.
+#[test]
+fn stream_that_joins_leaves_its_earlier_memory_to_others() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let [(_, main), (_, side), (_, other)] = streams(&device, &pool);
+    let mut block = pool.try_allocate(&side, 6 * MIB).unwrap();
+    let work = write_of(&block);
+    let task = side
+        .submit(&mut block, |stream: &SimStream, _| stream.submit(work))
+        .unwrap();
+    drop(block);
+    let capture = pool.capture(&main).unwrap();
+    fork(&main, &side);
+    device.advance_to_end();
+    device.block_on(task).unwrap();
+    drop(pool.try_allocate(&other, 6 * MIB).unwrap());
+    main.wait(&side.event().unwrap()).unwrap();
+    launch(&device, &capture.end().unwrap(), &main);
+}
+
 /// A stream takes part in a capture only by waiting for it: else work that was meant to run now would silently become a part
 /// of the graph.
 #[test]
