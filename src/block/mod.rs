@@ -225,10 +225,7 @@ impl Block {
     /// Returns an error if the device cannot record an event behind these uses.
     pub fn writes(&self) -> Result<Passages, DeviceError> {
         let points = self.uses().points_before(Access::Read, None)?;
-        Ok(points
-            .iter()
-            .map(Event::passage)
-            .collect::<Result<_, _>>()?)
+        points.iter().map(Event::passage).collect()
     }
 
     /// Returns the block as an argument of work on `stream`, such as a CUDA kernel, and notes the use as
