@@ -145,7 +145,7 @@ impl Uses<'_> {
     /// Returns an error if the device cannot tell.
     pub(super) fn captured_point(
         self,
-        earlier: &Registration,
+        earlier: &Arc<Registration>,
         on: Option<&Arc<Registration>>,
     ) -> Result<Option<CapturedPoint>, DeviceError> {
         let Some(to) = on.and_then(|on| on.route()) else {
@@ -158,7 +158,7 @@ impl Uses<'_> {
         if !is_inside {
             return Ok(None);
         }
-        CapturedPoint::present(&to.clock, &to.uses, &earlier.lane).map(Some)
+        CapturedPoint::present(&to.clock, &to.uses, earlier).map(Some)
     }
 
     /// Returns whether any graph ever used the block.

@@ -15,13 +15,16 @@ use std::fmt;
 /// [End](Self::end) or drop it when the capture is over. The memory stays with the graph.
 #[must_use = "the stream allocates from the graph's memory until this is dropped"]
 pub struct JoinedCapture {
-    routed: Routed,
+    /// Present until it is dropped.
+    routed: Option<Routed>,
     memory: GraphMemory,
     uses: plain::Arc<GraphUses>,
 }
 
 impl Drop for JoinedCapture {
     fn drop(&mut self) {
+        self.uses.end_joined();
+        drop(self.routed.take());
         self.uses.end_capture();
     }
 }
@@ -35,17 +38,14 @@ impl JoinedCapture {
         }
         expect_open(stream.registration(), "begin_capture")?;
         // Streams that join one by one share the order of their capture.
-        let (clock, is_first) = match capture_of(stream)? {
+        let clock = match capture_of(stream)? {
             Some(id) => share.clock_of(id),
-            None => (CaptureClock::new(share.presence.clone()), true),
+            None => CaptureClock::new(share.presence.clone()),
         };
-        let routed = match is_first {
-            true => Routed::first(&uses, &clock, stream),
-            false => Routed::further(&uses, &clock, stream),
-        }?;
+        let routed = Routed::begin(&uses, &clock, stream)?;
         routed.keep(&uses)?;
         Ok(Self {
-            routed,
+            routed: Some(routed),
             memory: memory.clone(),
             uses,
         })
@@ -59,9 +59,9 @@ impl JoinedCapture {
     /// Returns the device's error if the event cannot be recorded, as when the stream is still being captured. The
     /// memory stays pending then.
     pub fn end(self) -> Result<(), DeviceError> {
-        let stream = self.routed.stream().clone();
+        let stream = self.routed.as_ref().map(|routed| routed.stream().clone());
         drop(self);
-        stream.seal()
+        stream.map_or(Ok(()), |stream| stream.seal())
     }
 
     /// Returns the memory that the capture allocates from.
@@ -73,7 +73,7 @@ impl JoinedCapture {
 impl fmt::Debug for JoinedCapture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JoinedCapture")
-            .field("stream", self.routed.stream())
+            .field("stream", &self.routed.as_ref().map(Routed::stream))
             .field("memory", &self.memory)
             .finish()
     }

@@ -11,31 +11,15 @@ use crate::sync::{assert_unlocked, plain};
 #[derive(Debug)]
 pub(super) struct Routed {
     stream: Stream,
-    /// The capture began with this stream: those that joined by an order of the pool end with it.
-    begins: Option<plain::Arc<CaptureClock>>,
 }
 
 impl Routed {
-    /// Begins to route a stream, the first one of its capture.
-    ///
-    /// # Errors
-    /// Returns the errors of [`further`](Self::further).
-    pub(super) fn first(
-        uses: &plain::Arc<GraphUses>,
-        clock: &plain::Arc<CaptureClock>,
-        stream: &Stream,
-    ) -> Result<Self, StreamError> {
-        let mut routed = Self::further(uses, clock, stream)?;
-        routed.begins = Some(clock.clone());
-        Ok(routed)
-    }
-
     /// Begins to route a stream. Its freed blocks stay pending until this ends, and the pool makes no call on it.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the memory is of another pool, [`StreamError::Closed`] if the pool is
     /// closed, and an error if the stream is routed already.
-    pub(super) fn further(
+    pub(super) fn begin(
         uses: &plain::Arc<GraphUses>,
         clock: &plain::Arc<CaptureClock>,
         stream: &Stream,
@@ -48,7 +32,6 @@ impl Routed {
         registration.begin_route(uses, clock)?;
         Ok(Self {
             stream: stream.clone(),
-            begins: None,
         })
     }
 
@@ -125,9 +108,6 @@ fn call_on<R>(
 
 impl Drop for Routed {
     fn drop(&mut self) {
-        if let Some(clock) = &self.begins {
-            clock.end_joined();
-        }
         self.stream.registration().end_route();
     }
 }

@@ -1,6 +1,6 @@
 //! A capture that the pool begins and ends.
 
-use super::routed::Routed;
+use super::routed::{Routed, capture_of, expect_open};
 use super::{CapturedGraph, GraphMemory};
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
@@ -96,7 +96,7 @@ impl Capture {
         seal_all(stream)?;
         let uses = GraphUses::new(memory.share());
         let clock = CaptureClock::new(uses.share.presence.clone());
-        let routed = Routed::first(&uses, &clock, stream)?;
+        let routed = Routed::begin(&uses, &clock, stream)?;
         routed.call("begin_capture", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -127,13 +127,17 @@ impl Capture {
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, and an error if the stream is not part of
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
-        let routed = Routed::further(&self.uses, &self.clock, stream)?;
-        let joined = routed.capture()?;
+        if !stream.is_of(self.memory.pool().presence()) {
+            return Err(StreamError::ForeignPool);
+        }
+        expect_open(stream.registration(), "capture_of")?;
+        let joined = capture_of(stream)?;
         if joined.is_none() || joined != self.clock.id() {
             let reason = "the stream is not part of the capture; make it wait for an event that is recorded in the capture";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("capture_of", kind, reason).into());
         }
+        let routed = Routed::begin(&self.uses, &self.clock, stream)?;
         self.routed.push(routed);
         Ok(())
     }
@@ -160,7 +164,15 @@ impl Capture {
     /// Ends the capture on the device, and then in the pool.
     fn finish(&mut self) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let routed = std::mem::take(&mut self.routed);
+        let ended = self.end_on_device(&routed);
+        self.uses.end_joined();
+        drop(routed);
+        // From now on no stream allocates for the graph.
         self.uses.end_capture();
+        ended
+    }
+
+    fn end_on_device(&self, routed: &[Routed]) -> Result<(Box<dyn Graph>, DeviceId), DeviceError> {
         let Some(first) = routed.first() else {
             let reason = "the capture is over";
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
@@ -173,6 +185,7 @@ impl Capture {
                 "other code ended the capture, and captures the stream anew; that capture goes on";
             return Err(DeviceError::new(END, DeviceErrorKind::Unsupported, reason));
         }
+        self.clock.end();
         let graph = first.call(END, |captures, stream| {
             // SAFETY: as in `begin`.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]

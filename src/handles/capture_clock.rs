@@ -9,14 +9,14 @@
 //! A ticket is closed first, and then the stream's place in the graph is asked for: so the place is behind every use that
 //! the free comes after. While a capture has one stream, nobody asks.
 
-use super::{GraphUses, Presence, Registration};
+use super::{GraphUses, Presence, Registration, Route};
 use crate::device::{CaptureId, CapturedWork, Captures, DeviceError, RawStream};
 use crate::engine::{Change, captured, captures_of, ordering};
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, refused};
-use crate::sync::{Arc, Guards, Mutex, assert_unlocked, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, assert_unlocked, plain, yield_now};
 use rustc_hash::FxHashSet;
 use std::fmt;
 
@@ -25,8 +25,21 @@ pub(crate) struct CaptureClock {
     presence: plain::Arc<Presence>,
     id: plain::OnceLock<CaptureId>,
     branches: Mutex<Vec<Branch>>,
-    /// The streams that joined by waiting for a point of the capture.
-    joined: Mutex<Vec<Arc<Registration>>>,
+    /// The calls of the device about the capture that have not returned, and [`ENDED`] once it is about to end.
+    visits: SharedNumber,
+}
+
+/// The bit that is set in the number of visits once the capture is about to end.
+const ENDED: u64 = 1 << 63;
+
+/// A call of the device about work of the capture. While it exists, the pool does not end the capture on the device, which
+/// destroys that work.
+struct Visit<'a>(&'a CaptureClock);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.0.visits.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// A stream of the capture.
@@ -35,6 +48,7 @@ struct Branch {
     /// Its id in the heap.
     order: StreamId,
     open: Ticket,
+    /// Memory waits for the open ticket.
     is_open_used: bool,
     /// Where in the graph its closed tickets end, oldest first, as far as it is known.
     ends: Vec<(Ticket, Vec<CapturedWork>)>,
@@ -50,8 +64,26 @@ impl CaptureClock {
             presence,
             id: plain::OnceLock::new(),
             branches: Mutex::new(Guards::Registry, Vec::new()),
-            joined: Mutex::new(Guards::Registry, Vec::new()),
+            visits: SharedNumber::new(0),
         })
+    }
+
+    /// Begins a call of the device about work of the capture; `None` once the capture is about to end.
+    fn visit(&self) -> Option<Visit<'_>> {
+        let before = self.visits.fetch_add(1, Ordering::AcqRel);
+        let visit = Visit(self);
+        (before & ENDED == 0).then_some(visit)
+    }
+
+    /// Lets no further call of the device about work of the capture begin, and waits, as for a lock, until those under way
+    /// have returned.
+    pub(crate) fn end(&self) {
+        if self.visits.load(Ordering::Acquire) & ENDED == 0 {
+            self.visits.fetch_add(ENDED, Ordering::AcqRel);
+        }
+        while self.visits.load(Ordering::Acquire) & !ENDED > 0 {
+            yield_now();
+        }
     }
 
     /// Returns the device's id of the capture, once it is known.
@@ -82,6 +114,7 @@ impl CaptureClock {
     /// Returns the work that the stream's next work comes after; `None` if the stream is not part of the capture, or the
     /// device cannot tell.
     fn frontier(&self, lane: &Lane) -> Option<Vec<CapturedWork>> {
+        let _visit = self.visit()?;
         let frontier = self.call(lane, "frontier", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -93,8 +126,7 @@ impl CaptureClock {
         (self.id() == Some(id)).then_some(work)
     }
 
-    /// Returns the id of a stream in the capture. A stream that is new becomes a branch: then the tickets of the others are
-    /// closed, since it may come after them.
+    /// Returns the id of a stream in the capture, and makes it a branch if it is new.
     pub(crate) fn order_of(&self, lane: &Arc<Lane>) -> StreamId {
         let known = |branches: &[Branch]| {
             let known = branches.iter().find(|branch| branch.lane.id == lane.id);
@@ -105,36 +137,45 @@ impl CaptureClock {
         }
         let engine = &self.presence.service.engine;
         let order = captured::further_order(&engine.streams, &engine.store);
-        let others: Vec<_> = {
-            let mut branches = self.branches.lock();
-            if let Some(known) = known(&branches) {
-                drop(branches);
-                captured::end_order(&engine.store, order);
-                return known;
-            }
-            let used = branches.iter().filter(|branch| branch.is_open_used);
-            let used = used.map(|branch| branch.lane.clone()).collect();
-            branches.push(Branch {
-                lane: lane.clone(),
-                order,
-                open: Ticket::FIRST,
-                is_open_used: false,
-                ends: Vec::new(),
-                after: Clock::default(),
-                earlier: FxHashSet::default(),
-            });
-            used
-        };
-        for other in others {
-            self.close(&other);
+        let mut branches = self.branches.lock();
+        if let Some(known) = known(&branches) {
+            drop(branches);
+            captured::end_order(&engine.store, order);
+            return known;
         }
+        branches.push(Branch {
+            lane: lane.clone(),
+            order,
+            open: Ticket::FIRST,
+            is_open_used: false,
+            ends: Vec::new(),
+            after: Clock::default(),
+            earlier: FxHashSet::default(),
+        });
         order
+    }
+
+    /// Removes a stream that could not join, unless memory waits for it.
+    fn remove(&self, lane: &Lane) {
+        let removed = {
+            let mut branches = self.branches.lock();
+            let is_it = |branch: &Branch| {
+                branch.lane.id == lane.id && branch.open == Ticket::FIRST && !branch.is_open_used
+            };
+            let at = branches.iter().position(is_it);
+            at.map(|at| branches.remove(at))
+        };
+        if let Some(branch) = removed {
+            captured::end_order(&self.presence.service.engine.store, branch.order);
+        }
     }
 
     /// Returns whether a stream is part of the capture, which it can be without a word to the pool.
     pub(crate) fn contains(&self, lane: &Arc<Lane>) -> bool {
-        let is_branch = |branch: &Branch| branch.lane.id == lane.id;
-        if self.branches.lock().iter().any(is_branch) {
+        let is_routed = |branch: &Branch| {
+            branch.lane.id == lane.id && lane.cache.capture_order() == Some(branch.order)
+        };
+        if self.branches.lock().iter().any(is_routed) {
             return true;
         }
         // An external stream may be gone, and the host is part of no capture.
@@ -162,24 +203,25 @@ impl CaptureClock {
         Fence { stream, ticket }
     }
 
-    /// Closes the open ticket of a stream, and asks where it ends.
-    fn close(&self, lane: &Arc<Lane>) {
-        let ticket = {
+    /// Closes the open ticket of a stream, and asks where it ends. Returns the work that the stream's next work comes after;
+    /// `None` if that cannot be told: no other stream comes after the ticket then.
+    fn close(&self, lane: &Arc<Lane>) -> Option<Vec<CapturedWork>> {
+        self.order_of(lane);
+        let (ticket, is_used) = {
             let mut branches = self.branches.lock();
             let branch = branch_of(&mut branches, lane);
             let closed = branch.open;
             branch.open = closed.next();
-            branch.is_open_used = false;
-            closed
+            (closed, std::mem::take(&mut branch.is_open_used))
         };
-        // Where it cannot be told, no other stream comes after the ticket.
-        let Some(end) = self.frontier(lane) else {
-            return;
-        };
-        let mut branches = self.branches.lock();
-        let ends = &mut branch_of(&mut branches, lane).ends;
-        let at = ends.partition_point(|(earlier, _)| *earlier < ticket);
-        ends.insert(at, (ticket, end));
+        let end = self.frontier(lane)?;
+        if is_used {
+            let mut branches = self.branches.lock();
+            let ends = &mut branch_of(&mut branches, lane).ends;
+            let at = ends.partition_point(|(earlier, _)| *earlier < ticket);
+            ends.insert(at, (ticket, end.clone()));
+        }
+        Some(end)
     }
 
     /// Returns the tickets of other streams that a stream is known to come after.
@@ -238,11 +280,19 @@ impl CaptureClock {
         let branch = branch_of(&mut branches, lane);
         let has_more = passed.iter().any(|fence| !branch.after.covers(fence));
         branch.after.join_all(&passed);
-        branch.earlier.extend(earlier);
+        // Another thread may have looked at some meanwhile.
+        if branch.earlier.len() > earlier.len() {
+            std::mem::swap(&mut branch.earlier, &mut earlier);
+        }
+        let fewer = std::mem::replace(&mut branch.earlier, earlier);
+        branch.earlier.extend(fewer);
         has_more
     }
 
     fn before(&self, lane: &Lane, work: CapturedWork) -> Vec<CapturedWork> {
+        let Some(_visit) = self.visit() else {
+            return Vec::new();
+        };
         let before = self.call(lane, "before", |captures, stream| {
             // SAFETY: as in `frontier`; the work is of the capture that the stream is part of.
             #[allow(unsafe_code, reason = "device call on the lane's stream")]
@@ -251,14 +301,6 @@ impl CaptureClock {
             }
         });
         before.unwrap_or_default()
-    }
-
-    /// Ends the routes of the streams that joined by waiting.
-    pub(crate) fn end_joined(&self) {
-        let joined = std::mem::take(&mut *self.joined.lock());
-        joined
-            .iter()
-            .for_each(|registration| registration.end_route());
     }
 }
 
@@ -285,70 +327,86 @@ impl fmt::Debug for CaptureClock {
 }
 
 /// A point in a captured stream: behind the work that it was given so far. Other streams can be ordered after it while the
-/// capture goes on; it cannot be awaited.
+/// capture goes on; it cannot be awaited. It does not keep the capture's memory.
 #[derive(Debug)]
 pub(crate) struct CapturedPoint {
-    clock: plain::Arc<CaptureClock>,
+    clock: plain::Weak<CaptureClock>,
     /// What the graph of the capture will use.
-    uses: plain::Arc<GraphUses>,
-    lane: Arc<Lane>,
+    uses: plain::Weak<GraphUses>,
+    registration: Arc<Registration>,
     work: Vec<CapturedWork>,
 }
 
 impl CapturedPoint {
-    /// Returns the present point of a stream of the capture.
+    /// Returns the present point of a stream of the capture. Memory that was freed there so far can be reused by streams
+    /// that are ordered after the point.
     ///
     /// # Errors
     /// Returns an error if the device cannot tell.
     pub(crate) fn present(
         clock: &plain::Arc<CaptureClock>,
         uses: &plain::Arc<GraphUses>,
-        lane: &Arc<Lane>,
+        registration: &Arc<Registration>,
     ) -> Result<Self, DeviceError> {
-        let work = clock.frontier(lane).ok_or_else(|| refused("record"))?;
+        let work = clock.close(&registration.lane);
         Ok(Self {
-            clock: clock.clone(),
-            uses: uses.clone(),
-            lane: lane.clone(),
-            work,
+            clock: plain::Arc::downgrade(clock),
+            uses: plain::Arc::downgrade(uses),
+            registration: registration.clone(),
+            work: work.ok_or_else(|| refused("record"))?,
         })
     }
 
     /// Makes a stream come after the point. A stream that is not being captured joins the capture.
     ///
     /// # Errors
-    /// Returns an error if the capture is over, if the stream is part of another one, or if it cannot be captured.
+    /// Returns an error if the capture is over, if the stream is of another device or part of another capture, or if it
+    /// cannot be captured.
     pub(crate) fn order(&self, on: &Arc<Registration>) -> Result<(), DeviceError> {
-        if on.lane.id == self.lane.id {
+        let (earlier, later) = (&self.registration, &on.lane);
+        if later.id == earlier.lane.id {
             return Ok(());
         }
-        // What the device names belongs to this capture alone.
-        if self.clock.frontier(&self.lane).is_none() || on.lane.is_host() {
+        let (Some(clock), Some(uses)) = (self.clock.upgrade(), self.uses.upgrade()) else {
+            return Err(refused("wait"));
+        };
+        let is_of = |route: &Route| plain::Arc::ptr_eq(&route.clock, &clock);
+        // An external stream that is not routed any more may be gone.
+        let may_ask = !earlier.lane.is_external || earlier.route().as_ref().is_some_and(is_of);
+        let is_beside = earlier.stream_device().id() == on.stream_device().id();
+        // The names of work belong to this capture alone.
+        if !may_ask || !is_beside || later.is_host() || clock.frontier(&earlier.lane).is_none() {
             return Err(refused("wait"));
         }
         let joins = match on.route() {
-            Some(route) if plain::Arc::ptr_eq(&route.clock, &self.clock) => false,
+            Some(route) if is_of(&route) => false,
             Some(_) => return Err(refused("wait")),
             None => true,
         };
         if joins {
-            // Memory that it freed before is available to others, and its earlier tasks can be awaited.
-            ordering::mark(&on.service.engine, &on.lane)?;
-            on.service.publish(Change::Memory);
-            on.begin_route(&self.uses, &self.clock)?;
+            if clock.frontier(later).is_none() {
+                // Memory that it freed before is available to others, and its earlier tasks can be awaited.
+                ordering::mark(&on.service.engine, later)?;
+                on.service.publish(Change::Memory);
+            }
+            on.begin_route(&uses, &clock)?;
         }
-        let ordered = self.clock.call(&on.lane, "wait", |captures, stream| {
+        let ordered = self.come_after(&clock, later);
+        if joins && (ordered.is_err() || !uses.keep_joined(on)) {
+            on.end_route();
+            clock.remove(later);
+        }
+        ordered
+    }
+
+    fn come_after(&self, clock: &CaptureClock, later: &Lane) -> Result<(), DeviceError> {
+        let _visit = clock.visit().ok_or_else(|| refused("wait"))?;
+        clock.call(later, "wait", |captures, stream| {
             // SAFETY: the lanes keep their streams' owners; the work is of the capture that the point's stream is part of.
             #[allow(unsafe_code, reason = "device call on the lanes' streams")]
             unsafe {
-                captures.come_after(stream, self.lane.raw, &self.work)
+                captures.come_after(stream, self.registration.lane.raw, &self.work)
             }
-        });
-        match (&ordered, joins) {
-            (Ok(()), true) => self.clock.joined.lock().push(on.clone()),
-            (Err(_), true) => on.end_route(),
-            (_, false) => {}
-        }
-        ordered
+        })
     }
 }

@@ -36,6 +36,9 @@ struct GraphState {
     kept: Vec<Kept>,
     /// The addresses of its memory that were allocated while it was captured: launches may use them.
     held: Ranges,
+    /// The streams that joined the capture by waiting, until it is over.
+    joined: Vec<Arc<Registration>>,
+    is_over: bool,
 }
 
 /// Notes the later one of two points of a stream, and takes the points out that are complete. They may be the last
@@ -69,7 +72,17 @@ impl GraphUses {
         for (address, bytes) in share.allocated() {
             uses.hold(address, bytes);
         }
+        share.note_held();
         uses
+    }
+
+    /// Notes a stream that joined the capture by waiting, whose route ends with it. Returns false if it is over.
+    pub(super) fn keep_joined(&self, registration: &Arc<Registration>) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_over {
+            state.joined.push(registration.clone());
+        }
+        !state.is_over
     }
 
     /// Notes that a range is allocated, while the graph is being captured.
@@ -77,7 +90,19 @@ impl GraphUses {
         self.state.lock().held.insert(address, address + bytes);
     }
 
-    /// Notes that the capture is over.
+    /// Ends the routes of the streams that joined by waiting.
+    pub(crate) fn end_joined(&self) {
+        let joined = {
+            let mut state = self.state.lock();
+            state.is_over = true;
+            std::mem::take(&mut state.joined)
+        };
+        for registration in &joined {
+            registration.end_route();
+        }
+    }
+
+    /// Notes that the capture is over, and no stream allocates for it any more.
     pub(crate) fn end_capture(&self) {
         self.share.leave(self);
     }

@@ -60,8 +60,8 @@ impl GraphShare {
         }
     }
 
-    /// Returns the clock of a capture, and whether it is new.
-    pub(crate) fn clock_of(&self, id: CaptureId) -> (plain::Arc<CaptureClock>, bool) {
+    /// Returns the clock of a capture, which streams share that join one by one.
+    pub(crate) fn clock_of(&self, id: CaptureId) -> plain::Arc<CaptureClock> {
         let new = CaptureClock::new(self.presence.clone());
         new.set_id(id);
         let mut clocks = self.clocks.lock();
@@ -73,10 +73,7 @@ impl GraphShare {
             clocks.push(plain::Arc::downgrade(&new));
         }
         drop(clocks);
-        match known {
-            Some(clock) => (clock, false),
-            None => (new, true),
-        }
+        known.unwrap_or(new)
     }
 
     /// Makes the clock of a capture known that began.
@@ -91,7 +88,11 @@ impl GraphShare {
             open.iter().filter_map(plain::Weak::upgrade).collect()
         };
         graphs.iter().for_each(|graph| graph.hold(address, bytes));
-        // After the notes: see `held`.
+        self.note_held();
+    }
+
+    /// Counts that more may be held, after that was noted: see [`held`](Self::held).
+    pub(super) fn note_held(&self) {
         self.holds.fetch_add(1, Ordering::AcqRel);
     }
 

@@ -202,6 +202,7 @@ impl Registration {
         clock: plain::Arc<CaptureClock>,
     ) -> Option<Route> {
         let order = clock.order_of(&self.lane);
+        // It may be the last owner: dropped outside the lock.
         self.route.change(|route| {
             let route = route?;
             if plain::Arc::ptr_eq(&route.clock, known) {
@@ -209,9 +210,8 @@ impl Registration {
                 route
                     .others
                     .retain(|other| !plain::Arc::ptr_eq(other, &clock));
-                route
-                    .others
-                    .push(std::mem::replace(&mut route.clock, clock));
+                let former = std::mem::replace(&mut route.clock, clock.clone());
+                route.others.push(former);
                 self.lane.cache.continue_capture(order);
             }
             Some(route.clone())
@@ -222,11 +222,11 @@ impl Registration {
     ///
     /// # Errors
     /// Returns an error if the device cannot tell.
-    pub(crate) fn captured_point(&self) -> Result<Option<CapturedPoint>, DeviceError> {
+    pub(crate) fn captured_point(self: &Arc<Self>) -> Result<Option<CapturedPoint>, DeviceError> {
         let Some(route) = self.route() else {
             return Ok(None);
         };
-        CapturedPoint::present(&route.clock, &route.uses, &self.lane).map(Some)
+        CapturedPoint::present(&route.clock, &route.uses, self).map(Some)
     }
 
     /// Drops the references that freed blocks left.

@@ -74,7 +74,7 @@ fn present(registration: &Registration, route: &Route) -> Result<Route, AllocErr
         .noted(unsafe { captures.capture_of(lane.raw) })?;
     match present.filter(|present| *present != known) {
         Some(present) if !injected("conditional-body-not-recognised") => {
-            let (clock, _) = route.share().clock_of(present);
+            let clock = route.share().clock_of(present);
             let further = registration.continue_route(&route.clock, clock);
             Ok(further.unwrap_or_else(|| route.clone()))
         }
@@ -198,12 +198,20 @@ fn draw_or_grow(
     }
     let with_room = growth.room().map(Placement::WithRoom);
     for placement in with_room.into_iter().chain([Placement::Anywhere]) {
-        if growth.take(growth.least(), placement)? {
-            return draw();
+        for _ in 0..TRIES {
+            if !growth.take(growth.least(), placement)? {
+                break;
+            }
+            if let Some(drawn) = draw()? {
+                return Ok(Some(drawn));
+            }
         }
     }
     Ok(None)
 }
+
+/// How often new memory is taken for a request. Another capture may allocate from what was added.
+const TRIES: usize = 4;
 
 /// Addresses are kept for memory of graphs while a hole has this many times those of the capacity: other requests need
 /// holes, too.

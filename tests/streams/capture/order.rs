@@ -273,6 +273,94 @@ fn stream_that_joins_leaves_its_earlier_memory_to_others() {
     launch(&device, &capture.end().unwrap(), &main);
 }
 
+/// Events and tasks of a capture keep neither its memory nor its streams.
+#[test]
+fn event_that_outlives_its_capture_keeps_nothing() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let [(_, main), (_, side)] = streams(&device, &pool);
+    let memory = pool.graph_memory();
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        let capture = memory.capture(&main).unwrap();
+        let mut block = pool.try_allocate(&main, 8 * MIB).unwrap();
+        fork(&main, &side);
+        submit(&side, &mut block).unwrap();
+        kept.push(side.event().unwrap());
+        main.wait(&kept[kept.len() - 1]).unwrap();
+        drop(block);
+        drop(capture.end().unwrap());
+        assert_eq!(memory.size(), 8 * MIB, "a later capture reuses the memory");
+        submit(&side, &mut pool.try_allocate(&side, MIB).unwrap()).unwrap();
+    }
+    drop(memory);
+    device.advance_to_end();
+    pool.check_conserved().unwrap();
+    assert!(kept.iter().all(|event| event.is_complete().is_err()));
+}
+
+/// Streams that join the capture of other code end with the session that they waited for, in whichever order sessions end.
+#[test]
+fn streams_that_join_end_with_the_session_that_they_waited_for() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let [(on_a, a), (on_b, b), (_, c)] = streams(&device, &pool);
+    let memory = pool.graph_memory();
+    on_a.begin_capture().unwrap();
+    order(&device, &on_a, &on_b);
+    // SAFETY: the graph is not launched.
+    let [first, second] = [&a, &b].map(|stream| unsafe { memory.join(stream) }.unwrap());
+    drop(first);
+    c.wait(&b.event().unwrap()).unwrap();
+    assert!(pool.try_allocate(&c, MIB).is_ok());
+    assert!(device.block_on(c.synchronize()).is_err());
+    order(&device, &on_b, &on_a);
+    drop(on_a.end_capture());
+    drop(second);
+    device.advance_to_end();
+    assert!(
+        device.block_on(c.synchronize()).is_ok(),
+        "it is no longer captured"
+    );
+}
+
+/// A stream that an event of other code made a part of the capture can wait as any other one.
+#[test]
+fn stream_that_other_code_joined_can_wait() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let [(on_main, main), (on_side, side)] = streams(&device, &pool);
+    let capture = pool.capture(&main).unwrap();
+    order(&device, &on_main, &on_side);
+    fork(&main, &side);
+    let mut block = pool.try_allocate(&side, MIB).unwrap();
+    submit(&side, &mut block).unwrap();
+    submit(&main, &mut block).unwrap();
+    drop(block);
+    launch(&device, &capture.end().unwrap(), &main);
+}
+
+/// A stream that was refused is not part of the capture: what it used waits for its own work.
+#[test]
+fn stream_that_was_refused_is_not_part_of_the_capture() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let [(_, main), (on_side, side), (on_third, third)] = streams(&device, &pool);
+    let memory = pool.graph_memory();
+    let mut capture = memory.capture(&main).unwrap();
+    assert!(capture.add(&side).is_err());
+    let block = pool.try_allocate(&main, 2 * MIB).unwrap();
+    block.used_on(&side).unwrap();
+    on_side.submit(Operation::new(us(1000)).writes(block.address(), block.size()));
+    drop(block);
+    drop(capture.end().unwrap());
+    let block = memory.allocate(&third, 2 * MIB).unwrap();
+    on_third.submit(write_of(&block));
+    device.advance_to_end();
+    device.assert_ordered();
+    drop(block);
+}
+
 /// A stream takes part in a capture only by waiting for it: else work that was meant to run now would silently become a part
 /// of the graph.
 #[test]
