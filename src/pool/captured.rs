@@ -210,7 +210,7 @@ fn draw_or_grow(
     Ok(None)
 }
 
-/// How often new memory is taken for a request. Another capture may allocate from what was added.
+/// How often new memory is taken for a request. Another capture may allocate from it first.
 const TRIES: usize = 4;
 
 /// Addresses are kept for memory of graphs while a hole has this many times those of the capacity: other requests need
