@@ -32,6 +32,8 @@ struct Deadlines {
     alarm_at: Option<Duration>,
     /// How often the alarm was set.
     turn: u64,
+    /// Calls of the device under way that set the alarm. A device that cannot keep the time calls at once, inside them.
+    setting: u64,
 }
 
 impl Deadlines {
@@ -65,6 +67,7 @@ impl Timer {
         }
         deadlines.alarm_at = first;
         deadlines.turn += 1;
+        deadlines.setting += 1;
         let turn = deadlines.turn;
         drop(deadlines);
         assert_unlocked("set_alarm");
@@ -72,6 +75,7 @@ impl Timer {
         let set = |at| self.device.set_alarm(at, &Waker::from(self.clone()));
         let mut alarm = first.map(set);
         let mut deadlines = self.deadlines.lock();
+        deadlines.setting -= 1;
         if deadlines.turn == turn {
             std::mem::swap(&mut deadlines.alarm, &mut alarm);
         }
@@ -91,6 +95,10 @@ impl Wake for Timer {
             deadlines.alarm_at = None;
             let later = deadlines.wakers.split_off(&(now, u64::MAX));
             let due = std::mem::replace(&mut deadlines.wakers, later);
+            if due.is_empty() && deadlines.setting > 0 {
+                // Setting the alarm again would be answered in the same way. Tasks look at the time when they are polled.
+                deadlines.alarm_at = deadlines.wakers.keys().next().map(|(at, _)| *at);
+            }
             for (_, number) in due.keys() {
                 deadlines.times.remove(number);
             }

@@ -222,11 +222,11 @@ impl Registration {
     ///
     /// # Errors
     /// Returns an error if the device cannot tell.
-    pub(crate) fn captured_point(self: &Arc<Self>) -> Result<Option<CapturedPoint>, DeviceError> {
-        let Some(route) = self.route() else {
+    pub(crate) fn captured_point(this: &Arc<Self>) -> Result<Option<CapturedPoint>, DeviceError> {
+        let Some(route) = this.route() else {
             return Ok(None);
         };
-        CapturedPoint::present(&route.clock, &route.uses, self).map(Some)
+        CapturedPoint::present(&route.clock, &route.uses, this).map(Some)
     }
 
     /// Drops the references that freed blocks left.

@@ -32,7 +32,10 @@ impl Point {
             ticket,
             registration: registration.clone(),
             // Without it, nothing is ordered after the point.
-            captured: registration.captured_point().ok().flatten().map(Box::new),
+            captured: Registration::captured_point(registration)
+                .ok()
+                .flatten()
+                .map(Box::new),
         }
     }
 

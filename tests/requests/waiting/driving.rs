@@ -262,3 +262,59 @@ fn queue_is_served_where_no_thread_can_be_started() {
             .unwrap();
     });
 }
+
+mod without_alarms {
+    use super::*;
+    use weirpool::device::*;
+
+    /// A device that cannot keep the time: an alarm calls at once, as where no thread can be started.
+    #[derive(Clone, Debug)]
+    struct WithoutAlarms(sim::SimDevice);
+
+    // SAFETY: every other call is passed on to the simulated device.
+    unsafe impl Device for WithoutAlarms {
+        pass_on! {
+            |device| &device.0 =>
+            id, describe, capabilities, block_observer, memory_info, now, reserve, unreserve, create, destroy, map, unmap,
+            allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned, create_event, destroy_event,
+            record, query, wait, watch, unwatch, upload, download, fill,
+        }
+
+        fn set_alarm(&self, _: std::time::Duration, waker: &std::task::Waker) -> AlarmId {
+            waker.wake_by_ref();
+            AlarmId(0)
+        }
+
+        fn cancel_alarm(&self, _: AlarmId) {}
+    }
+
+    #[test]
+    fn requests_are_served_or_time_out_where_alarms_call_at_once() {
+        let device = WithoutAlarms(manual());
+        let pool = builder(&device, 8 * MIB).build().unwrap();
+        let [(work, first), (_, second)] = [(); 2].map(|()| {
+            let work = device.0.create_stream();
+            let stream = pool.register(&work).unwrap();
+            (work, stream)
+        });
+        let block = pool.try_allocate(&first, 8 * MIB).unwrap();
+        let waiting = || pool.allocate(&second, 8 * MIB).timeout(us(100));
+        let mut late = not_ready(waiting());
+        device.0.advance(us(100));
+        assert!(matches!(
+            poll(&mut late),
+            Poll::Ready(Err(AllocError::TimedOut { .. }))
+        ));
+        let mut served = not_ready(waiting());
+        use_block(&work, &block, us(10));
+        drop(block);
+        device.0.advance(us(20));
+        let Poll::Ready(Ok(block)) = poll(&mut served) else {
+            panic!("the memory is back");
+        };
+        drop(block);
+        drop(served);
+        device.0.advance_to_end();
+        pool.check_conserved().unwrap();
+    }
+}
