@@ -83,22 +83,26 @@ impl<'a> Uses<'a> {
             return Ok(());
         }
         // The stream that the block has left comes after its own grant.
-        if self.home.lane.id == on.lane.id {
-        } else if let Some(granted) = self.captured_point(self.home, Some(on))? {
-            granted.order(on)?;
-        } else {
-            let (engine, after) = (&self.home.service.engine, self.block.allocation().after);
-            ordering::order_after_grant(
-                &engine.streams,
-                &engine.shared,
-                &self.home.lane,
-                after,
-                &on.lane,
-            )?;
+        if self.home.lane.id != on.lane.id {
+            self.order_after_grant(on)?;
         }
         self.note_captured(on);
         self.record_ordered(on, access);
         Ok(())
+    }
+
+    fn order_after_grant(self, on: &Arc<Registration>) -> Result<(), DeviceError> {
+        if let Some(granted) = self.captured_point(self.home, Some(on))? {
+            return granted.order(on);
+        }
+        let engine = &self.home.service.engine;
+        ordering::order_after_grant(
+            &engine.streams,
+            &engine.shared,
+            &self.home.lane,
+            self.block.allocation().after,
+            &on.lane,
+        )
     }
 
     /// Returns whether this is the block's home, and the block has not left it.

@@ -31,7 +31,6 @@ impl Drop for JoinedCapture {
 
 impl JoinedCapture {
     pub(super) fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
-        let uses = GraphUses::new(memory.share());
         let share = memory.share();
         if !stream.is_of(&share.presence) {
             return Err(StreamError::ForeignPool);
@@ -42,6 +41,7 @@ impl JoinedCapture {
             Some(id) => share.clock_of(id),
             None => CaptureClock::new(share.presence.clone()),
         };
+        let uses = GraphUses::new(share);
         let routed = Routed::begin(&uses, &clock, stream)?;
         routed.keep(&uses)?;
         Ok(Self {

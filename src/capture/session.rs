@@ -33,6 +33,9 @@ const END: &str = "end_capture";
 /// began on has to come after the others again before the end: by a wait, or by such work. Memory that one stream
 /// freed is reused on another one that comes after the free.
 ///
+/// As CUDA's captures, it is for one thread at a time: while one submits work to a stream of the capture, or names it in a
+/// call of this crate, no other thread does so with any stream of the capture.
+///
 /// The pool records no event on the streams until the capture is over. [`Stream::event`] returns a point of the graph, which
 /// other streams can wait for in the capture. Awaiting it, and awaiting a free on the stream, fail.
 ///

@@ -76,11 +76,9 @@ impl CaptureClock {
     }
 
     /// Lets no further call of the device about work of the capture begin, and waits, as for a lock, until those under way
-    /// have returned.
+    /// have returned. It is called once.
     pub(crate) fn end(&self) {
-        if self.visits.load(Ordering::Acquire) & ENDED == 0 {
-            self.visits.fetch_add(ENDED, Ordering::AcqRel);
-        }
+        self.visits.fetch_add(ENDED, Ordering::AcqRel);
         while self.visits.load(Ordering::Acquire) & !ENDED > 0 {
             yield_now();
         }
@@ -153,21 +151,6 @@ impl CaptureClock {
             earlier: FxHashSet::default(),
         });
         order
-    }
-
-    /// Removes a stream that could not join, unless memory waits for it.
-    fn remove(&self, lane: &Lane) {
-        let removed = {
-            let mut branches = self.branches.lock();
-            let is_it = |branch: &Branch| {
-                branch.lane.id == lane.id && branch.open == Ticket::FIRST && !branch.is_open_used
-            };
-            let at = branches.iter().position(is_it);
-            at.map(|at| branches.remove(at))
-        };
-        if let Some(branch) = removed {
-            captured::end_order(&self.presence.service.engine.store, branch.order);
-        }
     }
 
     /// Returns whether a stream is part of the capture, which it can be without a word to the pool.
@@ -394,7 +377,6 @@ impl CapturedPoint {
         let ordered = self.come_after(&clock, later);
         if joins && (ordered.is_err() || !uses.keep_joined(on)) {
             on.end_route();
-            clock.remove(later);
         }
         ordered
     }
