@@ -155,8 +155,8 @@ mod worker;
 ///
 /// | seam | for |
 /// |---|---|
-/// | [`CapacitySource`](extend::CapacitySource) | who lends the capacity |
-/// | [`Observer`](extend::Observer) | who is told each fact |
+/// | [`CapacitySource`](extend::CapacitySource) | a broker or an orchestrator that lends the capacity |
+/// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
 /// | [`Pool::charge`] | bytes that others hold, counted against the capacity |
 pub mod extend {
