@@ -216,9 +216,8 @@ impl CaptureClock {
             .unwrap_or_default()
     }
 
-    /// Asks the device what a stream comes after by now. Returns whether it comes after more tickets than before. Each
-    /// piece of work is looked at once for each stream.
-    pub(crate) fn refresh(&self, lane: &Arc<Lane>) -> bool {
+    /// Asks the device what a stream comes after by now. Each piece of work is looked at once for each stream.
+    pub(crate) fn refresh(&self, lane: &Arc<Lane>) {
         let (is_open, mut earlier) = {
             let mut branches = self.branches.lock();
             let own = branch_of(&mut branches, lane).after.clone();
@@ -236,7 +235,7 @@ impl CaptureClock {
             (is_open, earlier)
         };
         if !is_open {
-            return false;
+            return;
         }
         let mut unseen = self.frontier(lane).unwrap_or_default();
         while let Some(work) = unseen.pop() {
@@ -261,7 +260,6 @@ impl CaptureClock {
             })
             .collect();
         let branch = branch_of(&mut branches, lane);
-        let has_more = passed.iter().any(|fence| !branch.after.covers(fence));
         branch.after.join_all(&passed);
         // Another thread may have looked at some meanwhile.
         if branch.earlier.len() > earlier.len() {
@@ -269,7 +267,6 @@ impl CaptureClock {
         }
         let fewer = std::mem::replace(&mut branch.earlier, earlier);
         branch.earlier.extend(fewer);
-        has_more
     }
 
     fn before(&self, lane: &Lane, work: CapturedWork) -> Vec<CapturedWork> {

@@ -356,7 +356,7 @@ pub fn take_at(
         bytes: start - map.blocks()[first].address + bytes,
         alignment: 1,
     };
-    let run = run_from(map, reservation, first, whole, is_allowed);
+    let run = run_from(map, reservation, first, whole, is_allowed).unwrap_or_default();
     let mut id = match run.as_slice() {
         [] => return None,
         [id] => *id,
@@ -451,32 +451,45 @@ fn shortest_run(
 ) -> Option<Vec<BlockId>> {
     let mut starts = blocks_of(map, reservation);
     starts.sort_by_key(|id| map.blocks()[*id].address);
-    let mut runs = starts
-        .into_iter()
-        .map(|first| run_from(map, reservation, first, request, &is_allowed));
-    runs.find(|run| run.len() > 1)
+    let mut from = 0;
+    for first in starts {
+        if map.blocks()[first].address < from {
+            continue;
+        }
+        match run_from(map, reservation, first, request, &is_allowed) {
+            Ok(run) if run.len() > 1 => return Some(run),
+            Ok(_) => {}
+            // From a later block on, the neighbours before this end are fewer.
+            Err(end) => from = end,
+        }
+    }
+    None
 }
 
-/// Returns the shortest run of neighbours from this one on that the request fits into; an empty one if none does.
+/// Returns the shortest run of neighbours from this one on that the request fits into.
+///
+/// # Errors
+/// Returns where the neighbours end, if they are too few.
 fn run_from(
     map: &BlockMap,
     reservation: ReservationId,
     first: BlockId,
     request: Request,
     is_allowed: impl Fn(BlockId) -> bool,
-) -> Vec<BlockId> {
+) -> Result<Vec<BlockId>, u64> {
     let address = map.blocks()[first].address;
     let start = address.next_multiple_of(request.alignment);
-    let mut run = Vec::new();
+    let (mut run, mut end) = (Vec::new(), address);
     for (id, block) in map.blocks().from(first) {
         let is_ours = matches!(&block.state, State::Reserved(owner, _) if *owner == reservation);
         if !is_ours || !is_allowed(id) {
             break;
         }
         run.push(id);
-        if block.end() >= start + request.bytes {
-            return run;
+        end = block.end();
+        if end >= start + request.bytes {
+            return Ok(run);
         }
     }
-    Vec::new()
+    Err(end)
 }
