@@ -130,7 +130,7 @@ pub fn split(
         let request = Request { bytes, alignment };
         // A union of fences is safe to set aside.
         match shortest_run(map, reservation, request, |_| true) {
-            Some(run) => drop(join(map, completed, reservation, &run)),
+            Some(run) => _ = join(map, completed, reservation, &run),
             None if only_whole => return None,
             None => {}
         }
@@ -248,15 +248,9 @@ pub fn take(
     request: Request,
     view: &View<'_>,
 ) -> Option<Grant> {
+    let best = best_fit(heap, reservation, request, view);
     let Heap { map, completed, .. } = heap;
-    let search = Search {
-        map,
-        completed,
-        reservation,
-        request,
-        view,
-    };
-    let run = match search.best_fit() {
+    let run = match best {
         Some(id) => vec![id],
         None if left(map, reservation).0 < request.bytes => return None,
         None => {
@@ -264,10 +258,7 @@ pub fn take(
             shortest_run(map, reservation, request, is_allowed)?
         }
     };
-    let id = match run.as_slice() {
-        [id] => *id,
-        run => join(map, completed, reservation, run),
-    };
+    let id = join(map, completed, reservation, &run);
     Some(grant(heap, reservation, request, view, id))
 }
 
@@ -356,12 +347,8 @@ pub fn take_at(
         bytes: start - map.blocks()[first].address + bytes,
         alignment: 1,
     };
-    let run = run_from(map, reservation, first, whole, is_allowed).unwrap_or_default();
-    let mut id = match run.as_slice() {
-        [] => return None,
-        [id] => *id,
-        run => join(map, completed, reservation, run),
-    };
+    let run = run_from(map, reservation, first, whole, is_allowed).ok()?;
+    let mut id = join(map, completed, reservation, &run);
     let below = start - map.blocks()[id].address;
     if below > 0 {
         id = map.cut(id, below);
@@ -388,12 +375,16 @@ fn grant(
     grant
 }
 
+/// Joins a run of reserved neighbours into one block, which is pending for all of their fences.
 fn join(
     map: &mut BlockMap,
     completed: &Completed,
     reservation: ReservationId,
     run: &[BlockId],
 ) -> BlockId {
+    if let [id] = run {
+        return *id;
+    }
     let mut fences = Fences::default();
     for id in run {
         fences.join_all(&fences_of(map, completed, *id));
@@ -403,43 +394,35 @@ fn join(
     map.settle(whole, State::Reserved(reservation, fences))
 }
 
-/// A search in one reservation.
-struct Search<'a> {
-    map: &'a BlockMap,
-    completed: &'a Completed,
+/// Returns the best fit among the single blocks of a reservation.
+fn best_fit(
+    heap: &Heap,
     reservation: ReservationId,
     request: Request,
-    view: &'a View<'a>,
-}
-
-impl Search<'_> {
-    fn fences_of(&self, id: BlockId) -> Fences {
-        fences_of(self.map, self.completed, id)
-    }
-
-    fn best_fit(&self) -> Option<BlockId> {
-        let by_size = &self.map.index().reserved.get(&self.reservation)?.by_size;
-        let mut allowed = None;
-        let mut probes = 0;
-        for (size, id) in by_size.at_least(self.request.bytes) {
-            if self.map.offset_of(id, self.request).is_none() {
-                continue;
-            }
-            let fences = self.fences_of(id);
-            if fences.iter().all(|fence| self.view.is_ordered(fence)) {
-                return Some(id);
-            }
-            let is_larger = allowed.as_ref().is_some_and(|best: &Best| size > best.size);
-            if is_larger || probes == PROBES {
-                continue;
-            }
-            if let Some(forecast) = self.view.forecast(&fences) {
-                probes += 1;
-                Best::consider(&mut allowed, Best { size, id, forecast });
-            }
+    view: &View<'_>,
+) -> Option<BlockId> {
+    let Heap { map, completed, .. } = heap;
+    let by_size = &map.index().reserved.get(&reservation)?.by_size;
+    let mut allowed = None;
+    let mut probes = 0;
+    for (size, id) in by_size.at_least(request.bytes) {
+        if map.offset_of(id, request).is_none() {
+            continue;
         }
-        allowed.map(|best| best.id)
+        let fences = fences_of(map, completed, id);
+        if fences.iter().all(|fence| view.is_ordered(fence)) {
+            return Some(id);
+        }
+        let is_larger = allowed.as_ref().is_some_and(|best: &Best| size > best.size);
+        if is_larger || probes == PROBES {
+            continue;
+        }
+        if let Some(forecast) = view.forecast(&fences) {
+            probes += 1;
+            Best::consider(&mut allowed, Best { size, id, forecast });
+        }
     }
+    allowed.map(|best| best.id)
 }
 
 /// Returns the lowest run of several neighbours that the request fits into.
