@@ -3,6 +3,7 @@
 //! PyTorch allocates without Python's lock, and on threads of its own. So an activation is kept here and not in Python: in
 //! a list of its thread, and, if it names a stream, in a list of streams for the allocations of all threads.
 
+use crate::device_pool::threads_of;
 use crate::fault::injected;
 use crate::fork;
 use std::cell::RefCell;
@@ -232,7 +233,7 @@ fn source_of(pool: &Pool, stream: u64) -> Option<Source> {
 }
 
 /// Returns what the pool knows about the holders of its memory: reservations with the threads that they are active on,
-/// tags, streams, and the requests that wait.
+/// tags, streams with the threads that use them, and the requests that wait.
 pub(crate) fn holders(pool: &Pool) -> String {
     let mut text = String::new();
     let live: Vec<_> = locked(&LIVE).iter().filter_map(Weak::upgrade).collect();
@@ -264,12 +265,11 @@ pub(crate) fn holders(pool: &Pool) -> String {
     streams.retain(|stream| stream.used.current > 0);
     streams.sort_by_key(|stream| std::cmp::Reverse(stream.used.current));
     for stream in streams.iter().take(LISTED) {
-        let _ = write!(
-            text,
-            "; {}: {}",
-            stream.stream,
-            in_units(stream.used.current)
-        );
+        let (id, used) = (stream.stream, in_units(stream.used.current));
+        let _ = write!(text, "; {id}: {used}");
+        if let Some(threads) = threads_of(pool, id) {
+            let _ = write!(text, ", used by thread {threads}");
+        }
     }
     let waiting = pool.waiting_requests(usize::MAX);
     if !waiting.is_empty() {

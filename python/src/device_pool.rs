@@ -3,6 +3,7 @@
 use crate::active::{self, Source};
 use crate::evictables::Entries;
 use crate::graphs::{Graphs, MempoolId};
+use crate::threads::Threads;
 use crate::{fork, settings::Settings};
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUstream};
@@ -18,7 +19,7 @@ use weirpool::device::cuda::{CudaDevice, ExternalStream};
 use weirpool::device::{Device, DeviceError};
 use weirpool::{
     AllocError, Block, GraphCheckpoint, GraphMemory, Pool, Statistics, StatisticsScope, Stream,
-    StreamError,
+    StreamError, StreamId,
 };
 use weirpool_compat::{RawError, RawPool};
 
@@ -56,6 +57,7 @@ pub(crate) struct DevicePool {
 struct Permanent {
     external: ExternalStream,
     stream: Stream,
+    threads: Threads,
 }
 
 thread_local! {
@@ -91,6 +93,17 @@ pub(crate) fn first_opened() -> Option<usize> {
     POOLS
         .iter()
         .position(|slot| matches!(slot.get(), Some(Ok(_))))
+}
+
+/// Returns the threads that use a stream of a pool, if that is never destroyed.
+pub(crate) fn threads_of(pool: &Pool, stream: StreamId) -> Option<&'static Threads> {
+    let mut opened = POOLS.iter().filter_map(|slot| slot.get()?.as_ref().ok());
+    let its = opened.find(|opened| opened.pool() == pool)?;
+    let permanent = its.permanent.read();
+    let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
+    let mut all = permanent.values();
+    let found = all.find(|permanent| permanent.stream.id() == stream)?;
+    Some(&found.threads)
 }
 
 fn slot(device: c_int) -> Option<&'static OnceLock<Result<DevicePool, String>>> {
@@ -330,7 +343,9 @@ impl DevicePool {
     fn permanent_at(&self, handle: CUstream) -> Option<&'static Permanent> {
         let permanent = self.permanent.read();
         let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
-        permanent.get(&(handle as usize)).copied()
+        let permanent = permanent.get(&(handle as usize)).copied()?;
+        permanent.threads.note();
+        Some(permanent)
     }
 
     /// Allocates from the memory of a pool of graphs, on a stream that is part of a capture or not. If there is no such
@@ -526,7 +541,14 @@ impl DevicePool {
         let permanent = self.permanent.write();
         let mut permanent = permanent.unwrap_or_else(PoisonError::into_inner);
         let entry = permanent.entry(handle as usize);
-        entry.or_insert_with(|| Box::leak(Box::new(Permanent { external, stream })));
+        entry.or_insert_with(|| {
+            let threads = Threads::default();
+            Box::leak(Box::new(Permanent {
+                external,
+                stream,
+                threads,
+            }))
+        });
         Ok(())
     }
 

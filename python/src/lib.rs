@@ -62,6 +62,7 @@ mod service;
 mod settings;
 #[cfg(target_os = "linux")]
 pub mod sharing;
+mod threads;
 pub mod torch;
 mod waiting;
 

@@ -49,7 +49,8 @@ with weirpool.reserve("512MiB", tag="chat") as memory:
     try:
         tensor(600)
     except torch.OutOfMemoryError as error:
-        assert "Held by" in str(error) and "for tag chat" in str(error), error
+        for part in ("Held by", "for tag chat", f"used by thread {threading.get_native_id()} ("):
+            assert part in str(error), error
     else:
         raise AssertionError("there is too little memory")
     rest.release()

@@ -117,7 +117,7 @@ def test_temporaries_of_side_streams_in_a_graph_use_their_memory_again(python):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("program", ["graphs", "graph_trees", "dlpack", "sharing"])
+@pytest.mark.parametrize("program", ["graphs", "graph_trees", "dlpack", "sharing", "others"])
 def test_program_is_equal_to_the_one_on_pytorchs_allocator(python, program):
     done = python(HERE / "gpu" / f"{program}.py")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
