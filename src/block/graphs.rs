@@ -95,6 +95,7 @@ impl Block {
     }
 
     /// Leaves a block that ends to a graph that keeps it. Returns whether there is one.
+    #[inline]
     pub(super) fn leave_to_graph(&mut self) -> bool {
         // Without the lock, since nothing else has the block.
         let extra = self.extra.get_mut().as_ref();

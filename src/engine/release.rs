@@ -80,19 +80,19 @@ pub(crate) fn end_uses(
     earlier: Option<Fence>,
     bytes: u64,
 ) -> Fences {
-    let noted: SmallVec<[_; 2]> = lanes
-        .iter()
-        .map(|lane| (lane, lane.cache.note_use(bytes)))
-        .collect();
-    let fences: Fences = noted
-        .iter()
-        .map(|(lane, freed)| lane.fence(freed.ticket))
-        .chain(earlier)
-        .collect();
+    let mut fences = Fences::from_iter(earlier);
+    let mut closed: SmallVec<[_; 2]> = SmallVec::new();
+    for lane in lanes {
+        let freed = lane.cache.note_use(bytes);
+        fences.join(lane.fence(freed.ticket));
+        if freed.closed.is_some() {
+            closed.push((lane, freed.closed));
+        }
+    }
     // First, so that a stream that finds the memory pending can be made to wait for it: on an external stream no
     // other call records anything.
-    for (lane, freed) in noted {
-        record_closed(engine, lane, freed.closed);
+    for (lane, closed) in closed {
+        record_closed(engine, lane, closed);
     }
     fences
 }

@@ -35,6 +35,7 @@ const CAPTURED: u64 = 1 << 63;
 
 impl StreamCache {
     /// Returns whether the stream is being captured in a session of the pool.
+    #[inline]
     pub(crate) fn is_captured(&self) -> bool {
         self.submissions.load(Ordering::Acquire) & CAPTURED != 0
     }

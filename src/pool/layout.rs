@@ -92,6 +92,7 @@ pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
 
 /// # Errors
 /// Returns an error if the pool's capacity is less than `requested` bytes.
+#[inline]
 pub(super) fn expect_capacity_for(requested: u64, engine: &Engine) -> Result<(), AllocError> {
     let capacity = engine.store.capacity();
     if requested > capacity {

@@ -100,15 +100,16 @@ pub struct Passages {
 impl Passages {
     /// Waits for all fences. Their streams are among `lanes`.
     pub(crate) fn new(service: &Arc<Service>, lanes: &[Arc<Lane>], fences: &Fences) -> Self {
-        let lane_of = |stream| lanes.iter().find(|lane| lane.id == stream);
-        let points = fences.iter().filter_map(|fence| {
-            let lane = lane_of(fence.stream)?;
-            Some(Passage::new(service.clone(), lane.clone(), fence.ticket))
-        });
-        Self {
-            points: points.collect(),
+        let mut passages = Self {
+            points: SmallVec::new(),
             foreign: None,
+        };
+        for fence in fences.iter() {
+            if let Some(lane) = lanes.iter().find(|lane| lane.id == fence.stream) {
+                passages.add(Passage::new(service.clone(), lane.clone(), fence.ticket));
+            }
         }
+        passages
     }
 
     /// Counts foreign memory for as long as these exist.
