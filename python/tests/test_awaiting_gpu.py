@@ -46,6 +46,7 @@ with weirpool.reserve("512MiB", tag="chat") as memory:
         again = tensor(512)
         del again
     # Outside, it waits, and the error names the holders.
+    plain = tensor(64)
     try:
         tensor(600)
     except torch.OutOfMemoryError as error:

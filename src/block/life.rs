@@ -11,7 +11,7 @@ use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, CaptureClock, Ending, Granted, Registration, Reserved, Route};
 use crate::heap::{Fences, Placement};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Event, Lane, StreamCache};
+use crate::lane::{BlockEvent, Lane, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
 use crate::rare::Rare;
@@ -322,7 +322,7 @@ impl Block {
         engine.store.join_used(self.allocation(), &extension);
         // Only now: a growth that was refused is neither an allocation nor a free.
         let cache = &registration.lane.cache;
-        cache.count(Event::Growth, extension.bytes, demand.rounding);
+        cache.count(BlockEvent::Growth, extension.bytes, demand.rounding);
         if let Some(allocation) = &mut self.allocation {
             allocation.bytes += extension.bytes;
             allocation.after = allocation.after.max(extension.after);

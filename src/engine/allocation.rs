@@ -2,7 +2,8 @@
 
 use crate::heap::BlockId;
 use crate::id::Ticket;
-use crate::lane::{CachedBlock, Source};
+use crate::lane::CachedBlock;
+use crate::measure::Source;
 use crate::sync::{Count, Ordering, SharedNumber};
 use smallvec::SmallVec;
 

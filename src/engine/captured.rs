@@ -11,7 +11,7 @@ use crate::device::DeviceError;
 use crate::heap::reservation::Extension;
 use crate::heap::{self, Clock, Fences, Grant, Placement, Request, View};
 use crate::id::{ReservationId, StreamId, Ticket};
-use crate::lane::{CachedBlock, Event, Flush, Lane, Use};
+use crate::lane::{BlockEvent, CachedBlock, Flush, Lane, Use};
 use crate::sync::Arc;
 use smallvec::SmallVec;
 
@@ -156,7 +156,8 @@ pub(crate) fn free_captured(
     (mut fences, others): (Fences, &[&Arc<Lane>]),
     block: &Use,
 ) {
-    home.cache.count(Event::Free, block.bytes, block.rounding);
+    home.cache
+        .count(BlockEvent::Free, block.bytes, block.rounding);
     let mut closed = SmallVec::<[_; 1]>::new();
     for lane in others {
         let freed = lane.cache.note_use(block.bytes);

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::heap::{Fence, Fences, Order, ReturnedTo};
 use crate::id::Ticket;
-use crate::lane::{Closed, Event, Freed, Lane, Use};
+use crate::lane::{BlockEvent, Closed, Freed, Lane, Use};
 use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -68,7 +68,8 @@ pub(crate) fn free_many(
     earlier: Option<Fence>,
     block: &Use,
 ) -> Fences {
-    home.cache.count(Event::Free, block.bytes, block.rounding);
+    home.cache
+        .count(BlockEvent::Free, block.bytes, block.rounding);
     free_uncounted(engine, lanes, earlier, block)
 }
 

@@ -10,7 +10,7 @@ use crate::engine::{
 use crate::error::AllocError;
 use crate::heap::Request;
 use crate::id::{ReservationId, StreamId};
-use crate::lane::{Event, Lane, StreamCache};
+use crate::lane::{BlockEvent, Lane, StreamCache};
 use crate::measure::{Account, Tag};
 use crate::queue::{Demand, Service};
 use crate::seam::Fact;
@@ -176,7 +176,7 @@ impl Reserved {
             Ok(Drawn::Allocation(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
                 lane.cache.count(
-                    Event::Granted(allocation.source),
+                    BlockEvent::Granted(allocation.source),
                     allocation.bytes,
                     rounding,
                 );
@@ -233,7 +233,7 @@ impl Reserved {
             Ok(Some(allocation)) => {
                 let rounding = demand.rounding_of(allocation.bytes);
                 lane.cache.count(
-                    Event::Granted(allocation.source),
+                    BlockEvent::Granted(allocation.source),
                     allocation.bytes,
                     rounding,
                 );

@@ -1,61 +1,10 @@
 //! A lane's counters: each lane counts for itself, so that the hot path writes nothing shared, and readers add up.
 
-use crate::measure::{Highs, Level, Mark};
-
-/// Where a grant came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-// As wide as its neighbour in a block: then the block is copied in whole words.
-#[repr(u32)]
-#[non_exhaustive]
-pub enum Source {
-    /// The stream's own lane: no device call, no shared cache line written.
-    Lane,
-    /// Memory that was available to any stream.
-    Free,
-    /// Memory that the same stream freed, from the heap.
-    SameStream,
-    /// Memory of other streams that this one comes after, by events that it waited for.
-    Ordered,
-    /// Pieces of the heap joined, or memory mapped elsewhere, or taken from the device.
-    Grown,
-    /// Memory pending on another stream, behind a wait on the device.
-    DeviceWait,
-}
-
-impl Source {
-    pub(crate) const COUNT: usize = 6;
-
-    /// All sources, from the cheapest up.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Lane,
-        Self::Free,
-        Self::SameStream,
-        Self::Ordered,
-        Self::Grown,
-        Self::DeviceWait,
-    ];
-
-    /// Returns the name of the source in metrics and traces, in snake case.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Lane => "lane",
-            Self::Free => "free",
-            Self::SameStream => "same_stream",
-            Self::Ordered => "ordered",
-            Self::Grown => "grown",
-            Self::DeviceWait => "device_wait",
-        }
-    }
-}
+use crate::measure::{Highs, Level, Mark, Source};
 
 /// An event in a block's life that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum BlockEvent {
     /// A block was granted.
     Granted(Source),
     /// A block grew in place.
@@ -116,13 +65,13 @@ impl Counts {
 
     /// Counts an event of a block of `bytes`, of which `rounding` were not requested.
     #[inline(always)]
-    pub(super) fn note(&mut self, event: Event, bytes: u64, rounding: u32) {
+    pub(super) fn note(&mut self, event: BlockEvent, bytes: u64, rounding: u32) {
         match event {
-            Event::Granted(source) => self.by_source[source as usize] += 1,
-            Event::Growth => {}
-            Event::Free => self.frees += 1,
+            BlockEvent::Granted(source) => self.by_source[source as usize] += 1,
+            BlockEvent::Growth => {}
+            BlockEvent::Free => self.frees += 1,
         }
-        if event == Event::Free {
+        if event == BlockEvent::Free {
             self.freed = self.freed.wrapping_add(bytes);
             self.rounding = self.rounding.wrapping_sub(u64::from(rounding));
         } else {
@@ -144,9 +93,9 @@ pub(super) struct Counters {
 
 impl Counters {
     #[inline(always)]
-    pub(super) fn note(&mut self, event: Event, bytes: u64, rounding: u32) {
+    pub(super) fn note(&mut self, event: BlockEvent, bytes: u64, rounding: u32) {
         self.counts.note(event, bytes, rounding);
-        if event != Event::Free {
+        if event != BlockEvent::Free {
             let used = self.counts.granted.wrapping_sub(self.counts.freed);
             // Signed: beside shards, these counts alone may be below zero.
             if used as i64 > self.high as i64 {
@@ -241,29 +190,29 @@ mod tests {
             freed: u64::MAX - 512,
             ..Counts::default()
         };
-        counts.note(Event::Granted(Source::Lane), 1024, 0);
+        counts.note(BlockEvent::Granted(Source::Lane), 1024, 0);
         assert_eq!((counts.live(), counts.used()), (1, 1536));
-        counts.note(Event::Free, 1024, 0);
-        counts.note(Event::Free, 1024, 12);
+        counts.note(BlockEvent::Free, 1024, 0);
+        counts.note(BlockEvent::Free, 1024, 12);
         assert_eq!((counts.live(), counts.used()), (0, 0));
-        counts.note(Event::Granted(Source::Free), 512, 12);
+        counts.note(BlockEvent::Granted(Source::Free), 512, 12);
         assert_eq!((counts.used(), counts.rounding), (0, 0));
     }
 
     #[test]
     fn high_is_that_of_the_used_bytes_since_a_mark() {
         let (mut counters, none) = (Counters::default(), Counts::default());
-        counters.note(Event::Granted(Source::Lane), 1024, 0);
-        counters.note(Event::Free, 1024, 0);
+        counters.note(BlockEvent::Granted(Source::Lane), 1024, 0);
+        counters.note(BlockEvent::Free, 1024, 0);
         let mark = Mark::RESET.next();
         counters.begin(mark, &none);
-        counters.note(Event::Granted(Source::Free), 512, 0);
+        counters.note(BlockEvent::Granted(Source::Free), 512, 0);
         let highs =
             |counters: &Counters| [Mark::RESET, mark].map(|mark| counters.high_since(mark, &none));
         assert_eq!(highs(&counters), [1024, 512]);
-        counters.note(Event::Growth, 256, 0);
+        counters.note(BlockEvent::Growth, 256, 0);
         assert_eq!(highs(&counters), [1024, 768]);
-        counters.note(Event::Free, 512, 0);
+        counters.note(BlockEvent::Free, 512, 0);
         counters.reset_high(&none);
         assert_eq!(highs(&counters), [256, 768]);
     }

@@ -13,10 +13,11 @@
 
 use super::block::{CachedBlock, Use};
 use super::cache::{Bounds, Cache};
-use super::count::{Counts, Event, Source};
+use super::count::{BlockEvent, Counts};
 use super::slot::{Contents, OwnedSlot, Slot};
 use crate::fault::injected;
 use crate::id::Ticket;
+use crate::measure::Source;
 use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};
 
 /// Number of contentions after which the threads of a stream have shards.
@@ -139,7 +140,9 @@ impl Shards {
             return false;
         }
         (shard.epoch, shard.unsealed) = (ticket, unsealed);
-        shard.counts.note(Event::Free, block.bytes, block.rounding);
+        shard
+            .counts
+            .note(BlockEvent::Free, block.bytes, block.rounding);
         // Before the lock is released: a thread that flushes the block seals only if the flag is set.
         self.mark_dirty();
         true
@@ -155,7 +158,9 @@ impl Shards {
         is_bypassed: impl FnOnce() -> bool,
     ) -> Option<ShardedBlock> {
         let mut shard = shard.lock();
-        shard.counts.note(Event::Free, block.bytes, block.rounding);
+        shard
+            .counts
+            .note(BlockEvent::Free, block.bytes, block.rounding);
         if is_bypassed() {
             return None;
         }
@@ -210,7 +215,7 @@ impl Shard {
             self.unsealed = self.unsealed.saturating_sub(bytes);
         }
         self.counts
-            .note(Event::Granted(Source::Lane), bytes, rounding);
+            .note(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 }

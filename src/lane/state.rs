@@ -11,10 +11,11 @@
 
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
-use super::count::{Counters, Event, Source};
+use super::count::{BlockEvent, Counters};
 use super::shards::Shards;
 use super::slot::{Contents, Slot};
 use crate::id::{StreamId, Ticket};
+use crate::measure::Source;
 use crate::sync::{Lasting, plain};
 
 /// See the [module](self).
@@ -60,7 +61,7 @@ impl StreamState {
         let cached = self.cache.pop_stacked(bytes)?;
         self.record_taken(&cached);
         self.counters
-            .note(Event::Granted(Source::Lane), bytes, rounding);
+            .note(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 
@@ -70,7 +71,7 @@ impl StreamState {
         let cached = self.pop(bytes, fit)?;
         let surplus = (cached.bytes - bytes) as u32;
         self.counters.note(
-            Event::Granted(Source::Lane),
+            BlockEvent::Granted(Source::Lane),
             cached.bytes,
             rounding + surplus,
         );
@@ -116,7 +117,8 @@ impl StreamState {
         }
         self.unsealed = unsealed;
         self.is_dirty = !self.is_host;
-        self.counters.note(Event::Free, block.bytes, block.rounding);
+        self.counters
+            .note(BlockEvent::Free, block.bytes, block.rounding);
         Some(ticket)
     }
 

@@ -21,7 +21,7 @@
 use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 use super::cache::{Bounds, Cache, Flush, RefCache, Registration};
-use super::count::{Counts, Event, LaneFigures, Source, UNKNOWN};
+use super::count::{BlockEvent, Counts, LaneFigures, UNKNOWN};
 use super::shards::{Shard, Shards};
 use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
@@ -30,6 +30,7 @@ use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
+use crate::measure::Source;
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
@@ -327,7 +328,7 @@ impl StreamCache {
         shard
             .lock()
             .counts
-            .note(Event::Granted(Source::Lane), bytes, rounding);
+            .note(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some((cached, R::default()))
     }
 
@@ -353,7 +354,7 @@ impl StreamCache {
         }
         state
             .counters
-            .note(Event::Free, block.bytes, block.rounding);
+            .note(BlockEvent::Free, block.bytes, block.rounding);
         self.keep(state, &block, now, gate)
     }
 
@@ -486,7 +487,7 @@ impl StreamCache {
         let ticket = state.note_use(block.bytes);
         state
             .counters
-            .note(Event::Free, block.bytes, block.rounding);
+            .note(BlockEvent::Free, block.bytes, block.rounding);
         state.visitors += 1;
         state.cache.references.leave(owner);
         Some(CachedBlock::freed(block, ticket))
@@ -507,7 +508,7 @@ impl StreamCache {
         state.record_taken(block);
         state
             .counters
-            .note(Event::Granted(Source::Lane), block.bytes, rounding);
+            .note(BlockEvent::Granted(Source::Lane), block.bytes, rounding);
         state.visitors -= 1;
         let left = state.cache.references.take();
         drop(state);
@@ -693,7 +694,7 @@ impl StreamCache {
 /// Counters.
 impl StreamCache {
     /// Counts what happened to a block of the stream outside of the cache.
-    pub(crate) fn count(&self, event: Event, bytes: u64, rounding: u32) {
+    pub(crate) fn count(&self, event: BlockEvent, bytes: u64, rounding: u32) {
         match self.shards.own() {
             Some(shard) => shard.lock().counts.note(event, bytes, rounding),
             None => self.state.lock().counters.note(event, bytes, rounding),

@@ -4,7 +4,7 @@ use super::{Charge, Demand, Service};
 use crate::engine::{Allocation, Allocations, Change, Effort, Expected, Mode, Parts, Refusal};
 use crate::error::AllocError;
 use crate::heap::Placement;
-use crate::lane::{Event, Fit, Lane, Miss};
+use crate::lane::{BlockEvent, Fit, Lane, Miss};
 use crate::measure::{LimitReached, Tag};
 use crate::sync::Arc;
 
@@ -195,7 +195,7 @@ fn search_or_deny<'a, T>(
 pub(super) fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
     let rounding = demand.rounding_of(allocation.bytes);
     lane.cache.count(
-        Event::Granted(allocation.source),
+        BlockEvent::Granted(allocation.source),
         allocation.bytes,
         rounding,
     );

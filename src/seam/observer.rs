@@ -3,8 +3,7 @@
 use crate::device::{DeviceAddress, DeviceError};
 use crate::error::Shortfall;
 use crate::id::StreamId;
-use crate::lane::Source;
-use crate::measure::{Tag, WaitOutcome, debug_in_units};
+use crate::measure::{Source, Tag, WaitOutcome, debug_in_units};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
