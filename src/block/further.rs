@@ -82,7 +82,7 @@ impl Further {
         })
     }
 
-    fn note(&mut self, access: Access) {
+    fn record(&mut self, access: Access) {
         match (access, &self.writes) {
             (Access::Read, _) => self.reads = true,
             (Access::Always, _) => self.writes = Writes::Always,
@@ -124,18 +124,18 @@ impl FurtherStreams {
             .0
             .iter_mut()
             .find(|further| further.is_of(registration));
-        known.map(|further| further.note(access)).is_some()
+        known.map(|further| further.record(access)).is_some()
     }
 
     /// Notes a use on a stream that is ordered after the grant.
-    pub(super) fn note(&mut self, registration: &Arc<Registration>, access: Access) {
+    pub(super) fn record(&mut self, registration: &Arc<Registration>, access: Access) {
         if !self.record_if_known(registration, access) {
             let mut further = Further {
                 registration: registration.clone(),
                 reads: false,
                 writes: Writes::Nothing,
             };
-            further.note(access);
+            further.record(access);
             self.0.push(further);
         }
     }

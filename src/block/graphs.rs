@@ -59,7 +59,7 @@ impl Block {
         memory: &plain::Arc<GraphShare>,
         route: Option<&Route>,
     ) -> Self {
-        memory.note_allocated(self.address().to_bits(), self.size());
+        memory.hold_allocated(self.address().to_bits(), self.size());
         let extra = self.extra.get_mut().get_or_insert_default();
         extra.graphs = Some(Box::new(OfGraphs {
             capture: route.map(|route| route.order),
@@ -77,7 +77,7 @@ impl Block {
             graphs.get_or_insert_default().name(uses)
         };
         if is_new {
-            uses.note_grant(self.registration(), self.allocation().after);
+            uses.record_grant(self.registration(), self.allocation().after);
         }
     }
 
@@ -134,7 +134,7 @@ impl Block {
 
 impl Uses<'_> {
     /// Notes a use on a stream that is being captured: the graph keeps the block.
-    pub(super) fn note_captured(self, on: &Registration) {
+    pub(super) fn name_captured(self, on: &Registration) {
         if let Some(route) = on.route() {
             self.block.name_in_graph(&route.uses);
         }

@@ -181,7 +181,7 @@ impl Block {
     /// is also of another device that has no [access](crate::Pool::enable_access), or the device's error. The stream
     /// must not use the block then.
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().note(self.own(stream)?, Access::Always)?;
+        self.uses().record(self.own(stream)?, Access::Always)?;
         Ok(())
     }
 
@@ -367,7 +367,7 @@ impl Block {
         }
         if !is_home {
             let extra = extra.get_or_insert_default();
-            extra.streams.note(on, Access::Always);
+            extra.streams.record(on, Access::Always);
             // The stream comes after all of it.
             extra.left_at = Some(Ticket::ZERO);
         }
@@ -384,7 +384,7 @@ impl Block {
         let on = self.own(stream)?;
         match access {
             Access::Read | Access::Write | Access::Part => self.uses().order(on, access)?,
-            Access::Any | Access::Always => self.uses().note(on, access)?,
+            Access::Any | Access::Always => self.uses().record(on, access)?,
         }
         let address = self.allocation().address + part.start;
         Ok(Argument::new(address, part.end - part.start))

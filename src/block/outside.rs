@@ -54,7 +54,7 @@ impl Stream {
             observers.outside_granted(&allocation, &registration.lane, location);
         }
         let counters = &registration.service.engine.shared.counters;
-        counters.note_foreign_grew(bytes);
+        counters.foreign_grew(bytes);
         let rounding = u32::try_from(bytes.saturating_sub(memory.requested())).unwrap_or(u32::MAX);
         let extra = Extra {
             outside: Some(memory),

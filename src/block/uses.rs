@@ -54,7 +54,7 @@ impl<'a> Uses<'a> {
         for point in self.points_before(Access::Write, Some(on))? {
             point.come_before(on)?;
         }
-        Ok(self.note(on, Access::Always)?)
+        Ok(self.record(on, Access::Always)?)
     }
 
     /// Notes a use on a stream that comes after the [points before it](Self::points_before).
@@ -70,23 +70,23 @@ impl<'a> Uses<'a> {
             let mut extra = self.block.extra.lock();
             extra.iter_mut().for_each(|extra| extra.streams.settle());
         }
-        self.note(on, access)
+        self.record(on, access)
     }
 
     /// Notes a use: the memory is not reused before the stream has passed the free. Orders the stream after the grant.
     ///
     /// # Errors
     /// Returns the errors of [`order`](Self::order).
-    pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
+    pub(crate) fn record(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
         if self.is_at_home(on) || self.record_if_known(on, access) {
-            self.note_captured(on);
+            self.name_captured(on);
             return Ok(());
         }
         // The stream that the block has left comes after its own grant.
         if self.home.lane.id != on.lane.id {
             self.order_after_grant(on)?;
         }
-        self.note_captured(on);
+        self.name_captured(on);
         self.record_ordered(on, access);
         Ok(())
     }
@@ -122,12 +122,12 @@ impl<'a> Uses<'a> {
     /// Notes a use on a stream that is ordered after the grant already.
     fn record_ordered(self, on: &Arc<Registration>, access: Access) {
         let mut extra = self.block.extra.lock();
-        extra.get_or_insert_default().streams.note(on, access);
+        extra.get_or_insert_default().streams.record(on, access);
     }
 
     /// Notes a use on a stream that its user ordered after the grant: nothing is submitted to it.
     pub(super) fn record_ordered_by_user(self, on: &Arc<Registration>) {
-        self.note_captured(on);
+        self.name_captured(on);
         if !self.is_at_home(on) {
             self.record_ordered(on, Access::Always);
         }
@@ -142,7 +142,7 @@ impl<'a> Uses<'a> {
         let after = self.block.allocation().after;
         let mut extra = self.block.extra.lock();
         let extra = extra.get_or_insert_default();
-        extra.streams.note(on, Access::Always);
+        extra.streams.record(on, Access::Always);
         if self.home.lane.is_external {
             extra.left_at.get_or_insert(after);
         }

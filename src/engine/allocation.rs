@@ -70,12 +70,12 @@ impl DeviceCounters {
     }
 
     /// Notes that this many bytes more are set aside for graphs.
-    pub(crate) fn note_graphs_grew(&self, bytes: u64) {
+    pub(crate) fn graphs_grew(&self, bytes: u64) {
         self.graphs.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Notes that this many bytes less are set aside for graphs.
-    pub(crate) fn note_graphs_shrank(&self, bytes: u64) {
+    pub(crate) fn graphs_shrank(&self, bytes: u64) {
         self.graphs.fetch_sub(bytes, Ordering::Relaxed);
     }
 
@@ -85,12 +85,12 @@ impl DeviceCounters {
     }
 
     /// Notes that this many bytes more of foreign memory are in blocks.
-    pub(crate) fn note_foreign_grew(&self, bytes: u64) {
+    pub(crate) fn foreign_grew(&self, bytes: u64) {
         self.foreign.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Notes that this many bytes less of foreign memory are in use.
-    pub(crate) fn note_foreign_shrank(&self, bytes: u64) {
+    pub(crate) fn foreign_shrank(&self, bytes: u64) {
         self.foreign.fetch_sub(bytes, Ordering::Relaxed);
     }
 

@@ -119,7 +119,7 @@ fn take_captured(
     };
     let mut heap = store.heap.lock();
     let grant = heap::reservation::take(&mut heap, reservation, request, &view)?;
-    heap.note_user(grant.id, lane.id);
+    heap.set_user(grant.id, lane.id);
     Some(grant)
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn free_captured(
         .count(BlockEvent::Free, block.bytes, block.rounding);
     let mut closed = SmallVec::<[_; 1]>::new();
     for lane in others {
-        let freed = lane.cache.note_use(block.bytes);
+        let freed = lane.cache.count_use(block.bytes);
         fences.join(lane.fence(freed.ticket));
         closed.push((lane, freed));
     }

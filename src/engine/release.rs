@@ -84,7 +84,7 @@ pub(crate) fn end_uses(
     let mut fences = Fences::from_iter(earlier);
     let mut closed: SmallVec<[_; 2]> = SmallVec::new();
     for lane in lanes {
-        let freed = lane.cache.note_use(bytes);
+        let freed = lane.cache.count_use(bytes);
         fences.join(lane.fence(freed.ticket));
         if freed.closed.is_some() {
             closed.push((lane, freed.closed));

@@ -279,7 +279,7 @@ fn commit(
     };
     store.record_reserved(&heap);
     let (stream, grant) = granted?;
-    heap.note_user(grant.id, stream);
+    heap.set_user(grant.id, stream);
     Some(grant)
 }
 

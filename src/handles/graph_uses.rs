@@ -44,7 +44,7 @@ struct GraphState {
 /// Notes the later one of two points of a stream, and takes the points out that are complete. They may be the last
 /// owners of their streams: the caller drops them outside the lock.
 #[must_use = "dropped outside the lock"]
-fn note(points: &mut Points, registration: &Arc<Registration>, ticket: Ticket) -> Points {
+fn add_point(points: &mut Points, registration: &Arc<Registration>, ticket: Ticket) -> Points {
     let is_complete = |(of, ticket): &(Arc<Registration>, Ticket)| {
         !Arc::ptr_eq(of, registration) && of.lane.timeline.completed() >= *ticket
     };
@@ -72,7 +72,7 @@ impl GraphUses {
         for (address, bytes) in share.allocated() {
             uses.hold(address, bytes);
         }
-        share.note_held();
+        share.count_hold();
         uses
     }
 
@@ -118,8 +118,8 @@ impl GraphUses {
     }
 
     /// Notes the point after which a block was granted that captured work names.
-    pub(crate) fn note_grant(&self, home: &Arc<Registration>, after: Ticket) {
-        let complete = note(&mut self.state.lock().grants, home, after);
+    pub(crate) fn record_grant(&self, home: &Arc<Registration>, after: Ticket) {
+        let complete = add_point(&mut self.state.lock().grants, home, after);
         drop(complete);
     }
 
@@ -162,7 +162,7 @@ pub(crate) struct Launching<'a>(&'a GraphUses);
 impl Launching<'_> {
     /// Notes that the launch was submitted, before a point of a stream.
     pub(crate) fn submitted(self, registration: &Arc<Registration>, point: Ticket) {
-        let complete = note(&mut self.0.state.lock().launches, registration, point);
+        let complete = add_point(&mut self.0.state.lock().launches, registration, point);
         drop(complete);
     }
 }

@@ -82,17 +82,17 @@ impl GraphShare {
     }
 
     /// Notes that a range was allocated from the memory: the graphs that are being captured may use it.
-    pub(crate) fn note_allocated(&self, address: u64, bytes: u64) {
+    pub(crate) fn hold_allocated(&self, address: u64, bytes: u64) {
         let graphs: SmallVec<[_; 2]> = {
             let open = self.open.lock();
             open.iter().filter_map(plain::Weak::upgrade).collect()
         };
         graphs.iter().for_each(|graph| graph.hold(address, bytes));
-        self.note_held();
+        self.count_hold();
     }
 
     /// Counts that more may be held, after that was noted: see [`held`](Self::held).
-    pub(super) fn note_held(&self) {
+    pub(super) fn count_hold(&self) {
         self.holds.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -165,7 +165,7 @@ impl GraphShare {
     /// part.
     pub(crate) fn add(&self, part: ReservedHandle) {
         let engine = &self.presence.service.engine;
-        engine.shared.counters.note_graphs_grew(part.0.size());
+        engine.shared.counters.graphs_grew(part.0.size());
         let known = {
             let mut parts = self.parts.lock();
             let known = parts.iter().find(|known| known.0.may_absorb(&part.0));
@@ -210,7 +210,7 @@ impl Drop for GraphShare {
     fn drop(&mut self) {
         let bytes = self.size();
         let engine = &self.presence.service.engine;
-        engine.shared.counters.note_graphs_shrank(bytes);
+        engine.shared.counters.graphs_shrank(bytes);
     }
 }
 

@@ -65,7 +65,7 @@ impl Counts {
 
     /// Counts an event of a block of `bytes`, of which `rounding` were not requested.
     #[inline(always)]
-    pub(super) fn note(&mut self, event: BlockEvent, bytes: u64, rounding: u32) {
+    pub(super) fn count(&mut self, event: BlockEvent, bytes: u64, rounding: u32) {
         match event {
             BlockEvent::Granted(source) => self.by_source[source as usize] += 1,
             BlockEvent::Growth => {}
@@ -93,8 +93,8 @@ pub(super) struct Counters {
 
 impl Counters {
     #[inline(always)]
-    pub(super) fn note(&mut self, event: BlockEvent, bytes: u64, rounding: u32) {
-        self.counts.note(event, bytes, rounding);
+    pub(super) fn count(&mut self, event: BlockEvent, bytes: u64, rounding: u32) {
+        self.counts.count(event, bytes, rounding);
         if event != BlockEvent::Free {
             let used = self.counts.granted.wrapping_sub(self.counts.freed);
             // Signed: beside shards, these counts alone may be below zero.
@@ -190,29 +190,29 @@ mod tests {
             freed: u64::MAX - 512,
             ..Counts::default()
         };
-        counts.note(BlockEvent::Granted(Source::Lane), 1024, 0);
+        counts.count(BlockEvent::Granted(Source::Lane), 1024, 0);
         assert_eq!((counts.live(), counts.used()), (1, 1536));
-        counts.note(BlockEvent::Free, 1024, 0);
-        counts.note(BlockEvent::Free, 1024, 12);
+        counts.count(BlockEvent::Free, 1024, 0);
+        counts.count(BlockEvent::Free, 1024, 12);
         assert_eq!((counts.live(), counts.used()), (0, 0));
-        counts.note(BlockEvent::Granted(Source::Free), 512, 12);
+        counts.count(BlockEvent::Granted(Source::Free), 512, 12);
         assert_eq!((counts.used(), counts.rounding), (0, 0));
     }
 
     #[test]
     fn high_is_that_of_the_used_bytes_since_a_mark() {
         let (mut counters, none) = (Counters::default(), Counts::default());
-        counters.note(BlockEvent::Granted(Source::Lane), 1024, 0);
-        counters.note(BlockEvent::Free, 1024, 0);
+        counters.count(BlockEvent::Granted(Source::Lane), 1024, 0);
+        counters.count(BlockEvent::Free, 1024, 0);
         let mark = Mark::RESET.next();
         counters.begin(mark, &none);
-        counters.note(BlockEvent::Granted(Source::Free), 512, 0);
+        counters.count(BlockEvent::Granted(Source::Free), 512, 0);
         let highs =
             |counters: &Counters| [Mark::RESET, mark].map(|mark| counters.high_since(mark, &none));
         assert_eq!(highs(&counters), [1024, 512]);
-        counters.note(BlockEvent::Growth, 256, 0);
+        counters.count(BlockEvent::Growth, 256, 0);
         assert_eq!(highs(&counters), [1024, 768]);
-        counters.note(BlockEvent::Free, 512, 0);
+        counters.count(BlockEvent::Free, 512, 0);
         counters.reset_high(&none);
         assert_eq!(highs(&counters), [256, 768]);
     }

@@ -34,7 +34,7 @@ impl Pace {
     }
 
     /// Notes that `count` points were seen complete, the last of which was `expected`.
-    pub(super) fn note(
+    pub(super) fn record(
         &mut self,
         first_sealed: Duration,
         count: u32,
@@ -67,7 +67,7 @@ mod tests {
     fn points_are_expected_one_step_after_another() {
         let mut pace = Pace::default();
         assert_eq!([pace.expect(ms(1)), pace.expect(ms(1))], [ms(1), ms(1)]);
-        pace.note(ms(1), 2, ms(1), ms(5)); // 2 ms each
+        pace.record(ms(1), 2, ms(1), ms(5)); // 2 ms each
         assert_eq!([pace.expect(ms(5)), pace.expect(ms(6))], [ms(7), ms(9)]);
         pace.delay(ms(20));
         pace.delay(ms(10));
@@ -78,10 +78,10 @@ mod tests {
     #[test]
     fn late_point_delays_later_ones() {
         let mut pace = Pace::default();
-        pace.note(ms(0), 1, ms(0), ms(8));
+        pace.record(ms(0), 1, ms(0), ms(8));
         let [first, second] = [pace.expect(ms(8)), pace.expect(ms(8))];
         assert_eq!([first, second], [ms(16), ms(24)]);
-        pace.note(ms(8), 1, first, ms(16) + ms(8)); // twice the step
+        pace.record(ms(8), 1, first, ms(16) + ms(8)); // twice the step
         assert_eq!(
             pace.expect(ms(24)),
             ms(24) + ms(8) + ms(9),

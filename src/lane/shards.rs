@@ -142,7 +142,7 @@ impl Shards {
         (shard.epoch, shard.unsealed) = (ticket, unsealed);
         shard
             .counts
-            .note(BlockEvent::Free, block.bytes, block.rounding);
+            .count(BlockEvent::Free, block.bytes, block.rounding);
         // Before the lock is released: a thread that flushes the block seals only if the flag is set.
         self.mark_dirty();
         true
@@ -160,7 +160,7 @@ impl Shards {
         let mut shard = shard.lock();
         shard
             .counts
-            .note(BlockEvent::Free, block.bytes, block.rounding);
+            .count(BlockEvent::Free, block.bytes, block.rounding);
         if is_bypassed() {
             return None;
         }
@@ -215,7 +215,7 @@ impl Shard {
             self.unsealed = self.unsealed.saturating_sub(bytes);
         }
         self.counts
-            .note(BlockEvent::Granted(Source::Lane), bytes, rounding);
+            .count(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `take`, `take_at_once`, `pop` | a block cached | granted; no longer unsealed, if it was freed under the open ticket |
 //! | `keep_at_once` | a block used | cached under the open ticket |
-//! | `note_use` | a block used | freed under the open ticket; the caller caches it, or passes it to the heap |
+//! | `count_use` | a block used | freed under the open ticket; the caller caches it, or passes it to the heap |
 //! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
 //! | `begin_capture`, `end_capture` (in `StreamCache`) | the stream runs its work, or is captured | it is captured: nothing is cached, and no ticket is closed; or it runs its work |
 //! | `retire` (in `StreamCache`) | the stream has a handle | it has none: nothing is cached any more |
@@ -61,7 +61,7 @@ impl StreamState {
         let cached = self.cache.pop_stacked(bytes)?;
         self.record_taken(&cached);
         self.counters
-            .note(BlockEvent::Granted(Source::Lane), bytes, rounding);
+            .count(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 
@@ -70,7 +70,7 @@ impl StreamState {
     pub(super) fn take(&mut self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
         let cached = self.pop(bytes, fit)?;
         let surplus = (cached.bytes - bytes) as u32;
-        self.counters.note(
+        self.counters.count(
             BlockEvent::Granted(Source::Lane),
             cached.bytes,
             rounding + surplus,
@@ -118,12 +118,12 @@ impl StreamState {
         self.unsealed = unsealed;
         self.is_dirty = !self.is_host;
         self.counters
-            .note(BlockEvent::Free, block.bytes, block.rounding);
+            .count(BlockEvent::Free, block.bytes, block.rounding);
         Some(ticket)
     }
 
     /// Notes that a block is freed under the open ticket, which is returned.
-    pub(super) fn note_use(&mut self, bytes: u64) -> Ticket {
+    pub(super) fn count_use(&mut self, bytes: u64) -> Ticket {
         self.unsealed = self.unsealed.saturating_add(bytes);
         self.is_dirty = !self.is_host;
         self.open

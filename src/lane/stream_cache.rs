@@ -328,7 +328,7 @@ impl StreamCache {
         shard
             .lock()
             .counts
-            .note(BlockEvent::Granted(Source::Lane), bytes, rounding);
+            .count(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some((cached, R::default()))
     }
 
@@ -354,7 +354,7 @@ impl StreamCache {
         }
         state
             .counters
-            .note(BlockEvent::Free, block.bytes, block.rounding);
+            .count(BlockEvent::Free, block.bytes, block.rounding);
         self.keep(state, &block, now, gate)
     }
 
@@ -396,7 +396,7 @@ impl StreamCache {
         self.activity.begin();
         let is_bypassed = too_early.unwrap_or_else(|| gate.is_bypassed());
         let is_bypassed = is_bypassed || state.capture.is_some();
-        let ticket = state.note_use(block.bytes);
+        let ticket = state.count_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
         let is_large = self.has_large_size(block.bytes)
@@ -441,10 +441,10 @@ impl StreamCache {
     }
 
     /// Notes the last use, on this stream, of a block that is freed through the heap.
-    pub(crate) fn note_use(&self, bytes: u64) -> Freed {
+    pub(crate) fn count_use(&self, bytes: u64) -> Freed {
         let mut state = self.state.lock();
         self.activity.begin();
-        let ticket = state.note_use(bytes);
+        let ticket = state.count_use(bytes);
         let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
         let closed = seals.then(|| state.close_if_recordable(&self.shards));
         self.mark_owed(&state);
@@ -484,10 +484,10 @@ impl StreamCache {
         if !is_plain || unsealed > this.spacing.bound() {
             return None;
         }
-        let ticket = state.note_use(block.bytes);
+        let ticket = state.count_use(block.bytes);
         state
             .counters
-            .note(BlockEvent::Free, block.bytes, block.rounding);
+            .count(BlockEvent::Free, block.bytes, block.rounding);
         state.visitors += 1;
         state.cache.references.leave(owner);
         Some(CachedBlock::freed(block, ticket))
@@ -508,7 +508,7 @@ impl StreamCache {
         state.record_taken(block);
         state
             .counters
-            .note(BlockEvent::Granted(Source::Lane), block.bytes, rounding);
+            .count(BlockEvent::Granted(Source::Lane), block.bytes, rounding);
         state.visitors -= 1;
         let left = state.cache.references.take();
         drop(state);
@@ -696,8 +696,8 @@ impl StreamCache {
     /// Counts what happened to a block of the stream outside of the cache.
     pub(crate) fn count(&self, event: BlockEvent, bytes: u64, rounding: u32) {
         match self.shards.own() {
-            Some(shard) => shard.lock().counts.note(event, bytes, rounding),
-            None => self.state.lock().counters.note(event, bytes, rounding),
+            Some(shard) => shard.lock().counts.count(event, bytes, rounding),
+            None => self.state.lock().counters.count(event, bytes, rounding),
         }
     }
 

@@ -543,7 +543,7 @@ impl Timeline {
             self.record_incomplete(incomplete.len());
             if let Some(first) = done.first() {
                 let (pace, expected_at) = (&mut markers.pace, last.expected_at);
-                pace.note(first.sealed_at, count as u32, expected_at, now);
+                pace.record(first.sealed_at, count as u32, expected_at, now);
             }
             done
         };

@@ -98,7 +98,7 @@ impl Admission {
     pub(super) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
         self.waiting.subtract(bytes);
         if let Some(now) = served_at {
-            self.pace.note(bytes, now);
+            self.pace.record(bytes, now);
         }
         if self.waiting.requests == 0 {
             self.pace.stop();
@@ -151,7 +151,7 @@ impl QueuePace {
         self.since = None;
     }
 
-    fn note(&mut self, bytes: u64, now: Duration) {
+    fn record(&mut self, bytes: u64, now: Duration) {
         let passed = self.running(now);
         self.bytes = self.bytes * KEPT + bytes as f64;
         self.seconds = self.seconds * KEPT + passed;

@@ -214,6 +214,6 @@ struct ForeignBytes {
 impl Drop for ForeignBytes {
     fn drop(&mut self) {
         let counters = &self.service.engine.shared.counters;
-        counters.note_foreign_shrank(self.bytes);
+        counters.foreign_shrank(self.bytes);
     }
 }

@@ -59,7 +59,7 @@ impl AccessOrder<'_> {
         }
     }
 
-    fn note<'a>(&mut self, argument: Argument<'a>, is_write: bool) -> Argument<'a> {
+    fn add<'a>(&mut self, argument: Argument<'a>, is_write: bool) -> Argument<'a> {
         if let Some(uses) = &mut self.uses {
             uses.push(HostUse {
                 address: argument.address().to_bits(),
@@ -88,7 +88,7 @@ macro_rules! read {
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
                 let argument = self.read_on(order.stream)?;
-                Ok(order.note(argument, false))
+                Ok(order.add(argument, false))
             }
         }
     )*};
@@ -103,7 +103,7 @@ macro_rules! write {
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
                 let argument = self.write_on(order.stream)?;
-                Ok(order.note(argument, true))
+                Ok(order.add(argument, true))
             }
         }
     )*};

@@ -108,7 +108,7 @@ impl World {
     fn write(&self, work: &SimStream, block: &Block, micros: u64) -> u64 {
         let owner = self.owners.fetch_add(1, Ordering::Relaxed);
         let stamp = owner.to_ne_bytes();
-        let ends = self.note_use(work, block, owner);
+        let ends = self.count_use(work, block, owner);
         let operation = Operation::new(us(micros)).writes(block.address(), block.size());
         work.submit(operation.run(move |memory| {
             ends.into_iter().for_each(|end| memory.write(end, &stamp));
@@ -119,7 +119,7 @@ impl World {
     /// Submits work that checks the stamps of the block's owner.
     fn read(&self, work: &SimStream, block: &Block, owner: u64, micros: u64) {
         let corruptions = self.corruptions.clone();
-        let ends = self.note_use(work, block, owner);
+        let ends = self.count_use(work, block, owner);
         let operation = Operation::new(us(micros)).reads(block.address(), block.size());
         work.submit(operation.run(move |memory| {
             for end in ends {
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Tells the oracle of a use. Returns the addresses of the two stamps.
-    fn note_use(&self, work: &SimStream, block: &Block, owner: u64) -> [u64; 2] {
+    fn count_use(&self, work: &SimStream, block: &Block, owner: u64) -> [u64; 2] {
         let (start, end) = (
             block.address().to_bits(),
             block.address().to_bits() + block.size(),

@@ -151,7 +151,7 @@ impl BlockMap {
             }
             self.insert_into_index(above);
         }
-        self.index.stretches.note(id);
+        self.index.stretches.list(id);
         let block = &mut self.blocks[id];
         block.set_user(StreamId::NONE);
         let was = std::mem::replace(&mut block.state, State::Used(None));
@@ -379,7 +379,7 @@ impl BlockMap {
     // In line, so that each caller has a branch of its own; see `Index`.
     #[inline(always)]
     fn insert_into_index(&mut self, id: BlockId) {
-        self.index.stretches.note(id);
+        self.index.stretches.list(id);
         let block = &self.blocks[id];
         match &block.state {
             State::Free => self.insert_free(id),

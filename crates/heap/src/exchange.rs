@@ -84,9 +84,10 @@ impl Exchange {
         };
         let escrow = heap.reservations.create(&mut heap.map);
         set_free_aside(&mut heap.map, escrow, given);
-        heap.reservations.note(&heap.map, reservation, |arrivals| {
-            arrivals.under_way += given.bytes;
-        });
+        heap.reservations
+            .change_arrivals(&heap.map, reservation, |arrivals| {
+                arrivals.under_way += given.bytes;
+            });
         let exchange = Self {
             reservation,
             escrow,
@@ -106,7 +107,7 @@ impl Exchange {
         disband(heap, self.escrow);
         let bytes = self.given.bytes;
         heap.reservations
-            .note(&heap.map, self.reservation, |arrivals| {
+            .change_arrivals(&heap.map, self.reservation, |arrivals| {
                 arrivals.under_way -= bytes;
                 arrivals.so_far += 1;
             });

@@ -431,7 +431,7 @@ impl Heap {
     }
 
     /// Notes which stream a block was granted to by a commit.
-    pub fn note_user(&mut self, id: BlockId, stream: StreamId) {
+    pub fn set_user(&mut self, id: BlockId, stream: StreamId) {
         self.map.set_user(id, stream);
     }
 
@@ -443,7 +443,7 @@ impl Heap {
         let returned_to = self.give_back(id, fences);
         if let ReturnedTo::Reservation(reservation) = returned_to {
             let arrivals = &mut self.reservations;
-            arrivals.note(&self.map, reservation, |arrivals| arrivals.so_far += 1);
+            arrivals.change_arrivals(&self.map, reservation, |arrivals| arrivals.so_far += 1);
         }
         returned_to
     }

@@ -48,7 +48,7 @@ impl Reservations {
     }
 
     /// Changes the arrivals of a reservation, if it still exists.
-    pub(super) fn note(
+    pub(super) fn change_arrivals(
         &mut self,
         map: &BlockMap,
         reservation: ReservationId,
@@ -94,7 +94,7 @@ pub fn extend(
     let Heap {
         map, reservations, ..
     } = heap;
-    reservations.note(map, reservation, |arrivals| arrivals.so_far += 1);
+    reservations.change_arrivals(map, reservation, |arrivals| arrivals.so_far += 1);
 }
 
 /// Returns the state of a reservation; zeros if it does not exist any more.
@@ -168,7 +168,7 @@ pub fn merge(heap: &mut Heap, from: ReservationId, into: ReservationId) {
             map.resettle(id, State::after(fences));
         }
     }
-    reservations.note(map, into, |arrivals| arrivals.so_far += 1);
+    reservations.change_arrivals(map, into, |arrivals| arrivals.so_far += 1);
 }
 
 /// Ends a reservation. Its ungranted blocks become available to all streams; its granted ones do when they are freed.

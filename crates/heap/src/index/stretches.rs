@@ -51,7 +51,7 @@ fn is_backed(block: &Block) -> bool {
 impl Stretches {
     /// Notes a new block, and one with another state, size or address.
     #[inline(always)]
-    pub(crate) fn note(&mut self, id: BlockId) {
+    pub(crate) fn list(&mut self, id: BlockId) {
         if self.left > 0 {
             self.push(id);
         }

@@ -311,7 +311,7 @@ fn address_is_found_in_its_block_with_its_holder() {
         let [free_one, pending, used, aside] = grow_each(&mut heap, [CHUNK; 4]);
         free(&mut heap, &free_one);
         free_behind(&mut heap, &pending, B, 7);
-        heap.note_user(used.id, B);
+        heap.set_user(used.id, B);
         let reservation = reservation::create(&mut heap, [aside.id]);
         let holding = |address| Found::at(&heap, address).map(|found| found.holding);
         let last = |grant: &Grant| grant.address + grant.bytes - 1;
