@@ -58,9 +58,10 @@
 //! |---|---|---|
 //! | `testing` | checks of a pool from outside | |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
-//! | `capture` | allocation while a stream is captured into a graph | |
 //! | `task` | work submitted to streams, as futures | how a stream keeps its order |
-//! | `evictable`, `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
+//! | `evictable`, `shared`, `buffer`, `pool` | the public types | |
+//! | `capture` | captures and graphs: their order, memory and allocations | |
+//! | `block`, `copy`, `stream` | the public types below them | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
 //! | `foreign` | memory of other owners as blocks, and bytes charged for others | the crates that use them |

@@ -5,10 +5,11 @@
 //! does, and of the free before any other request can be granted the memory.
 
 use super::{Block, Extra};
+use crate::capture::{CaptureClock, Route};
 use crate::device::DeviceError;
-use crate::engine::{Allocation, Allocations, Home, Use, captured, ordering, release};
+use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, release};
 use crate::error::{AllocError, StreamError};
-use crate::handles::{Caller, CaptureClock, Ending, Granted, Registration, Reserved, Route};
+use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
 use crate::heap::{Fences, Placement};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{BlockEvent, Lane, StreamCache};
@@ -421,7 +422,7 @@ impl Block {
             .map(|lane: &Arc<Lane>| clock.fence(lane))
             .collect();
         let Registration { service, lane, .. } = &**self.registration();
-        captured::free_captured(&service.engine, lane, (fences, &outside), &block);
+        order::free(&service.engine, lane, (fences, &outside), &block);
         Fences::one(lane.id, lane.cache.open_ticket())
     }
 

@@ -1,13 +1,12 @@
 //! Going back to an earlier state of memory for graphs.
 
-use super::GraphMemory;
+use super::{Allocated, GraphMemory, GraphShare, allocate};
 use crate::block::Block;
 use crate::device::DeviceAddress;
 use crate::engine::{BlockInfo, BlockState};
 use crate::error::AllocError;
-use crate::handles::{Allocated, Caller, GraphShare};
+use crate::handles::Caller;
 use crate::measure::Bytes;
-use crate::pool::captured;
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;
@@ -145,9 +144,9 @@ impl GraphMemory {
             return Err(RestoreError::ForeignCheckpoint);
         }
         let (registration, caller) = (stream.registration(), at(Location::caller()));
-        captured::expect_outside(registration, share)?;
+        allocate::expect_outside(registration, share)?;
         let blocks = checkpoint.ranges.iter().map(|range| {
-            let block = captured::allocate_at(registration, share, *range, caller)?;
+            let block = allocate::allocate_at(registration, share, *range, caller)?;
             block.ok_or_else(|| self.unavailable(*range))
         });
         blocks.collect()

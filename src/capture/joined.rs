@@ -1,10 +1,9 @@
 //! A capture that other code begins and ends.
 
-use super::GraphMemory;
 use super::routed::{Routed, capture_of, expect_open};
+use super::{CaptureClock, GraphMemory, GraphUses};
 use crate::device::DeviceError;
 use crate::error::StreamError;
-use crate::handles::{CaptureClock, GraphUses};
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;

@@ -1,11 +1,10 @@
 //! Memory that captures allocate from.
 
-use super::{Capture, JoinedCapture, checkpoint};
+use super::{Capture, GraphShare, JoinedCapture, allocate, checkpoint};
 use crate::block::Block;
 use crate::error::{AllocError, StreamError};
-use crate::handles::GraphShare;
 use crate::measure::Bytes;
-use crate::pool::{Layout, Pool, Reservation, captured};
+use crate::pool::{Layout, Pool, Reservation};
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;
@@ -104,7 +103,7 @@ impl GraphMemory {
         layout: impl Into<Layout>,
     ) -> Result<Block, AllocError> {
         let caller = checkpoint::at(Location::caller());
-        captured::allocate_outside(stream.registration(), &self.share, layout.into(), caller)
+        allocate::allocate_outside(stream.registration(), &self.share, layout.into(), caller)
     }
 
     /// Begins a capture that allocates from this memory; see [`Pool::capture`].

@@ -1,11 +1,11 @@
 //! A capture that the pool begins and ends.
 
 use super::routed::{Routed, capture_of, expect_open};
-use super::{CapturedGraph, GraphMemory};
+use super::{CaptureClock, CapturedGraph, GraphMemory, GraphUses};
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
-use crate::handles::{CaptureClock, GraphUses, Registration};
+use crate::handles::Registration;
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain;

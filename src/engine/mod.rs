@@ -21,7 +21,7 @@
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
 //! | `draw`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
-//! | `captured` | memory of graphs: allocations and frees inside a capture |
+//! | `order` | memory of graphs: allocations and frees in the order of a captured stream |
 //! | `allocation` | a block on its way to its user; counts of device calls |
 //! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
@@ -44,7 +44,6 @@
 pub(crate) mod access;
 mod allocation;
 mod announcer;
-pub(crate) mod captured;
 mod device_memory;
 mod draw;
 mod driver_pool;
@@ -60,6 +59,7 @@ mod lease;
 pub(crate) mod maintenance;
 mod mode;
 mod neighbours;
+pub(crate) mod order;
 pub(crate) mod ordering;
 mod parts;
 mod pass_through;

@@ -6,24 +6,15 @@
 //! | `registration` | what a stream's handles, blocks and futures share |
 //! | `natives` | streams by the names and objects of the backend |
 //! | `reserved` | what a reservation and the blocks drawn from it share |
-//! | `graphs` | memory of graphs, and the captures that allocate from it |
-//! | `capture_clock` | the order of a capture's streams |
-//! | `graph_uses` | what a graph uses besides, and its launches |
 //! | `observers` | observers of each block's life |
 //! | `fills` | filling blocks when they are granted and freed |
 
-mod capture_clock;
 mod fills;
-mod graph_uses;
-mod graphs;
 mod natives;
 mod observers;
 mod registration;
 mod reserved;
 
-pub(crate) use capture_clock::{CaptureClock, CapturedPoint};
-pub(crate) use graph_uses::{GraphUses, HostAccess};
-pub(crate) use graphs::{Allocated, FromPart, GraphShare, Route};
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
 pub(crate) use reserved::{Reserved, ReservedHandle};

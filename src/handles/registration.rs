@@ -1,9 +1,10 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::natives::Native;
-use super::{CaptureClock, CapturedPoint, GraphUses, Observers, Presence, Route};
+use super::{Observers, Presence};
+use crate::capture::{CaptureClock, CapturedPoint, GraphUses, Route};
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
-use crate::engine::{CapacityCopy, Change, captured, maintenance, registering, release};
+use crate::engine::{CapacityCopy, Change, maintenance, order, registering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::Ticket;
@@ -168,7 +169,7 @@ impl Registration {
         clock: &plain::Arc<CaptureClock>,
     ) -> Result<(), DeviceError> {
         let order = clock.order_of(&self.lane);
-        if !captured::begin_capture(&self.service.engine.store, &self.lane, order) {
+        if !order::begin_capture(&self.service.engine.store, &self.lane, order) {
             let reason = "the stream is being captured already; end that capture first";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("begin_capture", kind, reason));
@@ -187,7 +188,7 @@ impl Registration {
     pub(crate) fn end_route(&self) {
         // It may be the last owner of memory: dropped outside locks, after the end.
         let route = self.route.replace(None);
-        captured::end_capture(&self.service.engine, &self.lane);
+        order::end_capture(&self.service.engine, &self.lane);
         drop(route);
         self.service.publish(Change::Memory);
         // Memory that was freed on the captured stream had no event to watch.

@@ -1,11 +1,11 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
-use super::graphs::Held;
-use super::{CaptureClock, Presence, Registration};
+use super::{Presence, Registration};
+use crate::capture::{CaptureClock, Held};
 use crate::device::DeviceError;
 use crate::engine::{
     Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
-    captured, keeping,
+    keeping, order,
 };
 use crate::error::AllocError;
 use crate::heap::Request;
@@ -376,7 +376,7 @@ impl Reserved {
             by.0.after(by.1)
         };
         let draw = |engine: &Engine, reservation| {
-            captured::draw_captured(engine, lane, (by.1, &after), reservation, demand.request)
+            order::draw(engine, lane, (by.1, &after), reservation, demand.request)
         };
         self.drawing(lane, demand, draw)
     }
@@ -427,7 +427,7 @@ impl Reserved {
     }
 
     /// Returns whether no tag is charged for it, and its memory returns to the pool.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.tag.is_none() && self.parent.is_none()
     }
 

@@ -2,11 +2,12 @@
 
 use super::layout::{Layout, expect_capacity_for, round_up};
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken, Wish};
-use super::{Pool, captured, entered_scope};
+use super::{Pool, entered_scope};
 use crate::block::Block;
+use crate::capture::{self, Route};
 use crate::engine::{Allocation, Engine, Part, Parts};
 use crate::error::AllocError;
-use crate::handles::{Caller, Registration, Route};
+use crate::handles::{Caller, Registration};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Fit, Miss, StreamCache};
@@ -152,7 +153,7 @@ impl<H: Handles> ForBlock<H> {
         if self.room.is_some() {
             return Err(AllocError::NoRoom { room: 0 });
         }
-        captured::allocate(self.handles.registration(), route, self.layout, caller)
+        capture::allocate::allocate(self.handles.registration(), route, self.layout, caller)
     }
 }
 
@@ -379,7 +380,12 @@ impl Kind for ForBlocks<'_> {
         if let Some(route) = self.handles.registration.route() {
             let layouts = self.layouts.iter();
             let blocks = layouts.map(|layout| {
-                captured::allocate(self.handles.registration, &route, *layout, attempt.caller)
+                capture::allocate::allocate(
+                    self.handles.registration,
+                    &route,
+                    *layout,
+                    attempt.caller,
+                )
             });
             // If one is refused, the others are dropped.
             return Ok(Taken::Output(blocks.collect::<Result<_, _>>()?));

@@ -52,7 +52,7 @@ impl Layout {
 
     /// Checks the layout against the pool's limits, and rounds it to the pool's step.
     #[inline]
-    pub(super) fn demand(self, engine: &Engine, tag: Option<Tag>) -> Result<Demand, AllocError> {
+    pub(crate) fn demand(self, engine: &Engine, tag: Option<Tag>) -> Result<Demand, AllocError> {
         let Self { bytes, alignment } = self;
         expect_capacity_for(bytes, engine)?;
         self.expect_valid_alignment(engine)?;

@@ -28,7 +28,6 @@
 mod allocate;
 mod attributes;
 mod builder;
-pub(crate) mod captured;
 mod config;
 mod entered_scope;
 mod grow;

@@ -9,10 +9,11 @@
 //! A ticket is closed first, and then the stream's place in the graph is asked for: so the place is behind every use that
 //! the free comes after. While a capture has one stream, nobody asks.
 
-use super::{GraphUses, Presence, Registration, Route};
+use super::{GraphUses, Route};
 use crate::device::{CaptureId, CapturedWork, Captures, DeviceError, RawStream};
-use crate::engine::{Change, captured, captures_of, ordering};
+use crate::engine::{Change, captures_of, order, ordering};
 use crate::fault::injected;
+use crate::handles::{Presence, Registration};
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, refused};
@@ -134,11 +135,11 @@ impl CaptureClock {
             return order;
         }
         let engine = &self.presence.service.engine;
-        let order = captured::further_order(&engine.streams, &engine.store);
+        let order = order::create(&engine.streams, &engine.store);
         let mut branches = self.branches.lock();
         if let Some(known) = known(&branches) {
             drop(branches);
-            captured::end_order(&engine.store, order);
+            order::end(&engine.store, order);
             return known;
         }
         branches.push(Branch {
@@ -293,7 +294,7 @@ impl Drop for CaptureClock {
     fn drop(&mut self) {
         let service = &self.presence.service;
         for branch in std::mem::take(self.branches.get_mut()) {
-            captured::end_order(&service.engine.store, branch.order);
+            order::end(&service.engine.store, branch.order);
         }
         service.publish(Change::Memory);
     }

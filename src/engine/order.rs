@@ -3,7 +3,7 @@
 //! The memory is set aside from the heap as reservations are. It is reused in the *order* of one captured stream, which
 //! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block
 //! that is freed in the capture has a fence of that order, which no event proves. Other streams of the capture are granted
-//! the block once the capture orders them after it (`handles::capture_clock`). The fence counts as complete when the
+//! the block once the capture orders them after it (`capture::clock`). The fence counts as complete when the
 //! capture is over: later captures with the same memory can be granted the block then.
 
 use super::{Allocation, Engine, HeapStore, Source, Streams, ordering, reaping, release};
@@ -32,14 +32,14 @@ pub(crate) fn begin_capture(store: &HeapStore, lane: &Lane, order: StreamId) -> 
 }
 
 /// Returns an order for a stream that is being captured.
-pub(crate) fn further_order(streams: &Streams, store: &HeapStore) -> StreamId {
+pub(crate) fn create(streams: &Streams, store: &HeapStore) -> StreamId {
     let order = streams.lanes.lock().next_id();
     store.heap.lock().register(order, Ticket::ZERO);
     order
 }
 
 /// Ends an order that no capture uses any more: memory that was freed in it is complete.
-pub(crate) fn end_order(store: &HeapStore, order: StreamId) {
+pub(crate) fn end(store: &HeapStore, order: StreamId) {
     store.heap.lock().forget(order);
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn end_capture(engine: &Engine, lane: &Lane) {
 ///
 /// # Errors
 /// Returns a sticky error.
-pub(crate) fn draw_captured(
+pub(crate) fn draw(
     engine: &Engine,
     lane: &Lane,
     (order, after): (StreamId, &dyn Fn(bool) -> Clock),
@@ -64,7 +64,7 @@ pub(crate) fn draw_captured(
     request: Request,
 ) -> Result<Option<Allocation>, DeviceError> {
     let store = &engine.store;
-    let take = |asks| take_captured(store, lane, (order, &after(asks)), reservation, request);
+    let take = |asks| take(store, lane, (order, &after(asks)), reservation, request);
     let mut grant = take(false);
     if grant.is_none() && store.left_in_reservation(reservation).0 >= request.bytes {
         grant = take(true);
@@ -104,7 +104,7 @@ fn may_complete(
     heap::reservation::may_complete(&heap, reservation, |fence| lanes.find(fence).is_some())
 }
 
-fn take_captured(
+fn take(
     store: &HeapStore,
     lane: &Lane,
     (stream, after): (StreamId, &Clock),
@@ -150,7 +150,7 @@ pub(crate) fn extension(
 
 /// Frees a block in the capture that it was allocated in. The block waits for `fences`, of the streams that are part of
 /// the capture, and for the other streams as usual.
-pub(crate) fn free_captured(
+pub(crate) fn free(
     engine: &Engine,
     home: &Lane,
     (mut fences, others): (Fences, &[&Arc<Lane>]),

@@ -1,14 +1,15 @@
 //! Requests for blocks of the memory of graphs: on a stream that is being captured, or outside captures, without
 //! waiting.
 
-use super::{Layout, Pool};
+use super::{FromPart, GraphShare, Route};
 use crate::block::Block;
-use crate::engine::{Engine, captured, captures_of};
+use crate::engine::{Engine, captures_of, order};
 use crate::error::AllocError;
 use crate::fault::injected;
-use crate::handles::{Caller, FromPart, GraphShare, Registration, Reserved, Route};
+use crate::handles::{Caller, Registration, Reserved};
 use crate::heap::{Clock, Placement};
 use crate::id::StreamId;
+use crate::pool::{Layout, Pool};
 use crate::queue::Demand;
 use crate::sync::{Arc, assert_unlocked, plain};
 
@@ -17,7 +18,7 @@ use crate::sync::{Arc, assert_unlocked, plain};
 /// # Errors
 /// Returns [`AllocError::NotReservedForCapture`] if the pool has no more now: nothing waits inside a capture.
 #[cold]
-pub(super) fn allocate(
+pub(crate) fn allocate(
     registration: &Arc<Registration>,
     route: &Route,
     layout: Layout,
@@ -249,7 +250,7 @@ impl Growth<'_> {
     /// Serves the request from memory that no graph holds, if that is enough.
     fn exchange(&self) -> Result<Option<FromPart>, AllocError> {
         let lane = &self.registration.lane;
-        captured::complete(&self.registration.service.engine)?;
+        order::complete(&self.registration.service.engine)?;
         let held = self.share.held();
         for part in self.share.parts_with(self.demand.request.bytes, &held) {
             if let Some(allocation) = part.draw_in_exchange(lane, self.demand, &held)? {
@@ -263,7 +264,7 @@ impl Growth<'_> {
     fn extend(&self, view: (StreamId, &Clock)) -> Result<bool, AllocError> {
         let store = &self.registration.service.engine.store;
         let request = self.demand.request;
-        let of = |part: Arc<Reserved>| captured::extension(store, view, part.id(), request);
+        let of = |part: Arc<Reserved>| order::extension(store, view, part.id(), request);
         let best = self.share.extensible().into_iter().filter_map(of);
         match best.min_by_key(|extension| extension.lacking) {
             Some(best) => self.take(best.lacking, best.placement),
