@@ -19,6 +19,7 @@ use std::fs;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice, SimStream};
 use weirpool::{Block, Pool, Reservation, Stream, Tag};
@@ -369,8 +370,14 @@ fn main() -> anyhow::Result<ExitCode> {
         [] => CASES.iter().map(|(name, _)| *name).collect(),
         asked => asked.iter().map(String::as_str).collect(),
     };
-    let counted = names.into_iter().map(|name| Ok((name, Counts::of(name)?)));
-    let counted: BTreeMap<_, _> = counted.collect::<anyhow::Result<_>>()?;
+    // Counts do not depend on processes that run beside.
+    let counted: anyhow::Result<BTreeMap<_, _>> = thread::scope(|scope| {
+        let count = |name| scope.spawn(move || Ok((name, Counts::of(name)?)));
+        let counts: Vec<_> = names.into_iter().map(count).collect();
+        let counts = counts.into_iter().map(|count| count.join());
+        counts.map(|count| count.expect("no panic")).collect()
+    });
+    let counted = counted?;
     if options.accept {
         ensure!(options.cases.is_empty(), "--accept takes all cases");
         accept(&counted)?;
