@@ -23,68 +23,35 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The [guide] begins with [concepts](guide::concepts): the glossary, the states of a block, and where memory comes
-//! from.
+//! ```text
+//!     free ──grant──▶ used ──free, in the stream's order──▶ pending ──event complete──▶ free
+//!                      ▲                                       │
+//!                      └── the same stream: at once; others: behind the event, or once it is complete
+//! ```
 //!
-//! # One allocation, followed through the layers
+//! **Waiting.** A request that finds no memory joins a fair queue: first come, first served, or by deadline, priority and
+//! weight. Every future can be dropped at any time. No runtime is required; on tokio a [`Reclaimer`] serves the queue.
 //!
-//! 1. [`Pool::allocate`] checks nothing yet. It creates an [`Allocate`], which borrows its handles.
-//! 2. The first poll checks the request and rounds it to a multiple of 512 bytes.
-//! 3. The **lane** of the stream is searched: one lock that no other stream takes, and one pop. A cached block of that
-//!    size, or one that is larger by at most 1/8, is the result: no device call, no shared cache line written
-//!    ([`Source::Lane`]).
-//! 4. Otherwise the **engine** tries the [allocation sources](Source) in order:
-//!    1. the **heap**: memory that is known to be free, was freed by this stream, or is ordered before it, unless the
-//!       request would split a large piece;
-//!    2. the best fit after polling the **device** for completed events, and after flushing the other lanes' caches;
-//!    3. growth: mapping free memory elsewhere, or taking more from the device;
-//!    4. memory pending on another stream, behind a wait on the device. Where the pool cannot grow and the wait is
-//!       [short](Order::GrowFirst), this comes before polling.
-//! 5. If no source suffices, the future joins the **queue**, and the gate is closed: lanes are bypassed, and every free
-//!    goes to the heap and notifies the queue.
-//! 6. Such a free, and the device when a stream advances, notify the first waiter, and a [`Reclaimer`] if there is one.
-//!    Whichever is polled first tries the sources for the head of the queue, sets the grant, and then wakes its waiter.
-//! 7. The [`Block`] is used in the order of its stream. Work is [submitted](Stream::submit) with the memory that it
-//!    uses; other uses on a further stream are declared with [`Block::used_on`].
-//! 8. Dropping the block returns it to the lane, or to the heap as pending under the stream's open ticket. Once enough
-//!    bytes are freed, the ticket is *sealed*: closed under the lane's lock, and its event recorded after the lock is
-//!    released. When the event is seen complete, the block is free.
+//! **Streams are executors.** [`Stream::submit`] takes work with the memory that it reads and writes: it runs after the
+//! earlier uses of that memory, and is a future. Host functions and host futures take their turn in the stream.
 //!
-//! # Layers
+//! **Memory moves between streams** when the work that used it is complete, when an event orders the streams, or behind a
+//! wait on the device: the guide says [why that is safe](guide::safety). Free pieces of virtual memory are mapped together
+//! before the pool grows.
 //!
-//! Imports point down only, with one exception, which the test that holds this table names.
+//! **A request in one reservation.** [`Pool::reserve`] waits once for all that a request needs; in its
+//! [scope](Reservation::scope), allocations neither wait nor fail.
 //!
-//! | layer | contents | must not know |
-//! |---|---|---|
-//! | `testing` | checks of a pool from outside | |
-//! | `interop` | blocks as cudarc's slices | the callers of the slices |
-//! | `task` | work submitted to streams, as futures | how a stream keeps its order |
-//! | `evictable`, `shared`, `buffer`, `pool` | the public types | |
-//! | `capture` | captures and graphs: their order, memory and allocations | |
-//! | `block`, `copy`, `stream` | the public types below them | |
-//! | `observe` | statistics, snapshots, histories: reads, never steers | |
-//! | `registry` | the living pools and their names | the requests to them |
-//! | `foreign` | memory of other owners as blocks, and bytes charged for others | the crates that use them |
-//! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
-//! | `queue` | waiters, futures, reclaimer | how memory is found |
-//! | `engine` | one allocation and one free, through lanes, heap and device | the waiters |
-//! | `seam` | what other crates lend to a pool, and what they are told | the pool that they add it to |
-//! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
-//! | `error` | errors | |
-//! | `timer` | the deadlines of a pool, behind one alarm of the device | what happens then |
-//! | `device` | the contract, and the backends | everything above |
-//! | `measure` | kinds of figures: levels, histograms, accounts of tags | the things that are counted |
-//! | `rare` | state that few objects have, stored out of line | |
-//! | `worker` | futures that wait for drops | the jobs that it runs |
-//! | `background` | threads for calls that block, and their jobs, one at a time each | the jobs |
-//! | `sync` | the only module that names the primitives of std or loom | |
+//! **Tenants.** A [`Tag`] has a limit, a weight and a share of the queue. [`Evictable`] memory is taken back before anybody
+//! waits.
 //!
-//! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its
-//! argument.
+//! **Tested without a GPU.** The simulated device runs streams, events and memory in virtual time, and reports work that
+//! touches memory out of order.
 //!
-//! Below these layers are crates. `crates/heap` has segments and blocks, which of them are free, the order in which
-//! sources are tried, and ids; it knows no clock, device or lock. `crates/device` is the contract with the backends,
-//! `crates/sim` and `crates/cuda`.
+//! **Open.** Other crates lend the pool capacity or memory, and hear of each fact once, through [`extend`].
+//!
+//! The [guide] begins with [concepts](guide::concepts): the glossary, the states of a block, where memory comes from, one
+//! allocation followed through the source, and where to find what.
 //!
 //! # Crates beside this one
 //!

@@ -112,12 +112,12 @@ def cycles(crate):
 
 
 def layers(page):
-    """Returns the folders of `src` in the table of layers on the front page, the lowest first.
+    """Returns the folders of `src` in the table of layers of `CONTRIBUTING.md`, the lowest first.
 
-    >>> layers("//! | layer | contents |\\n//! |---|---|\\n//! | `a`, `b` | of `c` |\\n//! | `d` | |")
+    >>> layers("| layer | contents |\\n|---|---|\\n| `a`, `b` | of `c` |\\n| `d` | |")
     ['d', 'b', 'a']
     """
-    table = re.search(r"^//! \| layer \|.*\n//! \|-.*\n((?://! \|.*\n?)*)", page, re.M)
+    table = re.search(r"^\| layer \|.*\n\|-.*\n((?:\|.*\n?)*)", page, re.M)
     rows = table.group(1).splitlines() if table else []
     return [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])][::-1]
 
@@ -125,10 +125,10 @@ def layers(page):
 def upward():
     """Returns the pairs of folders of `src` of which the first imports from the second, a higher layer."""
     crate = next(crate for crate in sources.crates() if crate.folder == sources.ROOT)
-    front = next(file for file in crate.files if file.name == "src/lib.rs")
-    rank = {name: at for at, name in enumerate(layers(front.text))}
+    page = (sources.ROOT / "CONTRIBUTING.md").read_text()
+    rank = {name: at for at, name in enumerate(layers(page))}
     folders = {file.module[0] for file in crate.sources if file.name.startswith("src/") and file.module}
     if unknown := (folders - {"guide"}) ^ set(rank):
-        raise SystemExit(f"not both in src and in the table of layers of src/lib.rs: {', '.join(sorted(unknown))}")
+        raise SystemExit(f"not both in src and in the table of layers of CONTRIBUTING.md: {', '.join(sorted(unknown))}")
     pairs = {(own[0], target[0]) for own, target in imports(crate) if own and target and own[0] in rank}
     return sorted((own, target) for own, target in pairs if rank[own] < rank.get(target, 0))
