@@ -277,10 +277,7 @@ pub(crate) fn holders(pool: &Pool) -> String {
         let (count, bytes) = (waiting.len(), in_units(bytes));
         let _ = write!(text, "; {count} requests wait for {bytes}");
     }
-    match text.strip_prefix("; ") {
-        Some(text) => format!(". Held by: {text}"),
-        None => text,
-    }
+    text.trim_start_matches("; ").to_owned()
 }
 
 /// Returns the reason why a request failed; for one that found no memory, with the holders of the pool's memory.
@@ -291,7 +288,10 @@ pub(crate) fn explained(pool: &Pool, error: &AllocError) -> String {
         }
         _ => String::new(),
     };
-    format!("{error}{holders}")
+    if holders.is_empty() {
+        return error.to_string();
+    }
+    format!("{error}. Held by: {holders}")
 }
 
 fn in_units(bytes: u64) -> bytesize::ByteSize {

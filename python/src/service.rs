@@ -323,6 +323,12 @@ impl NativePool {
         })
     }
 
+    /// Returns the holders of the memory, as messages list them; empty if there are none.
+    fn holders(&self, py: Python<'_>) -> PyResult<String> {
+        in_parent()?;
+        Ok(py.detach(|| crate::active::holders(&self.pool)))
+    }
+
     fn capacity(&self) -> u64 {
         self.pool.capacity()
     }

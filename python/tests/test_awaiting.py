@@ -237,6 +237,44 @@ def test_timed_out_allocation_names_the_holders(pool):
         assert part in str(error.value), error.value
 
 
+def test_holders_are_told_at_any_time(pool):
+    assert pool.holders() == ""
+    with pool.reserve("60MiB", tag="a holder").try_now():
+        assert "reservation" in pool.holders() and "for tag a holder" in pool.holders()
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "soon"])
+@pytest.mark.parametrize("term", ["deadline", "timeout"])
+def test_duration_that_is_none_is_refused(pool, term, seconds):
+    with pytest.raises(ValueError, match=f"{term} is a number of seconds"):
+        pool.reserve(MIB, **{term: seconds})
+
+
+@pytest.mark.parametrize("weight", [-1, 1 << 32, 0.5, "3"])
+def test_weight_that_is_no_whole_number_is_refused(pool, weight):
+    with pytest.raises(ValueError, match="a weight is a whole number"):
+        pool.tag("t").set_weight(weight)
+
+
+@pytest.mark.parametrize("value", [3, "x", None])
+def test_value_that_is_no_tensor_cannot_be_evictable(pool, value):
+    for evictable in (pool.evictable, weirpool.evictable):
+        with pytest.raises(TypeError, match="expected a tensor of PyTorch"):
+            evictable(value)
+
+
+def test_function_with_awaits_is_not_run_in_a_thread(pool):
+    async def work():
+        raise AssertionError("it is not called")
+
+    async def main():
+        async with pool.reserve(MIB) as memory:
+            with pytest.raises(TypeError, match="plain function"):
+                await memory.run(work)
+
+    asyncio.run(main())
+
+
 # ---- active reservations -------------------------------------------------------------------------
 
 

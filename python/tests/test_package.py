@@ -19,7 +19,7 @@ def test_figures_are_zero_without_a_pool():
 @pytest.mark.parametrize("setting", [{"capacity": "much"}, {"remapping": 2.0}, {"sealing": "never"}, {"timeout": -1}])
 def test_invalid_setting_is_refused_by_its_value(setting):
     [(name, value)] = setting.items()
-    with pytest.raises(ValueError, match="WEIRPOOL_"):
+    with pytest.raises(ValueError, match=f"^{name}"):
         weirpool.configure(**setting)
 
 
@@ -33,6 +33,12 @@ def test_runner_runs_a_script_with_its_arguments(python, tmp_path):
     script.write_text("import sys; print(__name__, sys.argv[1:])")
     done = python("-m", "weirpool", str(script), "--flag", "value")
     assert done.stdout.strip() == "__main__ ['--flag', 'value']", done.stderr
+
+
+@pytest.mark.parametrize("arguments, reason", [(["absent.py"], "no file absent.py"), (["-m"], "name of a module"), ([], "name a script"), (["-c", "1"], "no option -c")])
+def test_runner_says_what_is_wrong_with_its_arguments(python, arguments, reason):
+    done = python("-m", "weirpool", *arguments)
+    assert done.returncode == 2 and reason in done.stderr.splitlines()[0], done.stderr
 
 
 def test_runner_reaches_the_processes_that_a_program_starts(python, tmp_path):

@@ -32,7 +32,7 @@ from ._errors import (
     TooLarge,
 )
 from ._native import __version__
-from ._service import Evictable, Memory, Page, Pool, Reserve, Tag, evictable, reserve, serve_page, set_queue_limit, stats, tag
+from ._service import Evictable, Memory, Page, Pool, Reserve, SimulatedEvictable, Tag, evictable, reserve, serve_page, set_queue_limit, stats, tag
 
 __all__ = [
     "AllocError",
@@ -53,6 +53,7 @@ __all__ = [
     "Pool",
     "QueueFull",
     "Reserve",
+    "SimulatedEvictable",
     "Tag",
     "TooLarge",
     "__version__",
@@ -96,11 +97,16 @@ def configure(
 
     Settings that are `None` stay as they are. Raises `ValueError` for an invalid value, and `RuntimeError` if a pool exists already.
     """
+    if timeout is not None and not 0 <= timeout < float("inf"):
+        raise ValueError(f"timeout is a number of seconds from 0 up, and not {timeout!r}")
     values = {"capacity": capacity, "remapping": remapping, "sealing": sealing, "broker": broker}
     values["timeout"] = None if timeout is None else round(timeout * 1000)
     for name, value in values.items():
         if value is not None:
-            _native.configure(_SETTINGS[name], str(value))
+            try:
+                _native.configure(_SETTINGS[name], str(value))
+            except ValueError as error:
+                raise ValueError(str(error).replace(_SETTINGS[name], name)) from None
 
 
 def statistics(device: int = 0) -> dict[str, int]:

@@ -15,10 +15,25 @@ from pathlib import Path
 from . import _hook
 
 
+def _wrong(arguments):
+    """Returns what is wrong with the arguments."""
+    if not arguments:
+        return "name a script, or a module after -m"
+    if arguments[0] == "-m":
+        return None if len(arguments) > 1 else "-m needs the name of a module"
+    if arguments[0].startswith("-"):
+        return f"there is no option {arguments[0]}; settings are environment variables, such as WEIRPOOL_CAPACITY"
+    return None if Path(arguments[0]).exists() else f"there is no file {arguments[0]}"
+
+
 def main(arguments):
-    if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
+    if arguments and arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
-        return 0 if arguments else 2
+        return 0
+    reason = _wrong(arguments)
+    if reason is not None:
+        print(f"weirpool: {reason}\n\n{__doc__.strip()}", file=sys.stderr)
+        return 2
     if os.environ.setdefault("WEIRPOOL", "1") != "0":
         _hook.install()
         # Python runs the `sitecustomize` of this folder in each process that inherits the environment.

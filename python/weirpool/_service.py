@@ -3,7 +3,9 @@
 import asyncio
 import contextvars
 import functools
+import inspect
 import json
+import math
 import sys
 import threading
 import weakref
@@ -22,6 +24,13 @@ def _sizes(size):
             raise ValueError("a reservation in several pieces needs at least one size")
         return [_native.size(piece) for piece in size]
     return [_native.size(size)]
+
+
+def _seconds(name, value):
+    """Checks a duration."""
+    if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+        raise ValueError(f"{name} is a number of seconds from 0 up, and not {value!r}")
+    return value
 
 
 def _handle(stream):
@@ -67,7 +76,7 @@ class Reserve:
         self._pool = pool
         self._sizes = _sizes(size)
         self._terms = {"tag": tag, "priority": priority}
-        self._limits = {"deadline": deadline, "timeout": timeout}
+        self._limits = {"deadline": _seconds("deadline", deadline), "timeout": _seconds("timeout", timeout)}
         self._entered = None
 
     async def _wait(self):
@@ -174,8 +183,10 @@ class Memory:
     async def run(self, function, /, *args, **kwargs):
         """Calls a function in a worker thread, where its allocations draw from the reservation. Returns its result.
 
-        If the awaiting task is cancelled, a call that has begun goes on, and the reservation lasts until it ends.
+        The threads are those of the loop's default executor: `loop.set_default_executor` sets how many calls run at once. If the awaiting task is cancelled, a call that has begun goes on, and the reservation lasts until it ends.
         """
+        if inspect.iscoroutinefunction(function):
+            raise TypeError("run() calls a plain function in a thread; in an async function, put the steps that allocate inside `with memory.active():`")
         context = contextvars.copy_context()
         call = functools.partial(context.run, self._call, function, args, kwargs)
         return await asyncio.get_running_loop().run_in_executor(None, call)
@@ -274,7 +285,12 @@ class Tag:
         self._pool, self.name = pool, name
 
     def set_weight(self, weight):
-        """Sets the weight in the queue; 0 for none. While several tags wait, each gets bytes by its weight."""
+        """Sets the weight in the queue. While several tags wait, each gets bytes by its weight.
+
+        All tags without a weight, which 0 sets, and requests without a tag share one weight of 1.
+        """
+        if not isinstance(weight, int) or not 0 <= weight < 1 << 32:
+            raise ValueError(f"a weight is a whole number from 0 up to 4294967295, and not {weight!r}")
         self._pool.set_weight(self.name, weight)
         return self
 
@@ -314,6 +330,9 @@ class Page:
     def close(self):
         """Ends the service."""
         self._native.close()
+
+    def __repr__(self):
+        return f"<weirpool.Page: {self.url}>"
 
     def __enter__(self):
         return self
@@ -369,10 +388,17 @@ class Pool:
         """Returns the figures of the pool, of each tag, and of the requests that wait."""
         return json.loads(self._native.figures())
 
+    def holders(self):
+        """Returns who holds the memory, as the messages of failed allocations list it: reservations, tags, streams with their threads, and requests that wait."""
+        return self._native.holders()
+
     @property
     def capacity(self):
         """The most bytes that the pool may reserve."""
         return self._native.capacity()
+
+    def __repr__(self):
+        return f"<weirpool.Pool: capacity {self.capacity}>"
 
     def evictable(self, memory):
         """Takes a tensor of PyTorch, or a block of a simulated pool, and lets the pool take it back before a request waits.
@@ -401,13 +427,13 @@ class Pool:
 
 
 class SimulatedEvictable:
-    """A block of a simulated pool that the pool may take back."""
+    """A block of a simulated pool that the pool may take back. It has the functions of `Evictable`."""
 
     def __init__(self, native):
         self._native = native
 
     def get(self):
-        """Returns the block, which is not evicted before it is freed; or None if it was evicted."""
+        """Returns the block, which is not evicted before its `free()`, and evictable again then; or None if it was evicted."""
         return self._native.get()
 
     @property
@@ -468,11 +494,16 @@ class Evictable:
         return not self._native.is_gone()
 
 
-def _tensor_entry(pool, tensor):
-    import torch
+def _expect_tensor(value):
+    """Checks that a value is a tensor, without an import of PyTorch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        raise TypeError(f"expected a tensor of PyTorch, and not a value of type {type(value).__name__}")
+    return torch
 
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"expected a tensor of PyTorch, and not a {type(tensor).__name__}")
+
+def _tensor_entry(pool, tensor):
+    torch = _expect_tensor(tensor)
     if tensor.requires_grad:
         raise ValueError("the tensor is part of a graph of gradients; call detach() first, and drop the original")
     if tensor.device.type != "cuda":
@@ -524,8 +555,9 @@ def tag(name, device=0):
 
 def evictable(tensor):
     """Takes a tensor, and lets the pool take its memory back before a request waits; see [`Pool.evictable`]."""
-    device = getattr(tensor, "device", None)
-    if getattr(device, "type", None) != "cuda":
+    _expect_tensor(tensor)
+    device = tensor.device
+    if device.type != "cuda":
         raise ForeignMemory(f"the memory is on {device}, and does not belong to a pool")
     return of_device(device.index or 0).evictable(tensor)
 

@@ -103,7 +103,7 @@ pub enum AllocError {
     /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only
     /// where the pool [sheds load](crate::PoolConfig::load_shedding).
     #[error(
-        "expected wait {expected:?} exceeds the limit of {limit:?}; retry later, or raise the limit"
+        "expected wait {expected:?} exceeds the timeout or deadline of {limit:?}; retry later, or allow a longer wait"
     )]
     Shed {
         /// The expected wait, on the device's clock: an estimate.
@@ -308,7 +308,7 @@ mod tests {
         let [expected, limit] = [1200, 1000].map(Duration::from_millis);
         let error = AllocError::Shed { expected, limit };
         assert_eq!(error.retry_after(), Some(Duration::from_millis(200)));
-        let text = "expected wait 1.2s exceeds the limit of 1s; retry later, or raise the limit";
+        let text = "expected wait 1.2s exceeds the timeout or deadline of 1s; retry later, or allow a longer wait";
         assert_eq!(error.to_string(), text);
     }
 
