@@ -4,7 +4,7 @@ use super::*;
 use loom::future::block_on;
 use loom::thread;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use weirpool::{AllocError, Overtaking, Tag};
 
 /// A free finds the gate open, or notifies the queue. The drain learns of the last block.

@@ -282,7 +282,7 @@ impl Service {
 
     /// Notes that nothing can serve a request that is the first, and wakes its owner if that watches for it.
     pub(super) fn stall(&self, waiter: &Waiter) {
-        if waiter.stall.begin() {
+        if waiter.stall.begin() && !injected("stalled-and-not-woken") {
             wake_all(&self.engine.store.announcer, waiter.notify());
         }
     }
