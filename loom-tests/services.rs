@@ -1,11 +1,11 @@
-//! Draining, admission, the pressure hook, priorities, and reservations.
+//! Draining, admission, stalled requests, priorities, and reservations.
 
 use super::*;
-use async_trait::async_trait;
 use loom::future::block_on;
 use loom::thread;
-use std::sync::{Arc, Mutex};
-use weirpool::{AllocError, Overtaking, PressureHook, Shortfall};
+use std::future::poll_fn;
+use std::sync::Mutex;
+use weirpool::{AllocError, Overtaking, Tag};
 
 /// A free finds the gate open, or notifies the queue. The drain learns of the last block.
 #[test]
@@ -43,64 +43,111 @@ fn two_drains_against_a_free() {
     });
 }
 
-struct Evict(Arc<Mutex<Option<Block>>>);
-
-#[async_trait]
-impl PressureHook for Evict {
-    async fn relieve(&self, _: Shortfall) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let evicted = self.0.lock().unwrap().take();
-        drop(evicted);
-        Ok(())
-    }
+/// Awaits a request, and frees memory once the request has stalled.
+fn relieved(mut request: Allocate<'_>, held: &Mutex<Option<Block>>) -> Result<Block, AllocError> {
+    block_on(poll_fn(|context| {
+        loop {
+            if let Poll::Ready(answer) = Pin::new(&mut request).poll(context) {
+                return Poll::Ready(answer);
+            }
+            if Pin::new(&mut request).poll_stalled(context).is_pending() {
+                return Poll::Pending;
+            }
+            let freed = held.lock().unwrap().take();
+            drop(freed);
+        }
+    }))
 }
 
-/// The pool is closed while its hook runs. The request is granted or fails, and the hook is dropped.
+/// A request becomes the head while another thread cancels the head. It is told that it stalls.
 #[test]
-fn hook_against_close() {
-    model("hook against close", || {
+fn stall_against_a_cancelled_head() {
+    model("stall against a cancelled head", || {
         let device = device();
-        let cache = Arc::new(Mutex::new(None));
-        let builder = builder(&device).pressure_hook(Evict(cache.clone()));
-        let pool = builder.build().unwrap();
-        let (_, a) = stream(&device, &pool);
-        *cache.lock().unwrap() = Some(pool.try_allocate(&a, 2 * MIB).unwrap());
-        let closing = {
+        let pool = builder(&device).build().unwrap();
+        let [(_, a), (_, b)] = streams(&device, &pool);
+        let held = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let held = Mutex::new(Some(held));
+        let mut head = pool.allocate(&a, 2 * MIB);
+        assert!(poll(&mut head).is_pending());
+        let second = {
             let pool = pool.clone();
-            thread::spawn(move || pool.close())
+            thread::spawn(move || drop(relieved(pool.allocate(&b, 2 * MIB), &held).unwrap()))
         };
-        match block_on(pool.allocate(&a, 2 * MIB)) {
-            Ok(block) => drop(block),
-            Err(error) => assert_eq!(error, AllocError::Closed),
-        }
-        closing.join().unwrap();
-        assert_eq!(Arc::strong_count(&cache), 1);
-        let kept = cache.lock().unwrap().take();
-        drop(kept);
+        drop(head);
+        second.join().unwrap();
         assert_eq!(pool.statistics().waits.waiting, 0);
         pool.check_conserved().unwrap();
     });
 }
 
-/// Two requests call for the hook at once, and one is dropped. The hook runs for the other.
+/// A request becomes the first at the limit of its tag while another thread cancels the first.
 #[test]
-fn hook_against_a_cancelled_request() {
-    model("hook against a cancelled request", || {
+fn stall_against_a_cancelled_request_at_the_limit() {
+    model("stall against a cancelled request at the limit", || {
         let device = device();
-        let cache = Arc::new(Mutex::new(None));
-        let builder = builder(&device).pressure_hook(Evict(cache.clone()));
-        let pool = builder.build().unwrap();
-        let [(_, a), (_, b)] = streams(&device, &pool);
-        let held = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let mut first = pool.allocate(&a, 2 * MIB);
+        let pool = builder(&device).build().unwrap();
+        let (_, a) = stream(&device, &pool);
+        let tag = Tag::new("loom: a stalled tenant");
+        pool.tag(tag).set_limit(Some(MIB));
+        let held = pool.allocate(&a, MIB).tag(tag).try_now().unwrap();
+        let held = Mutex::new(Some(held));
+        let mut first = pool.allocate(&a, MIB).tag(tag);
         assert!(poll(&mut first).is_pending());
-        *cache.lock().unwrap() = Some(held);
         let second = {
-            let pool = pool.clone();
-            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap()))
+            let (pool, a) = (pool.clone(), a.clone());
+            thread::spawn(move || drop(relieved(pool.allocate(&a, MIB).tag(tag), &held).unwrap()))
         };
         drop(first);
         second.join().unwrap();
-        pool.close();
+        assert_eq!(pool.statistics().waits.waiting, 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A request that comes before another leaves. The stall of the other one was not told while it was not the head.
+#[test]
+fn stall_against_a_request_that_overtakes() {
+    model("stall against a request that overtakes", || {
+        let device = device();
+        let pool = builder(&device).build().unwrap();
+        let [(_, a), (_, b)] = streams(&device, &pool);
+        let held = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let held = Mutex::new(Some(held));
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || drop(relieved(pool.allocate(&b, 2 * MIB), &held).unwrap()))
+        };
+        let mut urgent = pool.allocate(&a, 2 * MIB).priority(1);
+        let polled = poll(&mut urgent);
+        drop((polled, urgent));
+        other.join().unwrap();
+        assert_eq!(pool.statistics().waits.waiting, 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Memory comes back, or the pool is closed, while a request looks whether it stalls.
+#[test]
+fn stall_against_a_free_and_a_close() {
+    model("stall against a free and a close", || {
+        let device = device();
+        let pool = builder(&device).build().unwrap();
+        let (_, a) = stream(&device, &pool);
+        let held = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let ending = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                drop(held);
+                pool.close();
+            })
+        };
+        match relieved(pool.allocate(&a, 2 * MIB), &Mutex::new(None)) {
+            Ok(block) => drop(block),
+            Err(error) => assert_eq!(error, AllocError::Closed),
+        }
+        ending.join().unwrap();
+        assert_eq!(pool.statistics().waits.waiting, 0);
         pool.check_conserved().unwrap();
     });
 }

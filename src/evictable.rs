@@ -40,8 +40,8 @@ use sealed::Memory;
 /// copies it nor reports it.
 ///
 /// The pool evicts when a request finds no memory in any other place: after growing, flushing caches and
-/// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or asks a
-/// [pressure hook](crate::PressureHook). It evicts no more than the request lacks, as far as blocks can be joined. It
+/// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or
+/// [stalls](crate::Request::poll_stalled). It evicts no more than the request lacks, as far as blocks can be joined. It
 /// evicts nothing if all evictable memory would not be enough. A request at the limit of its [tag](crate::Tag)
 /// evicts memory of that tag, and a [drain](crate::Pool::drain) evicts all of it. Where
 /// [waiting comes first](crate::Order::WaitFirst), a request first waits for the memory that is about to be free.

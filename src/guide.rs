@@ -14,6 +14,7 @@
 //! | [`foreign_memory`] | memory of other owners as blocks |
 //! | [`capacity_sources`] | a capacity that a broker or an orchestrator lends |
 //! | [`observers`] | what an observer is told, and what it may do |
+//! | [`stalled_requests`] | requests that nothing serves, and owners that free memory for them |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | fast operations, slow ones, and how to measure them |
 
@@ -52,6 +53,9 @@ pub mod capacity_sources {}
 
 #[doc = include_str!("../docs/guide/observers.md")]
 pub mod observers {}
+
+#[doc = include_str!("../docs/guide/stalled-requests.md")]
+pub mod stalled_requests {}
 
 #[doc = include_str!("../docs/guide/safety.md")]
 pub mod safety {}

@@ -63,6 +63,7 @@
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
 //! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
+//! | `weirpool-pressure` | hooks that free memory for a request that nothing serves |
 //! | `weirpool-share` | blocks between processes, and tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
@@ -127,6 +128,7 @@ mod worker;
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
 /// | [`Pool::charge`] | bytes that others hold, counted against the capacity |
+/// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {
     pub use crate::foreign::{Charge, ForeignMemory};
     pub use crate::queue::Passages;
@@ -158,7 +160,7 @@ pub use pool::{
     GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
     Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
-pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer, Terms, WaitingRequest};
+pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};

@@ -7,7 +7,7 @@ use crate::engine::{Announcer, CoalesceHeuristic, DriverPool, DriverPoolUse, Fil
 use crate::error::BuildError;
 use crate::heap::{GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::Tag;
-use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Service, Tenant};
+use crate::queue::{Overtaking, QueueLimit, Service, Tenant};
 use crate::registry;
 use crate::seam::{BoundedPool, CapacitySource, Observer};
 use crate::sync::plain;
@@ -21,7 +21,6 @@ use std::time::Duration;
 pub struct PoolBuilder {
     device: plain::Arc<dyn Device>,
     config: PoolConfig,
-    hook: Option<Hook>,
     driver_pool: Option<DriverPool>,
     capacity_source: Option<plain::Arc<dyn CapacitySource>>,
     observers: Vec<plain::Arc<dyn Observer>>,
@@ -33,16 +32,14 @@ impl PoolBuilder {
         Self {
             device,
             config: PoolConfig::default(),
-            hook: None,
             driver_pool: None,
             capacity_source: None,
             observers: Vec::new(),
         }
     }
 
-    /// Replaces all settings, but for the [pressure hook](Self::pressure_hook), the handle of a
-    /// [driver's pool](Self::driver_pool), the [source](Self::capacity_source) of the capacity, and
-    /// [observers](Self::observer).
+    /// Replaces all settings, but for the handle of a [driver's pool](Self::driver_pool), the
+    /// [source](Self::capacity_source) of the capacity, and [observers](Self::observer).
     pub fn config(mut self, config: PoolConfig) -> Self {
         self.config = config;
         self
@@ -314,13 +311,6 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the hook that is asked to free memory when a request must wait. Default: none.
-    #[doc(alias = "failure_callback_resource_adaptor")]
-    pub fn pressure_hook(mut self, hook: impl PressureHook + 'static) -> Self {
-        self.hook = Some(Hook(plain::Arc::new(hook)));
-        self
-    }
-
     /// Sets the source of the pool's capacity: the pool holds what the source lends to it. Default: none.
     ///
     /// A request that is short of capacity tells the source, and waits in the queue as for any memory.
@@ -346,7 +336,6 @@ impl PoolBuilder {
         let Self {
             device,
             config,
-            hook,
             driver_pool,
             capacity_source,
             observers,
@@ -362,7 +351,7 @@ impl PoolBuilder {
         }
         let lender = settings.lender.clone();
         let (others, rules) = (registry::OTHER_POOLS, config.rules());
-        let pool = Service::new(device, settings, others, rules, hook)
+        let pool = Service::new(device, settings, others, rules)
             .and_then(|service| Pool::new(service, config.name));
         if let (Err(_), Some(lender)) = (&pool, &lender) {
             lender.end();

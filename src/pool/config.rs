@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// The configuration of a pool, as plain data: what a [`PoolBuilder`](crate::PoolBuilder) sets, field by field.
 ///
-/// Everything is set here but the [pressure hook](crate::PoolBuilder::pressure_hook), which is code. With the feature
-/// `serde` a configuration can be read from a file; fields that are left out have their defaults. Construct one with
+/// Everything is set here but [observers](crate::PoolBuilder::observer) and the
+/// [source](crate::PoolBuilder::capacity_source) of the capacity, which are code. With the feature `serde` a configuration can be read from a file; fields that are left out have their defaults. Construct one with
 /// `..PoolConfig::default()`: new fields may be added in a minor release.
 ///
 /// ```

@@ -6,7 +6,7 @@ use crate::engine::Drawn;
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Reserved};
 use crate::id::ReservationId;
-use crate::queue::{Demand, Late, hooks_entered};
+use crate::queue::{Demand, Late};
 use crate::sync::plain::{self, AtomicU64, Ordering};
 use crate::sync::{Arc, thread_local};
 use pin_project_lite::pin_project;
@@ -26,9 +26,6 @@ struct EnteredScope {
     /// Higher than those of the entries before it.
     number: u64,
     reserved: Arc<Reserved>,
-    /// The number of pressure hooks around it. Hooks that were entered since then work for their pools, not for this
-    /// scope's task.
-    hooks: usize,
 }
 
 /// How many scopes are being polled in the process. Read by every allocation; written at each poll of a future
@@ -45,9 +42,9 @@ pub(super) fn is_any() -> bool {
 fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
     // A thread that is ending is in no scope.
     let found = ENTERED.try_with(|entered| {
-        let (entered, hooks) = (entered.borrow(), hooks_entered());
-        let mut own = entered.iter().rev().filter(|entry| entry.hooks == hooks);
-        let meant = own.find(|entry| is_meant(&entry.reserved))?;
+        let entered = entered.borrow();
+        let mut outwards = entered.iter().rev();
+        let meant = outwards.find(|entry| is_meant(&entry.reserved))?;
         Some(meant.reserved.clone())
     });
     found.ok().flatten()
@@ -170,7 +167,6 @@ impl EnterGuard {
             entered.push(EnteredScope {
                 number,
                 reserved: reserved.clone(),
-                hooks: hooks_entered(),
             });
             number
         };

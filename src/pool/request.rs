@@ -5,7 +5,7 @@
 //! source; a request that gets nothing joins the queue.
 
 use crate::engine::{Effort, Fill};
-use crate::error::AllocError;
+use crate::error::{AllocError, Shortfall};
 use crate::handles::Caller;
 use crate::id::ReservationId;
 use crate::lane::Miss;
@@ -46,8 +46,7 @@ use std::time::Duration;
 ///   limit](crate::PoolConfig::queue_limit) allows.
 /// - [`Shed`](AllocError::Shed): the expected wait exceeds the timeout or deadline, where the pool [sheds
 ///   load](crate::PoolConfig::load_shedding).
-/// - [`Exhausted`](AllocError::Exhausted), [`LimitReached`](AllocError::LimitReached): of `try_now`, and of requests
-///   made by a [pressure hook](crate::PressureHook).
+/// - [`Exhausted`](AllocError::Exhausted), [`LimitReached`](AllocError::LimitReached): of `try_now`.
 ///
 /// Inside a [capture](crate::Pool::capture), where no request waits:
 /// - [`NotReservedForCapture`](AllocError::NotReservedForCapture): the memory of the capture has too little left, and
@@ -82,10 +81,19 @@ pub struct Request<K: Kind> {
     wish: Wish,
     /// It was never polled.
     is_new: bool,
-    /// The caller is blocked until it is ready.
-    is_blocking: bool,
+    owner: Owner,
     waiting: Waiting,
     location: &'static Location<'static>,
+}
+
+/// How the owner of a request waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Polls,
+    /// It is to be told of a stall as well.
+    Watches,
+    /// The caller is blocked until the request is ready.
+    Blocks,
 }
 
 /// What a request asks for besides its memory.
@@ -271,7 +279,7 @@ impl<K: Kind> Request<K> {
             kind,
             wish: Wish::default(),
             is_new: true,
-            is_blocking: false,
+            owner: Owner::Polls,
             waiting: Waiting::NONE,
             location,
         }
@@ -420,11 +428,40 @@ impl<K: Kind> Request<K> {
     /// # Panics
     /// On a device that checks orderings, panics with the violation found.
     pub fn blocking(mut self) -> Result<K::Output, AllocError> {
-        self.is_blocking = true;
+        self.owner = Owner::Blocks;
         block_on_unless_in_task(&mut self).unwrap_or_else(|| {
             let requested = self.waiting.requested();
             Err(AllocError::BlocksRuntime { requested })
         })
+    }
+
+    /// Is ready when nothing can serve the request, although it is the first that waits: when it has reached the head of the
+    /// queue and there is not enough memory for it, after polling events, flushing caches, growing and evicting; or when
+    /// it is the first request at the limit of its [tag](Self::tag), and evicting memory of the tag does not help. This is
+    /// for owners that can free memory themselves. [Pending](Shortfall::pending) memory may be enough without help.
+    ///
+    /// The result describes the request and the state of the pool. It is given once while the request waits at the limit
+    /// of its tag, and once while it waits in the queue; all other calls return `Pending`.
+    ///
+    /// The owner goes on polling the request itself, before or after this call, in the same task: this call serves the
+    /// queue, and does not take the memory. The stall decides nothing. The request keeps its queue position, and takes
+    /// memory that any caller frees. Before the first poll of the request this call notes that the owner wants to be
+    /// told, and after the last one it is always pending.
+    ///
+    /// A request has one waker: that of the latest poll, of either kind. It is called when the request stalls, and when
+    /// it is granted or fails. A request that is never asked for a stall does nothing for it.
+    ///
+    /// See [the guide](crate::guide::stalled_requests) for a service that drops its own cache, and `weirpool-pressure` for
+    /// hooks that are futures.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost if the caller stops polling for stalls: a stall that was not told is told by the next call, as
+    /// long as the request is still the first.
+    pub fn poll_stalled(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Shortfall> {
+        let this = &mut *self;
+        this.owner = Owner::Watches;
+        let service = this.kind.asker().service;
+        this.waiting.poll_stalled(service, context.waker())
     }
 
     fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {
@@ -510,7 +547,7 @@ impl<K: Kind> Request<K> {
         context: &mut Context<'_>,
     ) -> Poll<Result<K::Output, AllocError>> {
         let attempt = self.attempt(Effort::Poll, miss);
-        let taken = match Self::take_first(&self.kind, attempt, self.is_blocking) {
+        let taken = match Self::take_first(&self.kind, attempt, self.owner == Owner::Blocks) {
             Ok(taken) => Some(taken),
             Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),
             Err(Refused::Denied(denial, ask)) => {
@@ -521,6 +558,9 @@ impl<K: Kind> Request<K> {
                 };
                 let terms = &self.wish.terms;
                 self.waiting.join(asker, denial, ask, terms, made, waker)?;
+                if self.owner == Owner::Watches {
+                    self.waiting.watch_for_stall();
+                }
                 None
             }
         };
@@ -538,7 +578,7 @@ impl<K: Kind> Request<K> {
             return Poll::Ready(drawn);
         }
         let service = self.kind.asker().service;
-        match self.waiting.poll(service, context) {
+        match self.waiting.poll(service, context.waker()) {
             Poll::Ready(Ok(grant)) => Poll::Ready(self.kind.granted(grant, caller)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             // Memory may have come back before the waker was stored.

@@ -236,8 +236,6 @@ impl Reservation {
     /// [allocated](Pool::allocate_many) or [reserved](Pool::reserve_many) together with others. While it waits, each poll
     /// looks again for memory that came back to the reservation.
     ///
-    /// A [pressure hook](crate::PressureHook) that is called for such a request runs in its task, but not in the scope.
-    ///
     /// # Cancel safety
     /// If this future is dropped early, the inner future is dropped in the scope.
     ///

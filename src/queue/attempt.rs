@@ -159,21 +159,13 @@ fn search_or_deny<'a, T>(
     search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
-    let is_in_hook = service.is_in_hook();
     if !service.engine.shared.is_granting() {
         if let Some(refusal) = service.refusal() {
             return Err(Denial::Failed(refusal));
         }
         // A request that comes while others wait goes behind them, however much is free.
-        if !is_in_hook {
-            return Err(Denial::Short(Expected::default(), charge));
-        }
+        return Err(Denial::Short(Expected::default(), charge));
     }
-    let effort = match is_in_hook {
-        // It does not wait for a thread either.
-        true => Effort::Immediate,
-        false => effort,
-    };
     let found = search(lane, Mode::at_once(effort));
     // The search may have polled events or flushed caches, and left memory that another request waits for.
     service.publish(Change::Memory);

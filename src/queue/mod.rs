@@ -24,7 +24,7 @@
 //! | `charge` | bytes charged to a tag for a request under way |
 //! | `terms`, `demand` | terms and rules of waiting; size, alignment and account of a request |
 //! | `attempt`, `waiting` | a request without waiting; its position in the queue |
-//! | `hook` | the pressure hook |
+//! | `stall` | whether the owner of a request is to be told that nothing can serve it |
 //! | `grower` | memory calls that block, away from the runtime's workers |
 //! | `reclaimer`, `spawn` | the future that serves the queue; tokio's part |
 //! | `blocking` | waiting on a thread, without an executor |
@@ -43,7 +43,6 @@ mod drain;
 mod fair_queue;
 mod funnel;
 mod grower;
-mod hook;
 mod link;
 mod listing;
 mod pass;
@@ -56,6 +55,7 @@ mod scopes;
 mod service;
 mod shares;
 mod spawn;
+mod stall;
 mod tenancy;
 mod terms;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
@@ -73,9 +73,6 @@ pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};
 pub use drain::Drain;
 use fair_queue::Position;
-pub(crate) use hook::Hook;
-pub use hook::PressureHook;
-pub(crate) use hook::hooks_entered;
 pub(crate) use passage::Passage;
 pub use passage::Passages;
 pub use reclaimer::Reclaimer;

@@ -73,7 +73,7 @@ impl<'a> Pass<'a> {
                 // The search for another request found memory complete that may suit the head.
                 Served::Short if !self.was_searched(&head) => continue,
                 Served::Short if self.set_aside(&head) => continue,
-                Served::Short => service.hooked.offer_to(&head),
+                Served::Short => service.stall(&head),
                 Served::NeedsThread if service.grower.start_for(head, service) => {}
                 Served::NeedsThread => {
                     // No thread can be started: a call that blocks is better than a request that waits for ever.

@@ -69,11 +69,6 @@ impl QuotaQueues {
         self.get(tag)?.own_limit
     }
 
-    /// Returns the first request of each tag that has any.
-    pub(super) fn firsts(&self) -> impl Iterator<Item = &Arc<Waiter>> {
-        self.by_tag.values().filter_map(QuotaQueue::first)
-    }
-
     /// Returns the requests of all tags.
     pub(super) fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         let queues = self.by_tag.values();

@@ -1,10 +1,10 @@
 //! The service: the engine with its queue, shared by futures and reclaimers.
 
+use super::Demand;
 use super::deadlock::Deadlock;
 use super::drain::Drains;
 use super::funnel::{Funnel, wake_all};
 use super::grower::Grower;
-use super::hook::Hooked;
 use super::link::{Keeper, Link, Progress, StandIn};
 use super::pass::Pass;
 use super::reclaimer::Spawned;
@@ -13,7 +13,6 @@ use super::tenancy::Tenancy;
 use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
 use super::waiters::{Displaced, Moved, Waiters};
-use super::{Demand, Hook};
 use crate::background::Background;
 use crate::device::Device;
 use crate::engine::{
@@ -54,7 +53,6 @@ pub(crate) struct Service {
     spawned: ForeignOption<Spawned>,
     is_orphaned: SharedFlag,
     pub(super) drains: Drains,
-    pub(super) hooked: Hooked,
     pub(super) tenancy: Tenancy,
 }
 
@@ -66,13 +64,12 @@ impl Service {
         settings: Settings,
         others: OtherPools,
         rules: Rules,
-        hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
         let waits = plain::Arc::<Waits>::default();
         let queue = plain::Arc::new(Waiters::new(&rules, waits.clone()));
         let timer = Timer::new(device.clone());
         let announcer = settings.announcer.clone();
-        let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer, announcer.clone()));
+        let funnel = plain::Arc::new(Funnel::new(queue.clone(), &timer, announcer));
         let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;
         Ok(Self {
             rules,
@@ -89,7 +86,6 @@ impl Service {
             spawned: ForeignOption::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
-            hooked: Hooked::new(hook, announcer),
             tenancy: Tenancy::new(),
         })
     }
@@ -222,15 +218,7 @@ impl Service {
             .queue
             .leave(waiter, waited, self.now(), &self.engine.shared.gate);
         maintenance::resume(&self.engine);
-        if moved.has_new_first {
-            self.hooked.offer_to_throttled(&self.queue);
-            // The new first may be content with less.
-            waiter
-                .demand
-                .tag
-                .into_iter()
-                .for_each(|tag| self.relieve(tag));
-        }
+        self.relieve_new_first(waiter.demand.tag, moved);
         moved.has_candidate
     }
 
@@ -257,6 +245,7 @@ impl Service {
             moved.has_candidate = false;
         }
         self.notify_of_moved(moved);
+        self.relieve_new_first(waiter.demand.tag, moved);
     }
 
     /// Ends the waits of requests that lost their places.
@@ -277,13 +266,24 @@ impl Service {
         }
     }
 
-    /// Notifies and offers the hook after requests moved into the fair queue, or up in a quota queue.
+    /// Notifies after requests moved into the fair queue.
     fn notify_of_moved(&self, moved: Moved) {
         if moved.has_candidate {
             self.funnel.notify_candidate();
         }
-        if moved.has_new_first {
-            self.hooked.offer_to_throttled(&self.queue);
+    }
+
+    /// Evicts for a throttled request that moved up to be the first of its tag: it may be content with less.
+    fn relieve_new_first(&self, tag: Option<Tag>, moved: Moved) {
+        if let (Some(tag), true) = (tag, moved.has_new_first) {
+            self.relieve(tag);
+        }
+    }
+
+    /// Notes that nothing can serve a request that is the first, and wakes its owner if that watches for it.
+    pub(super) fn stall(&self, waiter: &Waiter) {
+        if waiter.stall.begin() && !injected("stalled-and-not-woken") {
+            wake_all(&self.engine.store.announcer, waiter.notify());
         }
     }
 
@@ -396,7 +396,8 @@ impl Service {
         }
     }
 
-    /// Evicts memory of a tag until its throttled requests are let in, as far as that can be.
+    /// Evicts memory of a tag until its throttled requests are let in, as far as that can be. The first that is not let
+    /// in stalls.
     pub(crate) fn relieve(&self, tag: Tag) {
         let account = self.queue.accounts.of(tag);
         if !account.is_throttling() {
@@ -406,7 +407,7 @@ impl Service {
             while let Some(first) = self.queue.first_throttled(tag) {
                 let is_hopeless = self.refusal_of(&first.demand).is_some();
                 if is_hopeless || !self.evict_for(tag, first.demand.request.bytes) {
-                    return;
+                    return self.stall(&first);
                 }
             }
         });
@@ -449,7 +450,6 @@ impl Service {
         if is_first {
             this.engine.store.announcer.tell(|| Fact::Closed);
         }
-        this.hooked.end();
         Self::apply_terms(this);
         is_first
     }

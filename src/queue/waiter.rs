@@ -14,6 +14,7 @@
 //! pool alive: a forgotten future leaks its memory, and no more.
 
 use super::fair_queue::{Flow, SortKey};
+use super::stall::Stall;
 use super::{Demand, Service, Wants};
 use crate::engine::{Allocations, Expected, release};
 use crate::error::AllocError;
@@ -22,7 +23,7 @@ use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::WaitOutcome;
 use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
-use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag, SharedState};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
@@ -58,8 +59,7 @@ pub(crate) struct Waiter {
     was_refused: AtomicBool,
     /// Its bytes were given back to its tag, although it was not served.
     is_uncharged: AtomicBool,
-    /// Where the request stands with the pressure hook.
-    pub(super) hook: HookTurn,
+    pub(super) stall: Stall,
     /// The request was granted, even if it is gone since.
     is_served: SharedFlag,
     /// How the wait ends if the request is not served. The first note counts.
@@ -122,7 +122,7 @@ impl Waiter {
             searched: (AtomicU64::new(NEVER), AtomicU64::new(0)),
             was_refused: AtomicBool::new(false),
             is_uncharged: AtomicBool::new(false),
-            hook: HookTurn::new(),
+            stall: Stall::new(),
             is_served: SharedFlag::new(false),
             unserved: OnceLock::new(),
             state: Mutex::new(Guards::Waiter, state),
@@ -180,6 +180,22 @@ impl Waiter {
 
     /// Returns the outcome, if there is one. Otherwise registers `waker` as the one to call: the waiter was polled.
     pub(super) fn take(&self, waker: &Waker) -> Option<Result<Allocations, AllocError>> {
+        let outcome = self.register_or(waker, |state| std::mem::replace(state, WaiterState::Gone));
+        match outcome? {
+            WaiterState::Granted(found) => Some(Ok(found)),
+            WaiterState::Failed(error) => Some(Err(error)),
+            WaiterState::Waiting { .. } | WaiterState::Gone => None,
+        }
+    }
+
+    /// Registers `waker` as the one to call: the waiter was polled. Returns whether it still waits.
+    pub(super) fn register(&self, waker: &Waker) -> bool {
+        self.register_or(waker, |_| ()).is_none()
+    }
+
+    /// Registers `waker`, or calls `end` with the lock held if the wait is over.
+    #[inline]
+    fn register_or<R>(&self, waker: &Waker, end: impl FnOnce(&mut WaiterState) -> R) -> Option<R> {
         let is_known =
             |last: &Option<Foreign<Waker>>| last.as_ref().is_some_and(|last| last.will_wake(waker));
         match &*self.state.lock() {
@@ -200,11 +216,7 @@ impl Waiter {
             return None;
         }
         trash.add([waker]);
-        match std::mem::replace(state, WaiterState::Gone) {
-            WaiterState::Granted(found) => Some(Ok(found)),
-            WaiterState::Failed(error) => Some(Err(error)),
-            WaiterState::Waiting { .. } | WaiterState::Gone => None,
-        }
+        Some(end(state))
     }
 
     /// Gives the wait up. Returns a grant that came in the meantime.
@@ -273,7 +285,7 @@ impl Waiter {
     /// Notes that the request left the quota queue for the fair queue.
     pub(super) fn end_throttling(&self) {
         self.is_throttled.store(false, Ordering::Release);
-        self.hook.reset();
+        self.stall.reset();
     }
 
     /// Returns how many requests overtook this one, and with how many bytes.
@@ -320,42 +332,6 @@ impl Waiter {
 
     pub(super) fn is_waiting(&self) -> bool {
         matches!(&*self.state.lock(), WaiterState::Waiting { .. })
-    }
-}
-
-const NOT_ASKED: u8 = 0;
-/// The request cannot be served, and is the head of the queue or the first at its tag's limit.
-const MAY_ASK: u8 = 1;
-const HAS_ASKED: u8 = 2;
-
-/// Where a request stands with the hook.
-#[derive(Debug)]
-pub(super) struct HookTurn(SharedState);
-
-impl HookTurn {
-    pub(super) fn new() -> Self {
-        Self(SharedState::new(NOT_ASKED))
-    }
-
-    /// Lets the request ask again when it enters the fair queue from a quota queue.
-    pub(super) fn reset(&self) {
-        self.0.store(NOT_ASKED, Ordering::SeqCst);
-    }
-
-    /// Lets the request ask. Returns whether it may.
-    pub(super) fn offer(&self) -> bool {
-        let order = Ordering::SeqCst;
-        let found = self.0.compare_exchange(NOT_ASKED, MAY_ASK, order, order);
-        found != Err(HAS_ASKED)
-    }
-
-    pub(super) fn may_ask(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == MAY_ASK
-    }
-
-    /// Notes that the request asks: it does so once.
-    pub(super) fn mark_asked(&self) {
-        self.0.store(HAS_ASKED, Ordering::SeqCst);
     }
 }
 

@@ -594,12 +594,6 @@ impl Waiters {
         standing.quotas.get(tag)?.first().cloned()
     }
 
-    /// Returns the first throttled request of each tag that has any.
-    pub(super) fn firsts_throttled(&self) -> Vec<Arc<Waiter>> {
-        let standing = self.standing.lock();
-        standing.quotas.firsts().cloned().collect()
-    }
-
     /// Returns the wakers of all throttled requests.
     pub(super) fn wakers_of_throttled(&self) -> Vec<Waker> {
         let standing = self.standing.lock();
@@ -783,6 +777,28 @@ impl Waiters {
         };
         aside.iter().for_each(|waiter| listing.add_aside(waiter));
         listing.finish()
+    }
+
+    /// Returns whether nothing can serve the request, which is the first, and its owner was not told. It is told now.
+    pub(super) fn tell_of_stall(&self, waiter: &Waiter) -> bool {
+        if !waiter.stall.has_begun() {
+            return false;
+        }
+        let standing = self.standing.lock();
+        // Before it is known whether the request is still the first: a stall that begins later wakes its owner.
+        if !waiter.stall.take() {
+            return false;
+        }
+        let first = match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
+            Some(tag) => standing.quotas.get(tag).and_then(|quota| quota.first()),
+            None => standing.queued.head(),
+        };
+        let is_first = first.is_some_and(|first| first.sort_key == waiter.sort_key);
+        if is_first {
+            // Under the lock, where a request enters the fair queue, and is told again.
+            waiter.stall.mark_told();
+        }
+        is_first
     }
 
     /// Returns the request that is served next.

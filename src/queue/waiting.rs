@@ -2,13 +2,12 @@
 //! [`Request`](crate::Request), in the layer above.
 
 use super::attempt::{Asker, Denial, count, count_parts};
-use super::hook::Asking;
 use super::throttled::{self, TagStandstill};
 use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{JoinRefused, Joined, Newcomer};
 use super::{Demand, Service, Terms, Wants};
 use crate::engine::{Allocations, Expected};
-use crate::error::AllocError;
+use crate::error::{AllocError, Shortfall};
 use crate::fault::injected;
 use crate::id::ReservationId;
 use crate::measure::WaitOutcome;
@@ -18,7 +17,7 @@ use crate::sync::Arc;
 use crate::timer::Deadline;
 use std::fmt;
 use std::panic::Location;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 /// What a request asks for: one block that the demand describes, or several parts whose sum it is.
@@ -72,8 +71,6 @@ struct Membership {
     deadline: Option<(Duration, Deadline)>,
     /// How long nothing of the tag was freed, if the request is throttled.
     standstill: Option<TagStandstill>,
-    /// The pressure hook, while it works for this request.
-    asking: Option<Asking>,
     /// The number of the event that told of the wait.
     told: u64,
 }
@@ -95,9 +92,6 @@ impl Waiting {
         waker: &Waker,
     ) -> Result<(), AllocError> {
         let Asker { service, lane } = asker;
-        if service.is_in_hook() {
-            return Err(denial.into_error(asker, &ask.demand));
-        }
         let (patience, charge) = match denial {
             Denial::Failed(error) => return Err(error),
             Denial::Short(patience, charge) => (patience, charge),
@@ -144,7 +138,6 @@ impl Waiting {
             waiter,
             deadline,
             standstill: None,
-            asking: None,
             told,
         });
         Ok(())
@@ -178,11 +171,11 @@ impl Waiting {
     pub(crate) fn poll(
         &mut self,
         service: &Arc<Service>,
-        context: &mut Context<'_>,
+        waker: &Waker,
     ) -> Poll<Result<Grant, AllocError>> {
         let membership = self.0.as_deref_mut();
         let membership = membership.expect("a request was polled after it was ready");
-        let polled = membership.look(service, context);
+        let polled = membership.look(service, waker);
         let Poll::Ready(answer) = polled else {
             return Poll::Pending;
         };
@@ -204,6 +197,35 @@ impl Waiting {
             };
             Grant { ask, allocations }
         }))
+    }
+
+    /// Has the owner told, if the request waits and nothing can serve it: by [`poll_stalled`](Self::poll_stalled).
+    #[cold]
+    pub(crate) fn watch_for_stall(&self) {
+        if let Some(membership) = self.0.as_deref() {
+            membership.waiter.stall.watch();
+        }
+    }
+
+    /// Is ready, once, if the request is the first and nothing can serve it. Serves the queue if anything changed.
+    pub(crate) fn poll_stalled(&self, service: &Arc<Service>, waker: &Waker) -> Poll<Shortfall> {
+        let Some(Membership { waiter, .. }) = self.0.as_deref() else {
+            return Poll::Pending;
+        };
+        // Stores the waker before it looks: a stall in between calls it.
+        if !waiter.register(waker) {
+            return Poll::Pending;
+        }
+        let is_new = waiter.stall.watch();
+        match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
+            Some(tag) => service.relieve(tag),
+            None if is_new => Service::serve_candidate(service),
+            None => Service::serve(service),
+        }
+        match service.queue.tell_of_stall(waiter) {
+            true => Poll::Ready(service.shortfall(&waiter.demand)),
+            false => Poll::Pending,
+        }
     }
 
     /// Returns the size of the waiting request in bytes, rounded up to the pool's step; 0 if none waits.
@@ -231,12 +253,7 @@ impl Waiting {
         let Some(membership) = self.0.take() else {
             return;
         };
-        let Membership {
-            waiter,
-            asking,
-            told,
-            ..
-        } = *membership;
+        let Membership { waiter, told, .. } = *membership;
         let left_over = waiter.cancel();
         let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
         let time_waited = service.now().saturating_sub(waiter.since);
@@ -254,9 +271,6 @@ impl Waiting {
             waited: time_waited,
             outcome,
         });
-        if let Some(asking) = asking {
-            asking.end(service);
-        }
         if injected("grant-dropped-with-its-future") {
             return std::mem::forget(left_over);
         }
@@ -269,10 +283,9 @@ impl Membership {
     fn look(
         &mut self,
         service: &Arc<Service>,
-        context: &mut Context<'_>,
+        waker: &Waker,
     ) -> Poll<Result<Allocations, AllocError>> {
-        let Self { waiter, asking, .. } = self;
-        let waker = context.waker();
+        let waiter = &self.waiter;
         // Stores the waker before it looks at memory: a change in between calls it.
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
@@ -291,7 +304,6 @@ impl Membership {
                 if let Some(error) = throttled::look(service, waiter, tag, standstill, waker) {
                     return Poll::Ready(Err(error));
                 }
-                service.hooked.offer_if_first(waiter, tag, &service.queue);
                 if waiter.scope.is_some() {
                     // Starts the watches on streams.
                     Service::serve_candidate(service);
@@ -302,14 +314,6 @@ impl Membership {
                 Service::ensure_reclaimer(service);
                 Service::serve(service);
             }
-        }
-        if asking.is_none() {
-            *asking = service.hooked.ask(service, waiter);
-        }
-        let is_over = |asking: &mut Asking| asking.poll(&service.engine.store.announcer, context);
-        if let Some(asking) = asking.take_if(is_over) {
-            // This serves memory that the hook freed.
-            asking.end(service);
         }
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);

@@ -230,8 +230,6 @@ pub enum Fact<'a> {
     },
     /// The device failed. A sticky error ends the pool, and is told once.
     DeviceFailed { error: &'a DeviceError },
-    /// The pressure hook failed, or panicked.
-    HookFailed { error: &'a str },
     /// The [source of the capacity](crate::extend::CapacitySource) panicked.
     SourcePanicked,
     /// A task's waker panicked when it was called.

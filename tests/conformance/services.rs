@@ -1,4 +1,4 @@
-//! The needs of services: limits, turns, reservations, a pressure hook, and shutdown.
+//! The needs of services: limits, turns, reservations, memory that a hook frees, and shutdown.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -7,8 +7,9 @@ use async_trait::async_trait;
 use futures::executor::block_on;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Shortfall, Source, Tag};
+use weirpool::{AllocError, Block, Layout, Overtaking, Shortfall, Source, Tag};
 use weirpool_observe::Recorded as _;
+use weirpool_pressure::{Pressure, PressureHook, RelieveWith};
 
 /// [21] RMM `limiting_resource_adaptor`, per tenant: a tenant over its limit fails or waits, and does not affect the
 /// others.
@@ -163,11 +164,11 @@ impl PressureHook for Cache {
     }
 }
 
-/// [22] RMM `failure_callback`: memory that the hook frees, behind running work, serves the request that called it. An
-/// attempt without waiting does not call the hook.
+/// [22] RMM `failure_callback`: memory that the hook frees, behind running work, serves the request that called it.
 pub(crate) fn hook_frees_memory_that_a_request_lacks<B: Bench>() {
     let cache = Cache::default();
-    let site = Site::<B>::with(8 * MIB, |builder| builder.pressure_hook(cache.clone()));
+    let site = Site::<B>::new(8 * MIB);
+    let pressure = Pressure::new(cache.clone());
     let [caching, worker] = site.workers();
     for value in 1..=2 {
         let block = caching.take(4 * MIB);
@@ -175,8 +176,8 @@ pub(crate) fn hook_frees_memory_that_a_request_lacks<B: Bench>() {
         cache.blocks.lock().unwrap().push(block);
     }
     worker.take_nothing(4 * MIB);
-    assert!(cache.asked.lock().unwrap().is_empty());
-    let block = block_on(worker.allocate(4 * MIB));
+    let request = worker.pool.allocate(&worker.stream, 4 * MIB);
+    let block = block_on(request.relieve_with(&pressure)).unwrap();
     worker.use_up(&block, 3);
     let asked: Vec<_> = std::mem::take(&mut *cache.asked.lock().unwrap());
     let figures = asked.iter().map(|asked| (asked.requested, asked.used));

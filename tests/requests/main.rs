@@ -8,7 +8,7 @@
 //! | `printing` | what futures and handles print |
 //! | `races` | races with device calls |
 //! | `reservations` | memory set aside, and several blocks at once |
-//! | `services` | waiting in services: blocking, draining, admission, the pressure hook |
+//! | `services` | waiting in services: blocking, draining, admission, stalled requests |
 //! | `tenant_deadlocks` | time limits at the limit of a tag |
 //! | `tenants` | tags as tenants |
 //! | `waiting` | waiting for memory: wake-ups, and the tasks that drive the queue |

@@ -11,7 +11,7 @@
 //! | `WARN` | `leaked`: blocks and reservations that have owners when their pool is closed, once; or blocks that are lost when it ends |
 //! | `WARN` | `deadlocked`: no waiter can be served, once for each deadlock; with the shortfall of the queue's head, and `holders` by tag and, with a history, by location |
 //! | `WARN` | `deadlocked at limit`: no request throttled by a tag's limit can be served; with the same fields |
-//! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `capacity source panicked`, `a waker panicked` |
+//! | `WARN` | `capacity source panicked`, `a waker panicked` |
 //! | `WARN` | `soft cap exceeded`: the pool reserves more than its soft cap; once until it is within the cap again |
 //! | `WARN` | `host task abandoned`: it was dropped before its end, or panicked, and its stream went on |
 //! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
@@ -188,7 +188,6 @@ impl Observer for Tracing {
                 tell!(ERROR, %error, "device broken")
             }
             Fact::DeviceFailed { error } => tell!(WARN, %error, "device error"),
-            Fact::HookFailed { error } => tell!(WARN, %error, "pressure hook failed"),
             Fact::SourcePanicked => tell!(WARN, "capacity source panicked"),
             Fact::WakerPanicked => tell!(WARN, "a waker panicked"),
             _ => {}

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use weirpool::device::sim::SimStream;
 use weirpool::testing::Invariants;
+use weirpool_pressure::{Pressure, PressureHook, RelieveWith};
 
 type Subject<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
@@ -21,6 +22,7 @@ struct World {
     other: Stream,
     held: Option<Block>,
     cache: Arc<Mutex<Vec<Block>>>,
+    pressure: Pressure,
 }
 
 struct Evict(Weak<Mutex<Vec<Block>>>, SimDevice);
@@ -43,7 +45,7 @@ impl World {
         let device = manual();
         let cache = Arc::new(Mutex::new(Vec::new()));
         let hook = Evict(Arc::downgrade(&cache), device.clone());
-        let pool = base(&device).pressure_hook(hook).build().unwrap();
+        let pool = base(&device).build().unwrap();
         let (work, stream) = stream(&device, &pool);
         let other = pool.create_stream().unwrap();
         cache
@@ -60,6 +62,7 @@ impl World {
             other,
             held: Some(held),
             cache,
+            pressure: Pressure::new(hook),
         }
     }
 
@@ -147,7 +150,8 @@ fn drop_after_every_poll(make: impl Fn(&World) -> Subject<'_>) {
 fn allocation_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
-            let block = world.pool.allocate(&world.stream, 3 * MIB).await.unwrap();
+            let request = world.pool.allocate(&world.stream, 3 * MIB);
+            let block = request.relieve_with(&world.pressure).await.unwrap();
             use_block(&world.work, &block, us(10));
         })
     });
@@ -158,7 +162,8 @@ fn allocation_with_a_deadline_dropped_after_any_poll_loses_no_memory_or_wake_up(
     drop_after_every_poll(|world| {
         Box::pin(async {
             let block = world.pool.allocate(&world.other, 7 * MIB);
-            drop(block.deadline(us(70)).await);
+            let block = block.deadline(us(70)).relieve_with(&world.pressure);
+            drop(block.await);
         })
     });
 }
@@ -169,7 +174,8 @@ fn allocations_at_the_limit_of_a_tag_dropped_after_any_poll_lose_no_memory_or_wa
         Box::pin(async {
             let tag = Tag::new("dropped: a tenant");
             world.pool.tag(tag).set_limit(Some(2 * MIB));
-            let allocate = || world.pool.allocate(&world.stream, 2 * MIB).tag(tag);
+            let request = || world.pool.allocate(&world.stream, 2 * MIB).tag(tag);
+            let allocate = || request().relieve_with(&world.pressure);
             let one = async { drop(allocate().await.unwrap()) };
             let other = async { drop(allocate().await.unwrap()) };
             join(one, other).await;
@@ -183,7 +189,8 @@ fn allocation_of_many_blocks_dropped_after_any_poll_loses_no_memory_or_wake_up()
         Box::pin(async {
             let many = world
                 .pool
-                .allocate_many(&world.stream, [MIB, 2 * MIB, 4096]);
+                .allocate_many(&world.stream, [MIB, 2 * MIB, 4096])
+                .relieve_with(&world.pressure);
             assert_eq!(many.await.unwrap().len(), 3);
         })
     });
@@ -193,9 +200,11 @@ fn allocation_of_many_blocks_dropped_after_any_poll_loses_no_memory_or_wake_up()
 fn reservation_that_grows_dropped_after_any_poll_loses_no_memory_or_wake_up() {
     drop_after_every_poll(|world| {
         Box::pin(async {
-            let mut reservation = world.pool.reserve(3 * MIB).await.unwrap();
+            let reservation = world.pool.reserve(3 * MIB);
+            let mut reservation = reservation.relieve_with(&world.pressure).await.unwrap();
             let block = reservation.allocate(&world.stream, MIB).unwrap();
-            reservation.grow(MIB).await.unwrap();
+            let growth = reservation.grow(MIB).relieve_with(&world.pressure);
+            growth.await.unwrap();
             assert_eq!(reservation.size(), 4 * MIB);
             use_block(&world.work, &block, us(10));
         })
@@ -257,19 +266,21 @@ impl PressureHook for Never {
     }
 }
 
-/// One request is forgotten while it waits with the pressure hook at work for it, two others at the limit of their tag.
+/// One request is forgotten while it waits with a pressure hook at work for it, two others at the limit of their tag.
 #[test]
 fn forgotten_request_does_not_keep_the_pool_alive() {
     let device = manual();
-    let pool = base(&device).pressure_hook(Never).build().unwrap();
+    let pool = base(&device).build().unwrap();
+    let pressure = Pressure::new(Never);
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("dropped: forgotten");
     pool.tag(tag).set_limit(Some(MIB));
     let mut reclaimer = pool.reclaimer();
     let held = pool.try_allocate(&stream, pool.capacity()).unwrap();
-    let mut waiting = pool.allocate(&stream, 2 * MIB).timeout(us(1000));
-    let mut throttled = pool.allocate(&stream, MIB).tag(tag);
-    let mut over_limit = pool.allocate(&stream, MIB).tag(tag);
+    let waiting = pool.allocate(&stream, 2 * MIB).timeout(us(1000));
+    let mut waiting = waiting.relieve_with(&pressure);
+    let mut throttled = pool.allocate(&stream, MIB).tag(tag).relieve_with(&pressure);
+    let mut over_limit = pool.allocate(&stream, MIB).tag(tag).relieve_with(&pressure);
     assert!(poll(&mut waiting).is_pending() && poll(&mut reclaimer).is_pending());
     assert!(poll(&mut throttled).is_pending() && poll(&mut over_limit).is_pending());
     for future in [waiting, throttled, over_limit] {

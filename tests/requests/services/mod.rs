@@ -1,12 +1,12 @@
-//! Waiting in services: threads without an executor, closing and draining, admission, the pressure hook, and futures
+//! Waiting in services: threads without an executor, closing and draining, admission, stalled requests, and futures
 //! that are dropped at any point. In virtual time.
 
 mod admission;
 mod blocking;
 mod drain;
 mod dropped;
-mod hook;
 mod many;
+mod stalled;
 
 use crate::common::*;
 use weirpool::device::sim::SimDevice;

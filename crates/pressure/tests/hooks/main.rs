@@ -1,12 +1,35 @@
-//! The pressure hook: when it is asked, and what it cannot break.
+//! The pressure hook: when it is asked, and what it cannot break. In virtual time.
+//!
+//! | file | about |
+//! |---|---|
+//! | `random` | many requests with hooks and without, against an oracle |
 
-use super::*;
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+mod random;
+
+use crate::common::*;
 use async_trait::async_trait;
+use futures::executor::block_on;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::task::{Poll, Wake, Waker};
+use weirpool::device::sim::SimDevice;
 use weirpool::testing::Invariants;
+use weirpool::*;
+use weirpool_pressure::*;
+
+const ALL: u64 = 8 * MIB;
+
+/// Streams wait on the host only.
+fn base(device: &SimDevice) -> PoolBuilder {
+    builder(device, ALL).reuse(only_host_waits())
+}
+
+fn waiting(pool: &Pool) -> usize {
+    pool.statistics().waits.waiting
+}
 
 type Answer = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
@@ -76,7 +99,7 @@ impl Drop for AtWork {
 fn site<A: Future<Output = Answer> + Send + 'static>(
     device: &SimDevice,
     relieve: impl Fn(Cache, Shortfall) -> A + Send + Sync + 'static,
-) -> (Pool, Stream, Cache) {
+) -> (Pool, Stream, Cache, Pressure) {
     let cache = Cache::default();
     let hook = {
         let cache = cache.clone();
@@ -89,30 +112,35 @@ fn site<A: Future<Output = Answer> + Send + 'static>(
             }
         })
     };
-    let pool = base(device).pressure_hook(hook).build().unwrap();
+    let pool = base(device).build().unwrap();
     let (_, stream) = stream(device, &pool);
     cache.fill(&pool, &stream);
-    (pool, stream, cache)
+    (pool, stream, cache, Pressure::new(hook))
 }
 
 /// The hook is asked with the shortfall, and memory that it frees is granted at once.
 #[test]
 fn memory_that_the_hook_frees_is_granted_at_once() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |cache, shortfall| async move {
+    let (pool, stream, cache, pressure) = site(&device, |cache, shortfall| async move {
         cache.evict((shortfall.requested / MIB) as usize);
         Ok(())
     });
-    let block = now(pool.allocate(&stream, 3 * MIB)).unwrap();
+    let block = now(pool.allocate(&stream, 3 * MIB).relieve_with(&pressure)).unwrap();
     assert_eq!(block.size(), 3 * MIB);
     let shortfall = cache.asked.lock().unwrap()[0];
     let figures = (shortfall.requested, shortfall.used, shortfall.free);
     assert_eq!(figures, (3 * MIB, ALL, 0));
     assert_eq!((cache.asked(), cache.at_work()), (1, 0));
     // Every kind of request that waits asks, while there are blocks to evict.
-    drop(now(pool.allocate_many(&stream, [MIB, MIB])).unwrap());
+    drop(
+        now(pool
+            .allocate_many(&stream, [MIB, MIB])
+            .relieve_with(&pressure))
+        .unwrap(),
+    );
     drop(block);
-    drop(now(pool.reserve(ALL)).unwrap());
+    drop(now(pool.reserve(ALL).relieve_with(&pressure)).unwrap());
     assert_eq!(cache.asked(), 2 + 1);
     pool.check_conserved().unwrap();
 }
@@ -121,14 +149,14 @@ fn memory_that_the_hook_frees_is_granted_at_once() {
 #[test]
 fn try_allocate_does_not_ask_the_hook() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |cache, _| async move {
+    let (pool, stream, cache, pressure) = site(&device, |cache, _| async move {
         cache.evict(1);
         Ok(())
     });
     assert!(pool.try_allocate(&stream, MIB).is_err());
     assert!(pool.reserve(MIB).try_now().is_err());
     cache.evict(1);
-    drop(now(pool.allocate(&stream, MIB)).unwrap());
+    drop(now(pool.allocate(&stream, MIB).relieve_with(&pressure)).unwrap());
     assert_eq!(cache.asked(), 0);
 }
 
@@ -136,14 +164,15 @@ fn try_allocate_does_not_ask_the_hook() {
 #[test]
 fn hook_that_fails_or_panics_affects_no_request() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |cache, _| async move {
+    let (pool, stream, cache, pressure) = site(&device, |cache, _| async move {
         match cache.asked() {
             1 => Err("nothing to evict".into()),
             _ => panic!("a hook of a test"),
         }
     });
     let (woken, waker) = Count::new();
-    let mut waiters = [MIB, 2 * MIB].map(|bytes| pool.allocate(&stream, bytes));
+    let mut waiters =
+        [MIB, 2 * MIB].map(|bytes| pool.allocate(&stream, bytes).relieve_with(&pressure));
     for round in 0..3 {
         for waiter in &mut waiters {
             assert!(poll_with(waiter, &waker).is_pending(), "round {round}");
@@ -169,14 +198,18 @@ fn hook_that_fails_or_panics_affects_no_request() {
 #[test]
 fn hook_that_never_ends_delays_no_request() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
-    let mut served = not_ready(pool.allocate(&stream, MIB));
+    let (pool, stream, cache, pressure) = site(&device, |_, _| std::future::pending());
+    let mut served = not_ready(pool.allocate(&stream, MIB).relieve_with(&pressure));
     assert_eq!(cache.at_work(), 1);
     cache.evict(1);
     assert!(poll(&mut served).is_ready());
     assert_eq!(cache.at_work(), 0);
 
-    let mut late = not_ready(pool.allocate(&stream, 2 * MIB).timeout(us(100)));
+    let mut late = not_ready(
+        pool.allocate(&stream, 2 * MIB)
+            .timeout(us(100))
+            .relieve_with(&pressure),
+    );
     assert_eq!((cache.asked(), cache.at_work()), (2, 1));
     device.advance(us(100));
     let Poll::Ready(Err(AllocError::TimedOut { .. })) = poll(&mut late) else {
@@ -190,19 +223,22 @@ fn hook_that_never_ends_delays_no_request() {
 #[test]
 fn request_that_gives_up_passes_the_hook_on() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |cache, _| async move {
+    let (pool, stream, cache, pressure) = site(&device, |cache, _| async move {
         if cache.asked() == 1 {
             std::future::pending::<()>().await;
         }
         cache.evict(1);
         Ok(())
     });
-    let first = not_ready(pool.allocate(&stream, MIB));
+    let first = not_ready(pool.allocate(&stream, MIB).relieve_with(&pressure));
     let (woken, waker) = Count::new();
-    let mut second = pool.allocate(&stream, MIB);
+    let mut second = pool.allocate(&stream, MIB).relieve_with(&pressure);
     assert!(poll_with(&mut second, &waker).is_pending());
     // Due before the first request, whose hook is at work: hooks do not work at the same time.
-    let mut urgent = pool.allocate(&stream, MIB).priority(1);
+    let mut urgent = pool
+        .allocate(&stream, MIB)
+        .priority(1)
+        .relieve_with(&pressure);
     assert!(poll_with(&mut urgent, &waker).is_pending());
     assert_eq!((cache.asked(), cache.at_work()), (1, 1));
     let before = woken.get();
@@ -220,7 +256,7 @@ fn request_that_gives_up_passes_the_hook_on() {
 fn slow_hook_is_polled_by_the_request() {
     let device = SimDevice::new();
     let clock = device.clone();
-    let (pool, stream, cache) = site(&device, move |cache, _| {
+    let (pool, stream, cache, pressure) = site(&device, move |cache, _| {
         let clock = clock.clone();
         async move {
             for _ in 0..4 {
@@ -232,7 +268,11 @@ fn slow_hook_is_polled_by_the_request() {
     });
     let (block, waited) = device.block_on(async {
         let start = device.now();
-        let block = pool.allocate(&stream, 3 * MIB).await.unwrap();
+        let block = pool
+            .allocate(&stream, 3 * MIB)
+            .relieve_with(&pressure)
+            .await
+            .unwrap();
         (block, device.now() - start)
     });
     // The hook was interrupted before it freed the fourth block.
@@ -241,124 +281,11 @@ fn slow_hook_is_polled_by_the_request() {
     assert_eq!(cache.blocks.lock().unwrap().len(), 5);
 }
 
-/// Inside the hook, allocations from its own pool pass the queue, and neither wait nor ask: it cannot wait for itself.
-#[test]
-fn hook_may_allocate_from_its_own_pool() {
-    let device = manual();
-    let own = Arc::new(Mutex::new(None::<(Pool, Stream)>));
-    let of_hook = own.clone();
-    let (pool, stream, cache) = site(&device, move |cache, _| {
-        let own = of_hook.lock().unwrap().clone();
-        async move {
-            let (pool, stream) = own.expect("it is there by now");
-            let refused = pool.allocate(&stream, MIB).await;
-            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
-            let refused = pool.allocate(&stream, MIB).blocking();
-            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
-            cache.evict(1);
-            let staging = pool.allocate(&stream, MIB).await?;
-            let refused = pool.reserve(MIB).await;
-            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
-            drop(staging);
-            drop(pool.try_allocate(&stream, MIB)?);
-            cache.evict(3);
-            Ok(())
-        }
-    });
-    *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
-    drop(now(pool.allocate(&stream, 4 * MIB)).unwrap());
-    assert_eq!((cache.asked(), waiting(&pool)), (1, 0));
-    assert_eq!(cache.blocks.lock().unwrap().len(), 4, "it came to its end");
-}
-
-/// Handles of the hook's own pool, set once they exist.
-type Own = Arc<Mutex<Option<(Pool, Stream)>>>;
-
-/// The hook works for the pool: it is outside the scopes of its request, and inside those that it enters itself.
-#[test]
-fn hook_draws_from_no_scope_of_the_request() {
-    let device = manual();
-    let own = Own::default();
-    let of_hook = own.clone();
-    let (pool, stream, cache) = site(&device, move |cache, _| {
-        let own = of_hook.lock().unwrap().clone();
-        async move {
-            let (pool, stream) = own.expect("it is there by now");
-            let refused = pool.allocate(&stream, MIB).await;
-            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
-            assert!(pool.try_allocate(&stream, MIB).is_err());
-            cache.evict(1);
-            let staging = pool.reserve(MIB).await?;
-            let block = staging.scope(pool.allocate(&stream, MIB)).await?;
-            assert_eq!(staging.left(), 0);
-            drop((block, staging));
-            cache.evict(1);
-            Ok(())
-        }
-    });
-    *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
-    cache.evict(2);
-    let reservation = pool.reserve(2 * MIB).try_now().unwrap();
-    // More than is left: the request waits, and its poll asks the hook.
-    let mut block = not_ready(Box::pin(reservation.scope(pool.allocate(&stream, 3 * MIB))));
-    assert_eq!(
-        (cache.asked(), cache.at_work()),
-        (1, 0),
-        "it came to its end"
-    );
-    assert_eq!((reservation.left(), reservation.size()), (2 * MIB, 2 * MIB));
-    cache.evict(1);
-    assert!(poll(&mut block).is_ready());
-    assert_eq!(reservation.left(), 2 * MIB);
-    drop((block, reservation));
-    pool.close();
-    *own.lock().unwrap() = None;
-}
-
-/// The hook is dropped with the request, inside the scope.
-#[test]
-fn dropped_hook_draws_from_no_scope_of_the_request() {
-    struct Last(Option<(Pool, Stream)>, Arc<AtomicUsize>);
-
-    impl Drop for Last {
-        fn drop(&mut self) {
-            let (pool, stream) = self.0.take().expect("it is there by now");
-            assert!(pool.try_allocate(&stream, MIB).is_err());
-            self.1.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    let device = manual();
-    let own = Own::default();
-    let of_hook = own.clone();
-    let dropped = Arc::new(AtomicUsize::new(0));
-    let count = dropped.clone();
-    let (pool, stream, cache) = site(&device, move |_, _| {
-        let last = Last(of_hook.lock().unwrap().clone(), count.clone());
-        async move {
-            let _last = last;
-            std::future::pending().await
-        }
-    });
-    *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
-    cache.evict(1);
-    let reservation = pool.reserve(MIB).try_now().unwrap();
-    let block = not_ready(Box::pin(reservation.scope(pool.allocate(&stream, 2 * MIB))));
-    assert_eq!(cache.at_work(), 1);
-    drop(block);
-    assert_eq!(
-        (dropped.load(Ordering::SeqCst), reservation.left()),
-        (1, MIB)
-    );
-    drop(reservation);
-    *own.lock().unwrap() = None;
-}
-
 /// Memory of the reservation that the hook frees serves the request that was made in its scope, and no other.
 #[test]
 fn memory_that_the_hook_frees_into_a_reservation_serves_its_scope() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |cache, _| async move {
+    let (pool, stream, cache, pressure) = site(&device, |cache, _| async move {
         cache.evict(1);
         Ok(())
     });
@@ -366,7 +293,8 @@ fn memory_that_the_hook_frees_into_a_reservation_serves_its_scope() {
     let mut reservation = pool.reserve(2 * MIB).try_now().unwrap();
     let drawn = reservation.allocate(&stream, 2 * MIB).unwrap();
     cache.blocks.lock().unwrap().push(drawn);
-    let block = now(reservation.scope(pool.allocate(&stream, MIB))).unwrap();
+    let block =
+        now(reservation.scope(pool.allocate(&stream, MIB).relieve_with(&pressure))).unwrap();
     assert_eq!((cache.asked(), reservation.left()), (1, MIB));
     assert_eq!(waiting(&pool), 0);
     let rest = reservation.split(MIB).unwrap();
@@ -382,7 +310,7 @@ fn hook_is_asked_at_a_tags_limit() {
     let tag = Tag::new("hook: a tenant");
     let held = Arc::new(Mutex::new(None));
     let evicted = held.clone();
-    let (pool, stream, cache) = site(&device, move |_, shortfall: Shortfall| {
+    let (pool, stream, cache, pressure) = site(&device, move |_, shortfall: Shortfall| {
         let evicted = evicted.clone();
         async move {
             assert_eq!(
@@ -398,7 +326,7 @@ fn hook_is_asked_at_a_tags_limit() {
     *held.lock().unwrap() = Some(block);
     pool.tag(tag).set_limit(Some(MIB));
     let (woken, waker) = Count::new();
-    let mut throttled = pool.allocate(&stream, MIB).tag(tag);
+    let mut throttled = pool.allocate(&stream, MIB).tag(tag).relieve_with(&pressure);
     let mut polled = poll_with(&mut throttled, &waker);
     for _ in 0..3 {
         if polled.is_pending() && woken.take() > 0 {
@@ -411,36 +339,170 @@ fn hook_is_asked_at_a_tags_limit() {
     pool.close();
 }
 
-/// A hook with blocks of its own pool keeps the pool alive until it is closed.
+/// A hook with blocks of its own pool keeps neither the pool nor a request of it from ending.
 #[test]
-fn closing_drops_the_hook() {
+fn closing_ends_the_request_and_the_work_of_its_hook() {
     let device = manual();
-    let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
-    let blocks = Arc::downgrade(&cache.blocks);
-    let mut waiter = not_ready(pool.allocate(&stream, MIB));
-    drop(cache);
-    assert!(blocks.upgrade().is_some());
+    let (pool, stream, cache, pressure) = site(&device, |_, _| std::future::pending());
+    let mut waiter = not_ready(pool.allocate(&stream, MIB).relieve_with(&pressure));
+    assert_eq!(cache.at_work(), 1);
     pool.close();
     assert!(matches!(
         poll(&mut waiter),
         Poll::Ready(Err(AllocError::Closed))
     ));
-    assert!(blocks.upgrade().is_none());
+    assert_eq!(cache.at_work(), 0);
+    drop((waiter, cache, pressure));
     assert_eq!(now(pool.drain()), Ok(()));
+}
+
+/// The future of the hook owns blocks. They serve requests behind the one that ends.
+#[test]
+fn blocks_of_a_hook_that_is_interrupted_come_back() {
+    for device in devices() {
+        let (pool, stream, cache, pressure) = site(&device, |cache, _| async move {
+            let _moved = cache.blocks.lock().unwrap().split_off(6);
+            std::future::pending().await
+        });
+        let (woken, waker) = Count::new();
+        let first = not_ready(pool.allocate(&stream, 3 * MIB).relieve_with(&pressure));
+        assert_eq!(cache.at_work(), 1);
+        let mut second = pool.allocate(&stream, 2 * MIB);
+        assert!(poll_with(&mut second, &waker).is_pending());
+        drop(first);
+        assert!(woken.get() > 0);
+        assert!(poll(&mut second).is_ready());
+        drop(second);
+        cache.evict(8);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Inside the hook, `try_allocate` fails while its request is in the queue. A reservation made before serves it.
+#[test]
+fn hook_allocates_from_a_reservation_of_its_own() {
+    let device = manual();
+    let own = Arc::new(Mutex::new(None::<(Pool, Stream, Reservation)>));
+    let of_hook = own.clone();
+    let (pool, stream, cache, pressure) = site(&device, move |cache, _| {
+        let own = of_hook.lock().unwrap().take();
+        async move {
+            let (pool, stream, staging) = own.expect("it is there by now");
+            let refused = pool.try_allocate(&stream, MIB);
+            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+            drop(staging.allocate(&stream, MIB)?);
+            cache.evict(3);
+            Ok(())
+        }
+    });
+    cache.evict(1);
+    let staging = pool.reserve(MIB).try_now().unwrap();
+    *own.lock().unwrap() = Some((pool.clone(), stream.clone(), staging));
+    drop(now(pool.allocate(&stream, 3 * MIB).relieve_with(&pressure)).unwrap());
+    assert_eq!((cache.asked(), waiting(&pool)), (1, 0));
+    assert_eq!(cache.blocks.lock().unwrap().len(), 4, "it came to its end");
+}
+
+/// A request that was throttled asks again as the head of the queue.
+#[test]
+fn throttled_request_asks_once_in_each_queue() {
+    let device = manual();
+    let tag = Tag::new("hook: another tenant");
+    let (pool, stream, cache, pressure) = site(&device, |cache, _| async move {
+        if cache.asked() == 2 {
+            cache.evict(1);
+        }
+        Ok(())
+    });
+    cache.evict(1);
+    let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
+    pool.tag(tag).set_limit(Some(MIB));
+    let (woken, waker) = Count::new();
+    let mut throttled = pool.allocate(&stream, MIB).tag(tag).relieve_with(&pressure);
+    for _ in 0..3 {
+        assert!(poll_with(&mut throttled, &waker).is_pending());
+    }
+    assert_eq!(cache.asked(), 1);
+    woken.take();
+    pool.tag(tag).set_limit(Some(2 * MIB));
+    assert!(woken.get() > 0);
+    assert!(poll_with(&mut throttled, &waker).is_ready());
+    assert_eq!(cache.asked(), 2);
+    drop(held);
+}
+
+/// Pools that share a hook take turns.
+#[test]
+fn two_pools_share_a_hook() {
+    let device = manual();
+    let (pool, stream, cache, pressure) = site(&device, |_, _| std::future::pending());
+    let other = base(&device).build().unwrap();
+    let (_, others) = common::stream(&device, &other);
+    let _full = other.try_allocate(&others, ALL).unwrap();
+    let first = not_ready(pool.allocate(&stream, MIB).relieve_with(&pressure));
+    let (woken, waker) = Count::new();
+    let mut second = other.allocate(&others, MIB).relieve_with(&pressure);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    woken.take();
+    assert!(poll_with(&mut second, &waker).is_pending());
+    assert_eq!((cache.asked(), woken.get()), (1, 0));
+    drop(first);
+    assert_eq!(woken.get(), 1);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    assert_eq!((cache.asked(), cache.at_work()), (2, 1));
+}
+
+/// A waker that panics when a turn ends loses no other one.
+#[test]
+fn turn_passes_over_wakers_that_panic_and_tasks_that_are_dead() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("a waker that panics"));
+        }
+    }
+    let device = manual();
+    let tags = ["hook: one", "hook: two", "hook: three"].map(Tag::new);
+    let (pool, stream, cache, pressure) = site(&device, |_, _| std::future::pending());
+    cache.evict(3);
+    let held = tags.map(|tag| {
+        pool.tag(tag).set_limit(Some(MIB));
+        pool.allocate(&stream, MIB).tag(tag).try_now().unwrap()
+    });
+    let first = not_ready(pool.allocate(&stream, MIB).relieve_with(&pressure));
+    let (woken, waker) = Count::new();
+    let wakers = [Waker::from(Arc::new(Panics)), Waker::noop().clone(), waker];
+    let mut requests = tags.map(|tag| pool.allocate(&stream, MIB).tag(tag).relieve_with(&pressure));
+    for (request, waker) in requests.iter_mut().zip(&wakers) {
+        assert!(poll_with(request, waker).is_pending());
+        assert!(poll_with(request, waker).is_pending());
+    }
+    assert_eq!(cache.asked(), 1);
+    woken.take();
+    drop(first);
+    assert!(woken.get() > 0);
+    assert!(poll_with(&mut requests[2], &wakers[2]).is_pending());
+    assert_eq!((cache.asked(), cache.at_work()), (2, 1));
+    drop((requests, held));
+    assert_eq!(cache.at_work(), 0);
 }
 
 /// Many threads are short at once: one request asks at a time, and all are served.
 #[test]
 fn one_request_asks_the_hook_at_a_time() {
     let device = manual();
-    let (pool, _, cache) = site(&device, |cache, _| async move {
+    let (pool, _, cache, pressure) = site(&device, |cache, _| async move {
         cache.evict(1);
         Ok(())
     });
     let threads: Vec<_> = (0..8)
         .map(|_| {
             let (pool, (_, stream)) = (pool.clone(), stream(&device, &pool));
-            std::thread::spawn(move || pool.allocate(&stream, MIB).blocking().unwrap())
+            let pressure = pressure.clone();
+            std::thread::spawn(move || {
+                let request = pool.allocate(&stream, MIB).relieve_with(&pressure);
+                block_on(request).unwrap()
+            })
         })
         .collect();
     let blocks: Vec<_> = threads
@@ -466,12 +528,13 @@ fn future_with_a_hook_at_work_may_outlive_the_threads_other_locals() {
         KEPT.with_borrow_mut(|kept| *kept = None);
         let device = manual();
         let hook = Hook(|_| std::future::pending::<Answer>());
-        let builder = builder(&device, 2 * MIB).pressure_hook(hook);
-        let pool = builder.build().unwrap();
+        let pressure = Pressure::new(hook);
+        let pool = builder(&device, 2 * MIB).build().unwrap();
         let (_, stream) = stream(&device, &pool);
         let held = pool.try_allocate(&stream, 2 * MIB).unwrap();
         let mut waits: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
-            let _ = pool.allocate(&stream, 2 * MIB).await;
+            let request = pool.allocate(&stream, 2 * MIB).relieve_with(&pressure);
+            let _ = request.await;
             drop(held);
         });
         assert!(poll(&mut waits).is_pending());
@@ -479,40 +542,6 @@ fn future_with_a_hook_at_work_may_outlive_the_threads_other_locals() {
         KEPT.with_borrow_mut(|kept| *kept = Some(waits));
     });
     thread.join().unwrap();
-}
-
-/// A request of the hook does not wait: not even for a thread that would grow the pool, nor for memory that is expected.
-#[test]
-fn hook_is_granted_all_that_the_pool_may_take() {
-    for order in [Order::GrowFirst, Order::WaitFirst] {
-        let device = manual_builder().blocking_memory_calls(true).build();
-        let answers = Arc::new(Mutex::new(Vec::new()));
-        let site: Arc<Mutex<Option<(Pool, Stream)>>> = Arc::default();
-        let (of_pool, answered) = (site.clone(), answers.clone());
-        let hook = Hook(move |_| {
-            let (pool, stream) = of_pool.lock().unwrap().take().unwrap();
-            let answered = answered.clone();
-            async move {
-                let staging = pool.allocate(&stream, 3 * CHUNK).await;
-                let too_much = pool.allocate(&stream, 2 * CHUNK).blocking();
-                let rest = pool.allocate(&stream, CHUNK).blocking();
-                let all = [&staging, &too_much, &rest].map(Result::is_ok);
-                answered.lock().unwrap().push(all);
-                Ok(())
-            }
-        });
-        let pool = builder(&device, 8 * CHUNK).order(order).pressure_hook(hook);
-        let pool = pool.build().unwrap();
-        let [(_, a), (work, b)] = streams(&device, &pool);
-        let held = pool.try_allocate(&a, 3 * CHUNK).unwrap();
-        let pending = pool.try_allocate(&b, CHUNK).unwrap();
-        use_block(&work, &pending, us(100));
-        *site.lock().unwrap() = Some((pool.clone(), a.clone()));
-        let request = not_ready(pool.allocate(&b, 6 * CHUNK));
-        assert_eq!(*answers.lock().unwrap(), [[true, false, true]]);
-        drop((request, held, pending));
-        pool.check_conserved().unwrap();
-    }
 }
 
 /// A hook's future that panics when it is dropped neither reaches the request's owner nor ends the hook.
@@ -539,14 +568,12 @@ fn hook_survives_a_future_that_panics_when_dropped() {
             }
         })
     };
-    let pool = builder(&device, 8 * MIB)
-        .pressure_hook(hook)
-        .build()
-        .unwrap();
+    let pressure = Pressure::new(hook);
+    let pool = builder(&device, 8 * MIB).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let _full = pool.try_allocate(&stream, 8 * MIB).unwrap();
     for times in 1..=2 {
-        let mut waiting = pool.allocate(&stream, MIB);
+        let mut waiting = pool.allocate(&stream, MIB).relieve_with(&pressure);
         for _ in 0..4 {
             assert!(poll(&mut waiting).is_pending());
         }
