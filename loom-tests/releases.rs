@@ -3,8 +3,9 @@
 use super::*;
 use loom::future::block_on;
 use loom::thread;
+use weirpool::Source;
 use weirpool::device::PoolAttribute;
-use weirpool::{DriverPoolUse, Source, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
 /// after the freeing stream's work.
@@ -311,9 +312,9 @@ fn readers_of_a_shared_block() {
 fn passed_free_against_an_allocation() {
     model("passed free against an allocation", || {
         let device = device();
-        let how = DriverPoolUse::PassedThrough;
+        let driver_pool = DriverPool::default_of(&device).unwrap();
         let pool = Pool::builder(device.clone())
-            .upstream(Upstream::DriverPool(how))
+            .segment_source(driver_pool.segments(DriverPoolUse::PassedThrough))
             .capacity(4 * MIB)
             .build()
             .unwrap();

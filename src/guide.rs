@@ -13,6 +13,7 @@
 //! | [`pools`] | several pools, and the names that other libraries use |
 //! | [`foreign_memory`] | memory of other owners as blocks |
 //! | [`capacity_sources`] | a capacity that a broker or an orchestrator lends |
+//! | [`segment_sources`] | memory from the driver's own pools, a file of huge pages, or another pool |
 //! | [`observers`] | what an observer is told, and what it may do |
 //! | [`stalled_requests`] | requests that nothing serves, and owners that free memory for them |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
@@ -50,6 +51,9 @@ pub mod pools {}
 
 #[doc = include_str!("../docs/guide/capacity-sources.md")]
 pub mod capacity_sources {}
+
+#[doc = include_str!("../docs/guide/segment-sources.md")]
+pub mod segment_sources {}
 
 #[doc = include_str!("../docs/guide/observers.md")]
 pub mod observers {}

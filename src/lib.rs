@@ -62,6 +62,7 @@
 //! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
+//! | `weirpool-driver-pool` | the driver's own memory pools, as sources of segments |
 //! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-pressure` | hooks that free memory for a request that nothing serves |
 //! | `weirpool-share` | blocks between processes, and tensors of other libraries |
@@ -125,6 +126,7 @@ mod worker;
 /// | seam | for |
 /// |---|---|
 /// | [`CapacitySource`](extend::CapacitySource) | a broker or an orchestrator that lends the capacity |
+/// | [`SegmentSource`](extend::SegmentSource) | where segments come from: the driver's own pools, a file of huge pages, another pool |
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
 /// | [`Pool::charge`] | bytes that others hold, counted against the capacity |
@@ -134,7 +136,7 @@ pub mod extend {
     pub use crate::queue::Passages;
     pub use crate::seam::{
         BlockOrigin, BoundedPool, Bounds, CapacitySource, Event, Fact, Holding, Joining, Memory,
-        Observer, ReservationOrigin, Site,
+        Observer, ReservationOrigin, SegmentProperties, SegmentSource, Site,
     };
 }
 
@@ -145,8 +147,8 @@ pub use capture::{
 };
 pub use copy::{Download, Elements, Upload};
 pub use engine::{
-    BlockInfo, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder, DriverPoolUse, Fill,
-    Hits, ReservationInfo, SegmentInfo, Source, Statistics, Trimmed, Upstream,
+    BlockInfo, BlockState, CoalesceHeuristic, Fill, Hits, ReservationInfo, SegmentInfo, Source,
+    Statistics, Trimmed, Upstream,
 };
 pub use error::{
     AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, FullQueue, Shortfall,

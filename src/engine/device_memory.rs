@@ -5,10 +5,10 @@
 pub(super) mod accessors;
 
 use super::Settings;
-use super::segments::SegmentSource;
-use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, RawStream};
+use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind, RawStream};
 use crate::fault::injected;
 use crate::heap::{Mapping, Outcome, Step};
+use crate::seam::SegmentSource;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use accessors::Accessors;
 use std::collections::BTreeMap;
@@ -31,7 +31,12 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
 pub(crate) struct DeviceMemory {
     pub(super) device: plain::Arc<dyn Device>,
     pub(super) chunk_bytes: u64,
-    segments: SegmentSource,
+    pub(super) kind: MemoryKind,
+    /// The memory is mapped chunk by chunk.
+    pub(super) is_virtual: bool,
+    segments: plain::Arc<dyn SegmentSource>,
+    /// The smallest alignment of segments.
+    step: u64,
     pub(super) held: Mutex<HeldChunks>,
 }
 
@@ -42,8 +47,6 @@ pub(super) struct HeldChunks {
     pub(super) chunks: BTreeMap<u64, Chunk>,
     /// Reserved ranges: address and bytes.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// Plain segments: address to bytes.
-    pub(super) segments: BTreeMap<u64, u64>,
     /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
     /// destroyed with the next release.
     pub(super) unmapped: Vec<Chunk>,
@@ -55,13 +58,16 @@ impl DeviceMemory {
     pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
             chunk_bytes: settings.geometry.chunk_bytes,
-            segments: SegmentSource::new(device.clone(), settings),
+            kind: settings.kind,
+            is_virtual: settings.geometry.virtual_memory,
+            segments: settings.segments.clone(),
+            step: settings.geometry.granularity,
             device,
             held: Mutex::new(Guards::Registry, HeldChunks::default()),
         }
     }
 
-    pub(super) fn segments(&self) -> &SegmentSource {
+    pub(super) fn segments(&self) -> &plain::Arc<dyn SegmentSource> {
         &self.segments
     }
 
@@ -203,49 +209,37 @@ impl DeviceMemory {
     ) -> Result<u64, DeviceError> {
         assert_unlocked("allocate");
         // SAFETY: the caller guarantees the stream.
-        let address = unsafe { self.segments.allocate(bytes, alignment, stream) }?;
-        self.held.lock().segments.insert(address, bytes);
-        Ok(address)
+        unsafe { self.segments.take(bytes, alignment.max(self.step), stream) }
     }
 
-    /// Frees a segment to the driver's pool that it came from, in the order of a stream.
+    /// Gives a segment back in the order of a stream; with [`RawStream::HOST`], one whose uses are all complete.
     ///
     /// # Errors
-    /// Returns an error if the device call fails; the segment stays.
+    /// Returns an error if the source does not take it; the segment stays.
     ///
     /// # Safety
-    /// The segment is one of the driver's pool. All uses of it come before the present point of the stream, which is
-    /// one of the device, and usable during the call.
-    pub(super) unsafe fn free_in_order(
+    /// [`allocate`](Self::allocate) returned the segment, and this call owns it. All uses of it come before the present
+    /// point of the stream, which is one of the device, and usable during the call.
+    pub(super) unsafe fn give(
         &self,
         address: u64,
         bytes: u64,
         stream: RawStream,
     ) -> Result<(), DeviceError> {
         assert_unlocked("free");
-        // Before the device has it: from then on the address may be given to another, and noted here anew.
-        self.held.lock().segments.remove(&address);
-        let pool = self.segments.driver_pool().expect("passed through");
         // SAFETY: the caller's guarantee.
-        unsafe { pool.free(address, stream) }.inspect_err(|_| {
-            self.held.lock().segments.insert(address, bytes);
-        })
+        unsafe { self.segments.give(address, bytes, stream) }
     }
 
     /// # Errors
     /// Returns whether the range is gone all the same: unmapped, and its chunk kept.
     pub(super) fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
-        // Before the device has it: from then on the address may be given to another, and noted here anew.
-        let segment = self.held.lock().segments.remove(&address);
-        if segment.is_some() {
-            // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are
-            // complete (invariant `order`).
-            let freed = unsafe { self.segments.free(address, bytes) };
-            return freed.map_err(|error| {
-                self.held.lock().segments.insert(address, bytes);
-                (false, error)
-            });
+        if !self.is_virtual {
+            // SAFETY: the heap releases free memory only, whose fences are complete (invariant `order`), and whole
+            // segments.
+            let given = unsafe { self.give(address, bytes, RawStream::HOST) };
+            return given.map_err(|error| (false, error));
         }
         let chunk = self.unmap(address).map_err(|error| (false, error))?;
         self.destroy(chunk).map_err(|error| (true, error))

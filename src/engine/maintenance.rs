@@ -13,8 +13,8 @@
 //! the last one that leaves the queue resumes it. So an idle pool, or one on a device that stands still, comes to rest.
 
 use super::{
-    Change, CoalesceHeuristic, DriverPool, Engine, Group, HeapStore, MaintenanceSettings, Shared,
-    Streams, Supply, Trimmed, Watches, figures, ordering, reaping, supply,
+    Change, CoalesceHeuristic, Engine, Group, HeapStore, MaintenanceSettings, Shared, Streams,
+    Trimmed, Watches, figures, ordering, reaping, supply,
 };
 use crate::device::DeviceError;
 use crate::fault::injected;
@@ -201,7 +201,7 @@ pub(crate) fn release_synchronized(engine: &Engine) {
     } = engine;
     let is_due = store.reserved() > maintenance.most_kept(store)
         && next_release(engine) != Next::Nothing
-        || driver_pool_to_trim(&engine.shared, &engine.supply).is_some();
+        || engine.supply.memory.segments().to_trim().is_some();
     if !is_due || maintenance.is_synchronized.swap(true, Ordering::AcqRel) {
         return;
     }
@@ -209,16 +209,6 @@ pub(crate) fn release_synchronized(engine: &Engine) {
         Some(waker) => waker.wake(),
         None => maintenance.is_synchronized.store(false, Ordering::Release),
     }
-}
-
-/// Returns the pool of the driver that this pool passes on to, if it has free memory above its threshold, and that
-/// threshold. The driver itself looks only when its own calls synchronize.
-fn driver_pool_to_trim<'a>(shared: &Shared, supply: &'a Supply) -> Option<(&'a DriverPool, u64)> {
-    let pool = supply.memory.segments().driver_pool();
-    let pool = pool.filter(|_| shared.settings.passes_through())?;
-    let (reserved, used) = (pool.reserved().ok()?, pool.used().ok()?);
-    let threshold = pool.release_threshold().ok()?;
-    (reserved.current > threshold.max(used.current)).then_some((pool, threshold))
 }
 
 /// Has the maintenance done after the interval, if it is not due. Where the device refused memory within the capacity,
@@ -304,8 +294,9 @@ fn watch_progress(engine: &Engine) {
 fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<Next, DeviceError> {
     if is_synchronized {
         reaping::reclaim(engine)?;
-        if let Some((pool, threshold)) = driver_pool_to_trim(&engine.shared, &engine.supply) {
-            engine.shared.noted(pool.trim_to(threshold))?;
+        let segments = engine.supply.memory.segments();
+        if let Some(keep) = segments.to_trim() {
+            engine.shared.noted(segments.trim_to(keep))?;
         }
     }
     engine.streams.flush(&engine.store, Flush::Idle);
@@ -516,9 +507,8 @@ pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
         Target::DownTo { reserved, most }
     };
     let released = supply::release_and_publish(engine, target)?;
-    if let Some(pool) = engine.supply.memory.segments().driver_pool() {
-        engine.shared.noted(pool.trim_to(keep))?;
-    }
+    let segments = engine.supply.memory.segments();
+    engine.shared.noted(segments.trim_to(keep))?;
     Ok(Trimmed::new(keep, released, &figures::statistics(engine)))
 }
 

@@ -23,7 +23,7 @@
 //! | `draw`, `kept`, `keeping` | allocating from memory that is set aside; freed blocks that stay apart from the heap |
 //! | `order` | memory of graphs: allocations and frees in the order of a captured stream |
 //! | `allocation` | a block on its way to its user; counts of device calls |
-//! | `release`, `pass_through` | frees, and allocations that were never used; frees that a pool of the driver takes |
+//! | `release`, `pass_through` | frees, and allocations that were never used; frees that an ordered source of segments takes |
 //! | `shared`, `store`, `streams`, `supply`, `maintenance` | the parts |
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
 //! | `registering`, `lanes`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
@@ -33,7 +33,7 @@
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the engine reports what makes memory reachable |
 //! | `fill`, `filling` | filling memory that is granted or freed |
-//! | `upstream`, `segments`, `driver_pool` | where memory comes from |
+//! | `upstream`, `plain_memory` | where memory comes from |
 //! | `evictables` | memory that can be taken back from its user |
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a source lends |
@@ -46,7 +46,6 @@ mod allocation;
 mod announcer;
 mod device_memory;
 mod draw;
-mod driver_pool;
 mod evictables;
 pub(crate) mod figures;
 mod fill;
@@ -63,6 +62,7 @@ pub(crate) mod order;
 pub(crate) mod ordering;
 mod parts;
 mod pass_through;
+mod plain_memory;
 mod publish;
 pub(crate) mod reaping;
 mod recipient;
@@ -70,7 +70,6 @@ pub(crate) mod registering;
 pub(crate) mod release;
 mod retired;
 mod search;
-mod segments;
 mod shared;
 mod soft_cap;
 pub(crate) mod spill;
@@ -86,7 +85,6 @@ mod walk;
 pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
 pub(crate) use announcer::Announcer;
 pub(crate) use draw::Drawn;
-pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
@@ -99,6 +97,7 @@ pub(crate) use maintenance::Maintenance;
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Part, Parts};
+pub(crate) use plain_memory::PlainMemory;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
@@ -107,7 +106,6 @@ pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub use trimmed::Trimmed;
-pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 pub(crate) use walk::HeapWalk;
 pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};

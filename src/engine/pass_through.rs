@@ -1,6 +1,6 @@
-//! Frees that are passed on to a memory pool of the driver, in the order of a stream.
+//! Frees that are passed on to an ordered source of segments, in the order of a stream.
 //!
-//! A block is a whole segment then, and leaves the heap with its free: only the driver knows whether its memory is
+//! A block is a whole segment then, and leaves the heap with its free: only the source knows whether its memory is
 //! pending or free. The stream whose order the free is in is first made to wait for all other streams that used the
 //! block. Where no stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it
 //! is pending, and maintenance gives its segment back once it is complete.
@@ -20,12 +20,10 @@ pub(super) fn pass_on<'a>(
     fences: &Fences,
     block: &Use,
 ) -> bool {
-    if !engine.shared.settings.passes_through()
-        || !engine.store.heap.lock().is_whole_segment(block.id)
-    {
+    if !engine.shared.settings.is_ordered || !engine.store.heap.lock().is_whole_segment(block.id) {
         return false;
     }
-    // The driver's pool is called with streams of its own device.
+    // The source is called with streams of its own device.
     let takes_waits =
         |lane: &&Lane| !lane.is_foreign() && (lane.takes_waits || is_alone(lane, fences));
     let Some(lane) = lanes.find(takes_waits) else {
@@ -41,13 +39,13 @@ fn free_in_order_of(engine: &Engine, lane: &Lane, block: &Use) -> bool {
     let Ok(_submission) = lane.cache.submit("free_to") else {
         return false;
     };
-    // SAFETY: the driver's pool allocated the segment, which this call owns. The stream comes after all uses of it.
+    // SAFETY: the source gave the segment, which this call owns. The stream comes after all uses of it.
     // The lane keeps the stream's owner; an external stream is named only in calls made with it.
     let freed = unsafe {
         engine
             .supply
             .memory
-            .free_in_order(block.address, block.bytes, lane.raw)
+            .give(block.address, block.bytes, lane.raw)
     };
     if engine.shared.noted(freed).is_err() {
         return false;

@@ -69,9 +69,9 @@ impl<'a> Recipient<'a> {
         self.engine.shared.capabilities.device_side_waits && self.lane.takes_waits
     }
 
-    /// Returns whether new memory is allocated in the order of the stream, by a pool of the driver.
+    /// Returns whether new memory is taken in the order of the stream, from an ordered source.
     pub(super) fn takes_ordered_memory(&self) -> bool {
-        self.engine.shared.settings.passes_through()
+        self.engine.shared.settings.is_ordered
             && self.may_submit
             && !self.is_for_all
             && self.deferred.is_none()

@@ -40,7 +40,7 @@ fn large_caches_now(engine: &Engine) -> Option<Duration> {
 fn finish_free(engine: &Engine, lane: &Lane, block: &Use, freed: Freed) {
     let id = block.id;
     let fences = Fences::one(lane.id, freed.ticket);
-    if engine.shared.settings.passes_through()
+    if engine.shared.settings.is_ordered
         && pass_through::pass_on(engine, std::iter::once(lane), &fences, block)
     {
         return record_closed(engine, lane, freed.closed);

@@ -1,15 +1,14 @@
 //! The part of the engine that every other part may read: the device, the frozen settings, and whether the pool is open.
 
 use super::{
-    Announcer, Change, CoalesceHeuristic, DeviceCounters, DriverPool, DriverPoolUse, Effort, Fills,
-    Lender, Publish, Upstream,
+    Announcer, Change, CoalesceHeuristic, DeviceCounters, Effort, Fills, Lender, Publish, Upstream,
 };
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
 use crate::error::StreamError;
 use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
-use crate::seam::Fact;
+use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
@@ -51,8 +50,12 @@ pub(crate) struct Settings {
     /// Where memory comes from, as it was asked for.
     pub(crate) upstream: Upstream,
     pub(crate) kind: MemoryKind,
-    /// The pool of the driver that plain segments come from.
-    pub(crate) driver_pool: Option<(DriverPool, DriverPoolUse)>,
+    /// Where plain segments come from: the device, or the source that was given.
+    pub(crate) segments: plain::Arc<dyn SegmentSource>,
+    /// Segments come from a source that was given.
+    pub(crate) has_source: bool,
+    /// Allocations and frees are passed on to the source, in the order of streams.
+    pub(crate) is_ordered: bool,
     /// The pool has caches, or a release threshold above 0.
     pub(crate) is_pooled: bool,
     /// The alignment of every block in bytes, at least the heap's granule.
@@ -73,23 +76,16 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns whether allocations and frees are passed on to a pool of the driver.
-    pub(crate) fn passes_through(&self) -> bool {
-        let how = self.driver_pool.as_ref().map(|(_, how)| *how);
-        how == Some(DriverPoolUse::PassedThrough)
-    }
-
-    /// Returns the most bytes that the pool of the driver may give, which takes memory in whole steps.
-    pub(crate) fn most(&self, step: u64) -> u64 {
+    /// Returns the most bytes that the sources of segments and of capacity may ever give.
+    pub(crate) fn most(&self) -> u64 {
         let lender = self.lender.as_ref();
         let leased = lender.map_or(u64::MAX, |lender| lender.limit);
-        let pool = self.driver_pool.as_ref();
-        pool.map_or(leased, |(pool, _)| pool.most(step).min(leased))
+        self.segments.properties().most.min(leased)
     }
 
-    /// Returns whether the memory is plain memory of the device, of no pool of the driver.
+    /// Returns whether the memory is plain memory that the device allocated for the pool.
     pub(crate) fn is_plain_of_device(&self) -> bool {
-        let is_plain = !self.geometry.virtual_memory && self.driver_pool.is_none();
+        let is_plain = !self.geometry.virtual_memory && !self.has_source;
         is_plain && self.kind == MemoryKind::Device
     }
 }

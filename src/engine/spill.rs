@@ -26,7 +26,7 @@ pub(super) fn spill_for(engine: &Engine, bytes: u64, times: u32) -> bool {
     };
     let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
     let least = step.saturating_mul(1 << times.min(63));
-    // A pool of the driver may keep memory that is freed to it. Then it is not asked for more.
+    // A source of segments may keep memory that is given back to it. Then it is not asked for more.
     let before = (times > 0).then(|| engine.supply.left_on_device());
     let has_released = (engine.supply.others.spill)(engine, lacking, least) > 0;
     has_released && before.is_none_or(|before| engine.supply.left_on_device() > before)
@@ -40,12 +40,14 @@ pub(super) fn obtainable(engine: &Engine, bytes: u64, is_refused: bool) -> u64 {
         return 0;
     }
     let settings = &engine.shared.settings;
-    // A pool of the driver may count memory as free that is on its way. Managed memory may exceed the device's.
+    // Another source of segments may count memory as free that is on its way. Managed memory may exceed the device's.
     let is_known = match is_refused {
-        true => settings.driver_pool.is_none(),
+        true => !settings.has_source,
         false => settings.kind != MemoryKind::Managed,
     };
-    let left = is_known.then(|| supply.memory.segments().left()).flatten();
+    let left = is_known
+        .then(|| supply.memory.segments().available())
+        .flatten();
     let Some(left) = left else {
         return if is_refused { 0 } else { bytes };
     };
@@ -61,14 +63,14 @@ pub(super) fn obtainable(engine: &Engine, bytes: u64, is_refused: bool) -> u64 {
 }
 
 /// Returns whether the device refuses memory although it has [more](WITHHELD), and nothing of the pool is in use or on
-/// its way: then no other pool or process stands in the way, and only time would pass. A pool of the driver may refuse
-/// because of work that only the driver knows.
+/// its way: then no other pool or process stands in the way, and only time would pass. Another source of segments may refuse
+/// for reasons that only it knows.
 pub(super) fn refuses_for_no_reason(engine: &Engine, bytes: u64) -> bool {
     let totals = engine.store.totals();
     let in_use = totals.in_use.current + totals.claimed + totals.planned;
-    let is_driver_pool = engine.shared.settings.driver_pool.is_some();
     let suffices = bytes.saturating_add(WITHHELD);
-    bytes > 0 && in_use == 0 && !is_driver_pool && engine.supply.left_on_device() >= suffices
+    let has_source = engine.shared.settings.has_source;
+    bytes > 0 && in_use == 0 && !has_source && engine.supply.left_on_device() >= suffices
 }
 
 /// Returns how many bytes could be released at once for another pool; none after the device has failed. If `asks`,

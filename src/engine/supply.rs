@@ -115,7 +115,7 @@ impl Supply {
 
     /// Returns how many bytes the device itself could give; 0 if it does not tell.
     pub(crate) fn left_on_device(&self) -> u64 {
-        self.memory.segments().left().unwrap_or(0)
+        self.memory.segments().available().unwrap_or(0)
     }
 
     /// Returns whether the device refused, and has less than this many bytes by now.

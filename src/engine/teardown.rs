@@ -9,13 +9,12 @@
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
 use super::device_memory::HeldChunks;
-use super::segments::{Accessibility, SegmentSource};
 use super::{Engine, HeapStore, Lender, Streams, ordering};
 use crate::background::{Background, Errand};
-use crate::device::{Device, Watch};
+use crate::device::{Access, Device, RawStream, Watch};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
-use crate::seam::Fact;
+use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Arc, assert_unlocked, plain};
 use std::task::{Wake, Waker};
 
@@ -25,7 +24,10 @@ struct DeferredRelease {
     device: plain::Arc<dyn Device>,
     chunk_bytes: u64,
     calls_block: bool,
-    segments: SegmentSource,
+    source: plain::Arc<dyn SegmentSource>,
+    has_source: bool,
+    /// The segments are the device's own, and so is the access of peers to them.
+    is_plain: bool,
     /// Told once the device has everything back.
     lender: Option<plain::Arc<Lender>>,
     /// A watch may call back at once: then the thread that looks does so again, instead of calling itself.
@@ -36,6 +38,8 @@ struct DeferredRelease {
 #[derive(Debug)]
 struct Assets {
     held: HeldChunks,
+    /// Plain segments: address and bytes.
+    segments: Vec<(u64, u64)>,
     lanes: Vec<Arc<Lane>>,
     watch: Option<Watch<Marker>>,
 }
@@ -54,22 +58,28 @@ pub(super) fn end(engine: &Engine) {
     report_lost(&engine.streams, &engine.store);
     let Engine { shared, supply, .. } = engine;
     let held = supply.memory.take_held();
-    if ordering::seal_lanes(engine).is_err() || shared.fault().is_some() {
-        return;
-    }
+    let source = supply.memory.segments();
+    let segments = match shared.settings.geometry.virtual_memory {
+        true => Vec::new(),
+        false => inspect::segments(&engine.store.heap.lock()),
+    };
+    let is_sealed = ordering::seal_lanes(engine).is_ok() && shared.fault().is_none();
     let lanes: Vec<_> = engine.streams.lanes().iter().cloned().collect();
-    if lanes.iter().any(|lane| lane.cache.is_dirty()) {
-        return;
+    if !is_sealed || lanes.iter().any(|lane| lane.cache.is_dirty()) {
+        return leak(shared.settings.has_source, source, &segments);
     }
     let deferred_release = plain::Arc::new(DeferredRelease {
         device: shared.device.clone(),
         calls_block: shared.capabilities.memory_calls_block,
         chunk_bytes: shared.settings.geometry.chunk_bytes,
-        segments: supply.memory.segments().clone(),
+        source: source.clone(),
+        has_source: shared.settings.has_source,
+        is_plain: shared.settings.is_plain_of_device(),
         lender: shared.settings.lender.clone(),
         errand: Errand::default(),
         assets: plain::Mutex::new(Some(Assets {
             held,
+            segments,
             lanes,
             watch: None,
         })),
@@ -94,6 +104,14 @@ fn report_lost(streams: &Streams, store: &HeapStore) {
             bytes,
             forgotten: true,
         });
+    }
+}
+
+/// Leaks memory that work may still use. A source of segments that was given lives on then, because it may release them
+/// when it is dropped.
+fn leak(has_source: bool, source: &plain::Arc<dyn SegmentSource>, segments: &[(u64, u64)]) {
+    if has_source && !segments.is_empty() {
+        std::mem::forget(source.clone());
     }
 }
 
@@ -126,15 +144,14 @@ impl DeferredRelease {
             .into_iter()
             .find(|progress| !matches!(progress, TeardownProgress::Complete));
         match unfinished {
-            None => self.release(&assets.held),
+            None => self.release(&assets),
             Some(TeardownProgress::Running(marker)) => {
                 // The watch may call at once: no lock is held here.
                 let waker = Waker::from(self.clone());
                 assets.watch = Some(Watch::new(marker, &waker));
                 *self.assets.lock() = Some(assets);
             }
-            // Leaked.
-            Some(_) => {}
+            Some(_) => leak(self.has_source, &self.source, &assets.segments),
         }
     }
 
@@ -160,10 +177,10 @@ impl DeferredRelease {
 
     /// Gives everything back. What the device refuses is leaked: no caller is left to be told. A lease on it lasts then
     /// as long as the process.
-    fn release(&self, held: &HeldChunks) {
+    fn release(&self, Assets { held, segments, .. }: &Assets) {
         assert_unlocked("release");
         let mut is_all = true;
-        // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all
+        // SAFETY: these are what the device and the source gave to this pool and still have of it. No block exists any more, and all
         // work that was submitted before the frees is complete (invariant `safe-teardown`).
         unsafe {
             for (address, chunk) in &held.chunks {
@@ -176,15 +193,15 @@ impl DeferredRelease {
             for (address, bytes) in &held.ranges {
                 let _ = self.device.unreserve(*address, *bytes);
             }
-            for (address, bytes) in &held.segments {
-                is_all &= self.segments.free(*address, *bytes).is_ok();
-            }
-            if let (Accessibility::Plain, Some(peers)) =
-                (self.segments.accessibility(), self.device.peer_access())
-            {
-                for peer in held.accessors.peers() {
-                    let _ = peers.forbid_plain(*peer);
+            for (address, bytes) in segments {
+                let given = self.source.give(*address, *bytes, RawStream::HOST);
+                if given.is_err() {
+                    leak(self.has_source, &self.source, segments);
+                    is_all = false;
                 }
+            }
+            for peer in held.accessors.peers().iter().filter(|_| self.is_plain) {
+                let _ = self.source.set_access(*peer, Access::None);
             }
         }
         if let Some(lender) = self.lender.as_ref().filter(|_| is_all) {

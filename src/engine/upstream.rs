@@ -1,10 +1,10 @@
 //! The source of a pool's memory, and its substitute on a device that lacks it.
 
-use super::DriverPoolUse;
 use crate::device::{Capabilities, MemoryKind};
 use std::fmt;
 
-/// Where a pool's memory comes from. RMM and Umpire call these upstream resources.
+/// The memory that a pool takes from its device. RMM and Umpire call these upstream resources. Memory from elsewhere comes
+/// from a [source of segments](crate::extend::SegmentSource).
 ///
 /// ```
 /// use weirpool::device::{MemoryKind, sim::SimDevice};
@@ -37,9 +37,6 @@ pub enum Upstream {
     Pinned,
     /// Memory that host and device access, and that moves to where it is used.
     Managed,
-    /// Memory of a pool of the driver: the one given to [`PoolBuilder::driver_pool`](crate::PoolBuilder::driver_pool),
-    /// or the default pool of the device. On a device whose driver has none, it is [`Virtual`](Self::Virtual) memory.
-    DriverPool(DriverPoolUse),
     /// Memory of the host alone: for its own [stream](crate::Pool::host_stream), and no other.
     Host,
 }
@@ -53,10 +50,10 @@ pub(crate) struct MemorySource {
 }
 
 impl Upstream {
-    /// Returns the kind of its memory. A custom pool of the driver may have another.
+    /// Returns the kind of its memory.
     pub const fn kind(self) -> MemoryKind {
         match self {
-            Self::Virtual | Self::Device | Self::DriverPool(_) => MemoryKind::Device,
+            Self::Virtual | Self::Device => MemoryKind::Device,
             Self::Pinned => MemoryKind::Pinned,
             Self::Managed => MemoryKind::Managed,
             Self::Host => MemoryKind::Host,
@@ -68,11 +65,7 @@ impl Upstream {
         let kind = self.kind();
         let source = MemorySource {
             kind,
-            is_virtual: match self {
-                Self::Virtual => capabilities.virtual_memory,
-                Self::DriverPool(_) => capabilities.virtual_memory && !capabilities.memory_pools,
-                _ => false,
-            },
+            is_virtual: self == Self::Virtual && capabilities.virtual_memory,
         };
         capabilities.memory_kinds.contains(kind).then_some(source)
     }
@@ -83,7 +76,6 @@ impl fmt::Display for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Virtual => f.write_str("virtual memory"),
-            Self::DriverPool(_) => f.write_str("memory of the driver's pool"),
             other => other.kind().fmt(f),
         }
     }

@@ -180,11 +180,11 @@ pub enum AllocError {
     )]
     StreamCaptured,
     /// A pool that keeps no freed memory cannot set any aside, for a reservation or a capture. Build it without
-    /// [`unpooled`](crate::PoolBuilder::unpooled), or, over a pool of the driver, with
-    /// [`SubAllocated`](crate::DriverPoolUse::SubAllocated).
+    /// [`unpooled`](crate::PoolBuilder::unpooled), or over a source of segments that is not
+    /// [ordered](crate::extend::SegmentProperties::is_ordered).
     #[error(
         "the pool keeps no freed memory, so it cannot set any aside for a reservation or a capture; build it without \
-         `unpooled`, or, over a pool of the driver, with `DriverPoolUse::SubAllocated`"
+         `unpooled`, or over a source of segments that is not ordered, such as one with `DriverPoolUse::SubAllocated`"
     )]
     NotReservable,
     /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken.

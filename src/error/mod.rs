@@ -150,9 +150,9 @@ pub enum BuildError {
         /// The device's description line.
         device: String,
     },
-    /// The driver's pool is of another device. Create it on the device of the pool.
-    #[error("the driver's pool is not one of {device}; create it on that device")]
-    ForeignDriverPool {
+    /// The [source of segments](crate::extend::SegmentSource) is of another device. Create it on the device of the pool.
+    #[error("the source of segments is not one of {device}; create it on that device")]
+    ForeignSegments {
         /// The device's description line.
         device: String,
     },
@@ -211,7 +211,7 @@ impl fmt::Display for SourceError {
     }
 }
 
-debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignDriverPool { device }, NameTaken { name }, EmptyName, CapacitySource(inner), Device(inner) });
+debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignSegments { device }, NameTaken { name }, EmptyName, CapacitySource(inner), Device(inner) });
 
 /// The reason why a stream could not be registered, or used with a block or an event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -86,7 +86,10 @@ impl fmt::Display for Shortfall {
         }
         if let Some(TagShortfall { tag, used, limit }) = self.tag {
             let (used, limit) = (Bytes(used), Bytes(limit));
-            write!(f, "; tag {tag} holds or was promised {used} of its limit of {limit}")?;
+            write!(
+                f,
+                "; tag {tag} holds or was promised {used} of its limit of {limit}"
+            )?;
         }
         if let Some(MemoryInfo { free, total }) = self.device {
             let (free, total) = (Bytes(free), Bytes(total));

@@ -3,13 +3,13 @@
 use super::Pool;
 use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::engine::{Announcer, CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
+use crate::engine::{Announcer, CoalesceHeuristic, Fill, Upstream};
 use crate::error::BuildError;
 use crate::heap::{GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::measure::Tag;
 use crate::queue::{Overtaking, QueueLimit, Service, Tenant};
 use crate::registry;
-use crate::seam::{BoundedPool, CapacitySource, Observer};
+use crate::seam::{BoundedPool, CapacitySource, Observer, SegmentSource};
 use crate::sync::plain;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 pub struct PoolBuilder {
     device: plain::Arc<dyn Device>,
     config: PoolConfig,
-    driver_pool: Option<DriverPool>,
+    segment_source: Option<plain::Arc<dyn SegmentSource>>,
     capacity_source: Option<plain::Arc<dyn CapacitySource>>,
     observers: Vec<plain::Arc<dyn Observer>>,
 }
@@ -32,14 +32,14 @@ impl PoolBuilder {
         Self {
             device,
             config: PoolConfig::default(),
-            driver_pool: None,
+            segment_source: None,
             capacity_source: None,
             observers: Vec::new(),
         }
     }
 
-    /// Replaces all settings, but for the handle of a [driver's pool](Self::driver_pool), the
-    /// [source](Self::capacity_source) of the capacity, and [observers](Self::observer).
+    /// Replaces all settings, but for the sources of [segments](Self::segment_source) and of
+    /// [capacity](Self::capacity_source), and [observers](Self::observer).
     pub fn config(mut self, config: PoolConfig) -> Self {
         self.config = config;
         self
@@ -57,11 +57,15 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the memory from a pool of the driver, and passes each allocation on to it or not; see [`DriverPoolUse`].
-    /// [`Upstream::DriverPool`] alone takes the device's default pool.
-    pub fn driver_pool(mut self, pool: &DriverPool, how: DriverPoolUse) -> Self {
-        self.config.upstream = Upstream::DriverPool(how);
-        self.driver_pool = Some(pool.clone());
+    /// Takes the memory from a source of segments, such as a pool of the driver. Default: the device. See
+    /// [the guide](crate::guide::segment_sources).
+    ///
+    /// Excludes an [`upstream`](Self::upstream). An [ordered](crate::extend::SegmentProperties::is_ordered) source also
+    /// excludes settings of memory that the pool keeps: [`initial_size`](Self::initial_size), [`growth`](Self::growth),
+    /// [`chunk_bytes`](Self::chunk_bytes) and [`coalesce`](Self::coalesce).
+    #[doc(alias = "upstream")]
+    pub fn segment_source(mut self, source: plain::Arc<dyn SegmentSource>) -> Self {
+        self.segment_source = Some(source);
         self
     }
 
@@ -320,7 +324,7 @@ impl PoolBuilder {
     /// When the source takes memory back, free memory is released. Allocations from the caches of streams know nothing of
     /// it, unless the source needs memory that is in use. See [the guide](crate::guide::capacity_sources).
     ///
-    /// Excludes [`initial_size`](Self::initial_size), [`driver_pool`](Self::driver_pool), and memory that is not the
+    /// Excludes [`initial_size`](Self::initial_size), [`segment_source`](Self::segment_source), and memory that is not the
     /// device's alone.
     pub fn capacity_source(mut self, source: plain::Arc<dyn CapacitySource>) -> Self {
         self.capacity_source = Some(source);
@@ -336,7 +340,7 @@ impl PoolBuilder {
         let Self {
             device,
             config,
-            driver_pool,
+            segment_source,
             capacity_source,
             observers,
         } = self;
@@ -345,7 +349,7 @@ impl PoolBuilder {
             registry::check_name(name)?;
         }
         let announcer = plain::Arc::new(Announcer::new(device.clone(), observers));
-        let mut settings = config.settings(&device, driver_pool, announcer)?;
+        let mut settings = config.settings(&device, segment_source, announcer)?;
         if let Some(source) = capacity_source {
             settings.join(source, config.name.as_deref())?;
         }

@@ -1,7 +1,7 @@
 //! The description and the health of a pool.
 
 use crate::device::{DeviceError, MemoryKind};
-use crate::engine::{DriverPoolUse, Upstream};
+use crate::engine::Upstream;
 use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
@@ -27,12 +27,14 @@ pub struct PoolDescription {
     pub name: Option<String>,
     /// The device's description line.
     pub device: String,
-    /// The source of memory that was requested.
+    /// The memory that was requested of the device.
     pub upstream: Upstream,
     /// The kind of the memory.
     pub memory_kind: MemoryKind,
-    /// How a pool of the driver is used, if the memory comes from one.
-    pub driver_pool: Option<DriverPoolUse>,
+    /// The owner of the memory, if it comes from a [source of segments](crate::extend::SegmentSource).
+    pub segment_owner: Option<&'static str>,
+    /// Whether each allocation and free is passed on to that source, in the order of its stream.
+    pub is_passed_through: bool,
     /// Whether free chunks can be mapped elsewhere, so that they make one piece.
     pub is_virtual: bool,
     /// Whether freed memory is kept; see [`PoolConfig::is_pooled`](crate::PoolConfig::is_pooled).
@@ -43,7 +45,7 @@ pub struct PoolDescription {
     pub chunk_bytes: u64,
 }
 
-debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, driver_pool, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes });
+debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, segment_owner, is_passed_through, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes });
 
 impl PoolDescription {
     pub(super) fn of(presence: &Presence) -> Self {
@@ -54,7 +56,8 @@ impl PoolDescription {
             device: engine.shared.device.describe(),
             upstream: settings.upstream,
             memory_kind: settings.kind,
-            driver_pool: settings.driver_pool.as_ref().map(|(_, how)| *how),
+            segment_owner: (settings.has_source).then(|| settings.segments.properties().owner),
+            is_passed_through: settings.is_ordered,
             is_virtual: settings.geometry.virtual_memory,
             is_pooled: settings.is_pooled,
             capacity: engine.store.capacity(),
@@ -64,12 +67,10 @@ impl PoolDescription {
 
     /// Describes the memory, with the reason if it is not the requested kind.
     fn memory(&self) -> String {
+        if let Some(owner) = self.segment_owner {
+            return format!("{} of {owner}", self.memory_kind);
+        }
         match (self.upstream, self.memory_kind) {
-            (_, kind) if self.driver_pool.is_some() => format!("{kind} of a pool of the driver"),
-            (Upstream::DriverPool(_), _) => {
-                let kind = if self.is_virtual { "virtual" } else { "plain" };
-                format!("{kind} device memory (the driver has no pools)")
-            }
             _ if self.is_virtual => "virtual device memory".into(),
             (Upstream::Virtual, _) if self.is_pooled => {
                 "plain device memory (virtual memory is not supported)".into()
@@ -87,8 +88,8 @@ impl fmt::Display for PoolDescription {
             write!(f, " {name:?}")?;
         }
         write!(f, ": {}, up to {}", self.memory(), Bytes(self.capacity))?;
-        match (self.is_pooled, self.driver_pool) {
-            (_, Some(DriverPoolUse::PassedThrough)) => f.write_str(", passed through to it")?,
+        match (self.is_pooled, self.is_passed_through) {
+            (_, true) => f.write_str(", passed through to it")?,
             (true, _) => write!(f, " in chunks of {}", Bytes(self.chunk_bytes))?,
             (false, _) => f.write_str(", not pooled")?,
         }

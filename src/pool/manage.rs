@@ -4,8 +4,7 @@ use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{Device, DeviceAddress, DeviceError, DeviceId, MemoryKind};
 use crate::engine::{
-    BlockInfo, BlockState, DriverPool, DriverPoolUse, Statistics, Trimmed, access, figures,
-    maintenance, reaping,
+    BlockInfo, BlockState, Statistics, Trimmed, access, figures, maintenance, reaping,
 };
 use crate::error::{AllocError, BuildError};
 use crate::foreign::Charge;
@@ -13,7 +12,7 @@ use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 use crate::observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service, WaitingRequest};
-use crate::seam::{CapacitySource, Fact, Observer};
+use crate::seam::{CapacitySource, Fact, Observer, SegmentSource};
 use crate::stream::Stream;
 use crate::sync::plain::Arc;
 use std::time::Duration;
@@ -50,9 +49,10 @@ impl Pool {
         self.service().engine.shared.settings.kind
     }
 
-    /// Returns the driver's pool that the memory comes from, if it comes from one, and how it is used.
-    pub fn driver_pool(&self) -> Option<(DriverPool, DriverPoolUse)> {
-        self.service().engine.shared.settings.driver_pool.clone()
+    /// Returns the [source](SegmentSource) of the pool's segments, if it is not the device.
+    pub fn segment_source(&self) -> Option<&dyn SegmentSource> {
+        let settings = &self.service().engine.shared.settings;
+        settings.has_source.then_some(&*settings.segments)
     }
 
     /// Charges the capacity for bytes that the caller holds, or is about to take, outside of the pool: memory of the
@@ -124,8 +124,7 @@ impl Pool {
             .device
             .memory_info(engine.shared.settings.kind)?
             .total;
-        let step = engine.shared.capabilities.granularity;
-        let total = total.min(engine.shared.settings.most(step));
+        let total = total.min(engine.shared.settings.most());
         let chunk = engine.shared.settings.geometry.chunk_bytes;
         let capacity = bytes.min(total) / chunk * chunk;
         if capacity == 0 {

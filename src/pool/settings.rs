@@ -2,16 +2,15 @@
 //! the choices that a configuration leaves open.
 
 use super::config::{Capacity, PoolConfig};
-use crate::device::{Capabilities, Device, MemoryKind};
+use crate::device::{Device, MemoryKind};
 use crate::engine::{
-    Announcer, DriverPool, DriverPoolUse, Fills, Lender, MaintenanceSettings, MemorySource,
-    Settings, Upstream,
+    Announcer, Fills, Lender, MaintenanceSettings, PlainMemory, Settings, Upstream,
 };
 use crate::error::BuildError;
 use crate::heap::{GRANULE, Geometry, GrowBy, ReleaseThreshold, Remapping, Sealing};
 use crate::lane::Bounds;
 use crate::queue::Rules;
-use crate::seam::{CapacitySource, Joining};
+use crate::seam::{CapacitySource, Joining, SegmentProperties, SegmentSource};
 use crate::sync::plain;
 
 /// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.
@@ -45,8 +44,8 @@ impl Settings {
         name: Option<&str>,
     ) -> Result<(), BuildError> {
         let excluded = [
-            // The driver keeps memory that the pool has returned to it.
-            (self.driver_pool.is_some(), "driver_pool"),
+            // Another source may keep memory that the pool has given back to it.
+            (self.has_source, "segment_source"),
             (self.kind != MemoryKind::Device, "upstream"),
             (self.initial > 0, "initial_size"),
         ];
@@ -100,84 +99,90 @@ impl PoolConfig {
     pub(super) fn settings(
         &self,
         device: &plain::Arc<dyn Device>,
-        given: Option<DriverPool>,
+        given: Option<plain::Arc<dyn SegmentSource>>,
         announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
-        let driver_pool = self.driver_pool(device, given)?;
-        if matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough))) {
-            self.check_conflicts(false, "passed_through")?;
-            let unpooled = Self {
-                is_pooled: false,
-                ..self.clone()
-            };
-            return unpooled.settings_over(&**device, driver_pool, announcer);
-        }
-        self.check_conflicts(self.is_pooled, "unpooled")?;
-        self.settings_over(&**device, driver_pool, announcer)
+        let has_source = given.is_some();
+        let (segments, is_virtual) = match given {
+            Some(given) => (self.checked(&**device, given)?, false),
+            None => self.own_memory(device)?,
+        };
+        // A block of an ordered source is a whole segment.
+        let is_pooled = self.is_pooled && !segments.properties().is_ordered;
+        let config = Self {
+            is_pooled,
+            ..self.clone()
+        };
+        let mut settings = config.settings_over(&**device, segments, is_virtual, announcer)?;
+        settings.has_source = has_source;
+        Ok(settings)
     }
 
-    /// Returns the pool of the driver that memory comes from, if it does and there is one.
-    fn driver_pool(
+    /// Returns a source of segments that is given, if it can be used.
+    fn checked(
+        &self,
+        device: &dyn Device,
+        given: plain::Arc<dyn SegmentSource>,
+    ) -> Result<plain::Arc<dyn SegmentSource>, BuildError> {
+        if self.upstream != Upstream::default() {
+            let (one, other) = ("segment_source", "upstream");
+            return Err(BuildError::Conflict { one, other });
+        }
+        match given.properties().device == device.id() {
+            true => Ok(given),
+            false => Err(BuildError::ForeignSegments {
+                device: device.describe(),
+            }),
+        }
+    }
+
+    /// Returns the device's own memory as a source of segments, and whether it is rather mapped chunk by chunk.
+    fn own_memory(
         &self,
         device: &plain::Arc<dyn Device>,
-        given: Option<DriverPool>,
-    ) -> Result<Option<(DriverPool, DriverPoolUse)>, BuildError> {
-        let Upstream::DriverPool(how) = self.upstream else {
-            let (one, other) = ("driver_pool", "upstream");
-            return match given {
-                Some(_) => Err(BuildError::Conflict { one, other }),
-                None => Ok(None),
-            };
-        };
-        let pool = match given {
-            Some(pool) if pool.is_of(&**device) => pool,
-            Some(_) => {
-                let device = device.describe();
-                return Err(BuildError::ForeignDriverPool { device });
-            }
-            None if device.capabilities().memory_pools => {
-                DriverPool::default_of_shared(device.clone())?
-            }
-            None => return Ok(None),
-        };
-        Ok(Some((pool, how)))
+    ) -> Result<(plain::Arc<dyn SegmentSource>, bool), BuildError> {
+        let source = self.upstream.source(&device.capabilities());
+        let source = source.ok_or_else(|| BuildError::Unsupported {
+            feature: self.upstream.kind().name(),
+            device: device.describe(),
+        })?;
+        let (device, kind) = (device.clone(), source.kind);
+        let memory = plain::Arc::new(PlainMemory { device, kind });
+        Ok((memory, source.is_virtual && self.is_pooled))
     }
 
     fn settings_over(
         &self,
         device: &dyn Device,
-        driver_pool: Option<(DriverPool, DriverPoolUse)>,
+        segments: plain::Arc<dyn SegmentSource>,
+        is_virtual: bool,
         announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
+        let SegmentProperties {
+            kind,
+            granularity: step,
+            most,
+            is_ordered,
+            ..
+        } = segments.properties();
+        self.check_conflicts(match is_ordered {
+            true => "segment_source",
+            false => "unpooled",
+        })?;
         check_remapping(self.remapping)?;
-        let capabilities = device.capabilities();
-        let mut source = self.source(&capabilities, device)?;
-        let properties = driver_pool.as_ref().map(|(pool, _)| pool.properties());
-        if let Some(properties) = properties {
-            source.kind = properties.kind;
-        }
         // More than this can never be reserved, and a request for it would wait for ever.
-        let total = device.memory_info(source.kind)?.total;
-        let most = driver_pool
-            .as_ref()
-            .map(|(pool, _)| pool.most(capabilities.granularity));
-        let total = total.min(most.unwrap_or(u64::MAX));
-        let passes = matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough)));
-        // The driver's pools have blocks of any size.
-        let step = if passes {
-            GRANULE
-        } else {
-            capabilities.granularity
-        };
+        let total = device.memory_info(kind)?.total.min(most);
         Ok(Settings {
-            geometry: self.geometry(step, source, total)?,
+            geometry: self.geometry(step, is_virtual, total)?,
             upstream: self.upstream,
-            kind: source.kind,
-            driver_pool,
+            kind,
+            segments,
+            has_source: false,
+            is_ordered,
             is_pooled: self.is_pooled,
-            alignment: self.alignment_within(capabilities.granularity, step)?,
+            alignment: self.alignment_within(device.capabilities().granularity, step)?,
             initial: self.initial_size,
-            lane: self.lane_bounds(passes),
+            lane: self.lane_bounds(is_ordered),
             order: self.order,
             reuse: self.reuse,
             wait_limit: self.wait_limit,
@@ -193,40 +198,26 @@ impl PoolConfig {
     }
 
     /// Settings that a pool which keeps nothing cannot have.
-    fn check_conflicts(&self, keeps: bool, other: &'static str) -> Result<(), BuildError> {
+    fn check_conflicts(&self, other: &'static str) -> Result<(), BuildError> {
         let settings = [
             (self.initial_size > 0, "initial_size"),
             (self.growth != GrowBy::Chunks, "growth"),
             (self.chunk_bytes.is_some(), "chunk_bytes"),
             (self.coalesce.is_some(), "coalesce"),
         ];
-        let kept = settings.iter().find(|(is_set, _)| *is_set && !keeps);
+        let kept = settings
+            .iter()
+            .find(|(is_set, _)| *is_set && !self.is_pooled);
         match kept {
             Some((_, one)) => Err(BuildError::Conflict { one, other }),
             None => Ok(()),
         }
     }
 
-    /// Returns the kind of memory that is requested of the device.
-    fn source(
-        &self,
-        capabilities: &Capabilities,
-        device: &dyn Device,
-    ) -> Result<MemorySource, BuildError> {
-        let mut source = self.upstream.source(capabilities);
-        if let Some(source) = source.as_mut() {
-            source.is_virtual &= self.is_pooled;
-        }
-        source.ok_or_else(|| BuildError::Unsupported {
-            feature: self.upstream.kind().name(),
-            device: device.describe(),
-        })
-    }
-
     fn geometry(
         &self,
         granularity: u64,
-        source: MemorySource,
+        is_virtual: bool,
         total: u64,
     ) -> Result<Geometry, BuildError> {
         let capacity = self.capacity.bytes(total)?.min(total);
@@ -251,7 +242,7 @@ impl PoolConfig {
             capacity,
             chunk_bytes,
             granularity,
-            virtual_memory: source.is_virtual,
+            virtual_memory: is_virtual,
             growth: self.growth,
         })
     }
@@ -297,9 +288,9 @@ impl PoolConfig {
         })
     }
 
-    fn lane_bounds(&self, passes: bool) -> Bounds {
-        if passes {
-            // The driver keeps the order of frees: no event has to be recorded.
+    fn lane_bounds(&self, is_ordered: bool) -> Bounds {
+        if is_ordered {
+            // The source keeps the order of frees: no event has to be recorded.
             return Bounds {
                 unsealed: u64::MAX,
                 ..Bounds::NONE

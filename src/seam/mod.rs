@@ -3,8 +3,10 @@
 
 mod capacity_source;
 mod observer;
+mod segment_source;
 
 pub(crate) use capacity_source::ApplyBounds;
 pub use capacity_source::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
 pub(crate) use observer::Figures;
 pub use observer::{BlockOrigin, Event, Fact, Memory, Observer, ReservationOrigin, Site};
+pub use segment_source::{SegmentProperties, SegmentSource};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream, NativeStream};
-use weirpool::{Block, Upstream};
+use weirpool::{Block, PoolBuilder, Upstream};
 
 /// A device under test, with the work that the suite needs.
 ///
@@ -18,6 +18,11 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
 
     /// The upstream of the pools under test.
     const UPSTREAM: Upstream = Upstream::Virtual;
+
+    /// Sets the memory of a pool under test over the device, which is this bench's or one in front of it.
+    fn memory(builder: PoolBuilder, _device: &Arc<dyn Device>) -> PoolBuilder {
+        builder.upstream(Self::UPSTREAM)
+    }
 
     /// Whether the driver reuses the handle of a destroyed stream for the next one; `None` if it may or may not.
     const RECYCLES_STREAM_HANDLES: Option<bool>;

@@ -1,5 +1,4 @@
-//! Pools over the driver's own memory pools: sub-allocated, and passed through. A device whose driver has none falls
-//! back.
+//! Pools over the driver's own memory pools: sub-allocated, and passed through. A device whose driver has none says so.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -10,10 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{Access, Device, DeviceErrorKind, HandleTypes, MemoryKind};
 use weirpool::testing::Invariants;
-use weirpool::{
-    AllocError, BuildError, DriverPool, DriverPoolUse, PoolBuilder, ReleaseThreshold, Reuse,
-    Upstream,
-};
+use weirpool::{AllocError, BuildError, PoolBuilder, ReleaseThreshold, Reuse, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse, driver_pool_of};
 
 const THROUGH: DriverPoolUse = DriverPoolUse::PassedThrough;
 
@@ -35,14 +32,14 @@ impl<B: Bench> Through<B> {
         let probe = Probe::new(bench.device());
         let device = probe.device();
         if !device.capabilities().memory_pools {
-            assert_fallback(&device);
+            assert_refused(&device);
             return None;
         }
         let driver_pool = DriverPool::builder(&device).build().expect("a pool");
         let keep = ReleaseThreshold::Keep;
         driver_pool.set_release_threshold(keep).expect("a setting");
         let builder = PoolBuilder::new(device).capacity(capacity);
-        let builder = set(builder.driver_pool(&driver_pool, THROUGH));
+        let builder = set(builder.segment_source(driver_pool.segments(THROUGH)));
         Some(Self {
             site: Site::of(bench, builder.build().expect("valid settings")),
             probe,
@@ -63,23 +60,18 @@ impl<B: Bench> Through<B> {
     }
 }
 
-/// A custom pool is refused by name, and the default pool has a substitute.
-fn assert_fallback(device: &Arc<dyn Device>) {
+/// Custom pools and the default pool are refused by name.
+fn assert_refused(device: &Arc<dyn Device>) {
     let refused = DriverPool::default_of(device).unwrap_err();
     assert!(
         matches!(refused, BuildError::Unsupported { .. }),
         "{refused}"
     );
-    for how in [THROUGH, DriverPoolUse::SubAllocated] {
-        let builder = PoolBuilder::new(device.clone()).upstream(Upstream::DriverPool(how));
-        let description = builder.build().expect("a substitute").describe();
-        assert!(description.driver_pool.is_none() && description.is_pooled);
-        assert!(
-            description
-                .to_string()
-                .contains("(the driver has no pools)")
-        );
-    }
+    let refused = DriverPool::builder(device).build().unwrap_err();
+    assert!(
+        matches!(refused, BuildError::Unsupported { .. }),
+        "{refused}"
+    );
 }
 
 /// CUDA: a custom pool with its properties, and every attribute, read and set.
@@ -137,7 +129,7 @@ pub(crate) fn driver_pool_has_properties_and_attributes<B: Bench>() {
     assert_eq!(pool.access_from(&device).unwrap(), Access::ReadWrite);
     pool.allow_access_from(&device).unwrap();
 
-    let builder = PoolBuilder::new(device).driver_pool(&pool, THROUGH);
+    let builder = PoolBuilder::new(device).segment_source(pool.segments(THROUGH));
     let through = builder.build().unwrap();
     assert_eq!(
         through.capacity(),
@@ -166,7 +158,14 @@ pub(crate) fn passed_allocations_and_frees_are_the_drivers<B: Bench>() {
     let Through { site, probe, .. } = &through;
     let worker = site.worker();
     let description = site.pool.describe();
-    assert_eq!(description.driver_pool, Some(THROUGH));
+    assert!(description.is_passed_through);
+    let text = description.to_string();
+    assert!(
+        text.contains("of a pool of the driver") && text.contains("passed through to it"),
+        "{text}"
+    );
+    let (driver_pool, how) = driver_pool_of(&site.pool).expect("a pool of the driver");
+    assert_eq!((driver_pool, how), (through.driver_pool.clone(), THROUGH));
     for round in 1..=4 {
         let block = worker.take(MIB + 1);
         assert_eq!(block.size(), MIB + 512, "rounded to the pool's own step");
@@ -401,13 +400,13 @@ pub(crate) fn driver_pool_outlives_its_handle<B: Bench>() {
     } = through;
     let elsewhere = site.bench.another().device();
     let refused = PoolBuilder::new(elsewhere)
-        .driver_pool(&driver_pool, THROUGH)
+        .segment_source(driver_pool.segments(THROUGH))
         .build();
-    assert!(matches!(refused, Err(BuildError::ForeignDriverPool { .. })));
-    let conflict = PoolBuilder::new(probe.device()).driver_pool(&driver_pool, THROUGH);
-    let refused = conflict.upstream(Upstream::Virtual).build();
+    assert!(matches!(refused, Err(BuildError::ForeignSegments { .. })));
+    let conflict = PoolBuilder::new(probe.device()).segment_source(driver_pool.segments(THROUGH));
+    let refused = conflict.upstream(Upstream::Device).build();
     assert!(matches!(refused, Err(BuildError::Conflict { .. })));
-    let conflict = PoolBuilder::new(probe.device()).driver_pool(&driver_pool, THROUGH);
+    let conflict = PoolBuilder::new(probe.device()).segment_source(driver_pool.segments(THROUGH));
     let refused = conflict.initial_size(MIB).build();
     assert!(matches!(refused, Err(BuildError::Conflict { .. })));
     drop(driver_pool);

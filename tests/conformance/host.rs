@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, Witness};
 use crate::common::{MIB, now, poll};
-use crate::site::{ONLY_COMPLETE, Site, Worker, builder};
+use crate::site::{ONLY_COMPLETE, Site, Worker, plain_builder};
 use futures::executor::block_on;
 use std::thread;
 use weirpool::device::DeviceErrorKind;
@@ -13,7 +13,7 @@ fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
     let bench = B::new();
     let kinds = bench.device().capabilities().memory_kinds;
     kinds.contains(upstream.kind()).then(|| {
-        let builder = builder::<B>(bench.device(), 8 * MIB)
+        let builder = plain_builder(bench.device(), 8 * MIB)
             .initial_size(8 * MIB)
             .upstream(upstream);
         Site {

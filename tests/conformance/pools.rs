@@ -3,7 +3,7 @@
 use crate::bench::Bench;
 use crate::common::MIB;
 use crate::executors::{Executor, Task};
-use crate::site::{Site, builder};
+use crate::site::{Site, builder, plain_builder};
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -173,7 +173,7 @@ pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
     ];
     for upstream in upstreams {
         let kind = upstream.kind();
-        let builder = builder::<B>(device.clone(), 8 * MIB);
+        let builder = plain_builder(device.clone(), 8 * MIB);
         let built = builder.upstream(upstream).build();
         match built {
             Ok(pool) => {
@@ -204,7 +204,7 @@ pub(crate) fn unpooled_memory_is_released_once_it_is_complete<B: Bench>() {
     let bench = B::new();
     let probe = crate::probe::Probe::new(bench.device());
     let builder = PoolBuilder::new(probe.device()).capacity(8 * MIB);
-    let builder = builder.upstream(B::UPSTREAM);
+    let builder = B::memory(builder, &probe.device());
     let pool = builder.unpooled().build().unwrap();
     let site = Site {
         bench,

@@ -9,7 +9,8 @@ use std::time::Duration;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::device::{Device, MemoryKind};
-use weirpool::{DriverPoolUse, Upstream};
+use weirpool::{PoolBuilder, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -18,6 +19,10 @@ pub(crate) trait Setting: Send + Sync + 'static {
 
     fn set(builder: SimBuilder) -> SimBuilder {
         builder
+    }
+
+    fn memory(builder: PoolBuilder, _device: &Arc<dyn Device>) -> PoolBuilder {
+        builder.upstream(Self::UPSTREAM)
     }
 }
 
@@ -68,7 +73,15 @@ impl Setting for Managed {
 pub(crate) struct DriverPools;
 
 impl Setting for DriverPools {
-    const UPSTREAM: Upstream = Upstream::DriverPool(DriverPoolUse::SubAllocated);
+    const UPSTREAM: Upstream = Upstream::Device;
+
+    fn memory(builder: PoolBuilder, device: &Arc<dyn Device>) -> PoolBuilder {
+        match DriverPool::default_of(device) {
+            Ok(default) => builder.segment_source(default.segments(DriverPoolUse::SubAllocated)),
+            // The driver has no pools, or is broken.
+            Err(_) => builder.upstream(Self::UPSTREAM),
+        }
+    }
 }
 
 /// Memory calls that are not to be made inside a poll.
@@ -111,6 +124,10 @@ impl<S: Setting> Bench for Sim<S> {
     const RECYCLES_STREAM_HANDLES: Option<bool> = Some(true);
     const IS_OF_ONE_HOST: bool = false;
     const UPSTREAM: Upstream = S::UPSTREAM;
+
+    fn memory(builder: PoolBuilder, device: &Arc<dyn Device>) -> PoolBuilder {
+        S::memory(builder, device)
+    }
 
     fn new() -> Self {
         let builder = SimDevice::builder().memory(16 << 30).clock(S::CLOCK);

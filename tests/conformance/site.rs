@@ -130,8 +130,12 @@ pub(crate) const ONLY_COMPLETE: Reuse = Reuse {
 };
 
 pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
+    B::memory(plain_builder(device.clone(), capacity), &device)
+}
+
+/// A pool over the device's own memory.
+pub(crate) fn plain_builder(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
     PoolBuilder::new(device)
-        .upstream(B::UPSTREAM)
         .capacity(capacity)
         .chunk_bytes(CHUNK)
 }

@@ -2,7 +2,7 @@
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
-use crate::site::{Site, Worker, builder, settle_all};
+use crate::site::{Site, Worker, plain_builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{Block, Buffer, CopyError, Source, StreamError, Upstream};
 
@@ -233,7 +233,7 @@ fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
         let bench = B::new();
         let kinds = bench.device().capabilities().memory_kinds;
         kinds.contains(upstream.kind()).then(|| {
-            let builder = builder::<B>(bench.device(), 8 * MIB).upstream(upstream);
+            let builder = plain_builder(bench.device(), 8 * MIB).upstream(upstream);
             Site {
                 pool: builder.build().expect("memory"),
                 witness: Default::default(),

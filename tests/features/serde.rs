@@ -76,11 +76,8 @@ fn settings_are_data() {
     let half = ReleaseThreshold::Fraction(0.5);
     assert_eq!(round_trip(&half), json!({ "fraction": 0.5 }));
     assert_eq!(round_trip(&Upstream::Managed), json!("managed"));
-    let through = Upstream::DriverPool(DriverPoolUse::PassedThrough);
-    assert_eq!(
-        round_trip(&through),
-        json!({ "driver_pool": "passed_through" })
-    );
+    let through = weirpool_driver_pool::DriverPoolUse::PassedThrough;
+    assert_eq!(round_trip(&through), json!("passed_through"));
     let handles = HandleTypes::POSIX_FD.with(HandleType::Win32);
     assert_eq!(round_trip(&handles), json!(["posix_fd", "win32"]));
     let by = GrowBy::AtLeast(4096);

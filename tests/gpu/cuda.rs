@@ -9,12 +9,17 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
-use weirpool::{DriverPoolUse, Upstream};
+use weirpool::{PoolBuilder, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// A way to open the device, and to build pools on it.
 pub(crate) trait Setting: Send + Sync + 'static {
     const VIRTUAL_MEMORY: bool = true;
     const UPSTREAM: Upstream = Upstream::Virtual;
+
+    fn memory(builder: PoolBuilder, _device: &Arc<dyn Device>) -> PoolBuilder {
+        builder.upstream(Self::UPSTREAM)
+    }
 }
 
 /// Virtual memory, if the device supports it: the default.
@@ -48,7 +53,15 @@ impl Setting for Managed {
 pub(crate) struct DriverPools;
 
 impl Setting for DriverPools {
-    const UPSTREAM: Upstream = Upstream::DriverPool(DriverPoolUse::SubAllocated);
+    const UPSTREAM: Upstream = Upstream::Device;
+
+    fn memory(builder: PoolBuilder, device: &Arc<dyn Device>) -> PoolBuilder {
+        match DriverPool::default_of(device) {
+            Ok(default) => builder.segment_source(default.segments(DriverPoolUse::SubAllocated)),
+            // The driver has no pools, or is broken.
+            Err(_) => builder.upstream(Self::UPSTREAM),
+        }
+    }
 }
 
 /// A separate device on the one context that all tests share. Creating a context takes a good part of a second, and
@@ -160,6 +173,10 @@ impl<S: Setting> Bench for Cuda<S> {
     const RECYCLES_STREAM_HANDLES: Option<bool> = None;
     const IS_OF_ONE_HOST: bool = true;
     const UPSTREAM: Upstream = S::UPSTREAM;
+
+    fn memory(builder: PoolBuilder, device: &Arc<dyn Device>) -> PoolBuilder {
+        S::memory(builder, device)
+    }
 
     fn new() -> Self {
         await_releases();

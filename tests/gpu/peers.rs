@@ -9,9 +9,8 @@ use std::time::Duration;
 use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::testing::Invariants;
-use weirpool::{
-    AccessError, Block, CopyError, DriverPool, DriverPoolUse, Pool, Stream, StreamError, Upstream,
-};
+use weirpool::{AccessError, Block, CopyError, Pool, Stream, StreamError, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 const BYTES: u64 = 24 * MIB;
 
@@ -50,7 +49,7 @@ impl Setup {
             Memory::Pinned => builder.upstream(Upstream::Pinned),
             Memory::DriverPool => {
                 let pool = DriverPool::builder(&device).build().unwrap();
-                builder.driver_pool(&pool, DriverPoolUse::SubAllocated)
+                builder.segment_source(pool.segments(DriverPoolUse::SubAllocated))
             }
         };
         let pool = builder.build().unwrap();

@@ -7,7 +7,8 @@ use crate::cuda::{Cuda, Managed, Mapped, Pinned, Plain, Setting};
 use crate::site::{Site, builder};
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute, cuPointerGetAttribute};
 use weirpool::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
-use weirpool::{Block, BuildError, DriverPool, DriverPoolUse, PoolBuilder, Upstream};
+use weirpool::{Block, BuildError, PoolBuilder, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// What the driver knows of an address.
 fn attribute(attribute: CUpointer_attribute, address: u64) -> u64 {
@@ -143,7 +144,10 @@ pub(crate) fn pools_of_the_driver_have_every_kind_or_are_refused() {
         };
         for how in [DriverPoolUse::PassedThrough, DriverPoolUse::SubAllocated] {
             let builder = PoolBuilder::new(device.clone()).capacity(64 * MIB);
-            let pool = builder.driver_pool(&driver_pool, how).build().unwrap();
+            let pool = builder
+                .segment_source(driver_pool.segments(how))
+                .build()
+                .unwrap();
             assert_eq!(pool.describe().memory_kind, kind);
             let work = bench.stream();
             let stream = pool.register(&work).unwrap();

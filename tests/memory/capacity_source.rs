@@ -9,7 +9,8 @@ use std::thread;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::extend::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, BuildError, DriverPoolUse, Pool, Stream, Upstream};
+use weirpool::{AllocError, BuildError, Pool, Stream, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 type Answer<T> = Result<T, Box<dyn Error + Send + Sync>>;
 type Call = Box<dyn Fn(&str, u64) + Send + Sync>;
@@ -354,8 +355,12 @@ fn settings_that_no_source_covers_are_refused() {
         }
     };
     let builder = || Pool::builder(SimDevice::new());
-    let driver_pool = Upstream::DriverPool(DriverPoolUse::SubAllocated);
+    let over_driver_pool = {
+        let device = SimDevice::new();
+        let default = DriverPool::default_of(&device).unwrap();
+        Pool::builder(device).segment_source(default.segments(DriverPoolUse::SubAllocated))
+    };
     assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
-    assert_eq!(conflict(builder().upstream(driver_pool)), "driver_pool");
+    assert_eq!(conflict(over_driver_pool), "segment_source");
 }

@@ -11,6 +11,7 @@ use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported}
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 use weirpool_observe::{Record as _, Recorded as _};
 
 type Outcome = Result<(), Box<dyn Error>>;
@@ -49,7 +50,9 @@ impl Scenario {
             Memory::Managed => builder(device, 16 * MIB).upstream(Upstream::Managed),
             Memory::PassedThrough => Pool::builder(device.clone())
                 .capacity(16 * MIB)
-                .upstream(Upstream::DriverPool(DriverPoolUse::PassedThrough)),
+                .segment_source(
+                    DriverPool::default_of(device)?.segments(DriverPoolUse::PassedThrough),
+                ),
         };
         let builder = builder.order(self.order).history(64);
         if self.fills {
@@ -158,7 +161,7 @@ async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream)
     let mut graphs = Vec::new();
     for bytes in [MIB, 3 * MIB] {
         let capture = memory.capture(stream)?;
-        if pool.describe().driver_pool != Some(DriverPoolUse::PassedThrough) {
+        if !pool.describe().is_passed_through {
             let mut block = pool.allocate(stream, bytes).zeroed().await?;
             drop(block.upload(stream, 0, &[7; 64])?);
             use_block(work, &block, us(20));

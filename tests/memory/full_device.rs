@@ -5,7 +5,8 @@ use crate::evictable::{cached, present};
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice};
 use weirpool::testing::Invariants;
-use weirpool::{DriverPool, DriverPoolUse, Order, Pool, ReleaseThreshold, Upstream, WaitLimit};
+use weirpool::{Order, Pool, ReleaseThreshold, WaitLimit};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// Evictable memory is not enough by itself, nor is the memory that the device has left, or that another pool does not
 /// use. Together they are.
@@ -202,9 +203,10 @@ fn passed_through_memory_on_its_way_evicts_no_more_than_it_lacks() {
         .memory(16 * MIB)
         .clock(Clock::Manual)
         .build();
-    let upstream = Upstream::DriverPool(DriverPoolUse::PassedThrough);
+    let default = DriverPool::default_of(&device).unwrap();
     let builder = Pool::builder(device.clone()).capacity(16 * MIB);
-    let pool = builder.upstream(upstream).build().unwrap();
+    let builder = builder.segment_source(default.segments(DriverPoolUse::PassedThrough));
+    let pool = builder.build().unwrap();
     let [(work, a), (_, b)] = streams(&device, &pool);
     let blocks: [_; 4] = cached(&pool, &a);
     let freed = pool.try_allocate(&a, 8 * MIB).unwrap();
@@ -272,7 +274,7 @@ fn pool_over_a_pool_of_the_driver_is_not_drained_in_vain() {
         .set_release_threshold(ReleaseThreshold::Keep)
         .unwrap();
     let one = Pool::builder(device.clone())
-        .driver_pool(&driver_pool, DriverPoolUse::SubAllocated)
+        .segment_source(driver_pool.segments(DriverPoolUse::SubAllocated))
         .capacity(64 * MIB)
         .build()
         .unwrap();

@@ -7,10 +7,8 @@ use std::pin::Pin;
 use std::task::Poll;
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{
-    AllocError, AllocateOwned, Block, Capture, DriverPool, DriverPoolUse, Pool, ReleaseThreshold,
-    Reuse, Stream,
-};
+use weirpool::{AllocError, AllocateOwned, Block, Capture, Pool, ReleaseThreshold, Reuse, Stream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 const MOST: u64 = 24 * MIB;
 const STEPS: usize = 300;
@@ -58,7 +56,7 @@ impl World {
             },
         ];
         let pools = uses.map(|how| {
-            let builder = Pool::builder(device.clone()).driver_pool(&driver_pool, how);
+            let builder = Pool::builder(device.clone()).segment_source(driver_pool.segments(how));
             let builder = builder.capacity(16 * MIB).maintenance_interval(us(50));
             builder.build().unwrap()
         });

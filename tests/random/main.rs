@@ -9,6 +9,7 @@
 //! | `graphs` | captures and launches among allocations |
 //! | `oracle` | what comes before what, from the calls of the device |
 //! | `property` | against a naive model |
+//! | `segments` | a source of segments that records each take and each give |
 //! | `stress` | many tasks, with an order oracle and a progress oracle |
 //! | `tasks` | submitted work, and host tasks that hold their streams |
 
@@ -36,5 +37,6 @@ mod fuzz;
 mod graphs;
 mod oracle;
 mod property;
+mod segments;
 mod stress;
 mod tasks;

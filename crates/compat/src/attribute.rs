@@ -1,7 +1,7 @@
 //! The figures and settings of CUDA's and HIP's memory pools, by their names.
 
+use weirpool::Pool;
 use weirpool::device::{DeviceError, PoolAttribute};
-use weirpool::{DriverPool, Pool};
 
 /// An attribute of CUDA's and HIP's memory pools.
 ///
@@ -112,36 +112,7 @@ impl Attribute {
     #[doc(alias = "cuMemPoolGetAttribute")]
     #[doc(alias = "hipMemPoolGetAttribute")]
     pub fn get(self, pool: &Pool) -> u64 {
-        pool.attribute(self.of_device())
-    }
-
-    /// Returns the value of this attribute of a pool of the driver.
-    ///
-    /// # Errors
-    /// Returns the device's error.
-    pub fn get_of_driver(self, pool: &DriverPool) -> Result<u64, DeviceError> {
-        pool.attribute(self.of_device())
-    }
-
-    /// Sets this attribute of a pool of the driver, which takes the values that CUDA does.
-    ///
-    /// # Errors
-    /// Returns the device's error.
-    pub fn set_of_driver(self, pool: &DriverPool, value: u64) -> Result<(), DeviceError> {
-        pool.set_attribute(self.of_device(), value)
-    }
-
-    fn of_device(self) -> PoolAttribute {
-        match self {
-            Self::ReuseFollowEventDependencies => PoolAttribute::ReuseFollowEventDependencies,
-            Self::ReuseAllowOpportunistic => PoolAttribute::ReuseAllowOpportunistic,
-            Self::ReuseAllowInternalDependencies => PoolAttribute::ReuseAllowInternalDependencies,
-            Self::ReleaseThreshold => PoolAttribute::ReleaseThreshold,
-            Self::ReservedMemCurrent => PoolAttribute::ReservedMemCurrent,
-            Self::ReservedMemHigh => PoolAttribute::ReservedMemHigh,
-            Self::UsedMemCurrent => PoolAttribute::UsedMemCurrent,
-            Self::UsedMemHigh => PoolAttribute::UsedMemHigh,
-        }
+        pool.attribute(self.into())
     }
 
     /// Sets this attribute of `pool`: a reuse flag to 0 or, with any other value, to 1; a figure in bytes; or
@@ -162,7 +133,23 @@ impl Attribute {
         match self {
             Self::UsedMemCurrent => Err(AttributeError::ReadOnly { attribute }),
             Self::UsedMemHigh if value != 0 => Err(AttributeError::NotZero { attribute, value }),
-            _ => Ok(pool.set_attribute(self.of_device(), value)?),
+            _ => Ok(pool.set_attribute(self.into(), value)?),
+        }
+    }
+}
+
+/// The attribute as the device's contract names it, for the driver's own pools.
+impl From<Attribute> for PoolAttribute {
+    fn from(attribute: Attribute) -> Self {
+        match attribute {
+            Attribute::ReuseFollowEventDependencies => Self::ReuseFollowEventDependencies,
+            Attribute::ReuseAllowOpportunistic => Self::ReuseAllowOpportunistic,
+            Attribute::ReuseAllowInternalDependencies => Self::ReuseAllowInternalDependencies,
+            Attribute::ReleaseThreshold => Self::ReleaseThreshold,
+            Attribute::ReservedMemCurrent => Self::ReservedMemCurrent,
+            Attribute::ReservedMemHigh => Self::ReservedMemHigh,
+            Attribute::UsedMemCurrent => Self::UsedMemCurrent,
+            Attribute::UsedMemHigh => Self::UsedMemHigh,
         }
     }
 }

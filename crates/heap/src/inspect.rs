@@ -147,6 +147,14 @@ impl SegmentBlocks {
     }
 }
 
+/// Returns the address and the bytes of each segment, lowest first.
+pub fn segments(heap: &Heap) -> Vec<(u64, u64)> {
+    let segments = heap.map.segments();
+    segments
+        .map(|(address, segment)| (address, segment.bytes))
+        .collect()
+}
+
 /// Returns how many blocks are in use or cached by lanes, in time proportional to the number of all blocks.
 pub fn used_blocks(heap: &Heap) -> usize {
     let blocks = heap.map.blocks().iter();

@@ -38,7 +38,8 @@ mod processes {
     use std::time::Instant;
     use weirpool::device::sim::SimDevice;
     use weirpool::device::{Device, HandleTypes};
-    use weirpool::{DriverPool, DriverPoolUse, Pool, PoolBuilder, Stream};
+    use weirpool::{Pool, PoolBuilder, Stream};
+    use weirpool_driver_pool::{DriverPool, DriverPoolUse};
     use weirpool_share::ipc::wire::{self, Allowed, Listener};
     use weirpool_share::ipc::{AllocateExportable, Connection, PointerData};
 
@@ -149,7 +150,7 @@ mod processes {
             .handle_types(HandleTypes::POSIX_FD)
             .build()?;
         let passed = PoolBuilder::new(device.clone())
-            .driver_pool(&driver_pool, DriverPoolUse::PassedThrough)
+            .segment_source(driver_pool.segments(DriverPoolUse::PassedThrough))
             .capacity(1 << 30)
             .build()?;
         let stream = passed.create_stream()?;

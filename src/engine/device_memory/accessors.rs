@@ -7,9 +7,9 @@
 
 #![allow(unsafe_code, reason = "device calls on chunks and ranges")]
 
-use super::super::segments::Accessibility;
+use super::super::plain_memory::peer_access;
 use super::DeviceMemory;
-use crate::device::{Access, Chunk, DeviceError, DeviceErrorKind, Peer, PeerAccess};
+use crate::device::{Access, Chunk, DeviceError, MemoryKind, Peer};
 use crate::fault::injected;
 use smallvec::SmallVec;
 
@@ -37,40 +37,31 @@ impl Accessors {
     }
 }
 
-fn peer_access(memory: &DeviceMemory) -> Result<&dyn PeerAccess, DeviceError> {
-    memory.device.peer_access().ok_or_else(|| {
-        let reason = "the device is alone: copy through the host";
-        DeviceError::new("set_access", DeviceErrorKind::Unsupported, reason)
-    })
-}
-
 /// Lets a peer use the memory, now and from now on.
 ///
 /// # Errors
 /// Returns an error if a device call fails. Nothing has changed then.
 pub(in crate::engine) fn allow(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
-    match memory.segments().accessibility() {
-        Accessibility::Everywhere => Ok(()),
-        Accessibility::DriverPool(pool) => pool.set_access(peer, Access::ReadWrite),
-        Accessibility::Plain => {
-            peer_access(memory)?.allow_plain(peer)?;
-            memory.held.lock().accessors.add(peer);
-            Ok(())
-        }
-        Accessibility::Chunks => {
-            let chunks = {
-                let mut held = memory.held.lock();
-                held.accessors.add(peer);
-                held.chunks.clone()
-            };
-            let allowed = set_all(memory, &chunks, peer, Access::ReadWrite);
-            if allowed.is_err() {
-                // As far as the device can: what stays accessible is memory that no stream of the peer may use.
-                let _ = forbid_chunks(memory, peer);
-            }
-            allowed
-        }
+    if memory.kind != MemoryKind::Device {
+        return Ok(()); // accessible to all
     }
+    if !memory.is_virtual {
+        // SAFETY: no work loses its access.
+        unsafe { memory.segments().set_access(peer, Access::ReadWrite) }?;
+        memory.held.lock().accessors.add(peer);
+        return Ok(());
+    }
+    let chunks = {
+        let mut held = memory.held.lock();
+        held.accessors.add(peer);
+        held.chunks.clone()
+    };
+    let allowed = set_all(memory, &chunks, peer, Access::ReadWrite);
+    if allowed.is_err() {
+        // As far as the device can: what stays accessible is memory that no stream of the peer may use.
+        let _ = forbid_chunks(memory, peer);
+    }
+    allowed
 }
 
 /// Takes the access of a peer back.
@@ -78,24 +69,21 @@ pub(in crate::engine) fn allow(memory: &DeviceMemory, peer: Peer) -> Result<(), 
 /// # Errors
 /// Returns an error if a device call fails. The peer keeps its access then, to all memory.
 pub(in crate::engine) fn forbid(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
-    match memory.segments().accessibility() {
-        Accessibility::Everywhere => Ok(()),
-        Accessibility::DriverPool(pool) => pool.set_access(peer, Access::None),
-        Accessibility::Plain => {
-            // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
-            unsafe { peer_access(memory)?.forbid_plain(peer) }?;
-            memory.held.lock().accessors.remove(peer);
-            Ok(())
-        }
-        Accessibility::Chunks => {
-            let forbidden = forbid_chunks(memory, peer);
-            if forbidden.is_err() {
-                // The peer had all of it before.
-                let _ = allow(memory, peer);
-            }
-            forbidden
-        }
+    if memory.kind != MemoryKind::Device {
+        return Ok(());
     }
+    if !memory.is_virtual {
+        // SAFETY: no stream of the peer is registered, nor has work left that uses the memory.
+        unsafe { memory.segments().set_access(peer, Access::None) }?;
+        memory.held.lock().accessors.remove(peer);
+        return Ok(());
+    }
+    let forbidden = forbid_chunks(memory, peer);
+    if forbidden.is_err() {
+        // The peer had all of it before.
+        let _ = allow(memory, peer);
+    }
+    forbidden
 }
 
 fn forbid_chunks(memory: &DeviceMemory, peer: Peer) -> Result<(), DeviceError> {
@@ -137,7 +125,7 @@ fn set_access(
     peer: Peer,
     access: Access,
 ) -> Result<(), DeviceError> {
-    let peers = peer_access(memory)?;
+    let peers = peer_access(&*memory.device)?;
     // SAFETY: the range is one chunk's of this pool, or its address is mapped to nothing. No work loses its access:
     // no stream of the peer is registered when the access is taken back.
     unsafe { peers.set_mapped_access(address, memory.chunk_bytes, peer, access) }

@@ -5,9 +5,8 @@ use crate::common::{now, poll};
 use futures::FutureExt;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::device::{Device, DeviceErrorKind};
-use weirpool::{
-    AllocError, Capture, DriverPool, DriverPoolUse, ReleaseThreshold, StreamError, Tag, Upstream,
-};
+use weirpool::{AllocError, Capture, ReleaseThreshold, StreamError, Tag, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 fn assert_kind<T: std::fmt::Debug>(answer: Result<T, StreamError>, kind: DeviceErrorKind) {
     match answer {
@@ -138,7 +137,7 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     driver_pool.set_release_threshold(keep).unwrap();
     let builder = Pool::builder(device.clone()).capacity(4 * MIB);
     let builder = builder.maintenance_interval(us(100));
-    let pool = builder.driver_pool(&driver_pool, DriverPoolUse::PassedThrough);
+    let pool = builder.segment_source(driver_pool.segments(DriverPoolUse::PassedThrough));
     let pool = pool.build().unwrap();
     let (work, stream) = crate::common::stream(&device, &pool);
     let used = || driver_pool.used().unwrap().current;

@@ -81,9 +81,9 @@ fn calls_refuse_streams_events_and_pools_of_another_device() {
     }
     let pool = DriverPool::builder(&first).build().unwrap();
     let built = builder(&second, 8 * MIB)
-        .driver_pool(&pool, DriverPoolUse::SubAllocated)
+        .segment_source(pool.segments(DriverPoolUse::SubAllocated))
         .build();
-    assert!(matches!(built, Err(BuildError::ForeignDriverPool { .. })));
+    assert!(matches!(built, Err(BuildError::ForeignSegments { .. })));
 }
 
 #[test]

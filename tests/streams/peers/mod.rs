@@ -25,6 +25,7 @@ use weirpool::device::sim::{
 use weirpool::device::{Device, DeviceErrorKind, PeerAccess};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 fn settings() -> SimBuilder {
     SimDevice::builder()
@@ -63,7 +64,7 @@ impl Memory {
                 let pool = DriverPool::builder(device).build().unwrap();
                 Pool::builder(device.clone())
                     .capacity(64 * MIB)
-                    .driver_pool(&pool, how)
+                    .segment_source(pool.segments(how))
             }
         };
         builder.build().unwrap()

@@ -9,7 +9,8 @@ use super::race::Race;
 use super::row::{Allocator, Row, Unit, bytes};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use weirpool::{DriverPool, DriverPoolUse, ReleaseThreshold, Tag};
+use weirpool::{ReleaseThreshold, Tag};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 pub(crate) const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
 
@@ -112,7 +113,7 @@ fn passed_through<G: Backend>(backend: &G) -> Option<Pooled<'_, G>> {
     keep.expect("a setting of the driver");
     let how = DriverPoolUse::PassedThrough;
     Some(Pooled::with(backend, |builder| {
-        builder.driver_pool(&driver_pool, how)
+        builder.segment_source(driver_pool.segments(how))
     }))
 }
 

@@ -79,10 +79,6 @@ fn settings_that_no_lease_covers_are_refused() {
     let builder = || Pool::builder(device());
     assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
-    assert_eq!(
-        conflict(builder().upstream(Upstream::DriverPool(DriverPoolUse::SubAllocated))),
-        "driver_pool"
-    );
 }
 
 /// The terms that granted the guarantee may be applied between the search that is short of memory and its question: the

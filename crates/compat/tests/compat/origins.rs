@@ -6,10 +6,10 @@ use std::future::IntoFuture;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Access, AsDevice, HandleTypes, MemoryKind, Pooling};
 use weirpool::{
-    BlockState, Buffer, CoalesceHeuristic, CopyError, DriverPool, DriverPoolUse, Pool,
-    ReleaseThreshold, Stream, Upstream,
+    BlockState, Buffer, CoalesceHeuristic, CopyError, Pool, ReleaseThreshold, Stream, Upstream,
 };
 use weirpool_compat::{Attribute, Current, Scope, current};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 const MIB: u64 = 1 << 20;
 
@@ -116,18 +116,17 @@ fn heuristics_of_umpire_coalesce_by_themselves() {
 #[test]
 fn default_pool_of_the_driver_grows_and_keeps_freed_memory() {
     of_both(|device| {
-        let through = Upstream::DriverPool(DriverPoolUse::PassedThrough);
+        let default = DriverPool::default_of(&device).unwrap();
         let pool = Pool::builder(device.clone())
-            .upstream(through)
+            .segment_source(default.segments(DriverPoolUse::PassedThrough))
             .build()
             .unwrap();
-        let default = DriverPool::default_of(&device).unwrap();
         default
             .set_release_threshold(ReleaseThreshold::Keep)
             .unwrap();
         let current = || {
-            Attribute::ReservedMemCurrent
-                .get_of_driver(&default)
+            default
+                .attribute(Attribute::ReservedMemCurrent.into())
                 .unwrap()
         };
         assert_eq!(current(), 0);
@@ -140,7 +139,9 @@ fn default_pool_of_the_driver_grows_and_keeps_freed_memory() {
             "it is reused, and not returned to the system"
         );
         assert_eq!(
-            Attribute::ReservedMemHigh.get_of_driver(&default).unwrap(),
+            default
+                .attribute(Attribute::ReservedMemHigh.into())
+                .unwrap(),
             2 * MIB
         );
         drop(pool.try_allocate(&stream, 1024 * 4).unwrap());
@@ -161,7 +162,8 @@ fn custom_pool_of_the_driver_is_trimmed() {
             .set_release_threshold(ReleaseThreshold::Keep)
             .unwrap();
         assert_eq!(custom.access_from(&device).unwrap(), Access::ReadWrite);
-        let pool = Pool::builder(device.clone()).driver_pool(&custom, DriverPoolUse::PassedThrough);
+        let pool = Pool::builder(device.clone())
+            .segment_source(custom.segments(DriverPoolUse::PassedThrough));
         let pool = pool.build().unwrap();
         let stream = pool.create_stream().unwrap();
         let blocks = [32, 32].map(|mib| pool.try_allocate(&stream, mib * MIB).unwrap());

@@ -9,14 +9,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind, DriverPools, RawStream};
 use weirpool::extend::{ForeignMemory, Passages};
-use weirpool::{Block, DriverPool, DriverPoolUse, Pool, Stream, StreamError};
+use weirpool::{Block, Pool, Stream, StreamError};
 use weirpool_device::plain::catch;
+use weirpool_driver_pool::{DriverPool, DriverPoolUse, driver_pool_of};
 
 /// The description of a block of a [`DriverPool`], for a process that has [imported](DriverPool::import) the pool:
 /// CUDA's `cudaMemPoolPtrExportData`, with the size of the block. It is plain data.
 ///
 /// The exporting pool passes its allocations on to the driver's pool
-/// ([`DriverPoolUse::PassedThrough`](weirpool::DriverPoolUse::PassedThrough)). Nothing is charged and nothing orders the
+/// ([`DriverPoolUse::PassedThrough`](weirpool_driver_pool::DriverPoolUse::PassedThrough)). Nothing is charged and nothing orders the
 /// processes: the exporter keeps the block until the importer has dropped its own, and the importer's first use comes
 /// after the exporter's writes, both by what the processes tell each other. An [`Exportable`](super::Exportable) block
 /// over a [`Connection`](super::Connection) does that by itself. The checker of the simulated device reports a block that
@@ -33,11 +34,11 @@ impl PointerData {
     ///
     /// # Errors
     /// Returns an error if the block is not one of a driver's pool that can be shared, or if its pool does not
-    /// [pass its allocations on](weirpool::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
+    /// [pass its allocations on](weirpool_driver_pool::DriverPoolUse::PassedThrough): the driver knows no parts of what it allocated.
     #[doc(alias = "cudaMemPoolExportPointer")]
     #[doc(alias = "hipMemPoolExportPointer")]
     pub fn export(block: &Block) -> Result<Self, IpcError> {
-        let (pool, how) = block.stream().pool().driver_pool().ok_or_else(|| {
+        let (pool, how) = driver_pool_of(&block.stream().pool()).ok_or_else(|| {
             let reason = "the block is not of a pool of the driver; use an exportable block";
             DeviceError::new("export_block", DeviceErrorKind::Unsupported, reason)
         })?;

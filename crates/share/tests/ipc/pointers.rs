@@ -3,7 +3,8 @@ use crate::common::now;
 use std::os::fd::OwnedFd;
 use weirpool::device::sim::{Checker, Clock, ViolationKind};
 use weirpool::device::{DeviceErrorKind, HandleTypes};
-use weirpool::{AllocError, Block, BuildError, DriverPool, DriverPoolUse, Upstream};
+use weirpool::{AllocError, Block, BuildError};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 use weirpool_share::ipc::PointerData;
 
 /// A pool over a pool of the driver that can be shared.
@@ -11,7 +12,7 @@ fn shared(device: &SimDevice) -> (DriverPool, Pool) {
     let builder = DriverPool::builder(device).handle_types(HandleTypes::POSIX_FD);
     let driver_pool = builder.build().unwrap();
     let pool = Pool::builder(device.clone()).capacity(64 * MIB);
-    let pool = pool.driver_pool(&driver_pool, DriverPoolUse::PassedThrough);
+    let pool = pool.segment_source(driver_pool.segments(DriverPoolUse::PassedThrough));
     (driver_pool, pool.build().unwrap())
 }
 
@@ -123,7 +124,7 @@ fn imported_pool_allocates_nothing() {
     let imported = DriverPool::import(&side.device, driver_pool.export().unwrap()).unwrap();
     let pool = Pool::builder(side.device.clone()).capacity(64 * MIB);
     let pool = pool
-        .driver_pool(&imported, DriverPoolUse::PassedThrough)
+        .segment_source(imported.segments(DriverPoolUse::PassedThrough))
         .build()
         .unwrap();
     let (_work, stream) = stream(&side.device, &pool);
@@ -188,8 +189,9 @@ fn wrong_descriptors_pools_and_pointers_are_refused() {
         kind_of(PointerData::export(&plain).unwrap_err()),
         DeviceErrorKind::Unsupported
     );
+    let default = DriverPool::default_of(&device).unwrap();
     let private = Pool::builder(device.clone())
-        .upstream(Upstream::DriverPool(DriverPoolUse::PassedThrough))
+        .segment_source(default.segments(DriverPoolUse::PassedThrough))
         .build()
         .unwrap();
     let (_work, stream) = common::stream(&device, &private);
@@ -198,7 +200,6 @@ fn wrong_descriptors_pools_and_pointers_are_refused() {
         kind_of(PointerData::export(&block).unwrap_err()),
         DeviceErrorKind::InvalidArgument
     );
-    let default = DriverPool::default_of(&device).unwrap();
     assert_eq!(
         default.export().unwrap_err().kind(),
         DeviceErrorKind::InvalidArgument
@@ -211,7 +212,7 @@ fn parts_of_what_the_driver_allocated_are_not_exported() {
     let device = manual();
     let (driver_pool, _) = shared(&device);
     let pool = Pool::builder(device.clone()).capacity(64 * MIB);
-    let pool = pool.driver_pool(&driver_pool, DriverPoolUse::SubAllocated);
+    let pool = pool.segment_source(driver_pool.segments(DriverPoolUse::SubAllocated));
     let pool = pool.build().unwrap();
     let (_work, stream) = stream(&device, &pool);
     for block in [(); 3].map(|()| pool.try_allocate(&stream, 4096).unwrap()) {

@@ -2,30 +2,32 @@
 
 #![allow(unsafe_code, reason = "calls pools by their handles")]
 
-use crate::device::{
-    Access, AsDevice, Device, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools,
-    HandleTypes, MemoryKind, Peer, PoolAttribute, RawPool, RawStream,
-};
-use crate::error::BuildError;
-use crate::heap::{ReleaseThreshold, Reuse};
-use crate::measure::{Bytes, Level};
-use crate::sync::{assert_unlocked, plain};
 use std::fmt;
+use std::sync::Arc;
+use weirpool::device::{
+    Access, AsDevice, Device, DeviceError, DriverPoolProperties, DriverPools, HandleTypes,
+    MemoryKind, PoolAttribute, RawPool,
+};
+use weirpool::{BuildError, Level, ReleaseThreshold, Reuse};
+use weirpool_device::assert_unlocked;
+use weirpool_heap::units::Bytes;
 
 /// A memory pool of the driver: CUDA's `cudaMemPool_t`, HIP's `hipMemPool_t`.
 ///
-/// A [`Pool`](crate::Pool) can take its memory from it: see [`DriverPoolUse`]. The pool may be shared with code that
-/// allocates from it directly. This is a handle; clones are the same pool. A custom pool is destroyed with its last
-/// handle, and after the last block of it is freed.
+/// A [`Pool`](weirpool::Pool) can take its memory from it: see [`segments`](Self::segments). The pool may be shared with
+/// code that allocates from it directly. This is a handle; clones are the same pool. A custom pool is destroyed with its
+/// last handle, and after the last block of it is freed.
 ///
 /// ```
 /// use weirpool::device::sim::SimDevice;
-/// use weirpool::{DriverPool, DriverPoolUse, Pool, ReleaseThreshold};
+/// use weirpool::{Pool, ReleaseThreshold};
+/// use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 ///
 /// let device = SimDevice::new();
 /// let driver_pool = DriverPool::builder(&device).max_size(1 << 30).build()?;
 /// driver_pool.set_release_threshold(ReleaseThreshold::Bytes(64 << 20))?;
-/// let pool = Pool::builder(device.clone()).driver_pool(&driver_pool, DriverPoolUse::PassedThrough).build()?;
+/// let segments = driver_pool.segments(DriverPoolUse::PassedThrough);
+/// let pool = Pool::builder(device.clone()).segment_source(segments).build()?;
 /// let stream = pool.register(&device.create_stream())?;
 /// let block = pool.try_allocate(&stream, 4 << 20)?; // `cudaMallocFromPoolAsync`
 /// assert_eq!(driver_pool.used()?.current, 4 << 20);
@@ -38,41 +40,19 @@ use std::fmt;
 ///
 /// [`attribute`](Self::attribute) and [`set_attribute`](Self::set_attribute) have its other attributes.
 #[derive(Clone)]
-pub struct DriverPool(plain::Arc<OwnedDriverPool>);
+pub struct DriverPool(Arc<OwnedDriverPool>);
 
 struct OwnedDriverPool {
-    device: plain::Arc<dyn Device>,
+    device: Arc<dyn Device>,
     raw: RawPool,
     properties: DriverPoolProperties,
     is_default: bool,
 }
 
-/// How a pool uses a pool of the driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-pub enum DriverPoolUse {
-    /// The driver's pool gives segments, of which this crate's pool makes blocks: with its caches, reuse and waiting,
-    /// as of any plain memory. The default.
-    #[default]
-    SubAllocated,
-    /// Every allocation and every free is passed on to the driver's pool, in the order of the block's stream. The
-    /// driver decides about reuse, and keeps freed memory or not. Requests wait, are counted and limited as in any
-    /// pool: a request waits while the live blocks leave no room within the capacity, or while the driver refuses.
-    ///
-    /// If a stream takes no work when a block is freed there (because it is being captured, for example), the block
-    /// goes back to the driver some time after its work is complete. Such a pool takes no
-    /// [reservations](crate::Pool::reserve).
-    PassedThrough,
-}
-
 /// Builds a custom [`DriverPool`].
 #[must_use = "a builder does nothing until it builds"]
 pub struct DriverPoolBuilder {
-    device: plain::Arc<dyn Device>,
+    device: Arc<dyn Device>,
     properties: DriverPoolProperties,
     max_fraction: Option<f64>,
 }
@@ -111,7 +91,7 @@ impl DriverPoolBuilder {
     }
 
     /// Sets the most bytes that the pool may reserve. The driver takes memory in whole
-    /// [steps](crate::device::Capabilities::granularity), so that the capacity of a pool over it is as many whole steps
+    /// [steps](weirpool::device::Capabilities::granularity), so that the capacity of a pool over it is as many whole steps
     /// as fit. Default: as many as the driver allows.
     pub fn max_size(mut self, bytes: u64) -> Self {
         self.properties.max_size = bytes;
@@ -145,7 +125,7 @@ impl DriverPoolBuilder {
         }
         assert_unlocked("create_pool");
         let raw = pools_of(&*device)?.create_pool(&properties)?;
-        Ok(DriverPool(plain::Arc::new(OwnedDriverPool {
+        Ok(DriverPool(Arc::new(OwnedDriverPool {
             device,
             raw,
             properties,
@@ -182,26 +162,15 @@ impl DriverPool {
     #[doc(alias = "cudaDeviceGetDefaultMemPool")]
     #[doc(alias = "hipDeviceGetDefaultMemPool")]
     pub fn default_of(device: &impl AsDevice) -> Result<Self, BuildError> {
-        Self::default_of_shared(device.to_shared())
-    }
-
-    pub(crate) fn default_of_shared(device: plain::Arc<dyn Device>) -> Result<Self, BuildError> {
+        let device = device.to_shared();
         assert_unlocked("default_pool");
         let raw = pools_of(&*device)?.default_pool()?;
-        Ok(Self(plain::Arc::new(OwnedDriverPool {
+        Ok(Self(Arc::new(OwnedDriverPool {
             device,
             raw,
             properties: DriverPoolProperties::new(MemoryKind::Device),
             is_default: true,
         })))
-    }
-
-    /// Returns the most bytes that the pool can reserve. The driver takes memory in whole steps of the device.
-    pub(crate) fn most(&self, step: u64) -> u64 {
-        match self.0.properties.max_size {
-            0 => u64::MAX,
-            most => most / step * step,
-        }
     }
 
     /// Returns the properties that the pool was created with.
@@ -220,15 +189,11 @@ impl DriverPool {
     }
 
     /// Returns the device, for calls with the [backend's name](Self::raw).
-    pub fn device(&self) -> &plain::Arc<dyn Device> {
+    pub fn device(&self) -> &Arc<dyn Device> {
         &self.0.device
     }
 
-    pub(crate) fn is_of(&self, device: &dyn Device) -> bool {
-        self.0.device.id() == device.id()
-    }
-
-    fn pools(&self) -> &dyn DriverPools {
+    pub(crate) fn calls(&self) -> &dyn DriverPools {
         assert_unlocked("a call of the driver's pools");
         let pools = self.0.device.driver_pools();
         pools.expect("the device made the pool")
@@ -331,7 +296,7 @@ impl DriverPool {
     #[doc(alias = "hipMemPoolTrimTo")]
     pub fn trim_to(&self, keep: u64) -> Result<(), DeviceError> {
         // SAFETY: the handle keeps the pool.
-        unsafe { self.pools().trim_pool(self.0.raw, keep) }
+        unsafe { self.calls().trim_pool(self.0.raw, keep) }
     }
 
     /// Returns what a device may do with the pool's memory: HIP's query of the access path between the two.
@@ -343,19 +308,7 @@ impl DriverPool {
     pub fn access_from(&self, device: &impl AsDevice) -> Result<Access, DeviceError> {
         let ordinal = device.to_shared().ordinal();
         // SAFETY: the handle keeps the pool.
-        unsafe { self.pools().pool_access(self.0.raw, ordinal) }
-    }
-
-    /// Sets the access of a peer.
-    ///
-    /// # Errors
-    /// Returns the device's error.
-    pub(super) fn set_access(&self, peer: Peer, access: Access) -> Result<(), DeviceError> {
-        // SAFETY: the handle keeps the pool. No stream of the peer is registered when its access is taken back.
-        unsafe {
-            self.pools()
-                .set_pool_access(self.0.raw, peer.ordinal, access)
-        }
+        unsafe { self.calls().pool_access(self.0.raw, ordinal) }
     }
 
     /// Allows a device to read and write the pool's memory, that of live blocks included.
@@ -368,7 +321,7 @@ impl DriverPool {
         let ordinal = device.to_shared().ordinal();
         // SAFETY: the handle keeps the pool, and no work loses its access.
         unsafe {
-            self.pools()
+            self.calls()
                 .set_pool_access(self.0.raw, ordinal, Access::ReadWrite)
         }
     }
@@ -383,7 +336,7 @@ impl DriverPool {
     #[doc(alias = "hipMemPoolExportToShareableHandle")]
     pub fn export(&self) -> Result<std::os::fd::OwnedFd, DeviceError> {
         // SAFETY: the handle keeps the pool.
-        unsafe { self.pools().export_pool(self.0.raw) }
+        unsafe { self.calls().export_pool(self.0.raw) }
     }
 
     /// Imports a pool that another process [exported](Self::export). Its blocks are imported one by one, with
@@ -404,7 +357,7 @@ impl DriverPool {
         let raw = pools_of(&*device)?.import_pool(descriptor)?;
         let mut properties = DriverPoolProperties::new(MemoryKind::Device);
         properties.handle_types = HandleTypes::POSIX_FD;
-        Ok(Self(plain::Arc::new(OwnedDriverPool {
+        Ok(Self(Arc::new(OwnedDriverPool {
             device,
             raw,
             properties,
@@ -418,7 +371,7 @@ impl DriverPool {
     /// Returns the device's error.
     pub fn attribute(&self, attribute: PoolAttribute) -> Result<u64, DeviceError> {
         // SAFETY: the handle keeps the pool.
-        unsafe { self.pools().pool_attribute(self.0.raw, attribute) }
+        unsafe { self.calls().pool_attribute(self.0.raw, attribute) }
     }
 
     /// Sets an attribute, which takes the values that CUDA does.
@@ -428,69 +381,9 @@ impl DriverPool {
     pub fn set_attribute(&self, attribute: PoolAttribute, value: u64) -> Result<(), DeviceError> {
         // SAFETY: the handle keeps the pool.
         unsafe {
-            self.pools()
+            self.calls()
                 .set_pool_attribute(self.0.raw, attribute, value)
         }
-    }
-
-    /// Returns how many bytes the pool could still give, where the device has `left`: these and the pool's own free
-    /// memory, within its maximum.
-    pub(super) fn left(&self, left: u64) -> u64 {
-        let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
-        let used = attribute(PoolAttribute::UsedMemCurrent);
-        let free = self.free_bytes();
-        let most = match self.0.properties.max_size {
-            0 => u64::MAX,
-            most => most.saturating_sub(used),
-        };
-        left.saturating_add(free).min(most)
-    }
-
-    /// Allocates in the order of a stream; see [`DriverPools::allocate_from`]. If the driver refuses while its pool keeps
-    /// free memory, which may be too scattered for the request, releases all of it and asks once more.
-    ///
-    /// # Errors
-    /// Returns an error if the device call fails.
-    ///
-    /// # Safety
-    /// The stream is one of the pool's device, and usable during the call.
-    pub(super) unsafe fn allocate(
-        &self,
-        bytes: u64,
-        alignment: u64,
-        stream: RawStream,
-    ) -> Result<u64, DeviceError> {
-        let pools = self.pools();
-        // SAFETY: the handle keeps the pool; the caller guarantees the stream.
-        let ask = || unsafe { pools.allocate_from(self.0.raw, bytes, alignment, stream) };
-        let refusal = match ask() {
-            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => error,
-            answer => return answer,
-        };
-        if self.free_bytes() == 0 || self.trim_to(0).is_err() {
-            return Err(refusal);
-        }
-        ask()
-    }
-
-    /// Returns how many bytes the pool keeps that are not allocated; 0 if the driver does not tell.
-    fn free_bytes(&self) -> u64 {
-        let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
-        let used = attribute(PoolAttribute::UsedMemCurrent);
-        attribute(PoolAttribute::ReservedMemCurrent).saturating_sub(used)
-    }
-
-    /// Frees in the order of a stream; see [`DriverPools::free_to`].
-    ///
-    /// # Errors
-    /// Returns an error if the device call fails; the block stays allocated.
-    ///
-    /// # Safety
-    /// The pool allocated the block, and it was not freed. All of its uses come before the present point of the stream,
-    /// or are complete. The stream is one of the pool's device, and usable during the call.
-    pub(crate) unsafe fn free(&self, address: u64, stream: RawStream) -> Result<(), DeviceError> {
-        // SAFETY: the handle keeps the pool; the caller guarantees the rest.
-        unsafe { self.pools().free_to(self.0.raw, address, stream) }
     }
 }
 
