@@ -35,9 +35,9 @@ const ENDED: u64 = 1 << 63;
 
 /// A call of the device about work of the capture. While it exists, the pool does not end the capture on the device, which
 /// destroys that work.
-struct Visit<'a>(&'a CaptureClock);
+struct CaptureVisit<'a>(&'a CaptureClock);
 
-impl Drop for Visit<'_> {
+impl Drop for CaptureVisit<'_> {
     fn drop(&mut self) {
         self.0.visits.fetch_sub(1, Ordering::AcqRel);
     }
@@ -70,9 +70,9 @@ impl CaptureClock {
     }
 
     /// Begins a call of the device about work of the capture; `None` once the capture is about to end.
-    fn visit(&self) -> Option<Visit<'_>> {
+    fn visit(&self) -> Option<CaptureVisit<'_>> {
         let before = self.visits.fetch_add(1, Ordering::AcqRel);
-        let visit = Visit(self);
+        let visit = CaptureVisit(self);
         (before & ENDED == 0).then_some(visit)
     }
 

@@ -6,7 +6,7 @@ use super::{
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind, RawStream};
 use crate::error::StreamError;
 use crate::heap::{Geometry, Order, Remapping, Reuse, WaitLimit};
-use crate::lane::{Bounds, Gate};
+use crate::lane::{CacheBounds, Gate};
 use crate::measure::Waits;
 use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
@@ -61,7 +61,7 @@ pub(crate) struct Settings {
     /// The alignment of every block in bytes, at least the heap's granule.
     pub(crate) alignment: u64,
     pub(crate) initial: u64,
-    pub(crate) lane: Bounds,
+    pub(crate) lane: CacheBounds,
     pub(crate) order: Order,
     /// Which memory may be reused at first.
     pub(crate) reuse: Reuse,

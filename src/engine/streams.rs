@@ -7,7 +7,7 @@ use super::{HeapStore, Shared};
 use crate::device::{Host, Watch};
 use crate::heap::Fences;
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker};
+use crate::lane::{ActiveStreams, CacheBounds, CachedBlock, Events, Flush, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl Streams {
         let neutral = Lane::new(
             StreamId::SET_ASIDE,
             &host,
-            Bounds::NONE,
+            CacheBounds::NONE,
             gate.clone(),
             &active,
         );

@@ -11,9 +11,9 @@ use crate::sync::Arc;
 use std::fmt;
 use std::time::Duration;
 
-/// Bounds of a stream's cache.
+/// CacheBounds of a stream's cache.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct CacheBounds {
     /// Maximum number of bytes kept.
     pub(crate) bytes: u64,
     /// Size of the largest block that has a stack.
@@ -28,7 +28,7 @@ pub(crate) struct Bounds {
     pub(crate) is_sharded: bool,
 }
 
-impl Bounds {
+impl CacheBounds {
     /// No cache: nothing is kept, and every free seals.
     pub(crate) const NONE: Self = Self {
         bytes: 0,

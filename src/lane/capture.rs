@@ -4,9 +4,9 @@
 //! cache is flushed when the capture begins, and a free reads the state under the lock that the flush takes. No ticket is
 //! closed: a block that is freed meanwhile is pending under the open ticket, until an event after the capture proves it.
 //!
-//! The pool's own calls on the stream, such as the record of an event, are [submissions](Submission). A capture refuses
-//! new ones, and begins on the device only when the last one has returned. One number holds both: the submissions, and a
-//! bit for the capture. So either the capture sees a submission, or the submission sees the capture.
+//! The pool's own calls on the stream, such as the record of an event, are [counted](OwnCall). A capture refuses
+//! new ones, and begins on the device only when the last one has returned. One number holds both: the calls under way, and a
+//! bit for the capture. So either the capture sees a call, or the call sees the capture.
 
 use super::stream_cache::StreamCache;
 use crate::device::{DeviceError, DeviceErrorKind};
@@ -16,9 +16,9 @@ use crate::sync::{Ordering, yield_now};
 
 /// A call of the pool's own on the stream. While it exists, no capture of the stream begins on the device.
 #[derive(Debug)]
-pub(crate) struct Submission<'a>(&'a StreamCache);
+pub(crate) struct OwnCall<'a>(&'a StreamCache);
 
-impl Drop for Submission<'_> {
+impl Drop for OwnCall<'_> {
     fn drop(&mut self) {
         self.0.submissions.fetch_sub(1, Ordering::Release);
     }
@@ -52,9 +52,9 @@ impl StreamCache {
     ///
     /// # Errors
     /// Returns an error if the stream is being captured.
-    pub(crate) fn submit(&self, call: &'static str) -> Result<Submission<'_>, DeviceError> {
+    pub(crate) fn submit(&self, call: &'static str) -> Result<OwnCall<'_>, DeviceError> {
         let before = self.submissions.fetch_add(1, Ordering::AcqRel);
-        let submission = Submission(self);
+        let submission = OwnCall(self);
         if before & CAPTURED != 0 && !injected("event-recorded-in-a-capture") {
             return Err(refused(call));
         }

@@ -55,7 +55,7 @@ mod timeline;
 
 pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
-pub(crate) use cache::{Bounds, Flush, RefCache};
+pub(crate) use cache::{CacheBounds, Flush, RefCache};
 pub(crate) use capture::refused;
 pub(crate) use count::{BlockEvent, LaneFigures};
 pub(crate) use host_tasks::{Holder, HostTaskEnding, HostTasks};
@@ -115,7 +115,7 @@ impl Lane {
     pub(crate) fn new(
         id: StreamId,
         stream: &dyn DeviceStream,
-        mut bounds: Bounds,
+        mut bounds: CacheBounds,
         gate: Gate,
         active: &Arc<ActiveStreams>,
     ) -> Self {

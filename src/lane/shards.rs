@@ -12,7 +12,7 @@
 //! own lock would order the closing before the submission, and the free would have read the next ticket.)
 
 use super::block::{CachedBlock, Use};
-use super::cache::{Bounds, Cache};
+use super::cache::{Cache, CacheBounds};
 use super::count::{BlockEvent, Counts};
 use super::slot::{Contents, OwnedSlot, Slot};
 use crate::fault::injected;
@@ -130,7 +130,7 @@ impl Shards {
         &self,
         shard: &mut Shard,
         block: &Use,
-        bounds: Bounds,
+        bounds: CacheBounds,
         seals_above: u64,
     ) -> bool {
         let ticket = self.open();
@@ -154,7 +154,7 @@ impl Shards {
         &self,
         shard: &Slot<Shard>,
         block: &Use,
-        bounds: Bounds,
+        bounds: CacheBounds,
         is_bypassed: impl FnOnce() -> bool,
     ) -> Option<ShardedBlock> {
         let mut shard = shard.lock();

@@ -20,7 +20,7 @@
 
 use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
-use super::cache::{Bounds, Cache, Flush, RefCache, Registration};
+use super::cache::{Cache, CacheBounds, Flush, RefCache, Registration};
 use super::count::{BlockEvent, Counts, LaneFigures, UNKNOWN};
 use super::shards::{Shard, Shards};
 use super::slot::{OwnedSlot, Slot};
@@ -42,7 +42,7 @@ pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct StreamCache {
-    bounds: Bounds,
+    bounds: CacheBounds,
     gate: Gate,
     activity: Activity,
     is_external: bool,
@@ -237,7 +237,7 @@ fn take_near(mut state: Guard<'_, StreamState>, bytes: u64, rounding: u32) -> Op
 
 impl StreamCache {
     pub(super) fn new(
-        bounds: Bounds,
+        bounds: CacheBounds,
         gate: Gate,
         activity: Activity,
         is_host: bool,

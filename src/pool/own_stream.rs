@@ -5,10 +5,10 @@ use crate::sync::plain::Arc;
 use std::any::Any;
 
 /// A stream that the pool made. It is destroyed with its last owner.
-pub(super) struct OwnStream(Arc<Owner>);
+pub(super) struct OwnStream(Arc<StreamOwner>);
 
 #[derive(Debug)]
-struct Owner {
+struct StreamOwner {
     device: Arc<dyn Device>,
     raw: RawStream,
 }
@@ -17,7 +17,7 @@ impl OwnStream {
     pub(super) fn new(device: &Arc<dyn Device>) -> Result<Self, DeviceError> {
         let raw = device.create_stream()?;
         let device = device.clone();
-        Ok(Self(Arc::new(Owner { device, raw })))
+        Ok(Self(Arc::new(StreamOwner { device, raw })))
     }
 }
 
@@ -41,7 +41,7 @@ unsafe impl DeviceStream for OwnStream {
     }
 }
 
-impl Drop for Owner {
+impl Drop for StreamOwner {
     fn drop(&mut self) {
         // If it cannot be destroyed, the device cleans up at its own end.
         // SAFETY: this was the last owner of the stream that it made, so that no later call names it.

@@ -8,7 +8,7 @@ use crate::engine::{
 };
 use crate::error::BuildError;
 use crate::heap::{GRANULE, Geometry, GrowBy, ReleaseThreshold, Remapping, Sealing};
-use crate::lane::Bounds;
+use crate::lane::CacheBounds;
 use crate::queue::Rules;
 use crate::seam::{CapacitySource, Joining, SegmentProperties, SegmentSource};
 use crate::sync::plain;
@@ -288,19 +288,19 @@ impl PoolConfig {
         })
     }
 
-    fn lane_bounds(&self, is_ordered: bool) -> Bounds {
+    fn lane_bounds(&self, is_ordered: bool) -> CacheBounds {
         if is_ordered {
             // The source keeps the order of frees: no event has to be recorded.
-            return Bounds {
+            return CacheBounds {
                 unsealed: u64::MAX,
-                ..Bounds::NONE
+                ..CacheBounds::NONE
             };
         }
         if !self.is_pooled {
             // Each free is to be seen complete by itself.
-            return Bounds::NONE;
+            return CacheBounds::NONE;
         }
-        Bounds {
+        CacheBounds {
             bytes: self.lane_bytes,
             largest: LARGEST_IN_LANE
                 .max(self.lane_bytes / PART_OF_LANE)

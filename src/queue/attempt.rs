@@ -1,6 +1,6 @@
 //! An attempt without waiting: for one block ([`try_now`]) or several ([`try_all_now`]).
 
-use super::{Charge, Demand, Service};
+use super::{Demand, Service, TagCharge};
 use crate::engine::{Allocation, Allocations, Change, Effort, Expected, Mode, Parts, Refusal};
 use crate::error::AllocError;
 use crate::heap::Placement;
@@ -19,7 +19,7 @@ pub(crate) struct Asker<'a> {
 #[derive(Debug)]
 pub(crate) enum Denial<'a> {
     /// There is not enough now. A request that can wait joins the queue with this patience and charge.
-    Short(Expected, Option<Charge<'a>>),
+    Short(Expected, Option<TagCharge<'a>>),
     /// Its tag has reached its limit. A request that can wait joins the quota queue.
     OverLimit(Tag),
     /// Waiting would not help.
@@ -80,7 +80,7 @@ pub(crate) fn try_now<'a>(
     if charge.is_some()
         && let Some(allocation) = own(asker, demand)
     {
-        Charge::keep(charge);
+        TagCharge::keep(charge);
         return Ok(allocation);
     }
     try_above_the_lane(asker, demand, effort, charge)
@@ -105,7 +105,7 @@ pub(crate) fn try_all_now<'a>(
 }
 
 #[inline]
-fn charge<'a>(asker: Asker<'a>, demand: &Demand) -> Result<Option<Charge<'a>>, Denial<'a>> {
+fn charge<'a>(asker: Asker<'a>, demand: &Demand) -> Result<Option<TagCharge<'a>>, Denial<'a>> {
     match demand.tag {
         None => Ok(None),
         Some(tag) => charge_or_deny(asker, demand, tag).map(Some),
@@ -116,9 +116,9 @@ fn charge_or_deny<'a>(
     asker: Asker<'a>,
     demand: &Demand,
     tag: Tag,
-) -> Result<Charge<'a>, Denial<'a>> {
+) -> Result<TagCharge<'a>, Denial<'a>> {
     let service = asker.service;
-    let mut charged = Charge::of(service, demand, tag);
+    let mut charged = TagCharge::of(service, demand, tag);
     let account = service.queue.accounts.of(tag);
     // Memory that is evicted while requests of the tag are throttled is theirs.
     while charged.is_err()
@@ -126,7 +126,7 @@ fn charge_or_deny<'a>(
         && service.refusal().is_none()
         && service.evict_for(tag, demand.request.bytes)
     {
-        charged = Charge::of(service, demand, tag);
+        charged = TagCharge::of(service, demand, tag);
     }
     charged.map_err(|LimitReached| {
         let never = asker.service.refusal_of(demand);
@@ -139,7 +139,7 @@ fn try_above_the_lane<'a>(
     asker: Asker<'a>,
     demand: &Demand,
     effort: Effort,
-    charge: Option<Charge<'a>>,
+    charge: Option<TagCharge<'a>>,
 ) -> Result<Allocation, Denial<'a>> {
     let allocation = search_or_deny(asker, effort, charge, |lane, mode| {
         let engine = &asker.service.engine;
@@ -155,7 +155,7 @@ fn try_above_the_lane<'a>(
 fn search_or_deny<'a, T>(
     asker: Asker<'a>,
     effort: Effort,
-    charge: Option<Charge<'a>>,
+    charge: Option<TagCharge<'a>>,
     search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
@@ -171,7 +171,7 @@ fn search_or_deny<'a, T>(
     service.publish(Change::Memory);
     match found {
         Ok(allocation) => {
-            Charge::keep(charge);
+            TagCharge::keep(charge);
             Ok(allocation)
         }
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, charge)),

@@ -7,13 +7,13 @@ use crate::measure::{LimitReached, Tag};
 /// whatever ends that uncharges them.
 #[derive(Debug)]
 #[must_use = "the bytes are uncharged when this is dropped"]
-pub(crate) struct Charge<'a> {
+pub(crate) struct TagCharge<'a> {
     service: &'a Service,
     tag: Tag,
     bytes: u64,
 }
 
-impl<'a> Charge<'a> {
+impl<'a> TagCharge<'a> {
     /// Charges the bytes of a demand.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl<'a> Charge<'a> {
     }
 }
 
-impl Drop for Charge<'_> {
+impl Drop for TagCharge<'_> {
     fn drop(&mut self) {
         self.service.uncharge(self.tag, self.bytes);
     }

@@ -69,7 +69,7 @@ mod waiting_request;
 pub use admission::QueueLimit;
 pub(crate) use attempt::{Asker, Denial, take_own, try_all_now, try_now};
 pub(crate) use blocking::{block_on_unless_in_task, is_far_from_tasks, may_block};
-pub(crate) use charge::Charge;
+pub(crate) use charge::TagCharge;
 pub(crate) use demand::{Demand, Wants};
 pub use drain::Drain;
 use fair_queue::Position;

@@ -9,7 +9,7 @@
 //! must follow. Every method that can make one returns whether it did.
 
 use super::admission::{QueueLimit, full};
-use super::charge::Charge;
+use super::charge::TagCharge;
 use super::fair_queue::{Cost, Flow, Position, SortKey};
 use super::listing::Listing;
 use super::queued::Queued;
@@ -54,7 +54,7 @@ pub(super) struct Newcomer<'a> {
     /// How long it waits at most.
     pub(super) limit: Option<Duration>,
     /// `None` if it has no tag, or its tag's limit does not allow it now.
-    pub(super) charge: Option<Charge<'a>>,
+    pub(super) charge: Option<TagCharge<'a>>,
 }
 
 /// A request that joined.
@@ -284,7 +284,7 @@ impl Waiters {
                 .map(|tag| (tag, bytes));
             (error, charged)
         });
-        Charge::keep(newcomer.charge);
+        TagCharge::keep(newcomer.charge);
         let displaced = displaced.map_err(|(error, charged)| JoinRefused { error, charged })?;
         let (displaced, moved_up) = self.displace(standing, displaced, now, gate, trash);
         let origin = WaiterOrigin {
