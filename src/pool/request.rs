@@ -559,7 +559,7 @@ impl<K: Kind> Request<K> {
                 let terms = &self.wish.terms;
                 self.waiting.join(asker, denial, ask, terms, made, waker)?;
                 if self.owner == Owner::Watches {
-                    self.waiting.watch_for_stall();
+                    self.waiting.watch_for_stall(asker.service);
                 }
                 None
             }

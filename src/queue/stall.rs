@@ -19,9 +19,13 @@ impl Stall {
         Self(SharedState::new(UNWATCHED))
     }
 
-    /// Has the owner told. Returns whether this is the first time: the server did not know, and must look again.
+    /// Has the owner told. Returns whether this is the first time.
     pub(super) fn watch(&self) -> bool {
         self.exchange(UNWATCHED, WATCHED)
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != UNWATCHED
     }
 
     /// Begins the stall. Returns whether the owner is to be woken.
@@ -46,7 +50,7 @@ impl Stall {
 
     /// Has the owner told again: the request enters the fair queue from a quota queue.
     pub(super) fn reset(&self) {
-        if self.0.load(Ordering::SeqCst) != UNWATCHED {
+        if self.is_watched() {
             self.0.store(WATCHED, Ordering::SeqCst);
         }
     }

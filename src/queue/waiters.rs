@@ -779,6 +779,18 @@ impl Waiters {
         listing.finish()
     }
 
+    /// Has the owner of a request told when the request stalls. Returns whether this is the first time: then the queue
+    /// is to be served.
+    pub(super) fn watch(&self, waiter: &Waiter) -> bool {
+        if waiter.stall.is_watched() {
+            return false;
+        }
+        // Under the lock, under which a server reads the first requests: it sees this, or it has begun before this, and
+        // is told to look again.
+        let _standing = self.standing.lock();
+        waiter.stall.watch()
+    }
+
     /// Returns whether nothing can serve the request, which is the first, and its owner was not told. It is told now.
     pub(super) fn tell_of_stall(&self, waiter: &Waiter) -> bool {
         if !waiter.stall.has_begun() {

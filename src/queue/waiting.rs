@@ -201,9 +201,9 @@ impl Waiting {
 
     /// Has the owner told, if the request waits and nothing can serve it: by [`poll_stalled`](Self::poll_stalled).
     #[cold]
-    pub(crate) fn watch_for_stall(&self) {
+    pub(crate) fn watch_for_stall(&self, service: &Service) {
         if let Some(membership) = self.0.as_deref() {
-            membership.waiter.stall.watch();
+            service.queue.watch(&membership.waiter);
         }
     }
 
@@ -216,7 +216,7 @@ impl Waiting {
         if !waiter.register(waker) {
             return Poll::Pending;
         }
-        let is_new = waiter.stall.watch();
+        let is_new = service.queue.watch(waiter);
         match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
             Some(tag) => service.relieve(tag),
             None if is_new => Service::serve_candidate(service),
