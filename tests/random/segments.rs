@@ -132,10 +132,7 @@ unsafe impl SegmentSource for Recorder {
         let mut records = self.records.lock().unwrap();
         self.count(&mut records, "take")?;
         let is_usable = |given: &Given| {
-            let may_use = |(on, event)| {
-                // SAFETY: the event was created and not destroyed.
-                on == stream || unsafe { self.device.query(event) } == Ok(true)
-            };
+            let may_use = |(on, event)| on == stream || self.device.query(event) == Ok(true);
             given.bytes == bytes && given.on.is_none_or(may_use)
         };
         let (address, earlier) = match records.given.iter().rposition(is_usable) {
@@ -203,9 +200,8 @@ unsafe impl SegmentSource for Recorder {
             unused.store(true, SeqCst);
         });
         work.expect("a stream of the pool").submit(look);
-        let event = Device::create_event(&self.device)?;
-        // SAFETY: the event was just created, and the caller guarantees the stream.
-        unsafe { self.device.record(event, stream) }?;
+        let event = self.device.create_event()?;
+        self.device.record(event, stream)?;
         given.on = Some((stream, event));
         self.records.lock().unwrap().given.push(given);
         Ok(())
