@@ -138,10 +138,25 @@ impl<'a> Search<'a> {
             // request tries again.
             let _ = ordering::seal_for_others(engine, lane);
         }
+        if self.to.takes_ordered_memory()
+            && let Some(found) = self.take_segment()?
+        {
+            return Ok(found);
+        }
         match self.take_good_fit() {
             Some(found) => Ok(found),
             None => self.try_sources(),
         }
+    }
+
+    /// Takes a segment from an ordered source, which decides about reuse. The heap has only blocks that the source did not
+    /// take back in the order of a stream.
+    fn take_segment(&mut self) -> Result<Option<Found>, DeviceError> {
+        if self.to.placement != Placement::Anywhere {
+            return Ok(None);
+        }
+        let plan = self.to.engine.store.heap.lock().plan_segment(self.request);
+        self.put_together(plan, None, Growth::Allowed)
     }
 
     /// Tries the sources of the policy's table.
@@ -490,7 +505,7 @@ impl<'a> Search<'a> {
         let engine = self.to.engine;
         let geometry = &engine.shared.settings.geometry;
         let is_little = geometry.virtual_memory && geometry.growth == GrowBy::Chunks;
-        // The driver's pools are made for calls from anywhere.
+        // An ordered source takes calls from anywhere.
         if engine.shared.may_call(self.mode.effort) || self.to.takes_ordered_memory() {
             u64::MAX
         } else if is_little {

@@ -12,8 +12,8 @@ use super::{Change, Engine, HeapStore, Shared, announcer, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::fault::injected;
 use crate::heap::{
-    Budget, Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Order, Outcome, Plan,
-    Release, Request, Target,
+    Budget, Exchange, Fences, Grant, GrowBy, Growth, Heap, Mapping, NewSegment, Order, Outcome,
+    Plan, Release, Request, Target,
 };
 use crate::id::StreamId;
 use crate::lane::Lane;
@@ -140,6 +140,9 @@ pub(super) fn reserve_addresses(engine: &Engine, capacity: u64) -> Result<(), De
 
 /// Grows by the rest of one step of growth, after a request was served by growing. A failure here does not matter.
 fn grow_ahead(engine: &Engine, grown: u64) {
+    if engine.shared.settings.geometry.growth == GrowBy::Chunks {
+        return;
+    }
     let mut ahead = engine.store.heap.lock().ahead(grown);
     while ahead > 0 {
         let Some(plan) = engine.store.heap.lock().plan_ahead(ahead, grown) else {

@@ -2,7 +2,6 @@
 //!
 //! | module | about |
 //! |---|---|
-//! | `driver_pools` | one pool of the driver, used by two pools |
 //! | `foreign` | memory that others own, as blocks |
 //! | `full_device` | three pools on one device, beside another program |
 //! | `fuzz` | the sequences of operations that are fuzzed |
@@ -30,7 +29,6 @@ fn over_seeds(run: impl Fn(u64) -> u64) -> u64 {
     (0..SEEDS).map(count).sum()
 }
 
-mod driver_pools;
 mod foreign;
 mod full_device;
 mod fuzz;

@@ -377,9 +377,13 @@ impl Heap {
             return Some(Plan::Map(mapping));
         }
         let is_anywhere = placement == Placement::Anywhere;
-        if !is_anywhere || growth != Growth::Allowed || map.units().virtual_memory {
-            return None;
-        }
+        let is_plain = is_anywhere && growth == Growth::Allowed && !map.units().virtual_memory;
+        is_plain.then(|| self.plan_segment(request))?
+    }
+
+    /// Plans a segment of plain memory for the request, if the capacity holds it.
+    pub fn plan_segment(&mut self, request: Request) -> Option<Plan> {
+        let map = &mut self.map;
         let bytes = self
             .capacity
             .segment_for(map.units(), map.totals(), request.bytes)?;

@@ -22,8 +22,9 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice, SimStream};
-use weirpool::{Block, Pool, Reservation, Stream, Tag};
+use weirpool::{Block, Pool, ReleaseThreshold, Reservation, Stream, Tag};
 use weirpool_compat::RawPool;
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// The part by which a count of instructions may be higher than the accepted one.
 const TOLERANCE: f64 = 0.02;
@@ -64,6 +65,9 @@ struct Fixture {
     tag: Tag,
     reservation: Reservation,
     mix: RefCell<Mix>,
+    /// Passes each call on to a pool of the driver, which keeps its memory. The simulated driver's own part of a pair is
+    /// about 2,180 instructions.
+    passed: (Pool, Stream),
 }
 
 /// Blocks of 512 B to 64 MiB in a pool of their own, at most [`LIVE`] of them and 2 GiB.
@@ -156,6 +160,11 @@ const CASES: &[(&str, Operation)] = &[
         drop(black_box(freed.expect("a stream of the pool")));
         fixture.device.advance_to_end();
     }),
+    ("pair passed through", |fixture| {
+        let (pool, stream) = &fixture.passed;
+        let block = pool.try_allocate(stream, 256);
+        drop(black_box(block.expect("memory")));
+    }),
     ("half a pair of a mix", |fixture| {
         fixture.mix.borrow_mut().step()
     }),
@@ -174,6 +183,19 @@ const CASES: &[(&str, Operation)] = &[
 fn now(request: impl Future<Output = Result<Block, weirpool::AllocError>>) -> Block {
     let block = request.now_or_never().expect("granted at once");
     block.expect("memory")
+}
+
+fn passed_through() -> anyhow::Result<(Pool, Stream)> {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(Clock::Manual)
+        .checker(Checker::Off)
+        .build();
+    let driver_pool = DriverPool::builder(&device).build()?;
+    driver_pool.set_release_threshold(ReleaseThreshold::Keep)?;
+    let segments = driver_pool.segments(DriverPoolUse::PassedThrough);
+    let pool = Pool::builder(device).segment_source(segments).build()?;
+    Ok((pool.clone(), pool.create_stream()?))
 }
 
 impl Fixture {
@@ -196,6 +218,7 @@ impl Fixture {
             tag: Tag::new("instructions"),
             reservation,
             mix: RefCell::new(Mix::new()?),
+            passed: passed_through()?,
         })
     }
 }

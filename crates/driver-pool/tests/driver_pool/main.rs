@@ -3,9 +3,13 @@
 //!
 //! | file | about |
 //! |---|---|
+//! | `calls` | the device calls that passing through takes |
 //! | `pools` | what a pool takes from a pool of the driver, and when |
+//! | `random` | random use of one pool of the driver by two pools |
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
 
+mod calls;
 mod pools;
+mod random;
