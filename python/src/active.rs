@@ -7,8 +7,8 @@ use crate::device_pool::threads_of;
 use crate::fault::injected;
 use crate::fork;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use weirpool::{AllocError, Block, Pool, Reservation, Stream, Tag};
@@ -20,10 +20,10 @@ static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Vec<(u64, Arc<Activation>)>> = Mutex::new(Vec::new());
 
 /// The reservations that live, for reports.
-static LIVE: Mutex<Vec<Weak<Held>>> = Mutex::new(Vec::new());
+static LIVE: Mutex<BTreeMap<u64, Weak<Listed>>> = Mutex::new(BTreeMap::new());
 
 /// How many entries of one kind a report lists.
-const LISTED: usize = 4;
+const MOST_LISTED: usize = 4;
 
 thread_local! {
     static OF_THREAD: Stack = const { Stack(RefCell::new(Vec::new())) };
@@ -48,33 +48,43 @@ pub(crate) fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A reservation, kept by its owner and by its activations.
-pub(crate) struct Held {
+pub(crate) struct Held(Arc<Listed>);
+
+/// A reservation as reports know it, which does not keep its memory.
+struct Listed {
     number: u64,
     pool: Pool,
-    reservation: RwLock<ManuallyDrop<Reservation>>,
+    /// `None` once its last owner is gone.
+    reservation: RwLock<Option<Reservation>>,
     /// The threads on which it is active, by the names that Python gives them.
     threads: Mutex<Vec<String>>,
+}
+
+impl Listed {
+    fn with<T>(&self, call: impl FnOnce(&Reservation) -> T) -> Option<T> {
+        let reservation = self.reservation.read();
+        let reservation = reservation.unwrap_or_else(PoisonError::into_inner);
+        reservation.as_ref().map(call)
+    }
 }
 
 impl Held {
     pub(crate) fn new(reservation: Reservation) -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
-        let held = Arc::new(Self {
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let listed = Arc::new(Listed {
+            number,
             pool: reservation.pool(),
-            reservation: RwLock::new(ManuallyDrop::new(reservation)),
+            reservation: RwLock::new(Some(reservation)),
             threads: Mutex::default(),
         });
-        let mut live = locked(&LIVE);
-        live.retain(|other| other.strong_count() > 0);
-        live.push(Arc::downgrade(&held));
-        drop(live);
-        held
+        locked(&LIVE).insert(number, Arc::downgrade(&listed));
+        Arc::new(Self(listed))
     }
 
     fn with<T>(&self, call: impl FnOnce(&Reservation) -> T) -> T {
-        let reservation = self.reservation.read();
-        call(&reservation.unwrap_or_else(PoisonError::into_inner))
+        let called = self.0.with(call);
+        called.expect("present while it has an owner")
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -90,7 +100,7 @@ impl Held {
     }
 
     pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
+        &self.0.pool
     }
 
     /// Allocates from the reservation; see [`Reservation::allocate`].
@@ -106,23 +116,25 @@ impl Held {
     /// # Errors
     /// Returns [`AllocError::NotReserved`] if fewer bytes are left.
     pub(crate) fn split(&self, bytes: u64) -> Result<Arc<Self>, AllocError> {
-        let reservation = self.reservation.write();
+        let reservation = self.0.reservation.write();
         let mut reservation = reservation.unwrap_or_else(PoisonError::into_inner);
-        let part = reservation.split(bytes);
+        let part = reservation.as_mut().map(|owned| owned.split(bytes));
         drop(reservation);
-        part.map(Self::new)
+        part.expect("present while it has an owner").map(Self::new)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         // In a forked process a lock of the pool may be held by a thread that it does not have.
-        if !fork::is_child() {
-            let reservation = self.reservation.get_mut();
-            let reservation = reservation.unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: it is not used again.
-            unsafe { ManuallyDrop::drop(reservation) };
+        if fork::is_child() {
+            return std::mem::forget(self.0.clone());
         }
+        locked(&LIVE).remove(&self.0.number);
+        let reservation = self.0.reservation.write();
+        let ended = reservation.unwrap_or_else(PoisonError::into_inner).take();
+        // Its memory is with the pool when this returns, even while a report is made.
+        drop(ended);
     }
 }
 
@@ -151,7 +163,7 @@ impl Activation {
         stream: Option<u64>,
     ) -> Arc<Self> {
         if let Source::Reservation(held) = &source {
-            locked(&held.threads).push(thread.clone());
+            locked(&held.0.threads).push(thread.clone());
         }
         let activation = Arc::new(Self {
             pool: pool.clone(),
@@ -177,7 +189,7 @@ impl Activation {
     pub(crate) fn end(&self) -> bool {
         let source = locked(&self.source).take();
         if let Some(Source::Reservation(held)) = &source {
-            let mut threads = locked(&held.threads);
+            let mut threads = locked(&held.0.threads);
             if let Some(at) = threads.iter().position(|name| *name == self.thread) {
                 threads.swap_remove(at);
             }
@@ -236,14 +248,19 @@ fn source_of(pool: &Pool, stream: u64) -> Option<Source> {
 /// tags, streams with the threads that use them, and the requests that wait.
 pub(crate) fn holders(pool: &Pool) -> String {
     let mut text = String::new();
-    let live: Vec<_> = locked(&LIVE).iter().filter_map(Weak::upgrade).collect();
-    let mut live: Vec<_> = live.into_iter().filter(|held| held.pool == *pool).collect();
-    live.sort_by_key(|held| std::cmp::Reverse(held.size()));
-    let is_more = live.len().saturating_sub(LISTED);
-    for held in live.iter().take(LISTED) {
-        let (size, left) = (in_units(held.size()), in_units(held.left()));
+    let live: Vec<_> = locked(&LIVE).values().filter_map(Weak::upgrade).collect();
+    let figures = |held: Arc<Listed>| {
+        let read = |owned: &Reservation| (owned.size(), owned.left(), owned.tag());
+        Some((held.with(read)?, held))
+    };
+    let of_pool = live.into_iter().filter(|held| held.pool == *pool);
+    let mut live: Vec<_> = of_pool.filter_map(figures).collect();
+    live.sort_by_key(|((size, ..), _)| std::cmp::Reverse(*size));
+    let is_more = live.len().saturating_sub(MOST_LISTED);
+    for ((size, left, tag), held) in live.iter().take(MOST_LISTED) {
+        let (size, left) = (in_units(*size), in_units(*left));
         let _ = write!(text, "; reservation {} of {size}", held.number);
-        if let Some(tag) = held.tag() {
+        if let Some(tag) = tag {
             let _ = write!(text, " for tag {tag}");
         }
         let _ = write!(text, " with {left} not allocated");
@@ -258,13 +275,13 @@ pub(crate) fn holders(pool: &Pool) -> String {
     let mut tags = pool.statistics_by_tag();
     tags.retain(|tag| tag.used.current > 0);
     tags.sort_by_key(|tag| std::cmp::Reverse(tag.used.current));
-    for tag in tags.iter().take(LISTED) {
+    for tag in tags.iter().take(MOST_LISTED) {
         let _ = write!(text, "; tag {}: {}", tag.tag, in_units(tag.used.current));
     }
     let mut streams = pool.statistics_by_stream();
     streams.retain(|stream| stream.used.current > 0);
     streams.sort_by_key(|stream| std::cmp::Reverse(stream.used.current));
-    for stream in streams.iter().take(LISTED) {
+    for stream in streams.iter().take(MOST_LISTED) {
         let (id, used) = (stream.stream, in_units(stream.used.current));
         let _ = write!(text, "; {id}: {used}");
         if let Some(threads) = threads_of(pool, id) {

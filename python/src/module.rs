@@ -1,7 +1,7 @@
 //! The Python module `weirpool._native`.
 
 use crate::{device_pool, figures_of, settings};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyImportError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::ffi::c_int;
@@ -43,6 +43,14 @@ fn stop_sharing(py: Python<'_>) {
 /// The native part of weirpool.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // SAFETY: Python's lock is held, and the interpreter lives.
+    let interpreter =
+        unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
+    if interpreter != 0 {
+        return Err(PyImportError::new_err(
+            "weirpool works in the main interpreter only, whose threads and pools it would share",
+        ));
+    }
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(configure, module)?)?;
     module.add_function(wrap_pyfunction!(stop_sharing, module)?)?;

@@ -13,16 +13,21 @@ use std::ffi::{OsStr, c_int};
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::{AllocError, Block, Evictable, Pinned, Pool, QueueLimit, Stream, Tag};
 use weirpool_dashboard::Dashboard;
 
 /// How long a blocking wait leaves signals unanswered.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// The least that a retry is put off, however quickly memory comes back.
+const LEAST_RETRY: Duration = Duration::from_millis(1);
 
 /// How long a client of the page may take to send a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,10 +50,15 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(size, module)?)
 }
 
-/// Fails all waits. Called at the end of the process.
+/// Ends waits, and the thread that tells event loops. Called at the end of the process.
 #[pyfunction]
-fn stop_waiting() {
+fn stop_waiting(py: Python<'_>) {
+    if fork::is_child() {
+        return;
+    }
     waiting::stop();
+    // It may be waiting for Python's lock.
+    py.detach(stop_telling);
 }
 
 /// Returns the bytes that a number or a text such as `2GiB` means.
@@ -56,9 +66,10 @@ fn stop_waiting() {
 fn size(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let is_bool = value.is_instance_of::<pyo3::types::PyBool>();
     if let Ok(text) = value.extract::<String>() {
-        return settings::bytes(OsStr::new(&text)).ok_or_else(|| {
+        let bytes = settings::bytes(OsStr::new(&text));
+        return bytes.filter(|bytes| *bytes <= u64::MAX / 2).ok_or_else(|| {
             PyValueError::new_err(format!(
-                "the size is {text:?}: expected bytes, such as \"2GiB\", \"1500MB\" or 4096"
+                "the size is {text:?}: expected fewer than 2^63 bytes, such as \"2GiB\", \"1500MB\" or 4096"
             ))
         });
     }
@@ -88,7 +99,8 @@ fn refused(py: Python<'_>, error: &AllocError, text: String) -> PyErr {
         AllocError::Device(_) => "DeviceFailed",
         _ => "InvalidRequest",
     };
-    let retry_after = error.retry_after().map(|time| time.as_secs_f64());
+    let retry_after = error.retry_after();
+    let retry_after = retry_after.map(|time| time.max(LEAST_RETRY).as_secs_f64());
     let make = || {
         let class = py.import("weirpool._errors")?.getattr(name)?;
         class.call1((text, retry_after))
@@ -122,53 +134,81 @@ fn json<T: serde::Serialize>(figures: &T) -> PyResult<String> {
 
 /// An event loop's future that is to be settled.
 struct Settled {
+    /// Weak references, so that a request keeps neither a loop nor a task alive.
     event_loop: Py<PyAny>,
-    /// A weak reference, so that a request does not keep a task alive whose loop is gone.
     future: Py<PyAny>,
     settle: Py<PyAny>,
+    wait: Arc<Wait>,
 }
 
 impl Settled {
+    /// Settles the future. Cancels the request if nobody is left to take its outcome: the loop was closed, or is gone.
     fn tell(self, py: Python<'_>) {
-        let Ok(future) = self.future.call0(py) else {
-            return;
+        let present = |reference: &Py<PyAny>| {
+            let value = reference.call0(py).ok()?;
+            (!value.is_none(py)).then_some(value)
         };
-        if future.is_none(py) {
-            return;
+        let told = present(&self.event_loop).zip(present(&self.future));
+        let told = told.and_then(|(event_loop, future)| {
+            let call = event_loop.call_method1(py, "call_soon_threadsafe", (self.settle, future));
+            call.ok()
+        });
+        if told.is_none() {
+            py.detach(|| self.wait.cancel());
         }
-        // It fails if the loop was closed. Its tasks are cancelled or gone then, and their requests with them.
-        let _ = self
-            .event_loop
-            .call_method1(py, "call_soon_threadsafe", (self.settle, future));
     }
 }
 
-/// Returns a sender to the thread that tells event loops. It alone takes Python's lock, so that threads that serve requests
-/// never wait for that.
-fn teller() -> Sender<Settled> {
-    static TELLER: OnceLock<Sender<Settled>> = OnceLock::new();
-    let start = || {
-        let (sender, receiver): (_, Receiver<Settled>) = channel();
-        let tell = move || {
-            while let Ok(first) = receiver.recv() {
-                if waiting::has_stopped() {
-                    // Without the interpreter the references cannot be given up.
-                    std::mem::forget(first);
-                    continue;
-                }
-                Python::try_attach(|py| {
-                    first.tell(py);
-                    for next in receiver.try_iter().take(64) {
-                        next.tell(py);
-                    }
-                });
-            }
-        };
-        let thread = std::thread::Builder::new().name("weirpool-tell".to_owned());
-        let _ = thread.spawn(tell);
-        sender
+/// The thread that tells event loops. It alone takes Python's lock, so that threads that serve requests never wait for that.
+struct Teller {
+    sender: Sender<News>,
+    thread: JoinHandle<()>,
+}
+
+enum News {
+    Settled(Settled),
+    /// The interpreter is about to end.
+    End,
+}
+
+static TELLER: Mutex<Option<Teller>> = Mutex::new(None);
+
+/// Returns a sender to the thread that tells event loops, which is started on the first call.
+///
+/// # Errors
+/// Returns an error if the system starts no thread, or at the end of the process.
+fn teller() -> Result<Sender<News>, String> {
+    let mut teller = locked(&TELLER);
+    if waiting::has_stopped() {
+        return Err("the process is ending".to_owned());
+    }
+    if let Some(teller) = &*teller {
+        return Ok(teller.sender.clone());
+    }
+    let (sender, receiver): (_, Receiver<News>) = channel();
+    let tell = move || {
+        while let Ok(News::Settled(first)) = receiver.recv() {
+            Python::try_attach(|py| first.tell(py));
+        }
     };
-    TELLER.get_or_init(start).clone()
+    let thread = std::thread::Builder::new().name("weirpool-tell".to_owned());
+    let thread = thread.spawn(tell);
+    let thread =
+        thread.map_err(|error| format!("the system starts no thread to wait on: {error}"))?;
+    *teller = Some(Teller {
+        sender: sender.clone(),
+        thread,
+    });
+    Ok(sender)
+}
+
+/// Ends the thread that tells event loops, before the interpreter ends: then no thread may call Python any more.
+fn stop_telling() {
+    let teller = locked(&TELLER).take();
+    if let Some(Teller { sender, thread }) = teller {
+        let _ = sender.send(News::End);
+        let _ = thread.join();
+    }
 }
 
 enum Kind {
@@ -275,18 +315,20 @@ impl NativePool {
         let terms = terms(sizes, tag, deadline, timeout, priority)?;
         let pool = Pool::clone(&self.pool);
         let begun = py.detach(|| match told {
-            None => Wait::begin(pool.clone(), terms, || ()),
+            None => Wait::begin(pool.clone(), terms, |_| ()),
             Some((event_loop, future, settle)) => {
-                let (sender, settled) = (
-                    teller(),
-                    Settled {
+                let sender = teller()?;
+                let tell = move |wait: &Arc<Wait>| {
+                    let settled = Settled {
                         event_loop,
                         future,
                         settle,
-                    },
-                );
-                let tell = move || {
-                    let _ = sender.send(settled);
+                        wait: wait.clone(),
+                    };
+                    if let Err(unsent) = sender.send(News::Settled(settled)) {
+                        // Without the interpreter the references cannot be given up.
+                        std::mem::forget(unsent);
+                    }
                 };
                 Wait::begin(pool.clone(), terms, tell)
             }
@@ -413,7 +455,10 @@ impl NativePool {
             let work = device.create_stream();
             let stream = self.pool.register(&work);
             let stream = stream.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-            Ok(NativeStream { work, stream })
+            Ok(NativeStream {
+                work: ManuallyDrop::new(work),
+                stream: ManuallyDrop::new(stream),
+            })
         })
     }
 
@@ -483,14 +528,23 @@ impl NativePool {
             runtime.block_on(async {
                 let listener = TcpListener::bind(("127.0.0.1", port)).await?;
                 let address = listener.local_addr()?;
-                let serving = tokio::spawn(serve(listener, dashboard));
-                std::io::Result::Ok((address, serving.abort_handle()))
+                let (closing, closed) = oneshot::channel();
+                let serving = tokio::spawn(async move {
+                    tokio::select! {
+                        () = serve(listener, dashboard) => {}
+                        _ = closed => {}
+                    }
+                });
+                std::io::Result::Ok((address, (closing, serving)))
             })
         });
         let (address, serving) = bound.map_err(|error| {
             PyOSError::new_err(format!("no page on port {port} of 127.0.0.1: {error}"))
         })?;
-        Ok(NativePage { address, serving })
+        Ok(NativePage {
+            address,
+            serving: Mutex::new(Some(serving)),
+        })
     }
 }
 
@@ -687,8 +741,20 @@ impl Drop for NativeActivation {
 /// A stream of a simulated device.
 #[pyclass(frozen, module = "weirpool._native")]
 struct NativeStream {
-    work: SimStream,
-    stream: Stream,
+    work: ManuallyDrop<SimStream>,
+    stream: ManuallyDrop<Stream>,
+}
+
+impl Drop for NativeStream {
+    fn drop(&mut self) {
+        if !fork::is_child() {
+            // SAFETY: neither is used again.
+            unsafe {
+                ManuallyDrop::drop(&mut self.stream);
+                ManuallyDrop::drop(&mut self.work);
+            }
+        }
+    }
 }
 
 #[pymethods]
@@ -752,10 +818,14 @@ impl NativeBlock {
         is_here
     }
 
-    fn evictable(&self, py: Python<'_>) -> PyResult<NativeEvictable> {
+    fn evictable(&self, py: Python<'_>, pool: &NativePool) -> PyResult<NativeEvictable> {
         in_parent()?;
         let taken = locked(&self.block).take();
         match taken {
+            Some(Memory::Own(block)) if block.stream().pool() != *pool.pool => {
+                *locked(&self.block) = Some(Memory::Own(block));
+                Err(foreign(py, "the block belongs to another pool".to_owned()))
+            }
             Some(Memory::Own(block)) => {
                 let evictable = py.detach(|| block.into_evictable());
                 Ok(NativeEvictable(Mutex::new(Some(evictable))))
@@ -847,7 +917,7 @@ impl NativeEntry {
 #[pyclass(frozen, module = "weirpool._native")]
 struct NativePage {
     address: SocketAddr,
-    serving: AbortHandle,
+    serving: Mutex<Option<(oneshot::Sender<()>, tokio::task::JoinHandle<()>)>>,
 }
 
 #[pymethods]
@@ -856,9 +926,17 @@ impl NativePage {
         self.address.port()
     }
 
-    fn close(&self) {
-        if !fork::is_child() {
-            self.serving.abort();
+    /// Ends the service. The port is free when it returns.
+    fn close(&self, py: Python<'_>) {
+        if fork::is_child() {
+            return;
         }
+        let serving = locked(&self.serving).take();
+        py.detach(|| {
+            if let (Some((closing, serving)), Ok(runtime)) = (serving, waiting::runtime()) {
+                drop(closing);
+                let _ = runtime.block_on(serving);
+            }
+        });
     }
 }

@@ -3,8 +3,12 @@
 use crate::active::{Held, locked};
 use crate::fault::injected;
 use crate::fork;
+use futures::future::BoxFuture;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
@@ -20,24 +24,29 @@ static HAS_STOPPED: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// Returns an error in a forked process, at the end of the process, or if the system starts no thread.
 pub(crate) fn runtime() -> Result<&'static Runtime, String> {
-    static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    static STARTING: Mutex<()> = Mutex::new(());
     if fork::is_child() {
         return Err("this process was forked from the one that uses the pool; start it with spawn instead of fork".to_owned());
     }
     if has_stopped() {
         return Err("the process is ending".to_owned());
     }
-    let started = RUNTIME.get_or_init(|| {
-        fork::watch();
-        let mut builder = tokio::runtime::Builder::new_multi_thread();
-        let builder = builder.worker_threads(THREADS).thread_name("weirpool");
-        let runtime = builder.enable_all().build();
-        runtime.map_err(|error| format!("no threads to wait on: {error}"))
-    });
-    started.as_ref().map_err(Clone::clone)
+    let _starting = locked(&STARTING);
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    fork::watch();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let builder = builder.worker_threads(THREADS).thread_name("weirpool");
+    // It panics if the system starts no thread. The next call tries again.
+    let runtime = catch_unwind(AssertUnwindSafe(|| builder.enable_all().build()));
+    let runtime = runtime.map_err(|_| "the system starts no thread to wait on".to_owned())?;
+    let runtime = runtime.map_err(|error| format!("no threads to wait on: {error}"))?;
+    Ok(RUNTIME.get_or_init(|| runtime))
 }
 
-/// Fails all waits, before the interpreter ends.
+/// Ends blocking waits, and refuses others, before the interpreter ends.
 pub(crate) fn stop() {
     HAS_STOPPED.store(true, Ordering::SeqCst);
 }
@@ -91,48 +100,82 @@ enum State {
 pub(crate) struct Wait {
     state: Mutex<State>,
     is_ready: Condvar,
+    /// The request itself, until it has its outcome or is cancelled.
+    request: Mutex<Option<BoxFuture<'static, Result<Reservation, AllocError>>>>,
     task: OnceLock<AbortHandle>,
 }
 
 impl Wait {
-    /// Begins to wait. Calls `notify` on another thread once the outcome is there, unless the request was cancelled.
+    /// Begins to wait, behind the requests that began before. Calls `notify` once the outcome is there, unless the request
+    /// was cancelled: on another thread, or in this call.
     ///
     /// # Errors
     /// Returns the error of [`runtime`].
     pub(crate) fn begin(
         pool: Pool,
         terms: Terms,
-        notify: impl FnOnce() + Send + 'static,
+        notify: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) -> Result<Arc<Self>, String> {
         let runtime = runtime()?;
+        let request = async move { terms.request(&pool).await };
         let wait = Arc::new(Self {
             state: Mutex::new(State::Waiting),
             is_ready: Condvar::new(),
+            request: Mutex::new(Some(Box::pin(request))),
             task: OnceLock::new(),
         });
-        let settled = wait.clone();
-        let task = runtime.spawn(async move {
-            let outcome = terms.request(&pool).await;
-            if settled.settle(outcome) {
-                notify();
+        // On this thread, so that requests join the queue in the order in which they were made. A task goes on with the
+        // wait, and is woken from its own first poll on.
+        let first = {
+            let _entered = runtime.enter();
+            wait.poll(&mut Context::from_waker(Waker::noop()))
+        };
+        match first {
+            Poll::Ready(outcome) => wait.settle(outcome, notify),
+            Poll::Pending => {
+                let waiting = wait.clone();
+                let task = runtime.spawn(async move {
+                    let outcome = poll_fn(|context| waiting.poll(context)).await;
+                    waiting.settle(outcome, notify);
+                });
+                let _ = wait.task.set(task.abort_handle());
             }
-        });
-        let _ = wait.task.set(task.abort_handle());
+        }
         Ok(wait)
     }
 
-    /// Stores the outcome. Returns false if the request was cancelled; then its memory goes back to the pool.
-    fn settle(&self, outcome: Result<Reservation, AllocError>) -> bool {
+    /// Polls the request; `None` if it was cancelled.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Option<Result<Reservation, AllocError>>> {
+        let mut request = locked(&self.request);
+        let Some(waiting) = &mut *request else {
+            return Poll::Ready(None);
+        };
+        let polled = waiting.as_mut().poll(context);
+        let finished = request.take_if(|_| polled.is_ready());
+        // Outside the lock: it may have the last handle of the pool.
+        drop(request);
+        drop(finished);
+        polled.map(Some)
+    }
+
+    /// Stores the outcome, and tells of it. If the request was cancelled, its memory goes back to the pool.
+    fn settle(
+        self: &Arc<Self>,
+        outcome: Option<Result<Reservation, AllocError>>,
+        notify: impl FnOnce(&Arc<Self>),
+    ) {
+        let Some(outcome) = outcome else {
+            return;
+        };
         let mut state = locked(&self.state);
         if matches!(*state, State::Over) {
             drop(state);
-            drop(outcome);
-            return false;
+            return drop(outcome);
         }
         *state = State::Ready(outcome);
         drop(state);
         self.is_ready.notify_all();
-        true
+        notify(self);
     }
 
     /// Waits for the outcome for up to `time`. Returns whether it is there.
@@ -159,14 +202,17 @@ impl Wait {
         }
     }
 
-    /// Gives up the position in the queue. Memory that was granted meanwhile goes back to the pool.
+    /// Gives up the position in the queue, before it returns. Memory that was granted meanwhile goes back to the pool.
     pub(crate) fn cancel(&self) {
         if fork::is_child() {
             return;
         }
         let state = std::mem::replace(&mut *locked(&self.state), State::Over);
-        if let (State::Waiting, Some(task)) = (&state, self.task.get()) {
-            task.abort();
+        if let State::Waiting = state {
+            // Waits, as for a lock, for a poll that is under way.
+            let request = locked(&self.request).take();
+            drop(request);
+            self.task.get().map(AbortHandle::abort);
         }
         if injected("python-grant-kept-by-a-cancelled-wait") {
             return std::mem::forget(state);
@@ -179,7 +225,14 @@ impl Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if fork::is_child() {
-            std::mem::forget(std::mem::replace(&mut *locked(&self.state), State::Over));
+            // A lock may be held by a thread that this process does not have.
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(state, State::Over));
+            let request = self
+                .request
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(request.take());
         }
     }
 }

@@ -48,6 +48,48 @@ def test_runner_reaches_the_processes_that_a_program_starts(python, tmp_path):
     assert "weirpool" not in python("-m", "weirpool", str(script), WEIRPOOL="0").stdout
 
 
+def test_runner_waits_for_the_import_that_succeeds(python, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("import os\nif os.environ.pop('BROKEN', None): raise ImportError('for now')\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import importlib.util, sys, threading\n"
+        "from weirpool import torch as on_torch\n"
+        "on_torch.use = lambda: print('used')\n"
+        "find = lambda: importlib.util.find_spec('torch')\n"
+        "threads = [threading.Thread(target=find) for _ in range(8)]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
+        "try:\n    import torch\nexcept ImportError:\n    print('failed')\n"
+        "import torch; import torch\n"
+        "print(len([finder for finder in sys.meta_path if 'weirpool' in type(finder).__module__]))\n"
+    )
+    done = python("-m", "weirpool", str(script), BROKEN="1")
+    assert done.stdout.split() == ["failed", "used", "0"], done.stderr
+
+
+def test_process_ends_cleanly_after_a_wait(python):
+    code = (
+        "import asyncio, weirpool\npool = weirpool.Pool.simulated('64MiB')\n"
+        "async def main():\n    async with pool.reserve('1MiB'): pass\nasyncio.run(main())"
+    )
+    for _ in range(20):
+        done = python("-c", code)
+        assert done.returncode == 0, done.stderr
+
+
+def test_other_interpreters_are_refused(python):
+    code = (
+        "try:\n    import _interpreters as interpreters\n"
+        "except ImportError:\n    import _xxsubinterpreters as interpreters\n"
+        "one = interpreters.create()\n"
+        "try:\n    failed = interpreters.run_string(one, 'import weirpool')\n"
+        "except Exception as error:\n    failed = error\n"
+        "print(failed)"
+    )
+    done = python("-c", code)
+    assert "main interpreter" in done.stdout or "subinterpreters" in done.stdout, done.stdout + done.stderr
+
+
 def test_runner_keeps_another_sitecustomize(python, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('the other one')")
     script = tmp_path / "script.py"

@@ -3,10 +3,11 @@
 import importlib.abc
 import importlib.util
 import sys
+import threading
 
 
 def install():
-    """Calls `weirpool.torch.use()` at the end of the first `import torch`, or now if it is imported already."""
+    """Calls `weirpool.torch.use()` at the end of the first `import torch` that succeeds, or now if it is imported already."""
     if "torch" in sys.modules:
         _use()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -20,19 +21,27 @@ def _use():
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Stays until PyTorch is imported: a program may first ask whether it is installed, or fail to import it."""
+
+    def __init__(self):
+        self.asked = threading.local()
+
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != "torch" or getattr(self.asked, "is_inside", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        self.asked.is_inside = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self.asked.is_inside = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader):
-        self.loader = loader
+    def __init__(self, loader, finder):
+        self.loader, self.finder = loader, finder
 
     def create_module(self, spec):
         return self.loader.create_module(spec)
@@ -40,4 +49,6 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
         _use()

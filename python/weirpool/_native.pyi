@@ -99,7 +99,7 @@ class NativeBlock:
     def free(self) -> bool:
         """Frees the memory, or ends its use if it is evictable."""
 
-    def evictable(self) -> NativeEvictable: ...
+    def evictable(self, pool: NativePool) -> NativeEvictable: ...
 
 @final
 class NativeEvictable:

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 from . import _native
 from ._errors import Exhausted, ForeignMemory, LimitReached, OutOfMemory
@@ -54,6 +55,23 @@ def _nothing(future):
     """Is never due: the timer only keeps its argument."""
 
 
+def _weak(loop):
+    """Returns a weak reference to a loop, so that a request that waits does not keep it alive."""
+    try:
+        return weakref.ref(loop)
+    except TypeError:
+        return lambda: loop
+
+
+def _name(tag):
+    """Returns the name of a tag, which may be given by its account."""
+    if tag is None or isinstance(tag, str):
+        return tag
+    if isinstance(tag, Tag):
+        return tag.name
+    raise TypeError(f"a tag is a text, and not a value of type {type(tag).__name__}")
+
+
 def _running_loop():
     try:
         return asyncio.get_running_loop()
@@ -75,14 +93,14 @@ class Reserve:
     def __init__(self, pool, size, *, tag=None, deadline=None, timeout=None, priority=0):
         self._pool = pool
         self._sizes = _sizes(size)
-        self._terms = {"tag": tag, "priority": priority}
+        self._terms = {"tag": _name(tag), "priority": priority}
         self._limits = {"deadline": _seconds("deadline", deadline), "timeout": _seconds("timeout", timeout)}
         self._entered = None
 
     async def _wait(self):
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        told = (loop, weakref.ref(future), _settle)
+        told = (_weak(loop), weakref.ref(future), _settle)
         keep = loop.call_later(_FOREVER, _nothing, future)
         wait = None
         try:
@@ -144,10 +162,22 @@ class Reserve:
 
     def __enter__(self):
         self._check()
-        return self._enter(self.blocking())
+        memory = self.blocking()
+        try:
+            self._check()
+        except RuntimeError:
+            memory.release()
+            raise
+        return self._enter(memory)
 
     def __exit__(self, kind, error, trace):
         self._exit()
+
+
+@functools.lru_cache(maxsize=None)
+def _executor():
+    """Returns the threads of `Memory.run`."""
+    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="weirpool-run")
 
 
 class Memory:
@@ -183,17 +213,21 @@ class Memory:
     async def run(self, function, /, *args, **kwargs):
         """Calls a function in a worker thread, where its allocations draw from the reservation. Returns its result.
 
-        The threads are those of the loop's default executor: `loop.set_default_executor` sets how many calls run at once. If the awaiting task is cancelled, a call that has begun goes on, and the reservation lasts until it ends.
+        The threads are the package's own, at most 64 at once, so that handlers that block the loop's executor do not delay it. If the awaiting task is cancelled, a call that has begun goes on, and the reservation lasts until it ends.
         """
         if inspect.iscoroutinefunction(function):
             raise TypeError("run() calls a plain function in a thread; in an async function, put the steps that allocate inside `with memory.active():`")
         context = contextvars.copy_context()
         call = functools.partial(context.run, self._call, function, args, kwargs)
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+        return await asyncio.get_running_loop().run_in_executor(_executor(), call)
 
     def _call(self, function, args, kwargs):
         with self.active():
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except StopIteration as error:
+                # A future takes no StopIteration.
+                raise RuntimeError("the function raised StopIteration") from error
 
     def split(self, size):
         """Moves bytes that are not allocated into a reservation of their own, and returns that."""
@@ -235,7 +269,9 @@ class Active:
             raise RuntimeError("the context was entered already; call active() for each use")
         self._thread = threading.get_ident()
         self._is_spanned = False
-        self._activation = self._begin(threading.current_thread().name, self._stream)
+        # A name may have parts of no character.
+        name = threading.current_thread().name.encode(errors="replace").decode()
+        self._activation = self._begin(name, self._stream)
         loop = _running_loop()
         if loop is not None:
             self._watch = _call_next(loop, self._suspended)
@@ -406,7 +442,7 @@ class Pool:
         The tensor must be the only one over its memory; it is empty afterwards. Raises `ForeignMemory` if its memory does not belong to the pool.
         """
         if isinstance(memory, _native.NativeBlock):
-            return SimulatedEvictable(memory.evictable())
+            return SimulatedEvictable(memory.evictable(self._native))
         return _tensor_entry(self._native, memory)
 
     def serve_page(self, port=0, title=None):

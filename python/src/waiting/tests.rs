@@ -34,7 +34,7 @@ fn wait_is_granted_once_memory_is_free() {
     let pool = pool();
     let all = terms(64 * MIB).try_now(&pool).unwrap();
     let (sender, receiver) = channel();
-    let tell = move || sender.send(()).unwrap();
+    let tell = move |_: &Arc<Wait>| sender.send(()).unwrap();
     let wait = Wait::begin(pool.clone(), terms(MIB), tell).unwrap();
     assert!(!wait.wait(Duration::from_millis(20)) && wait.take().is_none());
     drop(all);
@@ -49,14 +49,13 @@ fn cancelled_wait_leaves_the_queue_and_its_memory_with_the_pool() {
     let pool = pool();
     for is_granted in [false, true] {
         let all = (!is_granted).then(|| terms(64 * MIB).try_now(&pool).unwrap());
-        let wait = Wait::begin(pool.clone(), terms(MIB), || ()).unwrap();
+        let wait = Wait::begin(pool.clone(), terms(MIB), |_| ()).unwrap();
         assert_eq!(
             wait.wait(LONG.min(Duration::from_millis(if is_granted { 9000 } else { 20 }))),
             is_granted
         );
         wait.cancel();
-        assert!(wait.take().is_none());
-        until("the request leaves", || pool.waiting_requests(9).is_empty());
+        assert!(wait.take().is_none() && pool.waiting_requests(9).is_empty());
         drop(all);
         until("all memory is free", || pool.statistics().used.current == 0);
     }
@@ -72,11 +71,29 @@ fn refusal_is_the_outcome() {
         ..terms(MIB)
     };
     for (terms, is_late) in [(late, true), (terms(65 * MIB), false)] {
-        let wait = Wait::begin(pool.clone(), terms, || ()).unwrap();
+        let wait = Wait::begin(pool.clone(), terms, |_| ()).unwrap();
         assert!(wait.wait(LONG));
         let Some(Err(error)) = wait.take() else {
             panic!("there is no memory");
         };
         assert_eq!(matches!(error, AllocError::TimedOut { .. }), is_late);
+    }
+}
+
+#[test]
+fn requests_wait_in_the_order_in_which_they_were_made() {
+    let pool = pool();
+    for round in 0..20 {
+        let all = terms(64 * MIB).try_now(&pool).unwrap();
+        let sizes: Vec<_> = (1..=30).map(|bytes| bytes * MIB).collect();
+        let waits: Vec<_> = sizes
+            .iter()
+            .map(|bytes| Wait::begin(pool.clone(), terms(*bytes), |_| ()).unwrap())
+            .collect();
+        let queued = pool.waiting_requests(99);
+        let queued: Vec<_> = queued.iter().map(|request| request.requested).collect();
+        assert_eq!(queued, sizes, "round {round}");
+        waits.iter().for_each(|wait| wait.cancel());
+        drop(all);
     }
 }

@@ -17,7 +17,8 @@ def _run_other():
 
 
 _run_other()
-if os.environ.get("WEIRPOOL", "0") != "0":
+# Another installation of Python may have no weirpool.
+if os.environ.get("WEIRPOOL", "0") != "0" and importlib.util.find_spec("weirpool") is not None:
     from weirpool import _hook
 
     _hook.install()
