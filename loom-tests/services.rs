@@ -5,7 +5,7 @@ use loom::future::block_on;
 use loom::thread;
 use std::future::poll_fn;
 use std::sync::Mutex;
-use weirpool::{AllocError, Overtaking, Tag};
+use weirpool::{AllocError, AllocateOwned, Overtaking, Tag};
 
 /// A free finds the gate open, or notifies the queue. The drain learns of the last block.
 #[test]
@@ -44,7 +44,7 @@ fn two_drains_against_a_free() {
 }
 
 /// Awaits a request, and frees memory once the request has stalled.
-fn relieved(mut request: Allocate<'_>, held: &Mutex<Option<Block>>) -> Result<Block, AllocError> {
+fn relieved(mut request: AllocateOwned, held: &Mutex<Option<Block>>) -> Result<Block, AllocError> {
     block_on(poll_fn(|context| {
         loop {
             if let Poll::Ready(answer) = Pin::new(&mut request).poll(context) {
@@ -72,7 +72,7 @@ fn stall_against_a_cancelled_head() {
         assert!(poll(&mut head).is_pending());
         let second = {
             let pool = pool.clone();
-            thread::spawn(move || drop(relieved(pool.allocate(&b, 2 * MIB), &held).unwrap()))
+            thread::spawn(move || drop(relieved(pool.allocate_owned(&b, 2 * MIB), &held).unwrap()))
         };
         drop(head);
         second.join().unwrap();
@@ -96,7 +96,9 @@ fn stall_against_a_cancelled_request_at_the_limit() {
         assert!(poll(&mut first).is_pending());
         let second = {
             let (pool, a) = (pool.clone(), a.clone());
-            thread::spawn(move || drop(relieved(pool.allocate(&a, MIB).tag(tag), &held).unwrap()))
+            thread::spawn(move || {
+                drop(relieved(pool.allocate_owned(&a, MIB).tag(tag), &held).unwrap())
+            })
         };
         drop(first);
         second.join().unwrap();
@@ -114,10 +116,11 @@ fn stall_against_a_request_that_overtakes() {
         let [(_, a), (_, b)] = streams(&device, &pool);
         let held = pool.try_allocate(&a, 2 * MIB).unwrap();
         let held = Mutex::new(Some(held));
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || drop(relieved(pool.allocate(&b, 2 * MIB), &held).unwrap()))
-        };
+        let mut other = pool.allocate_owned(&b, 2 * MIB);
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut other).poll_stalled(context).is_pending());
+        assert!(Pin::new(&mut other).poll(context).is_pending());
+        let other = thread::spawn(move || drop(relieved(other, &held).unwrap()));
         let mut urgent = pool.allocate(&a, 2 * MIB).priority(1);
         let polled = poll(&mut urgent);
         drop((polled, urgent));
@@ -142,7 +145,7 @@ fn stall_against_a_free_and_a_close() {
                 pool.close();
             })
         };
-        match relieved(pool.allocate(&a, 2 * MIB), &Mutex::new(None)) {
+        match relieved(pool.allocate_owned(&a, 2 * MIB), &Mutex::new(None)) {
             Ok(block) => drop(block),
             Err(error) => assert_eq!(error, AllocError::Closed),
         }
