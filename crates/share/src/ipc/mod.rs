@@ -70,7 +70,7 @@
 //! executor.
 //!
 //! # Pools of the driver
-//! A [`DriverPool`](weirpool::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
+//! A [`DriverPool`](weirpool_driver_pool::DriverPool) is exported as a whole, and its blocks by [`PointerData`]: CUDA's and HIP's
 //! calls, for programs that have their own protocol. `examples/processes.rs` has both ways.
 //!
 //! Files: `protocol` is a state machine without I/O, `connection` drives it, `memory` owns chunks, `pointer` owns blocks of
