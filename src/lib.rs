@@ -68,9 +68,6 @@
 //! | `weirpool-share` | blocks between processes, and tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
-//! For such crates there are [`Request::terms`] and [`Request::location`], [`Reservation::enter`], [`Pool::downgrade`],
-//! [`Pool::all`], the public figures, and the seams of [`extend`].
-//!
 //! # Features
 //!
 //! - `sim` (default): the simulated device, `device::sim`.
@@ -78,14 +75,6 @@
 //!   feature, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `serde`: figures and settings as data. See [`guide::observability`].
-//!
-//! # More
-//!
-//! The [guide] explains [why reuse is safe](guide::safety), [several pools](guide::pools) and the names in other
-//! libraries, [interoperability](guide::interoperability) with streams and hooks of other libraries, [testing stream
-//! code](guide::testing) without a GPU, running [on a GPU](guide::gpus), [observing a pool](guide::observability) and
-//! debugging with it, [waiting in a service](guide::services), and [performance](guide::performance): the figures with
-//! their commands, and the reasons for the design.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
