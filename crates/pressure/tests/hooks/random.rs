@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
                 first.is_over_limit == request.is_over_limit
                     && (!request.is_over_limit || first.tag == request.tag)
             };
-            if !firsts.iter().any(|first| is_beside(first)) {
+            if !firsts.iter().any(is_beside) {
                 firsts.push(request);
             }
         }
@@ -329,7 +329,7 @@ impl<'a> Run<'a> {
 fn random_run(seed: u64, is_virtual: bool) -> (usize, usize) {
     let device = manual_builder().virtual_memory(is_virtual).build();
     let pool = builder(&device, CAPACITY);
-    let pool = if seed % 2 == 0 {
+    let pool = if seed.is_multiple_of(2) {
         pool.reuse(only_host_waits())
     } else {
         pool
@@ -356,7 +356,7 @@ fn random_run(seed: u64, is_virtual: bool) -> (usize, usize) {
         tasks: Vec::new(),
         held: Vec::new(),
         number: 0,
-        dies: seed % 3 == 0,
+        dies: seed.is_multiple_of(3),
         tellings: 0,
     };
     let mut told = 0;
