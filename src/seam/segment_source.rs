@@ -19,8 +19,9 @@ use std::fmt;
 /// work when a block is freed there (because it is being captured, for example), the segment is given back some time
 /// after the work of the block is complete.
 ///
-/// The pool calls a source while no lock of it is held. A source that is not ordered is called where calls of the device
-/// that can wait are made. One that is ordered is called from anywhere, and by drops: it neither waits nor panics.
+/// The pool calls a source while no lock of the pool is held. A source that is not ordered is called where calls of the
+/// device that can wait are made. One that is ordered is called from anywhere, and by drops: it does not wait. No source
+/// panics.
 ///
 /// # Safety
 /// The pool hands out addresses on the word of the source. An implementation guarantees that
@@ -116,7 +117,7 @@ pub struct SegmentProperties {
     pub device: DeviceId,
     /// The kind of the memory.
     pub kind: MemoryKind,
-    /// The step of sizes, a power of two. A pool over an ordered source has blocks in these steps.
+    /// The step of sizes, a power of two of at least 512. A pool over an ordered source has blocks in these steps.
     pub granularity: u64,
     /// The most bytes that can be taken at once, which bounds the capacity; `u64::MAX` if only the device bounds it.
     pub most: u64,
