@@ -8,7 +8,7 @@ use crate::device::{AlarmId, Device};
 use crate::sync::{
     Foreign, ForeignOption, Guards, Mutex, Ordering, SharedFlag, assert_unlocked, plain,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
@@ -32,13 +32,18 @@ struct Deadlines {
     alarm_at: Option<Duration>,
     /// How often the alarm was set.
     turn: u64,
-    /// Calls of the device under way that set the alarm. A device that cannot keep the time calls at once, inside them.
+    /// Calls of the device under way that set the alarm.
     setting: u64,
+    /// The alarm went off inside such a call, before its time: the device cannot keep the time.
+    is_early: bool,
+    /// The deadlines that tasks look at themselves when they are polled.
+    of_tasks: BTreeSet<u64>,
 }
 
 impl Deadlines {
     fn remove(&mut self, number: u64) -> Option<Foreign<Waker>> {
         let at = self.times.remove(&number)?;
+        self.of_tasks.remove(&number);
         self.wakers.remove(&(at, number))
     }
 }
@@ -57,7 +62,8 @@ impl Timer {
         Deadline { timer, number }
     }
 
-    /// Changes the deadlines, and sets the alarm to the first one.
+    /// Changes the deadlines, and sets the alarm to the first one. Where the device cannot keep the time, the tasks that look at
+    /// it themselves are called at once, until their time has come. The pool's own deadlines are left to their polls.
     fn change<R>(self: &plain::Arc<Self>, change: impl FnOnce(&mut Deadlines) -> R) -> R {
         let mut deadlines = self.deadlines.lock();
         let changed = change(&mut deadlines);
@@ -79,10 +85,17 @@ impl Timer {
         if deadlines.turn == turn {
             std::mem::swap(&mut deadlines.alarm, &mut alarm);
         }
+        let mut early = Vec::new();
+        if std::mem::take(&mut deadlines.is_early) {
+            deadlines.alarm_at = None;
+            let tasks = std::mem::take(&mut deadlines.of_tasks);
+            early.extend(tasks.iter().filter_map(|number| deadlines.remove(*number)));
+        }
         drop(deadlines);
         if let Some(unneeded) = alarm {
             self.device.cancel_alarm(unneeded);
         }
+        plain::wake_all(early.into_iter().map(Foreign::into_inner));
         changed
     }
 }
@@ -91,16 +104,25 @@ impl Timer {
 impl Wake for Timer {
     fn wake(self: plain::Arc<Self>) {
         let now = self.device.now();
+        {
+            let mut deadlines = self.deadlines.lock();
+            let is_due = deadlines
+                .wakers
+                .keys()
+                .next()
+                .is_some_and(|(at, _)| *at <= now);
+            if deadlines.setting > 0 && !is_due {
+                deadlines.is_early = true;
+                return;
+            }
+        }
         let due = self.change(|deadlines| {
             deadlines.alarm_at = None;
             let later = deadlines.wakers.split_off(&(now, u64::MAX));
             let due = std::mem::replace(&mut deadlines.wakers, later);
-            if due.is_empty() && deadlines.setting > 0 {
-                // Setting the alarm again would be answered in the same way. Tasks look at the time when they are polled.
-                deadlines.alarm_at = deadlines.wakers.keys().next().map(|(at, _)| *at);
-            }
             for (_, number) in due.keys() {
                 deadlines.times.remove(number);
+                deadlines.of_tasks.remove(number);
             }
             due
         });
@@ -118,9 +140,16 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Calls the waker once at that time or soon after, and no waker at the time that was set before.
     pub(crate) fn set(&self, call: Option<(Duration, Waker)>) {
+        self.change(call, false);
+    }
+
+    fn change(&self, call: Option<(Duration, Waker)>, is_of_task: bool) {
         let former = self.timer.change(|deadlines| {
             let former = deadlines.remove(self.number);
             if let Some((at, waker)) = call {
+                if is_of_task {
+                    deadlines.of_tasks.insert(self.number);
+                }
                 deadlines.times.insert(self.number, at);
                 let waker = Foreign::new(waker);
                 deadlines.wakers.insert((at, self.number), waker);
@@ -134,7 +163,7 @@ impl Deadline {
     pub(crate) fn has_come(&self, at: Duration, waker: &Waker) -> bool {
         let has_come = self.timer.device.now() >= at;
         if !has_come {
-            self.set(Some((at, waker.clone())));
+            self.change(Some((at, waker.clone())), true);
         }
         has_come
     }

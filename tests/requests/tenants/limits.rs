@@ -293,7 +293,7 @@ fn timeout_at_a_limit_names_the_limit() {
     assert!(
         shortfall
             .to_string()
-            .contains("times out: 0 holds 4.0 MiB of its limit of 4.0 MiB")
+            .contains("times out: 0 holds or was promised 4.0 MiB of its limit of 4.0 MiB")
     );
     drop(block);
     drop(allocate().try_now().unwrap());

@@ -265,22 +265,61 @@ fn queue_is_served_where_no_thread_can_be_started() {
 
 mod without_alarms {
     use super::*;
+    use std::collections::BTreeMap;
+    use std::sync::{Arc, Mutex};
+    use std::task::Waker;
     use weirpool::device::*;
 
     /// A device that cannot keep the time: an alarm calls at once, as where no thread can be started.
     #[derive(Clone, Debug)]
-    struct WithoutAlarms(sim::SimDevice);
+    struct WithoutAlarms {
+        device: sim::SimDevice,
+        /// It watches no events either: whenever it is asked to watch or to keep the time, it calls all watchers at once.
+        watchers: Option<Arc<Mutex<BTreeMap<u64, Waker>>>>,
+    }
+
+    impl WithoutAlarms {
+        fn call_watchers(&self) {
+            let watchers = self.watchers.iter().flat_map(|watchers| {
+                let watchers = watchers.lock().unwrap();
+                watchers.values().cloned().collect::<Vec<_>>()
+            });
+            watchers.for_each(Waker::wake);
+        }
+    }
 
     // SAFETY: every other call is passed on to the simulated device.
     unsafe impl Device for WithoutAlarms {
         pass_on! {
-            |device| &device.0 =>
+            |device| &device.device =>
             id, describe, capabilities, block_observer, memory_info, now, reserve, unreserve, create, destroy, map, unmap,
             allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned, create_event, destroy_event,
-            record, query, wait, watch, unwatch, upload, download, fill,
+            record, query, wait, upload, download, fill,
         }
 
-        fn set_alarm(&self, _: std::time::Duration, waker: &std::task::Waker) -> AlarmId {
+        unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+            let Some(watchers) = &self.watchers else {
+                return self.device.watch(event, waker);
+            };
+            let id = {
+                let mut watchers = watchers.lock().unwrap();
+                let id = watchers.keys().last().map_or(0, |last| last + 1);
+                watchers.insert(id, waker.clone());
+                id
+            };
+            self.call_watchers();
+            WatchId(id)
+        }
+
+        fn unwatch(&self, watch: WatchId) {
+            match &self.watchers {
+                Some(watchers) => drop(watchers.lock().unwrap().remove(&watch.0)),
+                None => self.device.unwatch(watch),
+            }
+        }
+
+        fn set_alarm(&self, _: std::time::Duration, waker: &Waker) -> AlarmId {
+            self.call_watchers();
             waker.wake_by_ref();
             AlarmId(0)
         }
@@ -290,17 +329,20 @@ mod without_alarms {
 
     #[test]
     fn requests_are_served_or_time_out_where_alarms_call_at_once() {
-        let device = WithoutAlarms(manual());
+        let device = WithoutAlarms {
+            device: manual(),
+            watchers: None,
+        };
         let pool = builder(&device, 8 * MIB).build().unwrap();
         let [(work, first), (_, second)] = [(); 2].map(|()| {
-            let work = device.0.create_stream();
+            let work = device.device.create_stream();
             let stream = pool.register(&work).unwrap();
             (work, stream)
         });
         let block = pool.try_allocate(&first, 8 * MIB).unwrap();
         let waiting = || pool.allocate(&second, 8 * MIB).timeout(us(100));
         let mut late = not_ready(waiting());
-        device.0.advance(us(100));
+        device.device.advance(us(100));
         assert!(matches!(
             poll(&mut late),
             Poll::Ready(Err(AllocError::TimedOut { .. }))
@@ -308,13 +350,53 @@ mod without_alarms {
         let mut served = not_ready(waiting());
         use_block(&work, &block, us(10));
         drop(block);
-        device.0.advance(us(20));
+        device.device.advance(us(20));
         let Poll::Ready(Ok(block)) = poll(&mut served) else {
             panic!("the memory is back");
         };
         drop(block);
         drop(served);
-        device.0.advance_to_end();
+        device.device.advance_to_end();
         pool.check_conserved().unwrap();
+    }
+
+    #[test]
+    fn blocked_thread_looks_again_where_nothing_can_wake_it_later() {
+        for watches in [true, false] {
+            let wall = sim::SimDevice::builder().clock(sim::Clock::Wall).build();
+            let device = WithoutAlarms {
+                device: wall,
+                watchers: (!watches).then(Arc::default),
+            };
+            let pool = builder(&device, 8 * MIB).build().unwrap();
+            let [(work, first), (_, second)] = [(); 2].map(|()| {
+                let work = device.device.create_stream();
+                let stream = pool.register(&work).unwrap();
+                (work, stream)
+            });
+            let block = pool.try_allocate(&first, 8 * MIB).unwrap();
+            use_block(&work, &block, us(20_000));
+            let (sender, ended) = std::sync::mpsc::channel();
+            let request = |limit| {
+                let sender = sender.clone();
+                let request = pool.allocate_owned(&second, 8 * MIB).timeout(limit);
+                std::thread::spawn(move || {
+                    let outcome = futures::executor::block_on(request);
+                    sender.send(outcome.is_ok()).unwrap();
+                })
+            };
+            let end = || {
+                let ended = ended.recv_timeout(std::time::Duration::from_secs(20));
+                ended.expect("it does not sleep for ever")
+            };
+            let late = request(us(5_000));
+            assert!(!end(), "the block is used for 20 ms");
+            let served = request(us(60_000_000));
+            drop(block);
+            assert!(end());
+            late.join().unwrap();
+            served.join().unwrap();
+            pool.check_conserved().unwrap();
+        }
     }
 }
