@@ -173,12 +173,7 @@ impl Stream {
             ordering::order_behind_other_pool(&service.engine.shared, lane, marker)?;
             return Ok(());
         }
-        ordering::order_behind(
-            &service.engine.streams,
-            &service.engine.shared,
-            lane,
-            marker,
-        )?;
+        ordering::order_behind(&service.engine, lane, marker)?;
         service.publish(Change::Order(lane.id));
         Ok(())
     }
@@ -282,13 +277,9 @@ impl Event {
     pub(crate) fn bring_behind(&self, on: &Arc<Registration>) -> Result<(), DeviceError> {
         let engine = &on.service.engine;
         match &self.at {
-            At::Recorded(marker) => ordering::bring_behind(
-                &engine.streams,
-                &engine.shared,
-                &on.lane,
-                &self.registration.lane,
-                marker,
-            ),
+            At::Recorded(marker) => {
+                ordering::bring_behind(engine, &on.lane, &self.registration.lane, marker)
+            }
             At::Captured(point) => point.order(on),
         }
     }

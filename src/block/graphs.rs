@@ -241,8 +241,7 @@ impl Uses<'_> {
         let is_own = plain::Arc::ptr_eq(&launched_on.presence, &self.home.presence);
         if is_own {
             let engine = &self.home.service.engine;
-            let marker =
-                ordering::marker_for(&engine.streams, &engine.shared, &launched_on.lane, point)?;
+            let marker = ordering::marker_for(engine, &launched_on.lane, point)?;
             return Ok(marker.map(|marker| Event::recorded(launched_on.clone(), marker)));
         }
         if launched_on.lane.timeline.completed() >= point {

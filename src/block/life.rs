@@ -345,13 +345,7 @@ impl Block {
         let mut further = further.iter().filter(|further| further.id != lane.id);
         further.try_for_each(|further| {
             let engine = &service.engine;
-            ordering::order_after_grant(
-                &engine.streams,
-                &engine.shared,
-                lane,
-                extension.after,
-                further,
-            )
+            ordering::order_after_grant(engine, lane, extension.after, further)
         })
     }
 }

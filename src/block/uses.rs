@@ -97,8 +97,7 @@ impl<'a> Uses<'a> {
         }
         let engine = &self.home.service.engine;
         ordering::order_after_grant(
-            &engine.streams,
-            &engine.shared,
+            engine,
             &self.home.lane,
             self.block.allocation().after,
             &on.lane,

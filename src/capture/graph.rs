@@ -107,15 +107,9 @@ fn come_after_grant(
 ) -> Result<(), DeviceError> {
     let (engine, of_home) = (&on.service.engine, &home.service.engine);
     if plain::Arc::ptr_eq(&on.presence, &home.presence) {
-        return ordering::order_after_grant(
-            &engine.streams,
-            &engine.shared,
-            &home.lane,
-            after,
-            &on.lane,
-        );
+        return ordering::order_after_grant(engine, &home.lane, after, &on.lane);
     }
-    match ordering::marker_for(&of_home.streams, &of_home.shared, &home.lane, after)? {
+    match ordering::marker_for(of_home, &home.lane, after)? {
         Some(marker) => ordering::order_behind_other_pool(&engine.shared, &on.lane, &marker),
         None => Ok(()),
     }

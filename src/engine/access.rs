@@ -178,12 +178,8 @@ fn complete_copies(engine: &Engine, device: DeviceId) -> CompleteCopies {
     let begun = engine.streams.neighbours.copies_begun(device);
     let is_complete = |lane: &Arc<Lane>| {
         let point = ordering::present_point(engine, lane);
-        let marker = ordering::marker_for(&engine.streams, &engine.shared, lane, point);
-        marker.is_ok()
-            && matches!(
-                reaping::has_passed(&engine.shared, &engine.store, lane, point),
-                Ok(true)
-            )
+        let marker = ordering::marker_for(engine, lane, point);
+        marker.is_ok() && matches!(reaping::has_passed(engine, lane, point), Ok(true))
     };
     let lanes = engine.streams.lanes();
     let of_copies = lanes.iter().filter(|lane| lane.is_for_copies_of(device));

@@ -62,18 +62,12 @@ impl Filling<'_> {
     ) -> Result<(), DeviceError> {
         let engine = self.engine;
         if let Some((home, after)) = earlier {
-            ordering::order_after_grant(
-                &engine.streams,
-                &engine.shared,
-                home,
-                after,
-                &lanes[filler],
-            )?;
+            ordering::order_after_grant(engine, home, after, &lanes[filler])?;
         }
         for (at, lane) in lanes.iter().enumerate() {
             if at != filler {
                 let marker = ordering::mark(engine, lane)?;
-                ordering::order_behind(&engine.streams, &engine.shared, &lanes[filler], &marker)?;
+                ordering::order_behind(engine, &lanes[filler], &marker)?;
             }
         }
         self.submit(&lanes[filler])

@@ -1,6 +1,6 @@
 //! Sealing, and the order of streams: which point of a stream other streams come after.
 
-use super::{Engine, HeapStore, Shared, Streams};
+use super::{Engine, HeapStore, Shared};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences};
@@ -111,12 +111,13 @@ pub(super) fn fences_after(lane: &Lane, point: Ticket) -> Fences {
 /// # Errors
 /// Returns an error if the device call fails.
 pub(crate) fn marker_for(
-    streams: &Streams,
-    shared: &Shared,
+    engine: &Engine,
     lane: &Lane,
     ticket: Ticket,
 ) -> Result<Option<Arc<Marker>>, DeviceError> {
-    shared.noted(lane.marker_for(ticket, &*shared.device, &streams.events))
+    engine
+        .shared
+        .noted(lane.marker_for(ticket, &*engine.shared.device, &engine.streams.events))
 }
 
 /// Makes `lane`'s stream wait on the device for every fence, one wait for each stream. Says whether there was one.
@@ -149,10 +150,10 @@ fn wait_for(
     donor: &Lane,
     ticket: Ticket,
 ) -> Result<bool, DeviceError> {
-    let Some(marker) = marker_for(&engine.streams, &engine.shared, donor, ticket)? else {
+    let Some(marker) = marker_for(engine, donor, ticket)? else {
         return Ok(false);
     };
-    order_behind(&engine.streams, &engine.shared, lane, &marker)?;
+    order_behind(engine, lane, &marker)?;
     engine.shared.counters.device_waits.add(1);
     engine.store.tell(|| Fact::DeviceWait {
         stream: lane.id,
@@ -168,8 +169,7 @@ fn wait_for(
 /// # Errors
 /// Returns an error if the device call fails; the order is then not counted on.
 pub(crate) fn order_behind(
-    streams: &Streams,
-    shared: &Shared,
+    engine: &Engine,
     lane: &Lane,
     marker: &Marker,
 ) -> Result<(), DeviceError> {
@@ -177,11 +177,11 @@ pub(crate) fn order_behind(
     if injected("clock-joined-before-the-wait") {
         let _ = lane.timeline.join(&marker.clock);
     }
-    submit_wait(shared, lane, marker)?;
+    submit_wait(&engine.shared, lane, marker)?;
     // After the call: see `Timeline::join`.
     let ticket = Ticket::ZERO;
     if lane.timeline.join(&marker.clock) {
-        let lanes = streams.lanes();
+        let lanes = engine.streams.lanes();
         let is_retired = |stream| lanes.find(Fence { stream, ticket }).is_none();
         lane.timeline.drop_retired(is_retired);
     }
@@ -239,8 +239,7 @@ pub(crate) fn order_behind_other_pool(
 /// # Errors
 /// Returns the errors of [`order_behind`].
 pub(crate) fn bring_behind(
-    streams: &Streams,
-    shared: &Shared,
+    engine: &Engine,
     lane: &Lane,
     donor: &Lane,
     marker: &Marker,
@@ -249,8 +248,8 @@ pub(crate) fn bring_behind(
     if is_complete || lane.timeline.clock().covers(donor.fence(marker.ticket)) {
         return Ok(());
     }
-    order_behind(streams, shared, lane, marker)?;
-    shared.publish(super::Change::Order(lane.id));
+    order_behind(engine, lane, marker)?;
+    engine.shared.publish(super::Change::Order(lane.id));
     Ok(())
 }
 
@@ -260,8 +259,7 @@ pub(crate) fn bring_behind(
 /// # Errors
 /// Returns an error if the device call fails; the stream must not use the block then.
 pub(crate) fn order_after_grant(
-    streams: &Streams,
-    shared: &Shared,
+    engine: &Engine,
     home: &Lane,
     after: Ticket,
     further: &Lane,
@@ -271,9 +269,9 @@ pub(crate) fn order_after_grant(
     if is_ordered || injected("used-on-without-waiting-for-the-grant") {
         return Ok(());
     }
-    if let Some(marker) = marker_for(streams, shared, home, after)? {
-        order_behind(streams, shared, further, &marker)?;
-        shared.publish(super::Change::Order(further.id));
+    if let Some(marker) = marker_for(engine, home, after)? {
+        order_behind(engine, further, &marker)?;
+        engine.shared.publish(super::Change::Order(further.id));
     }
     Ok(())
 }

@@ -165,20 +165,21 @@ pub(super) fn reap_due(
 /// # Errors
 /// Returns the device's error.
 pub(crate) fn has_passed(
-    shared: &Shared,
-    store: &HeapStore,
+    engine: &Engine,
     lane: &Lane,
     ticket: Ticket,
 ) -> Result<bool, DeviceError> {
     let is_known = || lane.timeline.completed() >= ticket;
     if !is_known() {
-        if let Some(fault) = shared.fault() {
+        if let Some(fault) = engine.shared.fault() {
             return Err(fault);
         }
-        shared.noted(lane.timeline.reap_up_to(ticket, &*shared.device))?;
+        engine
+            .shared
+            .noted(lane.timeline.reap_up_to(ticket, &*engine.shared.device))?;
     }
     // Whichever thread reaped it: a caller that is told that memory is free finds it free.
-    store.catch_up(shared, lane);
+    engine.store.catch_up(&engine.shared, lane);
     Ok(is_known())
 }
 

@@ -43,12 +43,7 @@ impl Passage {
     /// # Errors
     /// Returns the device's error.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
-        reaping::has_passed(
-            &self.service.engine.shared,
-            &self.service.engine.store,
-            &self.lane,
-            self.ticket,
-        )
+        reaping::has_passed(&self.service.engine, &self.lane, self.ticket)
     }
 
     /// Polls for a caller that synchronizes: when it is ready, the pool releases memory above its threshold.
@@ -69,7 +64,7 @@ impl Passage {
             self.watch = None;
             return Poll::Ready(Ok(()));
         }
-        match ordering::marker_for(&engine.streams, &engine.shared, &self.lane, self.ticket)? {
+        match ordering::marker_for(engine, &self.lane, self.ticket)? {
             None => Poll::Ready(Ok(())),
             Some(marker) => {
                 // If it completes before this line, the watch calls at once.

@@ -224,13 +224,7 @@ impl Stream {
             return Ok(());
         }
         if let Some(marker) = point.marker()? {
-            ordering::bring_behind(
-                &engine.streams,
-                &engine.shared,
-                &own.lane,
-                &earlier.lane,
-                &marker,
-            )?;
+            ordering::bring_behind(engine, &own.lane, &earlier.lane, &marker)?;
         }
         Ok(())
     }

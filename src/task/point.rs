@@ -55,12 +55,7 @@ impl Point {
     /// Returns an error if the device cannot record.
     pub(super) fn marker(&self) -> Result<Option<Arc<Marker>>, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        ordering::marker_for(
-            &service.engine.streams,
-            &service.engine.shared,
-            lane,
-            self.ticket,
-        )
+        ordering::marker_for(&service.engine, lane, self.ticket)
     }
 
     /// Returns a future's state that waits for the point.
