@@ -54,12 +54,16 @@ impl Timer {
         plain::Arc::new(Self { device, deadlines })
     }
 
-    /// Creates a deadline that is not set.
-    pub(crate) fn deadline(self: &plain::Arc<Self>) -> Deadline {
+    /// Creates a deadline that is not set. Its task looks at the time itself when it is polled, or is the pool.
+    pub(crate) fn deadline(self: &plain::Arc<Self>, is_of_task: bool) -> Deadline {
         let (timer, mut deadlines) = (self.clone(), self.deadlines.lock());
         deadlines.count += 1;
         let number = deadlines.count;
-        Deadline { timer, number }
+        Deadline {
+            timer,
+            number,
+            is_of_task,
+        }
     }
 
     /// Changes the deadlines, and sets the alarm to the first one. Where the device cannot keep the time, the tasks that look at
@@ -135,19 +139,16 @@ impl Wake for Timer {
 pub(crate) struct Deadline {
     timer: plain::Arc<Timer>,
     number: u64,
+    is_of_task: bool,
 }
 
 impl Deadline {
     /// Calls the waker once at that time or soon after, and no waker at the time that was set before.
     pub(crate) fn set(&self, call: Option<(Duration, Waker)>) {
-        self.change(call, false);
-    }
-
-    fn change(&self, call: Option<(Duration, Waker)>, is_of_task: bool) {
         let former = self.timer.change(|deadlines| {
             let former = deadlines.remove(self.number);
             if let Some((at, waker)) = call {
-                if is_of_task {
+                if self.is_of_task {
                     deadlines.of_tasks.insert(self.number);
                 }
                 deadlines.times.insert(self.number, at);
@@ -163,7 +164,7 @@ impl Deadline {
     pub(crate) fn has_come(&self, at: Duration, waker: &Waker) -> bool {
         let has_come = self.timer.device.now() >= at;
         if !has_come {
-            self.change(Some((at, waker.clone())), true);
+            self.set(Some((at, waker.clone())));
         }
         has_come
     }
@@ -189,7 +190,7 @@ impl DelayedCall {
         Self {
             is_due: SharedFlag::new(false),
             waker: ForeignOption::new(Guards::Registry, None),
-            deadline: timer.deadline(),
+            deadline: timer.deadline(false),
         }
     }
 

@@ -83,7 +83,7 @@ impl Drain {
             self.stage = Stage::Draining {
                 member: service.drains.begin(service),
                 since: service.now(),
-                deadline: service.timer.deadline(),
+                deadline: service.timer.deadline(true),
             };
         }
         let Stage::Draining {

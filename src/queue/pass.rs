@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
             match served {
                 Served::Granted | Served::Gone => continue,
                 // The search for another request found memory complete that may suit the head.
-                Served::Short if !self.was_searched(&head) => continue,
+                Served::Short if !head.was_searched_at(self.moment()) => continue,
                 Served::Short if self.set_aside(&head) => continue,
                 Served::Short => service.stall(&head),
                 Served::NeedsThread if service.grower.start_for(head, service) => {}
@@ -163,7 +163,7 @@ impl<'a> Pass<'a> {
             service.fail(waiter, refusal);
             return Served::Gone;
         }
-        if self.was_searched(waiter) {
+        if waiter.was_searched_at(self.moment()) {
             self.record_times(waiter);
             return Served::Short;
         }
@@ -188,12 +188,6 @@ impl<'a> Pass<'a> {
     /// Returns the generation, and how often streams were found further until now.
     fn moment(&self) -> (u64, u64) {
         (self.generation, self.service.engine.store.totals().progress)
-    }
-
-    /// Returns whether memory was searched for the request in vain, and nothing has changed since: nothing was
-    /// published, and no search found a stream further.
-    fn was_searched(&self, waiter: &Waiter) -> bool {
-        waiter.was_searched_at(self.moment())
     }
 
     fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {

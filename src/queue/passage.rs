@@ -150,7 +150,7 @@ impl Passages {
                     let service = service.as_ref().expect("a point that is not over");
                     let pause = Duration::from_millis(1 << round.min(10)).min(LONGEST);
                     let at = service.now().saturating_add(pause);
-                    let deadline = service.timer.deadline();
+                    let deadline = service.timer.deadline(true);
                     poll_fn(|context| match deadline.has_come(at, context.waker()) {
                         true => Poll::Ready(()),
                         false => Poll::Pending,

@@ -78,7 +78,7 @@ impl Service {
             funnel,
             engine,
             watches: ForeignOption::new(Guards::Queue, None),
-            next_look: timer.deadline(),
+            next_look: timer.deadline(false),
             timer,
             grower: Grower::new(),
             background: Background::default(),

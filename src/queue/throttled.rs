@@ -46,7 +46,7 @@ pub(super) fn look(
         since = now;
     }
     let fails_at = service.rules.deadlock_fails_at(since)?;
-    let look = service.timer.deadline();
+    let look = service.timer.deadline(true);
     look.set(Some((fails_at, waker.clone())));
     *standstill = Some(TagStandstill {
         releases: service.queue.accounts.of(tag).releases(),

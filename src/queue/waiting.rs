@@ -127,7 +127,7 @@ impl Waiting {
         })?;
         service.notify_of_joined(&waiter, moved);
         service.end_displaced(displaced);
-        let deadline = limit.map(|limit| (now.saturating_add(limit), service.timer.deadline()));
+        let deadline = limit.map(|limit| (now.saturating_add(limit), service.timer.deadline(true)));
         let told = engine.store.announcer.tell(|| Fact::Waiting {
             stream: lane.id.of_a_stream(),
             name: lane.name(),
