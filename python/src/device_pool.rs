@@ -344,7 +344,7 @@ impl DevicePool {
         let permanent = self.permanent.read();
         let permanent = permanent.unwrap_or_else(PoisonError::into_inner);
         let permanent = permanent.get(&(handle as usize)).copied()?;
-        permanent.threads.note();
+        permanent.threads.record();
         Some(permanent)
     }
 

@@ -532,7 +532,8 @@ impl NativePool {
                 let serving = tokio::spawn(async move {
                     tokio::select! {
                         () = serve(listener, dashboard) => {}
-                        _ = closed => {}
+                        // Not if the sender is dropped: a page whose object is gone is served on.
+                        Ok(()) = closed => {}
                     }
                 });
                 std::io::Result::Ok((address, (closing, serving)))
@@ -934,7 +935,7 @@ impl NativePage {
         let serving = locked(&self.serving).take();
         py.detach(|| {
             if let (Some((closing, serving)), Ok(runtime)) = (serving, waiting::runtime()) {
-                drop(closing);
+                let _ = closing.send(());
                 let _ = runtime.block_on(serving);
             }
         });

@@ -22,16 +22,16 @@ pub(crate) struct Threads {
 impl Threads {
     /// Notes that this thread named the stream. Takes no lock if it was the last one to do so.
     #[inline]
-    pub(crate) fn note(&self) {
+    pub(crate) fn record(&self) {
         // A thread that is ending has no number any more.
         let own = OWN.try_with(|own| *own).unwrap_or(0);
         if self.last.load(Ordering::Relaxed) != own {
-            self.note_another(own);
+            self.record_another(own);
         }
     }
 
     #[cold]
-    fn note_another(&self, own: u64) {
+    fn record_another(&self, own: u64) {
         self.last.store(own, Ordering::Relaxed);
         let mut known = locked(&self.known);
         known.retain(|thread| *thread != own);
@@ -68,12 +68,12 @@ mod tests {
     #[test]
     fn threads_are_named_in_the_order_of_their_last_use() {
         let threads = Threads::default();
-        threads.note();
+        threads.record();
         let named = |name: &str| {
             let thread = std::thread::Builder::new().name(name.to_owned());
             let note = || {
-                threads.note();
-                threads.note();
+                threads.record();
+                threads.record();
                 (own(), threads.to_string())
             };
             std::thread::scope(|scope| thread.spawn_scoped(scope, note).unwrap().join().unwrap())
@@ -83,7 +83,7 @@ mod tests {
             text.starts_with(&format!("{loader} (loader), {} (", own())),
             "{text}"
         );
-        threads.note();
+        threads.record();
         let text = threads.to_string();
         assert!(text.starts_with(&format!("{} (", own())), "{text}");
         assert!(text.ends_with(&format!(", {loader} (ended)")), "{text}");

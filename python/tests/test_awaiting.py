@@ -813,6 +813,15 @@ def test_page_is_served_to_its_own_origin_alone(pool):
         pool.serve_page(port).close()
 
 
+def test_page_is_served_on_after_its_object_is_gone(pool):
+    url = pool.serve_page().url
+    gc.collect()
+    for _ in range(20):
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert answer.status == 200
+        time.sleep(0.005)
+
+
 def test_missing_broker_is_an_error(tmp_path):
     with pytest.raises(RuntimeError):
         weirpool.Pool.simulated("64MiB", broker=str(tmp_path / "none.sock"))

@@ -180,8 +180,8 @@ impl DeferredRelease {
     fn release(&self, Assets { held, segments, .. }: &Assets) {
         assert_unlocked("release");
         let mut is_all = true;
-        // SAFETY: these are what the device and the source gave to this pool and still have of it. No block exists any more, and all
-        // work that was submitted before the frees is complete (invariant `safe-teardown`).
+        // SAFETY: the device and the source gave these to this pool, and did not get them back. No block exists any more,
+        // and all work that was submitted before the frees is complete (invariant `safe-teardown`).
         unsafe {
             for (address, chunk) in &held.chunks {
                 let unmapped = self.device.unmap(*address, self.chunk_bytes);

@@ -11,7 +11,7 @@ use crate::sync::Arc;
 use std::fmt;
 use std::time::Duration;
 
-/// CacheBounds of a stream's cache.
+/// The bounds of a stream's cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheBounds {
     /// Maximum number of bytes kept.

@@ -6,8 +6,8 @@ use crate::engine::{figures, maintenance};
 use crate::heap::High;
 
 impl Pool {
-    /// Returns the value of an attribute, as those of the driver's own pools are: a reuse
-    /// flag is 1 or 0, and a figure is in bytes.
+    /// Returns the value of an attribute, as those of the driver's own pools are: a reuse flag is 1 or 0, and a figure is in
+    /// bytes.
     pub fn attribute(&self, attribute: PoolAttribute) -> u64 {
         let engine = &self.service().engine;
         match attribute {

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 /// The configuration of a pool, as plain data: what a [`PoolBuilder`](crate::PoolBuilder) sets, field by field.
 ///
-/// Everything is set here but [observers](crate::PoolBuilder::observer) and the
-/// [source](crate::PoolBuilder::capacity_source) of the capacity, which are code. With the feature `serde` a configuration can be read from a file; fields that are left out have their defaults. Construct one with
-/// `..PoolConfig::default()`: new fields may be added in a minor release.
+/// Everything is set here but [observers](crate::PoolBuilder::observer) and the sources of
+/// [segments](crate::PoolBuilder::segment_source) and of [capacity](crate::PoolBuilder::capacity_source), which are code.
+/// With the feature `serde` a configuration can be read from a file; fields that are left out have their defaults.
+/// Construct one with `..PoolConfig::default()`: new fields may be added in a minor release.
 ///
 /// ```
 /// use weirpool::{Capacity, Pool, PoolConfig, Sealing, device::sim::SimDevice};

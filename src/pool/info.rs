@@ -56,7 +56,9 @@ impl PoolDescription {
             device: engine.shared.device.describe(),
             upstream: settings.upstream,
             memory_kind: settings.kind,
-            segment_owner: (settings.has_source).then(|| settings.segments.properties().owner),
+            segment_owner: settings
+                .has_source
+                .then(|| settings.segments.properties().owner),
             is_passed_through: settings.is_ordered,
             is_virtual: settings.geometry.virtual_memory,
             is_pooled: settings.is_pooled,

@@ -279,6 +279,12 @@ mod without_alarms {
     }
 
     impl WithoutAlarms {
+        fn stream(&self, pool: &Pool) -> (sim::SimStream, Stream) {
+            let work = self.device.create_stream();
+            let stream = pool.register(&work).unwrap();
+            (work, stream)
+        }
+
         fn call_watchers(&self) {
             let watchers = self.watchers.iter().flat_map(|watchers| {
                 let watchers = watchers.lock().unwrap();
@@ -334,11 +340,7 @@ mod without_alarms {
             watchers: None,
         };
         let pool = builder(&device, 8 * MIB).build().unwrap();
-        let [(work, first), (_, second)] = [(); 2].map(|()| {
-            let work = device.device.create_stream();
-            let stream = pool.register(&work).unwrap();
-            (work, stream)
-        });
+        let [(work, first), (_, second)] = [(); 2].map(|()| device.stream(&pool));
         let block = pool.try_allocate(&first, 8 * MIB).unwrap();
         let waiting = || pool.allocate(&second, 8 * MIB).timeout(us(100));
         let mut late = not_ready(waiting());
@@ -369,11 +371,7 @@ mod without_alarms {
                 watchers: (!watches).then(Arc::default),
             };
             let pool = builder(&device, 8 * MIB).build().unwrap();
-            let [(work, first), (_, second)] = [(); 2].map(|()| {
-                let work = device.device.create_stream();
-                let stream = pool.register(&work).unwrap();
-                (work, stream)
-            });
+            let [(work, first), (_, second)] = [(); 2].map(|()| device.stream(&pool));
             let block = pool.try_allocate(&first, 8 * MIB).unwrap();
             use_block(&work, &block, us(20_000));
             let (sender, ended) = std::sync::mpsc::channel();
