@@ -559,17 +559,22 @@ impl Block {
             return;
         }
         let Registration { service, lane, .. } = &**self.registration();
-        release::free(&service.engine, lane, block);
+        if release::free_unawaited(&service.engine, lane, block) {
+            lane.cache
+                .count(BlockEvent::Free, block.bytes, block.rounding);
+        }
         self.uncharge_freed(block);
     }
 
     /// Reads the block from itself: the plain case holds its fields in registers.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&self) {
+    fn free_slowly(&mut self) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
-        release::free(&service.engine, lane, block);
+        if release::free_unawaited(&service.engine, lane, block) {
+            StreamCache::count_given(&mut self.registration, cache_of, &block);
+        }
     }
 
     /// Uncharges the tag or the reservation, after the free.

@@ -61,7 +61,7 @@ mod neighbours;
 pub(crate) mod order;
 pub(crate) mod ordering;
 mod parts;
-mod pass_through;
+pub(crate) mod pass_through;
 mod plain_memory;
 mod publish;
 pub(crate) mod reaping;
