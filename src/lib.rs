@@ -98,12 +98,10 @@ mod measure;
 mod observe;
 mod pool;
 mod queue;
-mod rare;
 mod registry;
 mod seam;
 mod shared;
 mod stream;
-mod sync;
 mod task;
 pub mod testing;
 mod timer;
@@ -159,6 +157,7 @@ pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,
 };
+pub(crate) use weirpool_sync as sync;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
