@@ -252,7 +252,7 @@ impl fmt::Display for Statistics {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hits(pub(super) [u64; Source::COUNT]);
+pub struct Hits(pub(super) [u64; Source::ALL.len()]);
 
 impl Hits {
     /// Returns the number of allocations from `source`.
