@@ -78,7 +78,6 @@
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod background;
 mod block;
 mod buffer;
 mod capture;
@@ -105,7 +104,6 @@ mod stream;
 mod task;
 pub mod testing;
 mod timer;
-mod worker;
 
 /// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading
 /// the inside of the pool. Each seam has a page in the [guide].
@@ -157,7 +155,7 @@ pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,
 };
-pub(crate) use weirpool_sync as sync;
+pub(crate) use weirpool_sync::{self as sync, background, worker};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

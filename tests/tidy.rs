@@ -5,9 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 25] = [
-    "background",
-    "worker",
+const LAYERS: [&str; 23] = [
     "measure",
     "device",
     "timer",

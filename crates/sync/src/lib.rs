@@ -28,8 +28,10 @@ use shuttle::{sync as primitive, thread};
 #[cfg(not(weirpool_loom))]
 use std::thread;
 
+pub mod background;
 mod foreign;
 mod rare;
+pub mod worker;
 
 use crossbeam_utils::Backoff;
 pub use foreign::{Foreign, ForeignOption, GuardWithTrash, Trash};
