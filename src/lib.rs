@@ -65,7 +65,7 @@
 //! | `weirpool-driver-pool` | the driver's own memory pools, as sources of segments |
 //! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-pressure` | hooks that free memory for a request that nothing serves |
-//! | `weirpool-share` | blocks between processes, and tensors of other libraries |
+//! | `weirpool-share` | blocks with several owners, between processes, and as tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! # Features
@@ -99,7 +99,6 @@ mod pool;
 mod queue;
 mod registry;
 mod seam;
-mod shared;
 mod stream;
 mod task;
 pub mod testing;
@@ -148,7 +147,6 @@ pub use pool::{
     Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
-pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
 pub(crate) use weirpool_heap::{self as heap, fault, id};

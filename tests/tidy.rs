@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 22] = [
     "measure",
     "device",
     "timer",
@@ -24,7 +24,6 @@ const LAYERS: [&str; 23] = [
     "capture",
     "pool",
     "buffer",
-    "shared",
     "evictable",
     "task",
     "interop",

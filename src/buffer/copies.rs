@@ -160,7 +160,7 @@ impl<T: AnyBitPattern> Buffer<T> {
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<usize>) -> Result<Elements<T>, CopyError> {
         let range = self.bytes_of(range)?;
-        Ok(Elements::new(self.block.download(stream, range)?))
+        Ok(self.block.download(stream, range)?.elements())
     }
 
     /// Copies all elements to the host, after all work that may have written them on any stream; see
@@ -179,7 +179,7 @@ impl<T: AnyBitPattern> Buffer<T> {
         stream: &Stream,
     ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T> {
         let download = self.start_read(stream, self.len);
-        async move { Ok(Elements::new(download?).await?) }
+        async move { Ok(download?.elements().await?) }
     }
 }
 

@@ -232,8 +232,7 @@ impl<T: AnyBitPattern> SliceMut<'_, T> {
     /// Returns the errors of [`Block::download`].
     #[track_caller]
     pub fn download(&self, stream: &Stream) -> Result<Elements<T>, CopyError> {
-        let download = self.block.download(stream, self.bytes())?;
-        Ok(Elements::new(download))
+        Ok(self.block.download(stream, self.bytes())?.elements())
     }
 
     /// Fills each byte of this part with one value, in the order of `stream`, as [`Block::fill`].

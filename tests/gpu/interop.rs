@@ -73,14 +73,14 @@ pub(crate) fn copies_of_cudarc_accept_buffers() {
     let made = Buffer::<u32>::try_allocate(&site.pool, &own, 1).unwrap();
     assert_eq!(DeviceSlice::stream(&made).raw(), own.raw());
 
-    // Bytes, and parts of shared buffers.
+    // Parts of buffers, and bytes.
     let expected = numbers(11);
-    let part = from.share().view(10..30).unwrap();
+    let part = from.slice_mut(10..30).unwrap();
     let back = third.work.clone_dtoh(&part).unwrap();
     assert_eq!(back, expected[10..30]);
-    let bytes = part.into_shared_block();
+    let bytes = from.into_block();
     let back = pools.clone_dtoh(&bytes).unwrap();
-    assert_eq!(back, bytes_of(&expected[10..30]));
+    assert_eq!(back, bytes_of(&expected));
     let mut block = home.take(1000);
     second.work.memcpy_htod(&[7u8; 1000], &mut block).unwrap();
     assert_eq!(DeviceSlice::len(&block), 1000, "the requested size");

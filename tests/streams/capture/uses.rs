@@ -6,6 +6,7 @@ use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Checker;
 use weirpool::{CapturedGraph, Fill, StreamError, Upstream};
+use weirpool_share::Share;
 
 const CAPACITY: u64 = 8 * MIB;
 const KIB4: u64 = 4096;
