@@ -179,7 +179,7 @@ impl<T> DeviceSlice<T> for Buffer<T> {
     /// # Panics
     /// Panics if the buffer is of another device, or was allocated on an external stream.
     fn stream(&self) -> &plain::Arc<CudaStream> {
-        stream_of(self.block())
+        stream_of(self.as_block())
     }
 }
 
@@ -191,7 +191,7 @@ impl<T> DevicePtr<T> for Buffer<T> {
     /// Panics if the stream is of another context, or no event can be recorded behind the earlier uses: see
     /// [`Block::read_on`].
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        pointer(self.block(), 0, Access::Read, stream)
+        pointer(self.as_block(), 0, Access::Read, stream)
     }
 }
 
@@ -202,7 +202,7 @@ impl<T> DevicePtrMut<T> for Buffer<T> {
     /// # Panics
     /// Panics as [`device_ptr`](Self::device_ptr) does.
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        pointer(self.block(), 0, Access::Write, stream)
+        pointer(self.as_block(), 0, Access::Write, stream)
     }
 }
 

@@ -513,7 +513,7 @@ fn shared_blocks_and_buffers_stay_with_the_graph() {
         site.settle();
         let capture = site.pool.capture(&site.stream).unwrap();
         let _ = view.read_on(&site.stream).unwrap();
-        let _ = buffer.on(&site.stream).unwrap();
+        let _ = buffer.as_block().on(&site.stream).unwrap();
         let graph = capture.end().unwrap();
         drop((shared, view, buffer));
         site.settle();
