@@ -102,7 +102,6 @@ mod seam;
 mod stream;
 mod task;
 pub mod testing;
-mod timer;
 
 /// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading
 /// the inside of the pool. Each seam has a page in the [guide].
@@ -153,7 +152,7 @@ pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,
 };
-pub(crate) use weirpool_sync::{self as sync, background, worker};
+pub(crate) use weirpool_sync::{self as sync, background, timer, worker};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

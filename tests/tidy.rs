@@ -5,10 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 22] = [
+const LAYERS: [&str; 21] = [
     "measure",
     "device",
-    "timer",
     "error",
     "lane",
     "seam",

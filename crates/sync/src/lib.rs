@@ -31,6 +31,7 @@ use std::thread;
 pub mod background;
 mod foreign;
 mod rare;
+pub mod timer;
 pub mod worker;
 
 use crossbeam_utils::Backoff;
