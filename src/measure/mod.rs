@@ -15,4 +15,7 @@ pub(crate) use weirpool_heap::debug_in_units;
 pub(crate) use weirpool_heap::units::{Bytes, Counted, Milliseconds};
 pub(crate) use weirpool_heap::{Highs, Mark, fragmentation};
 pub(crate) use weirpool_measure::Waits;
-pub use weirpool_measure::{Bucket, Histogram, Recorder, Source, WaitOutcome, WaitStatistics};
+pub use weirpool_measure::{
+    Bucket, CoalesceHeuristic, Histogram, Hits, Recorder, Source, Statistics, Trimmed, WaitOutcome,
+    WaitStatistics,
+};

@@ -107,7 +107,7 @@ pub(crate) fn copy_sees_writes_of_a_kernel_on_another_stream() {
                 from.write_on(&kernels.stream).unwrap()
             } else {
                 kernels.come_after(&home);
-                from.on(&kernels.stream).unwrap()
+                from.as_block().on(&kernels.stream).unwrap()
             };
             let gate = site.bench.hold(&kernels.work);
             add(&kernels, argument, 3);
@@ -132,7 +132,7 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
         let mut kept = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
         let mut freed = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
         home.work.memset_zeros(&mut kept).unwrap();
-        home.fill(freed.on(&home.stream).unwrap(), 1);
+        home.fill(freed.as_block().on(&home.stream).unwrap(), 1);
         home.settle();
         let gate = site.bench.hold(&copies.work);
         if is_read {
