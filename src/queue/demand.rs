@@ -1,36 +1,8 @@
 //! A request's demand: size, alignment and account.
 
-use crate::engine::{Part, Parts};
-use crate::heap::{Placement, Request};
+use crate::engine::Part;
+use crate::heap::Request;
 use crate::measure::Tag;
-
-/// One block, or several that are granted together.
-#[derive(Clone, Debug)]
-pub(crate) enum Wants {
-    /// One block, described by the demand.
-    Block,
-    /// All of these, or none. The demand is their sum.
-    Parts(Parts),
-}
-
-impl Wants {
-    /// Returns the pieces of memory, each of which must be contiguous.
-    pub(super) fn pieces<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = Request> + 'a {
-        let (one, several) = match self {
-            Self::Block => (Some(demand.request), None),
-            Self::Parts(parts) => (None, Some(parts.all.iter().map(|part| part.request))),
-        };
-        one.into_iter().chain(several.into_iter().flatten())
-    }
-
-    /// Returns whether the memory may lie at any address.
-    pub(super) fn is_anywhere(&self) -> bool {
-        match self {
-            Self::Block => true,
-            Self::Parts(parts) => parts.placement == Placement::Anywhere,
-        }
-    }
-}
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
