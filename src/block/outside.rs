@@ -14,7 +14,7 @@ use crate::heap::{BlockId, Fences};
 use crate::id::Ticket;
 use crate::queue::Passages;
 use crate::stream::Stream;
-use crate::sync::{assert_unlocked, plain};
+use crate::sync::{Rare, assert_unlocked, plain};
 use std::panic::Location;
 
 impl Stream {
