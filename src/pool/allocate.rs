@@ -224,7 +224,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         }
         if let Some(room) = self.room {
             let ask = self.ask_with_room(room, tag)?;
-            return attempt.take_parts(self.asker(), ask);
+            return attempt.take_all(self.asker(), ask);
         }
         let demand = self.layout.demand(&registration.service.engine, tag)?;
         if let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller) {
@@ -391,7 +391,7 @@ impl Kind for ForBlocks<'_> {
             return Ok(Taken::Output(blocks.collect::<Result<_, _>>()?));
         }
         let ask = ask_for_all(&presence.service.engine, &self.layouts, attempt.tag)?;
-        attempt.take_parts(self.asker(), ask)
+        attempt.take_all(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Vec<Block>, AllocError> {

@@ -72,7 +72,7 @@ impl Kind for ForGrowth<'_> {
 
     fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
         let ask = self.ask()?;
-        attempt.take_parts(self.asker(), ask)
+        attempt.take_all(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<(), AllocError> {

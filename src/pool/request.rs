@@ -1,7 +1,7 @@
 //! The request behind every future that waits for memory.
 //!
 //! A [`Request`] knows how to wait and on what terms. Its [`Kind`] knows what to ask for and what to make of the
-//! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
+//! memory: a block, several blocks, a reservation, the growth of one of these, or a charge for memory of others. The first poll tries every
 //! source; a request that gets nothing joins the queue.
 
 use crate::engine::{Effort, Fill};
@@ -11,7 +11,7 @@ use crate::id::ReservationId;
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants, block_on_unless_in_task,
+    Ask, Asker, Demand, Denial, Grant, Late, Made, Terms, Waiting, block_on_unless_in_task,
     is_far_from_tasks, may_block, try_all_now,
 };
 use std::future::Future;
@@ -23,8 +23,8 @@ use std::time::Duration;
 /// A request for memory, awaited.
 ///
 /// [`Allocate`](crate::Allocate), [`AllocateOwned`](crate::AllocateOwned), [`AllocateMany`](crate::AllocateMany),
-/// [`Reserve`](crate::Reserve), [`Grow`](crate::Grow) and [`GrowReservation`](crate::GrowReservation) are this type
-/// for different kinds of memory. It can be awaited, tried ([`try_now`](Self::try_now)), or waited for on a thread
+/// [`Reserve`](crate::Reserve), [`Grow`](crate::Grow), [`GrowReservation`](crate::GrowReservation) and
+/// [`ChargeFor`](crate::extend::ChargeFor) are this type for different kinds of memory. It can be awaited, tried ([`try_now`](Self::try_now)), or waited for on a thread
 /// ([`blocking`](Self::blocking)).
 ///
 /// The first poll tries every [source](crate::Source) of memory. If none has enough, the request joins the queue,
@@ -208,23 +208,20 @@ impl Refused<'_> {
 }
 
 impl Attempt {
-    /// Takes several parts from any source but the queue.
+    /// Takes what is asked for from any source but the queue and caches.
     ///
     /// # Errors
-    /// Returns an error if there is not enough for all of them now.
+    /// Returns an error if there is not enough for all of it now.
     #[expect(
         clippy::result_large_err,
         reason = "a refusal is moved once, and only where nothing was granted"
     )]
-    pub(super) fn take_parts<'a, T>(
+    pub(super) fn take_all<'a, T>(
         self,
         asker: Asker<'a>,
         ask: Ask,
     ) -> Result<Taken<T>, Refused<'a>> {
-        let Wants::Parts(parts) = &ask.wants else {
-            unreachable!("parts were asked for");
-        };
-        match try_all_now(asker, ask.demand, parts, self.effort) {
+        match try_all_now(asker, ask.demand, &ask.wants, self.effort) {
             Ok(allocations) => Ok(Taken::Memory(Grant { ask, allocations })),
             Err(denial) => Err(Refused::Denied(denial, ask)),
         }

@@ -358,7 +358,7 @@ impl Kind for ForReservation<'_> {
         }
         match self.nested(&ask.demand, attempt.caller) {
             Some(reservation) => Ok(Taken::Output(reservation)),
-            None => attempt.take_parts(self.asker(), ask),
+            None => attempt.take_all(self.asker(), ask),
         }
     }
 
@@ -401,7 +401,7 @@ impl Kind for ForReservationGrowth<'_> {
         let layouts = [Layout::new(*bytes)];
         let presence = reservation.reserved().presence();
         let ask = ask_for_reserved(presence, &layouts, true, reservation.tag())?;
-        attempt.take_parts(self.asker(), ask)
+        attempt.take_all(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, _: Caller) -> Result<(), AllocError> {
@@ -410,8 +410,8 @@ impl Kind for ForReservationGrowth<'_> {
     }
 }
 
-/// Returns the origin of a request for a reservation, which is in no stream's order.
-fn asker_of(presence: &Presence) -> Asker<'_> {
+/// Returns the origin of a request that is in no stream's order.
+pub(super) fn asker_of(presence: &Presence) -> Asker<'_> {
     let service = &presence.service;
     Asker {
         service,

@@ -1,6 +1,6 @@
 //! An attempt without waiting: for one block ([`try_now`]) or several ([`try_all_now`]).
 
-use super::{Demand, Service, TagCharge};
+use super::{Demand, Service, TagCharge, Wants};
 use crate::engine::{Allocation, Allocations, Change, Effort, Expected, Mode, Parts, Refusal};
 use crate::error::AllocError;
 use crate::heap::Placement;
@@ -86,21 +86,23 @@ pub(crate) fn try_now<'a>(
     try_above_the_lane(asker, demand, effort, charge)
 }
 
-/// Tries every source but the queue and caches, for several blocks.
+/// Tries every source but the queue and caches, for several blocks or a charge.
 ///
 /// # Errors
 /// Returns an error if there is not enough for all of them now, or there never will be.
 pub(crate) fn try_all_now<'a>(
     asker: Asker<'a>,
     demand: Demand,
-    parts: &Parts,
+    wants: &Wants,
     effort: Effort,
 ) -> Result<Allocations, Denial<'a>> {
     let charge = charge(asker, &demand)?;
     let allocations = search_or_deny(asker, effort, charge, |lane, mode| {
-        asker.service.engine.search_all(lane, parts, mode)
+        wants.search(&asker.service.engine, lane, demand.request, mode)
     })?;
-    count_parts(asker.lane, &allocations, parts);
+    if let Wants::Parts(parts) = wants {
+        count_parts(asker.lane, &allocations, parts);
+    }
     Ok(allocations)
 }
 

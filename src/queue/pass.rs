@@ -13,7 +13,6 @@
 //! [published](super::funnel), or another search finds a stream further: the outcome would be the same.
 
 use super::Service;
-use super::demand::Wants;
 use super::funnel::wake_all;
 use super::waiter::{Unclaimed, Waiter};
 use crate::engine::{Effort, Mode, Refusal, maintenance, wait_allowed_at};
@@ -192,16 +191,10 @@ impl<'a> Pass<'a> {
 
     fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {
         let mode = Mode::from_queue(self.effort, &waiter.patience);
-        let engine = &self.service.engine;
-        let allocations = match &waiter.wants {
-            Wants::Block => {
-                let request = waiter.demand.request;
-                let allocation = engine.search(&waiter.lane, request, mode)?;
-                std::iter::once(allocation).collect()
-            }
-            Wants::Parts(parts) => engine.search_all(&waiter.lane, parts, mode)?,
-        };
-        Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
+        let (engine, lane) = (&self.service.engine, &waiter.lane);
+        let request = waiter.demand.request;
+        let allocations = waiter.wants.search(engine, lane, request, mode)?;
+        Ok(Unclaimed::new(self.service, waiter, allocations))
     }
 
     /// Notes the times at which a failed search may succeed although no change is published.

@@ -20,7 +20,7 @@ use std::panic::Location;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// What a request asks for: one block that the demand describes, or several parts whose sum it is.
+/// What a request asks for: one block or a charge that the demand describes, or several parts whose sum it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) demand: Demand,
@@ -184,6 +184,7 @@ impl Waiting {
             match &waiter.wants {
                 Wants::Block => count(&waiter.lane, &allocations[0], &waiter.demand),
                 Wants::Parts(parts) => count_parts(&waiter.lane, allocations, parts),
+                Wants::Charge => {}
             }
         }
         if let Err(error) = &answer {
@@ -255,7 +256,7 @@ impl Waiting {
         };
         let Membership { waiter, told, .. } = *membership;
         let left_over = waiter.cancel();
-        let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
+        let left_over = left_over.map(|found| Unclaimed::new(service, &waiter, found));
         let time_waited = service.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(time_waited);
         let outcome = match was_served {

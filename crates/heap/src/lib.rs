@@ -224,7 +224,9 @@ impl Heap {
 
     /// Ends a charge for memory outside of the heap.
     pub fn uncharge_outside(&mut self, bytes: u64) {
-        self.map.totals_mut().outside -= bytes;
+        let totals = self.map.totals_mut();
+        totals.outside -= bytes;
+        totals.returns += 1;
     }
 
     /// Adds a range of addresses with no memory mapped in it.
