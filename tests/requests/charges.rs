@@ -162,7 +162,7 @@ fn charge_that_is_given_up_leaves_nothing() {
         let granted = not_ready(pool.charge_for(MIB).tag(tag));
         drop(held);
         drop(now(&mut next).unwrap());
-        device.advance(us(1000)); // until the queue is served though no task answers
+        device.advance(us(3000)); // until the queue is served though no task answers
         // It was granted meanwhile, and is dropped with its grant.
         assert_eq!(charged(&pool), MIB);
         let mut last = not_ready(pool.charge_for(16 * MIB));
