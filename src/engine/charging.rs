@@ -1,6 +1,6 @@
 //! Bytes that count against the capacity although the heap does not have them: others hold them.
 
-use super::{Change, Engine, Expected, Group, Mode, Refusal, ordering, reaping, spill, supply};
+use super::{Change, Engine, Group, Mode, NoMemory, ordering, reaping, spill, supply};
 use crate::device::DeviceError;
 use crate::heap::{Piece, Target};
 use crate::lane::Flush;
@@ -11,7 +11,7 @@ use crate::lane::Flush;
 ///
 /// # Errors
 /// Returns an error if there is not enough room now, or memory calls are needed that may not be made here.
-pub(crate) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), Refusal> {
+pub(super) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), NoMemory> {
     engine.shared.expect_sound()?;
     let try_charge = || engine.store.heap.lock().charge_outside(bytes);
     let releasable = || engine.store.totals().releasable;
@@ -27,10 +27,10 @@ pub(crate) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), 
             evict(engine, lacking)?;
         }
         if releasable() < lacking {
-            return Err(Refusal::Short(Expected::default()));
+            return Err(NoMemory::short());
         }
         if !engine.shared.may_call(mode.effort) {
-            return Err(Refusal::NeedsThread);
+            return Err(NoMemory::NeedsThread);
         }
         let released = supply::release(engine, Target::Bytes(lacking)).into_result();
         engine.shared.noted(released)?;

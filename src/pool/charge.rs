@@ -2,12 +2,13 @@
 
 use super::Pool;
 use super::layout::expect_capacity_for;
-use super::request::{Attempt, Kind, Refused, Request, Taken};
+use super::request::{Attempt, Begun, Kind, Request};
 use super::reservation::asker_of;
+use crate::engine::{Allocations, Parts};
 use crate::error::AllocError;
 use crate::foreign::Charge;
 use crate::handles::Caller;
-use crate::queue::{Ask, Asker, Demand, Grant, Wants};
+use crate::queue::{Ask, Asker, Demand};
 use std::panic::Location;
 
 /// The future of [`Pool::charge_for`]: a [`Charge`]. See [`Request`] for terms, errors and cancel safety.
@@ -27,15 +28,22 @@ impl Kind for ForCharge<'_> {
         asker_of(&self.pool.presence)
     }
 
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<Charge>, Refused<'_>> {
+    fn begin(&self, attempt: Attempt) -> Result<Begun<Charge>, AllocError> {
         expect_capacity_for(self.bytes, &self.pool.service().engine)?;
-        let demand = Demand::in_steps(self.bytes, 1, 0, attempt.tag);
-        let wants = Wants::Charge;
-        attempt.take_all(self.asker(), Ask { demand, wants })
+        Ok(Begun::Asks(Ask {
+            demand: Demand::in_steps(self.bytes, 1, 0, attempt.tag),
+            parts: Parts::charge(self.bytes),
+            is_searched: false,
+        }))
     }
 
-    fn granted(&mut self, grant: Grant, _: Caller) -> Result<Charge, AllocError> {
-        let Demand { request, tag, .. } = grant.ask.demand;
+    fn granted(
+        &mut self,
+        (demand, _): (&Demand, &Parts),
+        _: Allocations,
+        _: Caller,
+    ) -> Result<Charge, AllocError> {
+        let Demand { request, tag, .. } = *demand;
         Ok(Charge::new(&self.pool.presence, request.bytes, tag))
     }
 }

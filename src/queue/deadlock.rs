@@ -13,7 +13,7 @@
 use super::Position;
 use super::pass::{Pass, Served};
 use super::waiter::Waiter;
-use super::{Demand, Service, Wants};
+use super::{Demand, Service};
 use crate::error::AllocError;
 use crate::lane::{Holder, Lane};
 use crate::measure::{Bytes, Milliseconds, Tag};
@@ -244,7 +244,7 @@ fn explain(waiter: &Waiter) -> String {
     }
     let _ = match waiter.lane.id.of_a_stream() {
         Some(_) => write!(text, " on {}", waiter.lane.label()),
-        None if matches!(waiter.wants, Wants::Charge) => write!(text, " to charge"),
+        None if waiter.parts.charge.is_some() => write!(text, " to charge"),
         None => write!(text, " to reserve"),
     };
     if waiter.is_throttled() {

@@ -1,64 +1,8 @@
 //! A request's demand: size, alignment and account.
 
-use crate::engine::{Allocations, Engine, Mode, Part, Parts, Refusal, charging};
-use crate::heap::{Placement, Request};
-use crate::lane::Lane;
+use crate::engine::Part;
+use crate::heap::Request;
 use crate::measure::Tag;
-use crate::sync::Arc;
-
-/// What is granted: one block, several together, or a charge.
-#[derive(Clone, Debug)]
-pub(crate) enum Wants {
-    /// One block, described by the demand.
-    Block,
-    /// All of these, or none. The demand is their sum.
-    Parts(Parts),
-    /// The demand's bytes of the capacity, for memory of others.
-    Charge,
-}
-
-impl Wants {
-    /// Returns the pieces of memory, each of which must be contiguous.
-    pub(super) fn pieces<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = Request> + 'a {
-        let (one, several) = match self {
-            Self::Block => (Some(demand.request), None),
-            Self::Parts(parts) => (None, Some(parts.all.iter().map(|part| part.request))),
-            Self::Charge => (None, None),
-        };
-        one.into_iter().chain(several.into_iter().flatten())
-    }
-
-    /// Returns whether the pieces may lie at any address, so that a search for them is in vain where one for smaller pieces
-    /// was.
-    pub(super) fn is_anywhere(&self) -> bool {
-        match self {
-            Self::Block => true,
-            Self::Parts(parts) => parts.placement == Placement::Anywhere,
-            Self::Charge => false,
-        }
-    }
-
-    /// Searches memory, or charges the capacity: a charge has no allocations.
-    ///
-    /// # Errors
-    /// Returns an error if there is not enough for all of it now.
-    pub(super) fn search(
-        &self,
-        engine: &Engine,
-        lane: &Arc<Lane>,
-        request: Request,
-        mode: Mode<'_>,
-    ) -> Result<Allocations, Refusal> {
-        Ok(match self {
-            Self::Block => std::iter::once(engine.search(lane, request, mode)?).collect(),
-            Self::Parts(parts) => engine.search_all(lane, parts, mode)?,
-            Self::Charge => {
-                charging::charge(engine, request.bytes, mode)?;
-                Allocations::new()
-            }
-        })
-    }
-}
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@
 use super::Service;
 use super::funnel::wake_all;
 use super::waiter::{Unclaimed, Waiter};
-use crate::engine::{Effort, Mode, Refusal, maintenance, wait_allowed_at};
+use crate::engine::{Effort, Mode, NoMemory, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::sync::Arc;
@@ -61,7 +61,10 @@ impl<'a> Pass<'a> {
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
     pub(super) fn run(mut self) -> Option<Duration> {
         let service = self.service;
-        service.engine.store.lease.begin_turn(self.generation);
+        let lease = &service.engine.store.lease;
+        if lease.lender.is_some() {
+            lease.begin_turn(self.generation);
+        }
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
                 Served::Short => self.serve_past(&head),
@@ -168,18 +171,17 @@ impl<'a> Pass<'a> {
         }
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
-            Err(Refusal::Short(_)) => {
+            Err(NoMemory::NeedsThread) => return Served::NeedsThread,
+            Err(NoMemory::Never(error)) => service.fail(waiter, error),
+            Err(NoMemory::Hopeless) => {
+                let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
+                service.fail(waiter, AllocError::Exhausted(shortfall.into()));
+            }
+            Err(_) => {
                 waiter.record_searched(self.moment(), service.engine.supply.is_refused());
                 self.record_times(waiter);
                 return Served::Short;
             }
-            Err(Refusal::NeedsThread) => return Served::NeedsThread,
-            Err(Refusal::Device(error)) => service.fail(waiter, error.into()),
-            Err(Refusal::Hopeless) => {
-                let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
-                service.fail(waiter, AllocError::Exhausted(shortfall.into()));
-            }
-            Err(Refusal::NoRoom(room)) => service.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
     }
@@ -189,11 +191,10 @@ impl<'a> Pass<'a> {
         (self.generation, self.service.engine.store.totals().progress)
     }
 
-    fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {
+    fn search(&self, waiter: &Waiter) -> Result<Unclaimed, NoMemory> {
         let mode = Mode::from_queue(self.effort, &waiter.patience);
-        let (engine, lane) = (&self.service.engine, &waiter.lane);
-        let request = waiter.demand.request;
-        let allocations = waiter.wants.search(engine, lane, request, mode)?;
+        let engine = &self.service.engine;
+        let allocations = engine.search(&waiter.lane, &waiter.parts, mode)?;
         Ok(Unclaimed::new(self.service, waiter, allocations))
     }
 

@@ -1,9 +1,9 @@
 //! The search for every request of a deadlocked queue: which requests it tries.
 
-use super::demand::{Demand, Wants};
 use super::waiter::Waiter;
+use crate::engine::Parts;
 use crate::fault::injected;
-use crate::heap::Request;
+use crate::heap::{Placement, Request};
 use crate::sync::{Arc, Foreign, Trash};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,7 @@ impl Scan {
                     false => trash.add(left),
                 }
                 let mut in_vain = InVain::new(usual_alignment);
-                let to_try = others.filter(|waiter| in_vain.admits(&waiter.wants, &waiter.demand));
+                let to_try = others.filter(|waiter| in_vain.admits(&waiter.parts));
                 to_try.cloned().collect()
             }
         }
@@ -89,12 +89,14 @@ impl InVain {
     }
 
     /// Returns whether a search for the request may succeed, although it did not for any that was admitted before.
-    fn admits(&mut self, wants: &Wants, demand: &Demand) -> bool {
+    fn admits(&mut self, parts: &Parts) -> bool {
         let alignment = |request: Request| request.alignment.max(self.usual_alignment);
-        let pieces = wants.pieces(demand);
-        let mut pieces: Vec<_> = pieces
-            .map(|piece| (alignment(piece), piece.bytes))
+        let requests = parts.all.iter().map(|part| part.request);
+        let mut pieces: Vec<_> = requests
+            .map(|request| (alignment(request), request.bytes))
             .collect();
+        // A search for blocks says nothing of charges, nor one of them of the others.
+        let is_anywhere = parts.placement == Placement::Anywhere && parts.charge.is_none();
         let is_in_vain = |(alignment, bytes): &(u64, u64)| {
             let mut smaller = self.pieces.range(..=alignment);
             smaller.any(|(_, smallest)| smallest <= bytes)
@@ -102,26 +104,25 @@ impl InVain {
         if pieces.iter().any(is_in_vain) {
             return false;
         }
-        if let ([(alignment, bytes)], true) = (&*pieces, wants.is_anywhere()) {
+        if let ([(alignment, bytes)], true) = (&*pieces, is_anywhere) {
             self.pieces.insert(*alignment, *bytes);
             return true;
         }
         pieces.sort_unstable();
-        wants.is_anywhere().then(|| self.others.insert(pieces)) != Some(false)
+        is_anywhere.then(|| self.others.insert(pieces)) != Some(false)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Part, Parts};
-    use crate::heap::Placement;
+    use crate::engine::Part;
 
-    fn block(bytes: u64, alignment: u64) -> (Wants, Demand) {
-        (Wants::Block, Demand::in_steps(bytes, alignment, 0, None))
+    fn block(bytes: u64, alignment: u64) -> Parts {
+        Parts::one(Request { bytes, alignment }, 0, Placement::Anywhere)
     }
 
-    fn several(pieces: &[u64], placement: Placement) -> (Wants, Demand) {
+    fn several(pieces: &[u64], placement: Placement) -> Parts {
         let part = |bytes| Part {
             request: Request {
                 bytes,
@@ -129,20 +130,18 @@ mod tests {
             },
             rounding: 0,
         };
-        let all: Vec<_> = pieces.iter().copied().map(part).collect();
-        let parts = Parts {
-            all: all.into(),
+        Parts {
+            all: pieces.iter().copied().map(part).collect(),
             is_for_all: false,
             placement,
-        };
-        let demand = Demand::in_steps(pieces.iter().sum(), 512, 0, None);
-        (Wants::Parts(parts), demand)
+            charge: None,
+        }
     }
 
     #[test]
     fn request_is_left_out_if_a_smaller_one_was_in_vain() {
         let mut in_vain = InVain::new(512);
-        let mut admits = |(wants, demand): (Wants, Demand)| in_vain.admits(&wants, &demand);
+        let mut admits = |parts: Parts| in_vain.admits(&parts);
         assert!(admits(block(4096, 1024)));
         assert!(!admits(block(4096, 1024)) && !admits(block(8192, 4096)));
         assert!(admits(block(4096, 512)), "a lower alignment may do");

@@ -15,8 +15,8 @@
 
 use super::fair_queue::{Flow, SortKey};
 use super::stall::Stall;
-use super::{Demand, Service, Wants};
-use crate::engine::{Allocations, Expected, charging, release};
+use super::{Demand, Service};
+use crate::engine::{Allocations, Expected, Parts, charging, release};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -35,7 +35,7 @@ pub(crate) struct Waiter {
     pub(super) flow: Flow,
     pub(crate) lane: Arc<Lane>,
     pub(crate) demand: Demand,
-    pub(super) wants: Wants,
+    pub(crate) parts: Parts,
     /// When the request came, on the device's clock.
     pub(crate) since: Duration,
     /// The points to be passed before new memory is taken for the request.
@@ -74,7 +74,7 @@ pub(super) struct WaiterOrigin {
     pub(super) flow: Flow,
     pub(super) lane: Arc<Lane>,
     pub(super) demand: Demand,
-    pub(super) wants: Wants,
+    pub(crate) parts: Parts,
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) scope: Option<ReservationId>,
@@ -110,7 +110,7 @@ impl Waiter {
             flow: origin.flow,
             lane: origin.lane,
             demand: origin.demand,
-            wants: origin.wants,
+            parts: origin.parts,
             since: origin.since,
             patience: origin.patience,
             scope: origin.scope,
@@ -350,15 +350,11 @@ pub(super) struct Unclaimed {
 impl Unclaimed {
     /// Takes over what was found for a request.
     pub(super) fn new(service: &Arc<Service>, waiter: &Waiter, allocations: Allocations) -> Self {
-        let charged = match waiter.wants {
-            Wants::Charge => waiter.demand.request.bytes,
-            Wants::Block | Wants::Parts(_) => 0,
-        };
         Self {
             service: service.clone(),
             lane: waiter.lane.clone(),
             allocations,
-            charged,
+            charged: waiter.parts.charge.unwrap_or(0),
         }
     }
 

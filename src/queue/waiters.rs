@@ -18,8 +18,8 @@ use super::scopes::Scopes;
 use super::shares::{Amount, Applicant};
 use super::waiter::{Waiter, WaiterOrigin};
 use super::waiting_request::WaitingRequest;
-use super::{Demand, Rules, Wants};
-use crate::engine::{Expected, gate};
+use super::{Demand, Rules};
+use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::{ReservationId, StreamId};
@@ -41,7 +41,7 @@ const NOTIFIED: usize = 4;
 pub(super) struct Newcomer<'a> {
     pub(super) lane: &'a Arc<Lane>,
     pub(super) demand: Demand,
-    pub(super) wants: Wants,
+    pub(super) parts: Parts,
     /// When it is due.
     pub(super) due: i128,
     pub(super) since: Duration,
@@ -284,7 +284,9 @@ impl Waiters {
                 .map(|tag| (tag, bytes));
             (error, charged)
         });
-        TagCharge::keep(newcomer.charge);
+        if let Some(charge) = newcomer.charge {
+            charge.keep();
+        }
         let displaced = displaced.map_err(|(error, charged)| JoinRefused { error, charged })?;
         let (displaced, moved_up) = self.displace(standing, displaced, now, gate, trash);
         let origin = WaiterOrigin {
@@ -292,7 +294,7 @@ impl Waiters {
             flow,
             lane: newcomer.lane.clone(),
             demand,
-            wants: newcomer.wants,
+            parts: newcomer.parts,
             since: now,
             patience: newcomer.patience,
             scope: newcomer.scope,
