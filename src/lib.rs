@@ -60,6 +60,7 @@
 //! | crate | contents |
 //! |---|---|
 //! | `weirpool-broker` | a broker that leases one GPU to the pools of several processes, and its client |
+//! | `weirpool-canaries` | guards of blocks, which find writes beside them |
 //! | `weirpool-compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks, the current pool of a device, thread or task |
 //! | `weirpool-dashboard` | a live page of a pool, for a web server |
 //! | `weirpool-driver-pool` | the driver's own memory pools, as sources of segments |
@@ -112,10 +113,11 @@ pub mod testing;
 /// | [`SegmentSource`](extend::SegmentSource) | where segments come from: the driver's own pools, a file of huge pages, another pool |
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
-/// | [`Pool::charge`] | bytes that others hold, counted against the capacity |
+/// | [`Pool::charge`], [`Pool::charge_for`] | bytes that others hold, counted against the capacity |
 /// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {
     pub use crate::foreign::{Charge, ForeignMemory};
+    pub use crate::pool::ChargeFor;
     pub use crate::queue::Passages;
     pub use crate::seam::{
         BlockOrigin, BoundedPool, Bounds, CapacitySource, Event, Fact, Holding, Joining, Memory,

@@ -352,9 +352,10 @@ impl Block {
     fn free_awaited(&mut self, location: &'static Location<'static>) -> Deallocation {
         let block = self.end(Some(location));
         let block = block.expect("present until the block has ended");
-        let lanes = match self.extra.get_mut().is_some() {
-            true => self.uses().lanes_with_launches(),
-            false => self.uses().lanes(),
+        let extra = self.extra.get_mut().as_mut();
+        let lanes = match extra.map(|extra| extra.deallocated_at = Some(location)) {
+            Some(()) => self.uses().lanes_with_launches(),
+            None => self.uses().lanes(),
         };
         let fences = self.free(block);
         let passages = Passages::new(&self.registration().service, &lanes, &fences);

@@ -78,6 +78,8 @@ struct Extra {
     left_at: Option<Ticket>,
     /// The owner of the memory, if it is not in the heap.
     outside: Option<Box<dyn ForeignMemory>>,
+    /// Where the block was deallocated, for that owner.
+    deallocated_at: Option<&'static Location<'static>>,
 }
 
 impl Extra {

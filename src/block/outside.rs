@@ -88,7 +88,8 @@ impl Block {
             true => Passages::default(),
             false => Passages::new(service, &lanes, &fences),
         };
-        let passages = passages.of_foreign(service, block.bytes);
+        let location = self.extra(|extra| extra.deallocated_at);
+        let passages = passages.of_foreign(service, block.bytes, location);
         assert_unlocked("foreign memory is released");
         plain::catch(|| outside.release(passages));
         fences

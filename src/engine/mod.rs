@@ -28,6 +28,7 @@
 //! | `reaping`, `ordering` | asks streams how far they are; seals them, and orders one behind another |
 //! | `registering`, `lanes`, `retired` | adds a stream; the list of lanes; counts of streams that are gone |
 //! | `device_memory` | chunks and ranges of the device |
+//! | `charging` | bytes outside of the heap that count against the capacity |
 //! | `spill` | memory that pools of one device ask of each other |
 //! | `neighbours`, `access` | other devices of the host, and their access to the memory |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
@@ -43,6 +44,7 @@
 pub(crate) mod access;
 mod allocation;
 mod announcer;
+pub(crate) mod charging;
 mod device_memory;
 mod draw;
 mod evictables;

@@ -126,14 +126,14 @@ impl fmt::Display for StreamStatistics {
 pub struct TagStatistics {
     /// The tag.
     pub tag: Tag,
-    /// In live blocks and reservations, each reservation with its whole size. The high-water mark may include a request
-    /// that failed at that moment on another thread.
+    /// In live blocks, charges and reservations, each reservation with its whole size. The high-water mark may include a
+    /// request that failed at that moment on another thread.
     pub used: Level,
     /// The most that the tag may use at once, if it has a [limit](crate::TagAccount::set_limit).
     pub limit: Option<u64>,
     /// Its [weight](crate::TagAccount::set_weight) in the queue; 0 if it has none.
     pub weight: u32,
-    /// Number of blocks and reservations granted so far. A block that is drawn from a reservation does not count.
+    /// Number of blocks, charges and reservations granted so far. A block that is drawn from a reservation does not count.
     pub allocations: u64,
     /// Number of these that ended so far.
     pub frees: u64,

@@ -244,6 +244,7 @@ fn explain(waiter: &Waiter) -> String {
     }
     let _ = match waiter.lane.id.of_a_stream() {
         Some(_) => write!(text, " on {}", waiter.lane.label()),
+        None if waiter.parts.charge.is_some() => write!(text, " to charge"),
         None => write!(text, " to reserve"),
     };
     if waiter.is_throttled() {

@@ -195,7 +195,7 @@ impl<'a> Pass<'a> {
         let mode = Mode::from_queue(self.effort, &waiter.patience);
         let engine = &self.service.engine;
         let allocations = engine.search(&waiter.lane, &waiter.parts, mode)?;
-        Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
+        Ok(Unclaimed::new(self.service, waiter, allocations))
     }
 
     /// Notes the times at which a failed search may succeed although no change is published.

@@ -95,7 +95,8 @@ impl InVain {
         let mut pieces: Vec<_> = requests
             .map(|request| (alignment(request), request.bytes))
             .collect();
-        let is_anywhere = parts.placement == Placement::Anywhere;
+        // A search for blocks says nothing of charges, nor one of them of the others.
+        let is_anywhere = parts.placement == Placement::Anywhere && parts.charge.is_none();
         let is_in_vain = |(alignment, bytes): &(u64, u64)| {
             let mut smaller = self.pieces.range(..=alignment);
             smaller.any(|(_, smallest)| smallest <= bytes)
@@ -133,6 +134,7 @@ mod tests {
             all: pieces.iter().copied().map(part).collect(),
             is_for_all: false,
             placement,
+            charge: None,
         }
     }
 

@@ -16,7 +16,7 @@
 use super::fair_queue::{Flow, SortKey};
 use super::stall::Stall;
 use super::{Demand, Service};
-use crate::engine::{Allocations, Expected, Parts, release};
+use crate::engine::{Allocations, Expected, Parts, charging, release};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -335,7 +335,7 @@ impl Waiter {
     }
 }
 
-/// Memory that was found for a request, and not yet granted. Dropped, it goes back to the pool: no lock may be held
+/// Memory that was found for a request, or bytes that were charged for it, and not yet granted. Dropped, it goes back to the pool: no lock may be held
 /// then.
 #[derive(Debug)]
 #[must_use = "memory that is not claimed goes back to the pool"]
@@ -343,19 +343,24 @@ pub(super) struct Unclaimed {
     service: Arc<Service>,
     lane: Arc<Lane>,
     allocations: Allocations,
+    /// The bytes that the capacity was charged for.
+    charged: u64,
 }
 
 impl Unclaimed {
-    pub(super) fn new(service: &Arc<Service>, lane: &Arc<Lane>, allocations: Allocations) -> Self {
+    /// Takes over what was found for a request.
+    pub(super) fn new(service: &Arc<Service>, waiter: &Waiter, allocations: Allocations) -> Self {
         Self {
             service: service.clone(),
-            lane: lane.clone(),
+            lane: waiter.lane.clone(),
             allocations,
+            charged: waiter.parts.charge.unwrap_or(0),
         }
     }
 
     /// Takes the memory, which the caller has to free from now on.
     pub(super) fn claim(mut self) -> Allocations {
+        self.charged = 0;
         std::mem::take(&mut self.allocations)
     }
 }
@@ -365,6 +370,9 @@ impl Drop for Unclaimed {
         let allocations = std::mem::take(&mut self.allocations);
         if !allocations.is_empty() {
             release::give_all_back(&self.service.engine, &self.lane, allocations);
+        }
+        if self.charged > 0 {
+            charging::uncharge(&self.service.engine, self.charged);
         }
     }
 }

@@ -223,7 +223,7 @@ impl Waiting {
         };
         let Membership { waiter, told, .. } = *membership;
         let left_over = waiter.cancel();
-        let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
+        let left_over = left_over.map(|found| Unclaimed::new(service, &waiter, found));
         let time_waited = service.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(time_waited);
         let outcome = match was_served {

@@ -12,7 +12,7 @@ use std::time::Duration;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WaitingRequest {
-    /// The bytes that were requested.
+    /// The bytes that were requested, of memory or of a charge.
     pub requested: u64,
     /// The stream that the memory is for.
     pub stream: StreamId,
