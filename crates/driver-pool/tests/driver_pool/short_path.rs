@@ -64,7 +64,7 @@ impl Side {
                 })
             }
             6..10 if !self.blocks.is_empty() => {
-                let block = self.blocks.swap_remove(size % self.blocks.len());
+                let mut block = self.blocks.swap_remove(size % self.blocks.len());
                 if what == 6 {
                     block.write_on(stream).unwrap();
                 }
