@@ -3,6 +3,8 @@
 use crate::engine::{Part, Parts};
 use crate::heap::{Placement, Request};
 use crate::measure::Tag;
+use smallvec::SmallVec;
+use weirpool_queue::Pieces;
 
 /// One block, or several that are granted together.
 #[derive(Clone, Debug)]
@@ -14,20 +16,17 @@ pub(crate) enum Wants {
 }
 
 impl Wants {
-    /// Returns the pieces of memory, each of which must be contiguous.
-    pub(super) fn pieces<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = Request> + 'a {
-        let (one, several) = match self {
-            Self::Block => (Some(demand.request), None),
-            Self::Parts(parts) => (None, Some(parts.all.iter().map(|part| part.request))),
-        };
-        one.into_iter().chain(several.into_iter().flatten())
-    }
-
-    /// Returns whether the memory may lie at any address.
-    pub(super) fn is_anywhere(&self) -> bool {
+    /// Returns the pieces of memory, and where they may lie.
+    pub(super) fn needs(&self, demand: &Demand) -> Pieces {
         match self {
-            Self::Block => true,
-            Self::Parts(parts) => parts.placement == Placement::Anywhere,
+            Self::Block => Pieces {
+                all: SmallVec::from_slice(&[demand.request]),
+                is_anywhere: true,
+            },
+            Self::Parts(parts) => Pieces {
+                all: parts.all.iter().map(|part| part.request).collect(),
+                is_anywhere: parts.placement == Placement::Anywhere,
+            },
         }
     }
 }

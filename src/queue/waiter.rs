@@ -13,7 +13,6 @@
 //! grant takes the grant out and gives it back. So a grant has one owner at every moment. A grant does not keep the
 //! pool alive: a forgotten future leaks its memory, and no more.
 
-use super::fair_queue::{Flow, SortKey};
 use super::stall::Stall;
 use super::{Demand, Service, Wants};
 use crate::engine::{Allocations, Expected, release};
@@ -27,17 +26,15 @@ use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
+use weirpool_queue::Entry;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    pub(crate) sort_key: SortKey,
-    pub(super) flow: Flow,
+    pub(super) entry: Entry,
     pub(crate) lane: Arc<Lane>,
     pub(crate) demand: Demand,
     pub(super) wants: Wants,
-    /// When the request came, on the device's clock.
-    pub(crate) since: Duration,
     /// The points to be passed before new memory is taken for the request.
     pub(crate) patience: Expected,
     /// The reservation in whose scope the request was made: it also takes memory that returns to it.
@@ -70,12 +67,10 @@ pub(crate) struct Waiter {
 /// A request as it joins.
 #[derive(Debug)]
 pub(super) struct WaiterOrigin {
-    pub(super) sort_key: SortKey,
-    pub(super) flow: Flow,
+    pub(super) entry: Entry,
     pub(super) lane: Arc<Lane>,
     pub(super) demand: Demand,
     pub(super) wants: Wants,
-    pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) scope: Option<ReservationId>,
     pub(super) location: &'static Location<'static>,
@@ -106,12 +101,10 @@ impl Waiter {
             silent_since: None,
         };
         Self {
-            sort_key: origin.sort_key,
-            flow: origin.flow,
+            entry: origin.entry,
             lane: origin.lane,
             demand: origin.demand,
             wants: origin.wants,
-            since: origin.since,
             patience: origin.patience,
             scope: origin.scope,
             location: origin.location,

@@ -2,7 +2,7 @@
 //! [`Request`](crate::Request), in the layer above.
 
 use super::attempt::{Asker, Denial, count, count_parts};
-use super::throttled::{self, TagStandstill};
+use super::throttled;
 use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{JoinRefused, Joined, Newcomer};
 use super::{Demand, Service, Terms, Wants};
@@ -19,6 +19,7 @@ use std::fmt;
 use std::panic::Location;
 use std::task::{Poll, Waker};
 use std::time::Duration;
+use weirpool_queue::{TagStandstill, longest_wait};
 
 /// What a request asks for: one block that the demand describes, or several parts whose sum it is.
 #[derive(Clone, Debug)]
@@ -61,7 +62,10 @@ pub(crate) struct Waiting(Rare<Membership>);
 
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let since = self.0.as_deref().map(|membership| membership.waiter.since);
+        let since = self
+            .0
+            .as_deref()
+            .map(|membership| membership.waiter.entry.since);
         f.debug_tuple("WaitingSince").field(&since).finish()
     }
 }
@@ -70,7 +74,7 @@ struct Membership {
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Deadline)>,
     /// How long nothing of the tag was freed, if the request is throttled.
-    standstill: Option<TagStandstill>,
+    standstill: Option<(TagStandstill, Deadline)>,
     /// The number of the event that told of the wait.
     told: u64,
 }
@@ -98,12 +102,12 @@ impl Waiting {
             Denial::OverLimit(_) => (Expected::default(), None),
         };
         let engine = &service.engine;
-        let (now, limit) = (engine.shared.device.now(), terms.limit());
+        let (now, limit) = (engine.shared.device.now(), longest_wait(terms));
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
             wants: ask.wants,
-            due: terms.due(now, &service.rules),
+            due: service.rules.due(terms, now),
             since: now,
             patience,
             waker,
@@ -112,9 +116,7 @@ impl Waiting {
             limit,
             charge,
         };
-        let joined = service
-            .queue
-            .join(newcomer, &service.rules, &engine.shared.gate);
+        let joined = service.queue.join(newcomer, &engine.shared.gate);
         let Joined {
             waiter,
             moved,
@@ -256,7 +258,7 @@ impl Waiting {
         let Membership { waiter, told, .. } = *membership;
         let left_over = waiter.cancel();
         let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
-        let time_waited = service.now().saturating_sub(waiter.since);
+        let time_waited = service.now().saturating_sub(waiter.entry.since);
         let waited = was_served.then_some(time_waited);
         let outcome = match was_served {
             true => WaitOutcome::Served,
@@ -337,7 +339,7 @@ impl Membership {
         }
         let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
-            waited: service.now().saturating_sub(waiter.since),
+            waited: service.now().saturating_sub(waiter.entry.since),
             shortfall: shortfall.into(),
         })
     }
