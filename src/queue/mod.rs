@@ -16,6 +16,7 @@
 //! | `deadlock`, `throttled` | what happens when nothing changes any more; for requests that wait for the limit of a tag |
 //! | `waiters` | all requests that wait: executes what `weirpool-queue` decides |
 //! | `waiter` | one of them, and its grant |
+//! | `unclaimed` | memory found for it, and not yet granted |
 //! | `scopes` | the requests made in scopes of reservations |
 //! | `charge` | bytes charged to a tag for a request under way |
 //! | `demand` | size, alignment and account of a request |
@@ -49,6 +50,7 @@ mod tenancy;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod tests;
 mod throttled;
+mod unclaimed;
 mod waiter;
 mod waiters;
 mod waiting;

@@ -15,7 +15,8 @@
 use super::Service;
 use super::demand::Wants;
 use super::funnel::wake_all;
-use super::waiter::{Unclaimed, Waiter};
+use super::unclaimed::Unclaimed;
+use super::waiter::Waiter;
 use crate::engine::{Effort, Mode, Refusal, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -228,7 +229,7 @@ impl<'a> Pass<'a> {
         if injected("woken-before-granted") {
             wake_all(&self.service.engine.store.announcer, waiter.notify());
         }
-        match waiter.grant(found) {
+        match waiter.grant(found.claim()) {
             Ok(waker) => {
                 let _ = service.leave(waiter, Some(waited));
                 if !injected("woken-before-granted") {
@@ -237,6 +238,7 @@ impl<'a> Pass<'a> {
                 Served::Granted
             }
             Err(found) => {
+                let found = Unclaimed::new(service, &waiter.lane, found);
                 let _ = service.leave(waiter, None);
                 drop(found);
                 Served::Gone

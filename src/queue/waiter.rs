@@ -14,8 +14,8 @@
 //! pool alive: a forgotten future leaks its memory, and no more.
 
 use super::stall::Stall;
-use super::{Demand, Service, Wants};
-use crate::engine::{Allocations, Expected, release};
+use super::{Demand, Wants};
+use crate::engine::{Allocations, Expected};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -127,11 +127,11 @@ impl Waiter {
     ///
     /// # Errors
     /// Returns the memory if the waiter is gone.
-    pub(super) fn grant(&self, found: Unclaimed) -> Result<Option<Waker>, Unclaimed> {
+    pub(super) fn grant(&self, found: Allocations) -> Result<Option<Waker>, Allocations> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, WaiterState::Gone) {
             WaiterState::Waiting { waker, .. } => {
-                *state = WaiterState::Granted(found.claim());
+                *state = WaiterState::Granted(found);
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker.map(Foreign::into_inner))
             }
@@ -325,40 +325,6 @@ impl Waiter {
 
     pub(super) fn is_waiting(&self) -> bool {
         matches!(&*self.state.lock(), WaiterState::Waiting { .. })
-    }
-}
-
-/// Memory that was found for a request, and not yet granted. Dropped, it goes back to the pool: no lock may be held
-/// then.
-#[derive(Debug)]
-#[must_use = "memory that is not claimed goes back to the pool"]
-pub(super) struct Unclaimed {
-    service: Arc<Service>,
-    lane: Arc<Lane>,
-    allocations: Allocations,
-}
-
-impl Unclaimed {
-    pub(super) fn new(service: &Arc<Service>, lane: &Arc<Lane>, allocations: Allocations) -> Self {
-        Self {
-            service: service.clone(),
-            lane: lane.clone(),
-            allocations,
-        }
-    }
-
-    /// Takes the memory, which the caller has to free from now on.
-    pub(super) fn claim(mut self) -> Allocations {
-        std::mem::take(&mut self.allocations)
-    }
-}
-
-impl Drop for Unclaimed {
-    fn drop(&mut self) {
-        let allocations = std::mem::take(&mut self.allocations);
-        if !allocations.is_empty() {
-            release::give_all_back(&self.service.engine, &self.lane, allocations);
-        }
     }
 }
 

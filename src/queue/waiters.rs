@@ -5,7 +5,6 @@
 //! requests waited, and returns the wakers that its caller calls with the lock released. The gate is closed while any
 //! request is in the fair queue.
 
-use super::charge::TagCharge;
 use super::scopes::Scopes;
 use super::waiter::{Waiter, WaiterOrigin};
 use super::waiting_request::WaitingRequest;
@@ -44,8 +43,9 @@ pub(super) struct Newcomer<'a> {
     pub(super) location: &'static Location<'static>,
     /// How long it waits at most.
     pub(super) limit: Option<Duration>,
-    /// `None` if it has no tag, or its tag's limit does not allow it now.
-    pub(super) charge: Option<TagCharge<'a>>,
+    /// Whether its bytes are charged to its tag: not if it has none, or the tag's limit does not allow it now. Whether it joins
+    /// or not, they are not its caller's any more.
+    pub(super) is_charged: bool,
 }
 
 /// A request that joined.
@@ -128,7 +128,7 @@ impl Waiters {
         let account = demand.tag.map(|tag| (tag, self.accounts.of(tag)));
         // Under the lock: a free of the tag that comes later sees that a request is throttled.
         let over = account.filter(|(_, account)| {
-            newcomer.charge.is_none() && account.charge_or_throttle(bytes).is_err()
+            !newcomer.is_charged && account.charge_or_throttle(bytes).is_err()
         });
         let over = over.map(|(tag, _)| tag);
         let asks = weirpool_queue::Newcomer {
@@ -154,7 +154,6 @@ impl Waiters {
                 charged,
             }
         });
-        TagCharge::keep(newcomer.charge);
         let Admitted { entry, displaced } = admitted?;
         let mut moved = Moved::default();
         let displaced = displaced.into_iter().filter_map(|(entry, full)| {

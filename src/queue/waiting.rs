@@ -2,8 +2,10 @@
 //! [`Request`](crate::Request), in the layer above.
 
 use super::attempt::{Asker, Denial, count, count_parts};
+use super::charge::TagCharge;
 use super::throttled;
-use super::waiter::{Unclaimed, Waiter, outcome_of};
+use super::unclaimed::Unclaimed;
+use super::waiter::{Waiter, outcome_of};
 use super::waiters::{JoinRefused, Joined, Newcomer};
 use super::{Demand, Service, Terms, Wants};
 use crate::engine::{Allocations, Expected};
@@ -114,9 +116,11 @@ impl Waiting {
             scope: made.scope,
             location: made.location,
             limit,
-            charge,
+            is_charged: charge.is_some(),
         };
         let joined = service.queue.join(newcomer, &engine.shared.gate);
+        // The bytes belong to the position now, or are uncharged below.
+        TagCharge::keep(charge);
         let Joined {
             waiter,
             moved,

@@ -26,6 +26,7 @@ impl Admission {
         self.pace.time_for(ahead.saturating_add(bytes), now)
     }
 
+    #[inline]
     pub(crate) fn join(&mut self, bytes: u64, now: Duration) {
         if self.waiting.requests == 0 {
             self.pace.start(now);
@@ -34,6 +35,7 @@ impl Admission {
     }
 
     /// Notes that a request leaves, served at that time or not at all.
+    #[inline]
     pub(crate) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
         self.waiting.subtract(bytes);
         if let Some(now) = served_at {
@@ -46,6 +48,7 @@ impl Admission {
 }
 
 /// Returns the expected wait of a request that waits for the limit of its tag, and then in the fair queue.
+#[inline]
 pub(crate) fn joined_wait(at_limit: Duration, in_queue: Option<Duration>) -> Duration {
     at_limit.saturating_add(in_queue.unwrap_or_default())
 }
@@ -86,14 +89,17 @@ const KEPT: f64 = 63.0 / 64.0;
 const ENOUGH: u32 = 8;
 
 impl QueuePace {
+    #[inline]
     fn start(&mut self, now: Duration) {
         self.since = Some(now);
     }
 
+    #[inline]
     fn stop(&mut self) {
         self.since = None;
     }
 
+    #[inline]
     fn record(&mut self, bytes: u64, now: Duration) {
         let passed = self.running(now);
         self.bytes = self.bytes * KEPT + bytes as f64;
@@ -103,6 +109,7 @@ impl QueuePace {
     }
 
     /// Returns the time since the last grant, while any request waits.
+    #[inline]
     fn running(&self, now: Duration) -> f64 {
         let since = self.since.unwrap_or(now);
         now.saturating_sub(since).as_secs_f64()

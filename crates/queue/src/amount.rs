@@ -11,17 +11,20 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
+    #[inline]
     pub(crate) fn add(&mut self, bytes: u64) {
         self.requests += 1;
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
+    #[inline]
     pub(crate) fn subtract(&mut self, bytes: u64) {
         self.requests -= 1;
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
     /// Returns whether one more request for that many bytes exceeds the limit.
+    #[inline]
     pub(crate) fn is_full(self, limit: QueueLimit, bytes: u64) -> bool {
         self.requests >= limit.requests || self.bytes.saturating_add(bytes) > limit.bytes
     }
@@ -46,10 +49,12 @@ pub(crate) enum LimitKind {
 pub(crate) struct Sizes(BTreeMap<u64, usize>);
 
 impl Sizes {
+    #[inline]
     pub(crate) fn add(&mut self, bytes: u64) {
         *self.0.entry(bytes).or_default() += 1;
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, bytes: u64) {
         if let Some(count) = self.0.get_mut(&bytes) {
             *count -= 1;

@@ -47,6 +47,7 @@ pub(crate) struct Cost {
 
 impl Cost {
     /// In virtual time.
+    #[inline]
     pub(crate) fn steps(self) -> u128 {
         (u128::from(self.bytes) << STEPS) / u128::from(self.weight.max(1))
     }

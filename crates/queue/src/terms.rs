@@ -36,6 +36,7 @@ pub struct Terms {
 }
 
 /// Returns the longest wait under these terms.
+#[inline]
 pub fn longest_wait(terms: &Terms) -> Option<Duration> {
     let limits = [terms.timeout, terms.deadline].into_iter().flatten();
     limits.min().filter(|limit| *limit < NEVER)
@@ -86,6 +87,7 @@ pub struct Rules {
 impl Rules {
     /// Returns when a request is due, in nanoseconds of the device's clock. A high priority can put that before the
     /// clock's beginning.
+    #[inline]
     pub fn due(&self, terms: &Terms, now: Duration) -> i128 {
         let nanoseconds = |duration: Duration| duration.as_nanos() as i128;
         let after = terms.deadline.unwrap_or(self.due_after);
@@ -102,6 +104,7 @@ impl Rules {
     }
 
     /// Returns whether a request for `bytes` may pass one that was passed this often, by this many bytes, before.
+    #[inline]
     pub fn may_overtake(&self, passed: (u64, u64), bytes: u64) -> bool {
         let bound = self.overtaking;
         passed.0 < u64::from(bound.times) && passed.1.saturating_add(bytes) <= bound.bytes

@@ -31,11 +31,6 @@ struct Oracle {
 }
 
 impl Oracle {
-    fn weight(&self, of: Option<Tag>) -> u32 {
-        of.and_then(|tag| self.weights.get(&tag).copied())
-            .unwrap_or(1)
-    }
-
     fn at(&self, at: Where) -> impl Iterator<Item = &(u64, Entry, Where)> {
         self.list.iter().filter(move |(_, _, of)| *of == at)
     }
