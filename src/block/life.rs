@@ -585,8 +585,8 @@ impl Block {
             is_throttled = registration.service.uncharge_freed(tag, block.bytes);
             !is_throttled
         };
-        let is_kept =
-            StreamCache::free_at_once(&mut self.registration, block.bytes, || block, uncharge);
+        let (owner, bytes) = (&mut self.registration, block.bytes);
+        let is_kept = StreamCache::free_at_once(owner, cache_of, bytes, || block, uncharge);
         if is_kept {
             if is_throttled {
                 self.registration().service.admit(tag);
@@ -639,10 +639,17 @@ impl Drop for Block {
             return;
         };
         let block = || as_used(allocation, self.charge.rounding());
-        if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block, |_| true) {
+        let (owner, bytes) = (&mut self.registration, allocation.bytes);
+        if !StreamCache::free_at_once(owner, cache_of, bytes, block, |_| true) {
             self.free_slowly();
         }
     }
+}
+
+/// Returns the cache of a stream.
+#[inline(always)]
+fn cache_of(registration: &Registration) -> &StreamCache {
+    &registration.lane.cache
 }
 
 /// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.

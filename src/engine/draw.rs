@@ -3,7 +3,7 @@
 use super::allocation::Allocation;
 use super::recipient::{Found, Recipient};
 use super::supply::For;
-use super::{Change, Source, maintenance, ordering, reaping};
+use super::{Change, NoMemory, Source, maintenance, ordering, reaping};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::{
@@ -13,18 +13,6 @@ use crate::heap::{
 use crate::id::ReservationId;
 use crate::lane::Flush;
 use crate::sync::yield_now;
-
-/// The outcome of drawing from a reservation.
-#[derive(Debug)]
-#[must_use = "an allocation that is dropped is memory lost"]
-pub(crate) enum Drawn {
-    Allocation(Allocation),
-    /// The reservation has too little memory, or too fragmented: this many bytes, and this many in its largest block.
-    Short {
-        left: u64,
-        largest: u64,
-    },
-}
 
 /// One search within a reservation.
 pub(super) struct Draw<'a> {
@@ -51,19 +39,19 @@ impl<'a> Draw<'a> {
     /// Takes the best block of the reservation; then the best after polling; then a block in exchange for complete
     /// pieces, in the end including those that caches hold. Starts again if anything came back to the reservation
     /// meanwhile.
-    pub(super) fn run(mut self) -> Result<Drawn, DeviceError> {
+    pub(super) fn run(mut self) -> Result<Allocation, NoMemory> {
         if let Some(found) = self.take_ordered()? {
-            return Ok(Drawn::Allocation(found.allocation));
+            return Ok(found.allocation);
         }
         let mut has_flushed = false;
         loop {
             self.exchanged_in_vain = 0;
             let before = self.moves();
             if let Some(found) = self.look_twice(Self::take)? {
-                return Ok(Drawn::Allocation(found.allocation));
+                return Ok(found.allocation);
             }
             if let Some(found) = self.exchange()? {
-                return Ok(Drawn::Allocation(found.allocation));
+                return Ok(found.allocation);
             }
             if !has_flushed && self.left().0 >= self.request.bytes {
                 // Also if the caches are empty: another thread may have flushed them just now.
@@ -75,7 +63,7 @@ impl<'a> Draw<'a> {
                 continue;
             }
             if let Some(short) = self.short_since(before + self.exchanged_in_vain) {
-                return Ok(short);
+                return Err(short);
             }
         }
     }
@@ -139,7 +127,7 @@ impl<'a> Draw<'a> {
 
     /// The reservation has too little memory, unless something came back to it since `so_far` counted. While an
     /// exchange of another thread may bring back enough, waits for its end.
-    fn short_since(&self, so_far: u64) -> Option<Drawn> {
+    fn short_since(&self, so_far: u64) -> Option<NoMemory> {
         loop {
             {
                 let heap = self.to.engine.store.heap.lock();
@@ -155,7 +143,7 @@ impl<'a> Draw<'a> {
                     && left + arrivals.under_way >= self.request.bytes
                     && !injected("draw-beside-an-exchange");
                 if !may_come_back {
-                    return Some(Drawn::Short { left, largest });
+                    return Some(NoMemory::NotReserved { left, largest });
                 }
             }
             yield_now();

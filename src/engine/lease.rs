@@ -95,9 +95,7 @@ impl Lease {
 
     /// Begins a pass over the queue, whose needs replace those of earlier ones.
     pub(crate) fn begin_turn(&self, turn: u64) {
-        if self.lender.is_some() {
-            self.turn.store(turn, Ordering::Relaxed);
-        }
+        self.turn.store(turn, Ordering::Relaxed);
     }
 
     /// Sets the grants that the bounds include, and the bytes that may be held; with `is_binding`, they bound the memory

@@ -84,7 +84,6 @@ mod walk;
 
 pub(crate) use allocation::{Allocation, Allocations, DeviceCounters};
 pub(crate) use announcer::Announcer;
-pub(crate) use draw::Drawn;
 pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
@@ -94,7 +93,7 @@ pub(crate) use kept::{Kept, ReservationState};
 pub(crate) use lanes::Lanes;
 pub(crate) use lease::{Lease, Lender};
 pub(crate) use maintenance::Maintenance;
-pub(crate) use mode::{Effort, Expected, Mode, Refusal};
+pub(crate) use mode::{Effort, Expected, Mode, NoMemory};
 pub(crate) use neighbours::AccessScope;
 pub(crate) use parts::{Part, Parts};
 pub(crate) use plain_memory::PlainMemory;
@@ -168,32 +167,24 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Searches the sources above the stream's own cache, in the order of the policy.
+    /// Searches the sources above the stream's own cache for each of the parts, in the order of the policy, the largest
+    /// part first.
     ///
     /// # Errors
-    /// Returns an error if no source has memory. The heap is then as it was, except for completed and flushed blocks.
-    #[inline]
+    /// Returns an error if one of the parts gets no memory; then none does. The heap is then as it was, except for
+    /// completed and flushed blocks.
+    #[inline(always)]
     pub(crate) fn search(
-        &self,
-        lane: &Arc<Lane>,
-        request: Request,
-        mode: Mode<'_>,
-    ) -> Result<Allocation, Refusal> {
-        let at = (request, Placement::Anywhere);
-        let found = Search::for_stream(self, lane, at, mode, None).run()?;
-        Ok(found.allocation)
-    }
-
-    /// Searches memory for each of the parts, the largest first.
-    ///
-    /// # Errors
-    /// Returns an error if one of the parts gets no memory; then none does.
-    pub(crate) fn search_all(
         &self,
         lane: &Arc<Lane>,
         parts: &Parts,
         mode: Mode<'_>,
-    ) -> Result<Allocations, Refusal> {
+    ) -> Result<Allocations, NoMemory> {
+        if let Some(part) = parts.plain() {
+            let at = (part.request, Placement::Anywhere);
+            let found = Search::for_stream(self, lane, at, mode, None).run()?;
+            return Ok(Allocations::from_buf([found.allocation]));
+        }
         let search = parts::PartsSearch {
             engine: self,
             lane,
@@ -210,13 +201,13 @@ impl Engine {
     /// that exchange, as for a lock: part of those pieces may come back.
     ///
     /// # Errors
-    /// Returns the device's error; the memory is in the reservation again.
+    /// Returns an error if the reservation has too little, or the device fails; the memory is in the reservation again.
     pub(crate) fn draw(
         &self,
         lane: &Arc<Lane>,
         reservation: ReservationId,
         request: Request,
-    ) -> Result<Drawn, DeviceError> {
+    ) -> Result<Allocation, NoMemory> {
         self.drawing(lane, reservation, request)?.run()
     }
 

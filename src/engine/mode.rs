@@ -1,7 +1,9 @@
-//! How memory is asked for, and why a search ended without it.
+//! How memory is asked for, and why there is none.
 
 use crate::device::DeviceError;
+use crate::error::AllocError;
 use crate::heap::Fences;
+use crate::measure::Tag;
 use std::time::Duration;
 
 /// Which calls may be made for an allocation.
@@ -78,23 +80,44 @@ impl<'a> Mode<'a> {
     }
 }
 
-/// Why a search ended without memory.
+/// Why there is no memory for a request now: the one answer of searches, reservations and limits. What the request was
+/// charged travels beside it.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum NoMemory {
     /// No memory is available now. New memory was not taken because these points are expected soon, if there are any.
     Short(Expected),
     /// New memory would help, and may not be taken here.
     NeedsThread,
-    /// Other blocks hold the addresses that were asked for; this many bytes of addresses are left.
-    NoRoom(u64),
     /// The device refuses memory that it has, and nothing of the pool is in use: waiting cannot help.
     Hopeless,
-    /// The device failed.
-    Device(DeviceError),
+    /// The tag has reached its limit.
+    OverLimit(Tag),
+    /// The reservation has too little memory, or too fragmented: this many bytes, and this many in its largest block.
+    NotReserved { left: u64, largest: u64 },
+    /// Waiting would not help.
+    Never(AllocError),
 }
 
-impl From<DeviceError> for Refusal {
+impl NoMemory {
+    /// Returns whether there may be memory later, or with more effort.
+    pub(crate) fn may_pass(&self) -> bool {
+        !matches!(self, Self::Never(_))
+    }
+
+    /// Nothing is available, and nothing is expected.
+    pub(crate) fn short() -> Self {
+        Self::Short(Expected::default())
+    }
+}
+
+impl From<AllocError> for NoMemory {
+    fn from(error: AllocError) -> Self {
+        Self::Never(error)
+    }
+}
+
+impl From<DeviceError> for NoMemory {
     fn from(error: DeviceError) -> Self {
-        Self::Device(error)
+        Self::Never(error.into())
     }
 }

@@ -6,15 +6,15 @@
 use super::allocation::Allocations;
 use super::recipient::Found;
 use super::search::{Search, may_submit};
-use super::{Engine, Mode, Refusal, Source, maintenance, ordering, spill, supply};
+use super::{Engine, Mode, NoMemory, Source, maintenance, ordering, spill, supply};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request, Target, inspect};
 use crate::lane::Lane;
-use crate::sync::{Arc, plain};
+use crate::sync::Arc;
 use smallvec::SmallVec;
 
-/// One of several blocks that are requested together.
+/// One of the blocks that are requested together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) request: Request,
@@ -22,10 +22,10 @@ pub(crate) struct Part {
     pub(crate) rounding: u32,
 }
 
-/// Several blocks that are requested together, in the order of the answer.
+/// What a request asks for: mostly one block, or several together, in the order of the answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
-    pub(crate) all: plain::Arc<[Part]>,
+    pub(crate) all: SmallVec<[Part; 1]>,
     /// The memory must be complete on every stream, and not only safe for the one that asks.
     pub(crate) is_for_all: bool,
     /// Where the only part must lie.
@@ -34,18 +34,27 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Creates a request for one part at that address.
-    pub(crate) fn one(part: Part, placement: Placement) -> Self {
+    #[inline]
+    pub(crate) fn one(request: Request, rounding: u32, placement: Placement) -> Self {
         Self {
-            all: plain::Arc::new([part]),
+            all: SmallVec::from_buf([Part { request, rounding }]),
             is_for_all: false,
             placement,
         }
     }
 
+    /// Returns the part, if it is the only one, for the stream that asks, and may lie anywhere.
+    pub(crate) fn plain(&self) -> Option<Part> {
+        let is_plain = !self.is_for_all && self.placement == Placement::Anywhere;
+        match &self.all[..] {
+            [part] if is_plain => Some(*part),
+            _ => None,
+        }
+    }
+
     /// Makes parts of a chunk or more begin with a chunk, so that the pieces they are cut into can be remapped.
     pub(crate) fn align_to_chunks(&mut self, chunk_bytes: u64) {
-        let all = plain::Arc::get_mut(&mut self.all).expect("the parts are not shared yet");
-        for part in all {
+        for part in &mut self.all {
             if part.request.bytes >= chunk_bytes {
                 part.request.alignment = chunk_bytes;
             }
@@ -67,13 +76,13 @@ pub(super) struct PartsSearch<'a> {
 impl PartsSearch<'_> {
     /// # Errors
     /// Returns an error if one of the parts gets no memory; then none does.
-    pub(super) fn run(&self) -> Result<Allocations, Refusal> {
+    pub(super) fn run(&self) -> Result<Allocations, NoMemory> {
         if let [part] = &self.parts.all[..] {
             let found = self.find_part(part.request, self.mode, None)?;
-            return Ok(std::iter::once(found.allocation).collect());
+            return Ok(Allocations::from_buf([found.allocation]));
         }
         let mut found = match self.find() {
-            Err(Refusal::Short(_)) => self.find_again()?,
+            Err(NoMemory::Short(_)) => self.find_again()?,
             found => found?,
         };
         found.sort_by_key(|(at, _)| *at);
@@ -85,14 +94,14 @@ impl PartsSearch<'_> {
 
     /// Searches once more after a search in vain. It may have polled, flushed or evicted after it placed the first part,
     /// which then lies where it leaves too little for the others. Then releases the free memory in the way.
-    fn find_again(&self) -> Result<FoundParts, Refusal> {
+    fn find_again(&self) -> Result<FoundParts, NoMemory> {
         match self.find() {
-            Err(Refusal::Short(_)) if self.release_for_parts()? => {}
+            Err(NoMemory::Short(_)) if self.release_for_parts()? => {}
             found => return found,
         }
         let is_refused = self.engine.supply.is_refused();
         let found = self.find();
-        if is_refused && matches!(found, Err(Refusal::Short(_))) {
+        if is_refused && matches!(found, Err(NoMemory::Short(_))) {
             // Growing for the first part succeeded, and made it forgotten: the device is to be asked again.
             self.engine.supply.record_refused(true);
         }
@@ -106,13 +115,13 @@ impl PartsSearch<'_> {
     ///
     /// # Errors
     /// Returns an error if the device fails, or memory calls are needed that may not be made here.
-    fn release_for_parts(&self) -> Result<bool, Refusal> {
+    fn release_for_parts(&self) -> Result<bool, NoMemory> {
         let engine = self.engine;
         if engine.shared.settings.geometry.virtual_memory || engine.store.totals().releasable == 0 {
             return Ok(false);
         }
         if !engine.shared.may_call(self.mode.effort) {
-            return Err(Refusal::NeedsThread);
+            return Err(NoMemory::NeedsThread);
         }
         let released = supply::release(engine, Target::Keep(0)).into_result();
         if engine.shared.noted(released)? == 0 {
@@ -156,7 +165,7 @@ impl PartsSearch<'_> {
         sizes.map(|bytes| bytes.next_multiple_of(step)).sum()
     }
 
-    fn find(&self) -> Result<FoundParts, Refusal> {
+    fn find(&self) -> Result<FoundParts, NoMemory> {
         if !self.parts.is_for_all && may_submit(self.lane, self.mode) {
             self.find_then_wait()
         } else {
@@ -166,7 +175,7 @@ impl PartsSearch<'_> {
 
     /// Finds all parts, and then makes the stream wait for the points that they come after. If one of the streams
     /// takes no event or no wait now because it is captured, each part is searched with its own waits.
-    fn find_then_wait(&self) -> Result<FoundParts, Refusal> {
+    fn find_then_wait(&self) -> Result<FoundParts, NoMemory> {
         let mut deferred = Fences::default();
         let mut found = self.find_parts(Some(&mut deferred))?;
         let Err(error) = self.wait_for_parts(&deferred, &mut found) else {
@@ -179,7 +188,7 @@ impl PartsSearch<'_> {
         }
     }
 
-    fn find_parts(&self, mut deferred: Option<&mut Fences>) -> Result<FoundParts, Refusal> {
+    fn find_parts(&self, mut deferred: Option<&mut Fences>) -> Result<FoundParts, NoMemory> {
         let mut order: SmallVec<[usize; 8]> = (0..self.parts.all.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.parts.all[*at].request.bytes));
         let (mut found, mut mode) = (FoundParts::new(), self.mode);
@@ -205,7 +214,7 @@ impl PartsSearch<'_> {
         request: Request,
         mode: Mode<'_>,
         deferred: Option<&mut Fences>,
-    ) -> Result<Found, Refusal> {
+    ) -> Result<Found, NoMemory> {
         let Self { engine, lane, .. } = *self;
         let at = (request, self.parts.placement);
         if self.parts.is_for_all {

@@ -8,10 +8,11 @@ mod expected;
 use super::recipient::{Found, Recipient};
 use super::supply::For;
 use super::{
-    Effort, Engine, Expected, Group, Mode, Refusal, Source, maintenance, ordering, reaping, spill,
+    Effort, Engine, Expected, Group, Mode, NoMemory, Source, maintenance, ordering, reaping, spill,
     supply,
 };
 use crate::device::DeviceError;
+use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::{
     Action, Clock, Facts, Fences, Fit, GrowBy, Growth, Offers, Order, Piece, Placement, Plan,
@@ -126,11 +127,11 @@ impl<'a> Search<'a> {
         }
     }
 
-    pub(super) fn run(&mut self) -> Result<Found, Refusal> {
+    pub(super) fn run(&mut self) -> Result<Found, NoMemory> {
         self.to.engine.shared.expect_sound()?;
         self.look_for_room()?;
         if self.is_held_back() {
-            return Err(Refusal::Short(Expected::default()));
+            return Err(NoMemory::short());
         }
         let Recipient { engine, lane, .. } = self.to;
         if lane.cache.owes_seal() {
@@ -161,7 +162,7 @@ impl<'a> Search<'a> {
 
     /// Tries the sources of the policy's table.
     #[inline(never)]
-    fn try_sources(&mut self) -> Result<Found, Refusal> {
+    fn try_sources(&mut self) -> Result<Found, NoMemory> {
         loop {
             match self.state.next_action() {
                 Action::Prepare(prepare) => {
@@ -174,13 +175,13 @@ impl<'a> Search<'a> {
                         return Ok(found);
                     }
                 }
-                Action::GiveUp => return Err(Refusal::Short(Expected::default())),
+                Action::GiveUp => return Err(NoMemory::short()),
             }
         }
     }
 
     /// Makes more memory reachable. Returns whether it did.
-    fn prepare(&mut self, prepare: Prepare) -> Result<bool, Refusal> {
+    fn prepare(&mut self, prepare: Prepare) -> Result<bool, NoMemory> {
         let engine = self.to.engine;
         Ok(match prepare {
             Prepare::FlushLarge => {
@@ -279,7 +280,7 @@ impl<'a> Search<'a> {
     }
 
     /// Takes memory from a source.
-    fn attempt(&mut self, source: Try) -> Result<Option<Found>, Refusal> {
+    fn attempt(&mut self, source: Try) -> Result<Option<Found>, NoMemory> {
         Ok(match source {
             Try::Take => self.take(),
             Try::WaitForExact => exact::wait_for_exact(self)?,
@@ -291,7 +292,7 @@ impl<'a> Search<'a> {
 
     /// # Errors
     /// Returns an error if the addresses that are asked for are not free, so that waiting does not help.
-    fn look_for_room(&self) -> Result<(), Refusal> {
+    fn look_for_room(&self) -> Result<(), NoMemory> {
         let placement = self.to.placement;
         if placement == Placement::Anywhere {
             return Ok(());
@@ -307,9 +308,8 @@ impl<'a> Search<'a> {
         if is_room() {
             return Ok(());
         }
-        Err(Refusal::NoRoom(
-            engine.store.heap.lock().addresses(placement),
-        ))
+        let room = engine.store.heap.lock().addresses(placement);
+        Err(AllocError::NoRoom { room }.into())
     }
 
     fn take(&self) -> Option<Found> {
@@ -458,11 +458,14 @@ impl<'a> Search<'a> {
 
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
     /// only once the expected points are passed and did not help.
-    fn grow(&mut self) -> Result<Option<Found>, Refusal> {
+    fn grow(&mut self) -> Result<Option<Found>, NoMemory> {
         let settings = &self.to.engine.shared.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
             .then_some(settings.wait_limit);
-        let expected = expected::awaited(self.mode.patience, &self.to, self.request.bytes);
+        let expected = match settings.order {
+            Order::GrowFirst => Expected::default(),
+            Order::WaitFirst => expected::awaited(self.mode.patience, &self.to, self.request.bytes),
+        };
         let is_held_back = !expected.fences.is_empty();
         let most = self.most_chunks();
         let growth = match most {
@@ -489,13 +492,13 @@ impl<'a> Search<'a> {
             return Ok(Some(found));
         }
         if is_held_back {
-            return Err(Refusal::Short(expected));
+            return Err(NoMemory::Short(expected));
         }
         if most < u64::MAX && could_grow {
-            return Err(Refusal::NeedsThread);
+            return Err(NoMemory::NeedsThread);
         }
         if self.is_last && spill::refuses_for_no_reason(self.to.engine, self.to.refused) {
-            return Err(Refusal::Hopeless);
+            return Err(NoMemory::Hopeless);
         }
         Ok(None)
     }

@@ -93,7 +93,7 @@ pub(crate) fn could_evict(shared: &Shared, store: &HeapStore) -> u64 {
         return 0;
     }
     let totals = store.totals();
-    let unused = totals.free.current + totals.pending.current;
+    let unused = totals.unused();
     (unused + evictable).saturating_sub(totals.releasable)
 }
 

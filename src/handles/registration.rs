@@ -8,7 +8,7 @@ use crate::engine::{CapacityCopy, Change, maintenance, order, registering, relea
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::id::Ticket;
-use crate::lane::{Lane, RefCache};
+use crate::lane::{CacheOwner, Lane, RefCache};
 use crate::measure::Tag;
 use crate::queue::{Asker, Passage, Service};
 use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedNumber, plain};
@@ -120,7 +120,7 @@ impl Registration {
     /// Counts a new handle of the stream.
     pub(crate) fn count_handle(&self) {
         if self.handles.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.lane.cache.with_references(RefCache::open);
+            self.lane.cache.with_references(RefCache::open::<Self>);
         }
     }
 
@@ -251,6 +251,10 @@ impl Registration {
         self.service.queue.accounts.of(tag).count_growth();
     }
 }
+
+// SAFETY: the cache of each lane is reached through registrations alone.
+#[allow(unsafe_code, reason = "says what owns the cache of a stream")]
+unsafe impl CacheOwner for Registration {}
 
 /// A stream that is registered with another pool.
 struct StreamOfOtherPool<'a>(&'a Registration);

@@ -4,7 +4,7 @@ use super::{Presence, Registration};
 use crate::capture::{CaptureClock, Held};
 use crate::device::DeviceError;
 use crate::engine::{
-    Allocation, Allocations, Change, Drawn, Engine, Group, Home, Kept, ReservationState, Use,
+    Allocation, Allocations, Change, Engine, Group, Home, Kept, NoMemory, ReservationState, Use,
     keeping, order,
 };
 use crate::error::AllocError;
@@ -154,13 +154,13 @@ impl Reserved {
         (1..=evictable).contains(&lacking) && evictables.evict(lacking, Some(group)) > 0
     }
 
-    /// Draws a part, for use in the order of the lane's stream, if enough is left.
+    /// Draws a part, for use in the order of the lane's stream.
     ///
     /// # Errors
-    /// Returns an error if the pool is closed, or the device fails.
-    pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Drawn, AllocError> {
+    /// Returns an error if too little is left, the pool is closed, or the device fails.
+    pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Allocation, NoMemory> {
         if let Some(refusal) = self.service().refusal() {
-            return Err(refusal);
+            return Err(refusal.into());
         }
         let engine = &self.service().engine;
         let bytes = demand.request.bytes;
@@ -173,7 +173,7 @@ impl Reserved {
         }
         let drawn = engine.draw(lane, self.reservation, demand.request);
         match &drawn {
-            Ok(Drawn::Allocation(allocation)) => {
+            Ok(allocation) => {
                 let rounding = demand.rounding_of(allocation.bytes);
                 lane.cache.count(
                     BlockEvent::Granted(allocation.source),
@@ -181,9 +181,9 @@ impl Reserved {
                     rounding,
                 );
             }
-            _ => self.undraw(bytes),
+            Err(_) => self.undraw(bytes),
         }
-        drawn.map_err(AllocError::from)
+        drawn
     }
 
     /// Draws a part as [`draw`](Self::draw) does, and leaves the rest of the memory where it is.
@@ -255,7 +255,12 @@ impl Reserved {
         if self.service().refusal().is_some() {
             return None;
         }
-        let take = |block: &_| StreamCache::take_kept(registration, block, rounding);
+        let take = |block: &_| {
+            registration
+                .lane
+                .cache
+                .take_kept(registration, block, rounding)
+        };
         (self.state.lock()).take_kept(&registration.lane, request, take)
     }
 
@@ -269,7 +274,7 @@ impl Reserved {
     ) -> bool {
         let free = || {
             let stream = owner.as_ref()?.lane.id;
-            let block = StreamCache::free_kept(owner, block)?;
+            let block = StreamCache::free_kept(owner, |owner| &owner.lane.cache, block)?;
             let spare: Box<dyn Any + Send> = spare.take()?;
             Some(Kept {
                 stream,

@@ -60,12 +60,3 @@ pub(crate) enum Fit {
     /// If there is no block of the size, one that is larger by up to an eighth.
     Near,
 }
-
-/// Why the plain case granted nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Miss {
-    /// The cache has no block of the size, or may not grant one.
-    Empty,
-    /// It is not the plain case: the cache was not searched.
-    NotSearched,
-}

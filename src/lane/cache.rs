@@ -2,13 +2,15 @@
 //! O(1); and the [large-block cache](super::large_cache) for the few blocks that have no stack. And it has the
 //! [references](RefCache) to the stream that freed blocks leave for later ones.
 
+#![allow(unsafe_code, reason = "erases the type of the owner of a stream")]
+
 use super::block::CachedBlock;
 use super::large_cache::LargeCache;
-pub(super) use crate::handles::Registration;
 use crate::heap::GRANULE;
 use crate::id::Ticket;
 use crate::sync::Arc;
 use std::fmt;
+use std::ptr::NonNull;
 use std::time::Duration;
 
 /// The bounds of a stream's cache.
@@ -112,7 +114,7 @@ impl Cache {
     pub(super) fn for_thread(&self) -> Self {
         let mut cache = Self::new(0);
         cache.tops = vec![NONE; self.tops.len()].into_boxed_slice();
-        cache.references.room = self.references.room;
+        cache.references = self.references.for_thread();
         cache
     }
 
@@ -265,36 +267,51 @@ impl Cache {
     }
 }
 
+/// What handles and blocks of a stream share, and keep alive. It is of a higher layer, and its type is erased here: a
+/// downcast in each grant would take 8 ns more than a whole pair's 25.
+///
+/// # Safety
+/// All owners of one cache are of one type.
+pub(crate) unsafe trait CacheOwner: Send + Sync + Sized {}
+
 /// Maximum number of references. Usually a few blocks are freed before the next is granted.
 const ROOM: usize = 8;
 
-/// The reference cache: references to the stream that freed blocks leave for the next ones.
+/// The reference cache: references to the stream's owner that freed blocks leave for the next ones.
 ///
-/// Each block holds a counted reference to its stream's registration. Counting up at each grant and down at each free
-/// would cost two of the six atomic operations of a pair, and a cache line that all threads of the stream write. So a
-/// free leaves its reference under the lock that it holds anyway, and the next grant takes it from there.
+/// Each block holds a counted reference to the owner. Counting up at each grant and down at each free would cost two of
+/// the six atomic operations of a pair, and a cache line that all threads of the stream write. So a free leaves its
+/// reference under the lock that it holds anyway, and the next grant takes it from there.
 ///
-/// A reference that is left here keeps the registration alive, and the registration keeps the lane, in which the
-/// reference lies. So references are left only while the stream has a handle: dropping the last handle closes the
-/// caches of the stream and of its shards to references, and drops those that they have (safe-teardown).
-///
-/// For this type alone the lane imports from a higher layer. The alternatives are a type parameter of every type around
-/// the lane's lock, or a downcast in each grant, which takes 8 ns more than a whole pair's 25.
+/// A reference that is left here keeps the owner alive, and the owner keeps the lane, in which the reference lies. So
+/// references are left only while the stream has a handle: dropping the last handle closes the caches of the stream and
+/// of its shards to references, and drops those that they have (safe-teardown).
 pub(crate) struct RefCache {
-    left: [Option<Arc<Registration>>; ROOM],
+    /// What `Arc::into_raw` returned, of owners of one type.
+    left: [Option<NonNull<()>>; ROOM],
     /// The number of occupied entries, which are the first ones of `left`.
     count: usize,
     /// 0 while the cache is closed.
     room: usize,
+    /// Drops a reference. It is of the owners' type, since the cache was first opened.
+    drop: unsafe fn(NonNull<()>),
 }
+
+/// References that are to be dropped after the lock is released.
+#[must_use = "references are dropped after the lock is released"]
+pub(crate) struct References(RefCache);
+
+// SAFETY: it holds references to an owner, which is `Send` and `Sync`.
+unsafe impl Send for RefCache {}
 
 impl Default for RefCache {
     /// Creates a closed cache.
     fn default() -> Self {
         Self {
-            left: [const { None }; ROOM],
+            left: [None; ROOM],
             count: 0,
             room: 0,
+            drop: |_| unreachable!("a cache that was never opened has no references"),
         }
     }
 }
@@ -302,41 +319,68 @@ impl Default for RefCache {
 impl RefCache {
     /// Takes the reference over, if there is room.
     #[inline(always)]
-    pub(super) fn leave(&mut self, owner: &mut Option<Arc<Registration>>) {
+    pub(super) fn leave<O: CacheOwner>(&mut self, owner: &mut Option<Arc<O>>) {
         if self.count >= self.room {
             return;
         }
-        if let Some(entry) = self.left.get_mut(self.count) {
-            // The entry is vacant: nothing need be dropped.
-            std::mem::swap(entry, owner);
+        if let Some(entry) = self.left.get_mut(self.count)
+            && let Some(owner) = owner.take()
+        {
+            *entry = NonNull::new(Arc::into_raw(owner).cast_mut().cast());
             self.count += 1;
         }
     }
 
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Arc<Registration>> {
+    pub(super) fn take<O: CacheOwner>(&mut self) -> Option<Arc<O>> {
         let last = self.count.checked_sub(1)?;
         self.count = last;
-        self.left.get_mut(last)?.take()
+        let left = self.left.get_mut(last)?.take()?;
+        // SAFETY: `leave` made it of an owner, all of which are of one type, and nothing else has it.
+        Some(unsafe { Arc::from_raw(left.as_ptr().cast::<O>().cast_const()) })
     }
 
-    /// Lets freed blocks leave references from now on.
-    pub(crate) fn open(&mut self) {
+    /// Lets freed blocks leave references from now on, to owners of this type.
+    pub(crate) fn open<O: CacheOwner>(&mut self) {
         self.room = ROOM;
+        // SAFETY: `leave` made it of an owner, all of which are of this type, and nothing else has it.
+        self.drop = |left| drop(unsafe { Arc::from_raw(left.as_ptr().cast::<O>().cast_const()) });
     }
 
     /// Closes the cache and returns its references.
-    #[must_use = "references are dropped after the lock is released"]
-    pub(crate) fn close(&mut self) -> [Option<Arc<Registration>>; ROOM] {
+    pub(crate) fn close(&mut self) -> References {
         self.room = 0;
         self.empty()
     }
 
     /// Takes all references.
-    #[must_use = "references are dropped after the lock is released"]
-    pub(crate) fn empty(&mut self) -> [Option<Arc<Registration>>; ROOM] {
-        self.count = 0;
-        std::mem::replace(&mut self.left, [const { None }; ROOM])
+    pub(crate) fn empty(&mut self) -> References {
+        let emptied = self.for_thread();
+        References(std::mem::replace(self, emptied))
+    }
+
+    /// Creates an empty cache, which is open if this one is.
+    pub(super) fn for_thread(&self) -> Self {
+        Self {
+            room: self.room,
+            drop: self.drop,
+            ..Self::default()
+        }
+    }
+}
+
+impl Drop for RefCache {
+    fn drop(&mut self) {
+        for left in self.left.iter_mut().filter_map(Option::take) {
+            // SAFETY: it is of the type that the cache was opened for, and was taken out.
+            unsafe { (self.drop)(left) }
+        }
+    }
+}
+
+impl fmt::Debug for References {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

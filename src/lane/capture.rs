@@ -8,7 +8,7 @@
 //! new ones, and begins on the device only when the last one has returned. One number holds both: the calls under way, and a
 //! bit for the capture. So either the capture sees a call, or the call sees the capture.
 
-use super::stream_cache::StreamCache;
+use super::stream_cache::{CAPTURED, StreamCache};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::id::StreamId;
@@ -30,16 +30,7 @@ pub(crate) fn refused(call: &'static str) -> DeviceError {
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
 }
 
-/// The bit that is set in the number of submissions while the stream is captured.
-const CAPTURED: u64 = 1 << 63;
-
 impl StreamCache {
-    /// Returns whether the stream is being captured in a session of the pool.
-    #[inline]
-    pub(crate) fn is_captured(&self) -> bool {
-        self.submissions.load(Ordering::Acquire) & CAPTURED != 0
-    }
-
     /// Returns the order in which the capture's memory is reused, while the stream is being captured.
     pub(crate) fn capture_order(&self) -> Option<StreamId> {
         if !self.is_captured() {

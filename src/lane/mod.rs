@@ -54,8 +54,8 @@ mod stream_cache;
 mod timeline;
 
 pub(crate) use active::ActiveStreams;
-pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
-pub(crate) use cache::{CacheBounds, Flush, RefCache};
+pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Use};
+pub(crate) use cache::{CacheBounds, CacheOwner, Flush, RefCache};
 pub(crate) use capture::refused;
 pub(crate) use count::{BlockEvent, LaneFigures};
 pub(crate) use host_tasks::{Holder, HostTaskEnding, HostTasks};

@@ -81,7 +81,7 @@ impl StreamState {
     /// Takes a block that is counted elsewhere.
     pub(super) fn pop(&mut self, bytes: u64, fit: Fit) -> Option<CachedBlock> {
         let mut cached = self.cache.pop(bytes);
-        if fit == Fit::Near && self.cache.has_stack(bytes) {
+        if matches!(fit, Fit::Near) && self.cache.has_stack(bytes) {
             cached = cached.or_else(|| self.cache.pop_near(bytes));
         }
         cached.inspect(|cached| self.record_taken(cached))

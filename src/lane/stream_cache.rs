@@ -19,8 +19,8 @@
 //! lock: so a freed block is either flushed, or not kept (fair-progress).
 
 use super::active::Activity;
-use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
-use super::cache::{Cache, CacheBounds, Flush, RefCache, Registration};
+use super::block::{CachedBlock, Closed, Fit, Freed, Use};
+use super::cache::{Cache, CacheBounds, CacheOwner, Flush, RefCache};
 use super::count::{BlockEvent, Counts, LaneFigures, UNKNOWN};
 use super::shards::{Shard, Shards};
 use super::slot::{OwnedSlot, Slot};
@@ -35,6 +35,9 @@ use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
+
+/// The bit that is set in the number of submissions while the stream is captured.
+pub(super) const CAPTURED: u64 = 1 << 63;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
@@ -79,7 +82,10 @@ struct GateCheck<'a> {
 impl GateCheck<'_> {
     #[inline(always)]
     fn is_bypassed(self) -> bool {
-        self.too_early.unwrap_or_else(|| self.cache.is_bypassed())
+        match self.too_early {
+            Some(is_bypassed) => is_bypassed,
+            None => self.cache.is_bypassed(),
+        }
     }
 }
 
@@ -88,40 +94,37 @@ impl StreamCache {
     /// Grants a block in the plain case: one that this stream freed, of a size that has a stack, with a reference to
     /// the stream's registration. `rounding` is the part of `bytes` that was not requested. With [`Fit::Near`], the block
     /// may be larger by up to an eighth.
-    ///
-    /// # Errors
-    /// Returns an error if there is no such block, or it is not the plain case.
     #[inline(always)]
-    pub(crate) fn take_at_once(
-        owner: &Arc<Registration>,
+    pub(crate) fn take_at_once<O: CacheOwner>(
+        &self,
+        owner: &Arc<O>,
         bytes: u64,
         rounding: u32,
         fit: Fit,
-    ) -> Result<(CachedBlock, Arc<Registration>), Miss> {
-        let this = &owner.lane.cache;
-        if bytes > this.bounds.largest {
-            return Err(Miss::NotSearched);
+    ) -> Option<(CachedBlock, Arc<O>)> {
+        if bytes > self.bounds.largest {
+            return None;
         }
-        if this.shards.are_made() {
+        if self.shards.are_made() {
             let taken =
-                this.take_from_shard(bytes, rounding, |shard| shard.cache.references.take());
-            let (cached, left) = taken.ok_or(Miss::Empty)?;
-            return Ok((cached, left.unwrap_or_else(|| owner.clone())));
+                self.take_from_shard(bytes, rounding, |shard| shard.cache.references.take());
+            let (cached, left) = taken?;
+            return Some((cached, left.unwrap_or_else(|| owner.clone())));
         }
-        let mut state = this.enter(&this.state);
-        if this.is_bypassed() {
-            return Err(Miss::Empty);
+        let mut state = self.enter(&self.state);
+        if self.is_bypassed() {
+            return None;
         }
         let Some(cached) = state.take_at_once(bytes, rounding) else {
-            if fit == Fit::Exact {
-                return Err(Miss::Empty);
+            if matches!(fit, Fit::Exact) {
+                return None;
             }
-            let cached = take_near(state, bytes, rounding).ok_or(Miss::Empty)?;
-            return Ok((cached, owner.clone()));
+            let cached = take_near(state, bytes, rounding)?;
+            return Some((cached, owner.clone()));
         };
         let left = state.cache.references.take();
         drop(state);
-        Ok((cached, left.unwrap_or_else(|| owner.clone())))
+        Some((cached, left.unwrap_or_else(|| owner.clone())))
     }
 
     /// Frees a block that was used on this stream alone, in the plain case, and leaves its reference to the cache's
@@ -132,21 +135,22 @@ impl StreamCache {
     /// whatever its width. `is_over` is called under the lock once the cache has the block: it returns whether the
     /// reference is no longer needed.
     #[inline(always)]
-    pub(crate) fn free_at_once(
-        owner: &mut Option<Arc<Registration>>,
+    pub(crate) fn free_at_once<O: CacheOwner>(
+        owner: &mut Option<Arc<O>>,
+        cache_of: impl Fn(&O) -> &Self,
         bytes: u64,
         block: impl FnOnce() -> Use,
-        is_over: impl FnOnce(&Registration) -> bool,
+        is_over: impl FnOnce(&O) -> bool,
     ) -> bool {
         let Some(registration) = owner else {
             return false;
         };
-        let this = &registration.lane.cache;
+        let this = cache_of(registration);
         if bytes > this.bounds.largest {
             return false;
         }
         if this.shards.are_made() {
-            return Self::free_to_shard_at_once(owner, block, is_over);
+            return Self::free_to_shard_at_once(owner, cache_of, block, is_over);
         }
         let gate = this.gate_check();
         // Once the reference is left, the owner may go on another thread, and `this` with it.
@@ -165,15 +169,16 @@ impl StreamCache {
     /// Frees a block to this thread's shard as [`free_at_once`](Self::free_at_once) does. In the plain case the shard has
     /// an unused entry: so it was not flushed since, the stream is active, and it is not captured.
     #[inline(never)]
-    fn free_to_shard_at_once(
-        owner: &mut Option<Arc<Registration>>,
+    fn free_to_shard_at_once<O: CacheOwner>(
+        owner: &mut Option<Arc<O>>,
+        cache_of: impl FnOnce(&O) -> &Self,
         block: impl FnOnce() -> Use,
-        is_over: impl FnOnce(&Registration) -> bool,
+        is_over: impl FnOnce(&O) -> bool,
     ) -> bool {
         let Some(registration) = owner else {
             return false;
         };
-        let this = &registration.lane.cache;
+        let this = cache_of(registration);
         let Some(slot) = this.shards.own() else {
             return false;
         };
@@ -210,6 +215,12 @@ impl StreamCache {
             self.shards.make(state.open, &state.cache);
         }
         state
+    }
+
+    /// Returns whether the stream is being captured in a session of the pool.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        self.submissions.load(Ordering::Acquire) & CAPTURED != 0
     }
 
     /// Returns whether the cache grants and keeps nothing now. To be asked under the lock.
@@ -288,16 +299,12 @@ impl StreamCache {
     }
 
     /// Grants a block that this stream freed, of a size that has no stack.
-    ///
-    /// # Errors
-    /// Returns an error if there is none, or the size has a stack, or the stream is captured. Its cache was searched in
-    /// the first case alone: a search counts as a request of the stream.
     #[inline]
-    pub(crate) fn take_large(&self, bytes: u64, rounding: u32) -> Result<CachedBlock, Miss> {
+    pub(crate) fn take_large(&self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
         if bytes <= self.bounds.largest || self.is_captured() {
-            return Err(Miss::NotSearched);
+            return None;
         }
-        self.take(bytes, rounding, Fit::Exact).ok_or(Miss::Empty)
+        self.take(bytes, rounding, Fit::Exact)
     }
 
     /// Grants a block from this thread's shard, where it takes `more` as well, or from the stream's own cache.
@@ -466,11 +473,12 @@ impl StreamCache {
     /// stream, if there is room. Returns `None` if nothing was done: memory is wanted elsewhere, a seal is due, or the
     /// stream is captured, or shared by threads that contend for it.
     #[inline]
-    pub(crate) fn free_kept(
-        owner: &mut Option<Arc<Registration>>,
+    pub(crate) fn free_kept<O: CacheOwner>(
+        owner: &mut Option<Arc<O>>,
+        cache_of: impl FnOnce(&O) -> &Self,
         block: &Use,
     ) -> Option<CachedBlock> {
-        let this = &owner.as_ref()?.lane.cache;
+        let this = cache_of(owner.as_ref()?);
         if this.shards.are_made() {
             return None;
         }
@@ -496,12 +504,13 @@ impl StreamCache {
     /// Grants a block that its reservation kept for the owner's stream, with a reference to its registration. Returns
     /// `None` if nothing was done, because the stream is captured.
     #[inline]
-    pub(crate) fn take_kept(
-        owner: &Arc<Registration>,
+    pub(crate) fn take_kept<O: CacheOwner>(
+        &self,
+        owner: &Arc<O>,
         block: &CachedBlock,
         rounding: u32,
-    ) -> Option<Arc<Registration>> {
-        let mut state = owner.lane.cache.state.lock();
+    ) -> Option<Arc<O>> {
+        let mut state = self.state.lock();
         if state.capture.is_some() {
             return None;
         }

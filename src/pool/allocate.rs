@@ -1,18 +1,18 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
 use super::layout::{Layout, expect_capacity_for, round_up};
-use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken, Wish};
+use super::request::{Attempt, Begun, IsUsable, Kind, Request, Wish};
 use super::{Pool, entered_scope};
 use crate::block::Block;
 use crate::capture::{self, Route};
-use crate::engine::{Allocation, Engine, Part, Parts};
+use crate::engine::{Allocation, Allocations, Engine, NoMemory, Part, Parts};
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
-use crate::lane::{Fit, Miss, StreamCache};
+use crate::lane::Fit;
 use crate::measure::Tag;
-use crate::queue::{Ask, Asker, Demand, Grant, Late, Wants, take_own, try_now};
+use crate::queue::{Ask, Asker, Demand};
 use crate::stream::Stream;
 use crate::sync::{Arc, Ordering, plain};
 use smallvec::SmallVec;
@@ -140,9 +140,7 @@ impl<H: Handles> ForBlock<H> {
         self.layout
             .expect_valid_alignment(&registration.service.engine)?;
         let demand = super::grow::rounded(registration, self.layout.bytes, chunk, tag)?;
-        let parts = Parts::one(demand.as_part(), Placement::WithRoom(room));
-        let wants = Wants::Parts(parts);
-        Ok(Ask { demand, wants })
+        Ok(Ask::one(demand, Placement::WithRoom(room)))
     }
 }
 
@@ -168,10 +166,15 @@ impl<H: Handles> Kind for ForBlock<H> {
         (&**self.handles.registration()).into()
     }
 
-    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Block, AllocError> {
-        let Grant { ask, allocations } = grant;
-        let allocation = allocations.into_iter().next().expect("one was asked for");
-        let mut block = Block::new(self.handles.registration(), allocation, &ask.demand, caller)?;
+    #[inline]
+    fn granted(
+        &mut self,
+        (demand, _): (&Demand, &Parts),
+        allocations: Allocations,
+        caller: Caller,
+    ) -> Result<Block, AllocError> {
+        let [allocation] = allocations.into_inner().expect("one was asked for");
+        let mut block = Block::new(self.handles.registration(), allocation, demand, caller)?;
         if self.room.is_some() {
             block.give_room();
         }
@@ -180,68 +183,55 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Result<Block, Miss> {
+    fn take_at_once(&self, wish: &Wish) -> Option<Block> {
         let Self {
             handles,
             layout,
             room,
         } = self;
         if wish.terms.tag.is_some() || room.is_some() || wish.fill.is_some() {
-            return Err(Miss::NotSearched);
+            return None;
         }
         take_from_lane(handles.pool(), handles.registration(), *layout)
     }
 
-    #[inline(never)]
-    fn take_charged_or_large(&self, wish: &Wish, miss: Miss, taken: &mut Option<Block>) -> Miss {
-        let Self {
-            handles,
-            layout,
-            room,
-        } = self;
-        if room.is_some() || wish.fill.is_some() {
-            return miss;
+    #[inline(always)]
+    fn take_cached(&self, wish: &Wish) -> Option<Block> {
+        if self.room.is_some() || wish.fill.is_some() {
+            return None;
         }
-        let (pool, registration) = (handles.pool(), handles.registration());
-        if let Some(tag) = wish.terms.tag {
-            *taken = take_charged(pool, registration, *layout, tag);
-            return miss;
+        let (pool, registration) = (self.handles.pool(), self.handles.registration());
+        match wish.terms.tag {
+            None => take_large(pool, registration, self.layout),
+            Some(tag) => take_charged(pool, registration, self.layout, tag),
         }
-        match take_large(pool, registration, *layout, miss) {
-            Ok(block) => *taken = Some(block),
-            Err(miss) => return miss,
-        }
-        miss
     }
 
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<Block>, Refused<'_>> {
+    #[inline(always)]
+    fn begin(&self, attempt: Attempt) -> Result<Begun<Block>, AllocError> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         pool.presence.expect_own(registration)?;
-        let Attempt { tag, caller, .. } = attempt;
+        let Attempt { tag, caller } = attempt;
         if let Some(route) = registration.route() {
-            let block = self.take_captured(&route, caller);
-            return Ok(Taken::Output(block?));
+            return self.take_captured(&route, caller).map(Begun::Taken);
         }
         if let Some(room) = self.room {
-            let ask = self.ask_with_room(room, tag)?;
-            return attempt.take_parts(self.asker(), ask);
+            return self.ask_with_room(room, tag).map(Begun::Asks);
         }
         let demand = self.layout.demand(&registration.service.engine, tag)?;
-        if let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller) {
-            return Ok(Taken::Output(drawn?));
+        let is_in_scope = entered_scope::is_any();
+        if is_in_scope && let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller)
+        {
+            return drawn.map(Begun::Taken);
         }
-        let allocation = match take_own((&**registration).into(), &demand, attempt.miss) {
-            Some(allocation) => allocation,
-            None => match try_now(self.asker(), &demand, attempt.effort) {
-                Ok(allocation) => allocation,
-                Err(denial) => {
-                    let wants = Wants::Block;
-                    return Err(Refused::Denied(denial, Ask { demand, wants }));
-                }
-            },
-        };
-        let block = Block::new(registration, allocation, &demand, caller)?;
-        Ok(Taken::Output(block))
+        let mut ask = Ask::one(demand, Placement::Anywhere);
+        // In the plain cases, which come first.
+        ask.is_searched = tag.is_none()
+            && caller.fill.is_none()
+            && registration.observers.is_none()
+            && self.layout.alignment <= registration.step
+            && !is_in_scope;
+        Ok(Begun::Asks(ask))
     }
 
     fn scope(&self, demand: &Demand) -> Option<ReservationId> {
@@ -252,7 +242,7 @@ impl<H: Handles> Kind for ForBlock<H> {
     }
 
     #[cold]
-    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Block, AllocError>> {
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Result<Block, NoMemory> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         entered_scope::draw_late(pool, registration, demand, caller)
     }
@@ -262,17 +252,14 @@ impl<H: Handles> Kind for ForBlock<H> {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Result<Block, AllocError>>() == size_of::<Block>());
 
-/// Takes the plain case: a block that the stream's lane has, untagged, while there are no observers and no scope of
-/// a reservation is entered.
-///
-/// # Errors
-/// Returns an error if this is not the plain case. Nothing was checked then.
+/// Takes the plain case: a block that the stream's cache has, untagged, while there are no observers and no scope of
+/// a reservation is entered. If it returns `None`, nothing was checked.
 #[inline(always)]
 pub(super) fn take_from_lane(
     pool: &Pool,
     registration: &Arc<Registration>,
     layout: Layout,
-) -> Result<Block, Miss> {
+) -> Option<Block> {
     let rounded = plain_size(pool, registration, layout)?;
     take_rounded(registration, layout.bytes, rounded, None)
 }
@@ -285,37 +272,26 @@ fn take_charged(
     layout: Layout,
     tag: Tag,
 ) -> Option<Block> {
-    let rounded = plain_size(pool, registration, layout).ok()?;
+    let rounded = plain_size(pool, registration, layout)?;
     let service = &registration.service;
     let account = service.queue.accounts.of(tag);
     account.charge(rounded).ok()?;
     let taken = take_rounded(registration, layout.bytes, rounded, Some(tag));
     match &taken {
-        Ok(_) => account.count_granted(),
-        Err(_) => service.uncharge(tag, rounded),
+        Some(_) => account.count_granted(),
+        None => service.uncharge(tag, rounded),
     }
-    taken.ok()
+    taken
 }
 
-/// Takes the plain case of a size that has no stack, if the lane was not searched.
-///
-/// # Errors
-/// Returns an error if the lane has no such block, or this is not the plain case. In the second case nothing was checked.
+/// Takes the plain case of a size that has no stack. A size that has one was searched [at once](take_from_lane).
 #[inline(always)]
-pub(super) fn take_large(
-    pool: &Pool,
-    registration: &Arc<Registration>,
-    layout: Layout,
-    miss: Miss,
-) -> Result<Block, Miss> {
-    if miss == Miss::Empty {
-        return Err(miss);
-    }
+fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> Option<Block> {
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
     let cached = registration.lane.cache.take_large(rounded, rounding)?;
     let allocation = Allocation::of_cache(cached);
-    Ok(Block::at_once(
+    Some(Block::at_once(
         registration.clone(),
         allocation,
         rounding,
@@ -323,13 +299,13 @@ pub(super) fn take_large(
     ))
 }
 
-/// Returns the rounded size of a block that a stream's lane may have, if there are no observers and no scope is entered.
+/// Returns the rounded size of a block that a stream's cache may have, if there are no observers and no scope is entered.
 #[inline(always)]
 fn plain_size(
     pool: &Pool,
     registration: &Arc<Registration>,
     Layout { bytes, alignment }: Layout,
-) -> Result<u64, Miss> {
+) -> Option<u64> {
     let step = registration.step;
     let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
         && registration.observers.is_none()
@@ -338,9 +314,9 @@ fn plain_size(
         && alignment <= step
         && !entered_scope::is_any();
     if !is_plain {
-        return Err(Miss::NotSearched);
+        return None;
     }
-    Ok(round_up(bytes, step))
+    Some(round_up(bytes, step))
 }
 
 /// Takes a block of a rounded size from the lane, charged to the tag already: then it has exactly that size.
@@ -350,14 +326,15 @@ fn take_rounded(
     bytes: u64,
     rounded: u64,
     tag: Option<Tag>,
-) -> Result<Block, Miss> {
+) -> Option<Block> {
     let surplus = (rounded - bytes) as u32;
     let fit = tag.map_or(Fit::Near, |_| Fit::Exact);
-    let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus, fit)?;
+    let cache = &registration.lane.cache;
+    let (cached, registration) = cache.take_at_once(registration, rounded, surplus, fit)?;
     let allocation = Allocation::of_cache(cached);
     // It may be a little larger than that.
     let rounding = (allocation.bytes - bytes) as u32;
-    Ok(Block::at_once(registration, allocation, rounding, tag))
+    Some(Block::at_once(registration, allocation, rounding, tag))
 }
 
 /// Several blocks.
@@ -374,7 +351,7 @@ impl Kind for ForBlocks<'_> {
         (&**self.handles.registration).into()
     }
 
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<Vec<Block>>, Refused<'_>> {
+    fn begin(&self, attempt: Attempt) -> Result<Begun<Vec<Block>>, AllocError> {
         let presence = &self.handles.pool.presence;
         presence.expect_own(self.handles.registration)?;
         if let Some(route) = self.handles.registration.route() {
@@ -388,22 +365,24 @@ impl Kind for ForBlocks<'_> {
                 )
             });
             // If one is refused, the others are dropped.
-            return Ok(Taken::Output(blocks.collect::<Result<_, _>>()?));
+            return blocks.collect::<Result<_, _>>().map(Begun::Taken);
         }
-        let ask = ask_for_all(&presence.service.engine, &self.layouts, attempt.tag)?;
-        attempt.take_parts(self.asker(), ask)
+        let ask = ask_for_all(&presence.service.engine, &self.layouts, attempt.tag);
+        ask.map(Begun::Asks)
     }
 
-    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Vec<Block>, AllocError> {
-        let Grant { ask, allocations } = grant;
-        let Wants::Parts(parts) = &ask.wants else {
-            unreachable!("parts were asked for");
-        };
+    fn granted(
+        &mut self,
+        (demand, parts): (&Demand, &Parts),
+        allocations: Allocations,
+        caller: Caller,
+    ) -> Result<Vec<Block>, AllocError> {
+        let tag = demand.tag;
         let blocks = allocations
             .into_iter()
-            .zip(&*parts.all)
+            .zip(&parts.all)
             .map(|(allocation, part)| {
-                let demand = Demand::of_part(*part, ask.demand.tag);
+                let demand = Demand::of_part(*part, tag);
                 Block::new(self.handles.registration, allocation, &demand, caller)
             });
         // All of them first: from here on each allocation has an owner, whatever becomes of the others.
@@ -425,12 +404,12 @@ pub(super) fn ask_for_all(
     let parts = layouts
         .iter()
         .map(|layout| Ok(layout.demand(engine, tag)?.as_part()));
-    let parts = parts.collect::<Result<SmallVec<[Part; 4]>, AllocError>>()?;
-    let bytes = parts.iter().map(|part| part.request.bytes);
+    let all = parts.collect::<Result<SmallVec<[Part; 1]>, AllocError>>()?;
+    let bytes = all.iter().map(|part| part.request.bytes);
     let bytes = bytes.fold(0u64, u64::saturating_add);
     expect_capacity_for(bytes, engine)?;
     let parts = Parts {
-        all: parts.as_slice().into(),
+        all,
         is_for_all: false,
         placement: Placement::Anywhere,
     };
@@ -442,6 +421,7 @@ pub(super) fn ask_for_all(
     };
     Ok(Ask {
         demand,
-        wants: Wants::Parts(parts),
+        parts,
+        is_searched: false,
     })
 }

@@ -2,11 +2,11 @@
 
 use super::Pool;
 use crate::block::Block;
-use crate::engine::Drawn;
+use crate::engine::NoMemory;
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration, Reserved};
 use crate::id::ReservationId;
-use crate::queue::{Demand, Late};
+use crate::queue::Demand;
 use crate::sync::plain::{self, AtomicU64, Ordering};
 use crate::sync::{Arc, thread_local};
 use pin_project_lite::pin_project;
@@ -50,19 +50,21 @@ fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
     found.ok().flatten()
 }
 
-/// Allocates from the reservation whose scope this thread is in, if it belongs to this pool and has enough.
-#[inline]
+/// Allocates from the reservation whose scope this thread is in, if it belongs to this pool and has enough. Without
+/// [any](is_any) there is nothing to look at.
+#[cold]
 pub(super) fn draw(
     pool: &Pool,
     registration: &Arc<Registration>,
     demand: &Demand,
     caller: Caller,
 ) -> Option<Result<Block, AllocError>> {
-    if !is_any() {
-        return None;
-    }
     let reserved = in_scope(pool, demand)?;
-    draw_from(&reserved, registration, demand, caller)
+    match draw_from(&reserved, registration, demand, caller) {
+        Ok(block) => Some(Ok(block)),
+        Err(NoMemory::Never(error)) => Some(Err(error)),
+        Err(_) => None,
+    }
 }
 
 /// Draws for a waiting request, because memory may have come back to the reservation since it had too little.
@@ -72,21 +74,20 @@ pub(super) fn draw_late(
     registration: &Arc<Registration>,
     demand: &Demand,
     caller: Caller,
-) -> Late<Result<Block, AllocError>> {
-    let Some(reserved) = in_scope(pool, demand) else {
-        return Late::Short;
-    };
+) -> Result<Block, NoMemory> {
+    let reserved = in_scope(pool, demand).ok_or_else(NoMemory::short)?;
     if registration.lane.cache.is_captured() {
         // It is told of the capture's end as of pieces.
-        return Late::InPieces;
+        let (left, largest) = reserved.left();
+        return Err(NoMemory::NotReserved { left, largest });
     }
     let bytes = demand.request.bytes;
     while reserved.left().0 < bytes {
         if !reserved.evict_for(bytes) {
-            return Late::Short;
+            return Err(NoMemory::short());
         }
     }
-    draw_from(&reserved, registration, demand, caller).map_or(Late::InPieces, Late::Drawn)
+    draw_from(&reserved, registration, demand, caller)
 }
 
 /// Returns the reservation whose scope this thread is in, if the demand may draw from it.
@@ -127,23 +128,21 @@ fn draw_from(
     registration: &Arc<Registration>,
     demand: &Demand,
     caller: Caller,
-) -> Option<Result<Block, AllocError>> {
+) -> Result<Block, NoMemory> {
     let demand = Demand {
         tag: None,
         ..*demand
     };
     if let Some(block) = Block::kept(registration, &demand, caller, reserved) {
-        return Some(block);
+        return Ok(block?);
     }
     loop {
         match reserved.draw(&registration.lane, &demand) {
-            Ok(Drawn::Allocation(allocation)) => {
-                let block = Block::reserved(registration, allocation, &demand, caller, reserved);
-                return Some(block);
+            Err(NoMemory::NotReserved { .. }) if reserved.evict_for(demand.request.bytes) => {}
+            drawn => {
+                let block = Block::reserved(registration, drawn?, &demand, caller, reserved);
+                return Ok(block?);
             }
-            Ok(Drawn::Short { .. }) if reserved.evict_for(demand.request.bytes) => {}
-            Ok(Drawn::Short { .. }) => return None,
-            Err(error) => return Some(Err(error)),
         }
     }
 }

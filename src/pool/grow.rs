@@ -1,12 +1,12 @@
 //! Blocks that grow where they are.
 
-use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
+use super::request::{Attempt, Begun, IsUsable, Kind, Request};
 use crate::block::Block;
-use crate::engine::Parts;
+use crate::engine::{Allocations, Parts};
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration};
 use crate::measure::Tag;
-use crate::queue::{Ask, Asker, Demand, Grant, Wants};
+use crate::queue::{Ask, Asker, Demand};
 use std::panic::Location;
 
 /// The future of [`Block::grow`]. See [`Request`] for terms and errors. If it fails or is dropped early, the block is
@@ -70,14 +70,17 @@ impl Kind for ForGrowth<'_> {
         (&**self.block.registration()).into()
     }
 
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
-        let ask = self.ask()?;
-        attempt.take_parts(self.asker(), ask)
+    fn begin(&self, _: Attempt) -> Result<Begun<()>, AllocError> {
+        self.ask().map(Begun::Asks)
     }
 
-    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<(), AllocError> {
-        let Grant { ask, allocations } = grant;
-        self.block.extend(allocations, &ask.demand, caller)
+    fn granted(
+        &mut self,
+        (demand, _): (&Demand, &Parts),
+        allocations: Allocations,
+        caller: Caller,
+    ) -> Result<(), AllocError> {
+        self.block.extend(allocations, demand, caller)
     }
 }
 
@@ -95,9 +98,7 @@ impl ForGrowth<'_> {
             return Err(AllocError::NoRoom { room: 0 });
         }
         let demand = rounded(registration, self.bytes, step, block.tag())?;
-        let parts = Parts::one(demand.as_part(), block.placement_above());
-        let wants = Wants::Parts(parts);
-        Ok(Ask { demand, wants })
+        Ok(Ask::one(demand, block.placement_above()))
     }
 }
 

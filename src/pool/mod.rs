@@ -53,6 +53,7 @@ pub use info::{Health, PoolDescription};
 pub use layout::Layout;
 pub use peers::AccessGuard;
 pub use request::Request;
+use request::{Kind, Wish};
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
 pub use weak::WeakPool;
@@ -66,7 +67,6 @@ use crate::device::{Device, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::handles::{Presence, Registration};
 use crate::heap::Placement;
-use crate::lane::Miss;
 use crate::queue::Service;
 use crate::registry;
 use crate::stream::Stream;
@@ -281,8 +281,8 @@ impl Pool {
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         let location = Location::caller();
         match allocate::take_from_lane(self, stream.registration(), Layout::new(bytes)) {
-            Ok(block) => Ok(block),
-            Err(miss) => self.try_allocate_slowly(stream, bytes, location, miss),
+            Some(block) => Ok(block),
+            None => self.try_allocate_slowly(stream, bytes, location),
         }
     }
 
@@ -293,15 +293,12 @@ impl Pool {
         stream: &Stream,
         bytes: u64,
         location: &'static Location<'static>,
-        miss: Miss,
     ) -> Result<Block, AllocError> {
-        let miss = match allocate::take_large(self, stream.registration(), Layout::new(bytes), miss)
-        {
-            Ok(block) => return Ok(block),
-            Err(miss) => miss,
-        };
         let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
-        Request::new(kind, location).try_slowly(miss)
+        match kind.take_cached(&Wish::default()) {
+            Some(block) => Ok(block),
+            None => Request::new(kind, location).search_now(),
+        }
     }
 
     /// Allocates a block for each layout, all or none, from one position in the queue.

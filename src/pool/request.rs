@@ -4,15 +4,14 @@
 //! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
 //! source; a request that gets nothing joins the queue.
 
-use crate::engine::{Effort, Fill};
+use crate::engine::{Allocations, Effort, Fill, NoMemory, Parts};
 use crate::error::{AllocError, Shortfall};
 use crate::handles::Caller;
 use crate::id::ReservationId;
-use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants, block_on_unless_in_task,
-    is_far_from_tasks, may_block, try_all_now,
+    Ask, Asker, Demand, Denied, Made, Terms, Waiting, block_on_unless_in_task, error_of,
+    is_far_from_tasks, may_block, try_now,
 };
 use std::future::Future;
 use std::panic::Location;
@@ -112,47 +111,37 @@ pub trait Kind: Unpin {
     /// Returns the stream and the pool of the request.
     fn asker(&self) -> Asker<'_>;
 
+    /// Takes memory that the stream's cache has, for a tag, which is charged, or of a size that has no stack.
+    #[inline(always)]
+    fn take_cached(&self, wish: &Wish) -> Option<Self::Output> {
+        let _ = wish;
+        None
+    }
+
+    /// Checks the request: says what it asks for, or takes memory that need not be searched for.
+    ///
+    /// # Errors
+    /// Returns an error if the request can never be met.
+    fn begin(&self, attempt: Attempt) -> Result<Begun<Self::Output>, AllocError>;
+
     /// Makes the output from granted memory.
     ///
     /// # Errors
     /// Returns an error if the device fails on the way; the memory is given back.
-    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Self::Output, AllocError>;
+    fn granted(
+        &mut self,
+        asked: (&Demand, &Parts),
+        allocations: Allocations,
+        caller: Caller,
+    ) -> Result<Self::Output, AllocError>;
 
-    /// Handles the plain case: takes memory from the stream's lane, without any checks.
-    ///
-    /// # Errors
-    /// Returns an error if this is not the plain case. Nothing was checked then.
+    /// Handles the plain case: takes memory from the stream's cache, without any checks. If it returns `None`, nothing was
+    /// checked.
     #[inline(always)]
-    fn take_at_once(&self, wish: &Wish) -> Result<Self::Output, Miss> {
+    fn take_at_once(&self, wish: &Wish) -> Option<Self::Output> {
         let _ = wish;
-        Err(Miss::NotSearched)
+        None
     }
-
-    /// Handles the plain case for a tag, which is charged, or for a size that has no stack, if the lane was not searched
-    /// for it. Sets `taken` if it did. Returns whether the lane is searched now.
-    ///
-    /// It writes the result instead of returning it: a returned block would be written to the place of the plain case's
-    /// block, and that block would go through memory as well.
-    #[inline(always)]
-    fn take_charged_or_large(
-        &self,
-        wish: &Wish,
-        miss: Miss,
-        taken: &mut Option<Self::Output>,
-    ) -> Miss {
-        let _ = (wish, taken);
-        miss
-    }
-
-    /// Checks the request, and takes memory for it from any source but the queue.
-    ///
-    /// # Errors
-    /// Returns an error if there is none now, or the request can never be met.
-    #[expect(
-        clippy::result_large_err,
-        reason = "a refusal is moved once, and only where nothing was granted"
-    )]
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<Self::Output>, Refused<'_>>;
 
     /// Returns the reservation that the request may draw from, if it is made in the scope of one.
     fn scope(&self, demand: &Demand) -> Option<ReservationId> {
@@ -161,74 +150,28 @@ pub trait Kind: Unpin {
     }
 
     /// Draws from that reservation while the request waits for `demand`.
-    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Self::Output, AllocError>> {
+    ///
+    /// # Errors
+    /// Returns an error if the reservation has too little, or enough in pieces that are too small, or the device fails.
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Result<Self::Output, NoMemory> {
         let _ = (demand, caller);
-        Late::Short
+        Err(NoMemory::short())
     }
 }
 
-/// How memory is searched for without waiting.
+/// What a request was made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
     pub(super) tag: Option<Tag>,
-    pub(super) effort: Effort,
-    pub(super) miss: Miss,
     pub(super) caller: Caller,
 }
 
-/// The memory that an attempt without waiting took.
-pub enum Taken<T> {
-    Output(T),
-    Memory(Grant),
-}
-
-/// Why an attempt without waiting took nothing.
-pub enum Refused<'a> {
-    /// Waiting would not help.
-    Failed(AllocError),
-    /// There is not enough memory now.
-    Denied(Denial<'a>, Ask),
-}
-
-impl From<AllocError> for Refused<'_> {
-    fn from(error: AllocError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl Refused<'_> {
-    /// Returns the error of a request that does not wait.
-    #[cold]
-    fn into_error(self, asker: Asker<'_>) -> AllocError {
-        match self {
-            Self::Failed(error) => error,
-            Self::Denied(denial, ask) => denial.into_error(asker, &ask.demand),
-        }
-    }
-}
-
-impl Attempt {
-    /// Takes several parts from any source but the queue.
-    ///
-    /// # Errors
-    /// Returns an error if there is not enough for all of them now.
-    #[expect(
-        clippy::result_large_err,
-        reason = "a refusal is moved once, and only where nothing was granted"
-    )]
-    pub(super) fn take_parts<'a, T>(
-        self,
-        asker: Asker<'a>,
-        ask: Ask,
-    ) -> Result<Taken<T>, Refused<'a>> {
-        let Wants::Parts(parts) = &ask.wants else {
-            unreachable!("parts were asked for");
-        };
-        match try_all_now(asker, ask.demand, parts, self.effort) {
-            Ok(allocations) => Ok(Taken::Memory(Grant { ask, allocations })),
-            Err(denial) => Err(Refused::Denied(denial, ask)),
-        }
-    }
+/// The beginning of a request.
+pub enum Begun<T> {
+    /// Memory that the stream's cache, the memory of a capture or a reservation had.
+    Taken(T),
+    /// The memory to search for.
+    Asks(Ask),
 }
 
 /// The kinds of requests whose memory can be used at once, so that it can be filled.
@@ -375,16 +318,9 @@ impl<K: Kind> Request<K> {
     /// call returns `Exhausted`, and the request leaves the queue.
     #[inline]
     pub fn try_now(mut self) -> Result<K::Output, AllocError> {
-        let miss = match self.kind.take_at_once(&self.wish) {
-            Ok(output) => return Ok(output),
-            Err(miss) => miss,
-        };
-        let mut taken = None;
-        let kind = &self.kind;
-        let miss = kind.take_charged_or_large(&self.wish, miss, &mut taken);
-        match taken {
+        match self.kind.take_at_once(&self.wish) {
             Some(output) => Ok(output),
-            None => self.try_slowly(miss),
+            None => self.try_slowly(),
         }
     }
 
@@ -464,11 +400,9 @@ impl<K: Kind> Request<K> {
         this.waiting.poll_stalled(service, context.waker())
     }
 
-    fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {
+    fn attempt(&self) -> Attempt {
         Attempt {
             tag: self.wish.terms.tag,
-            effort,
-            miss,
             caller: self.caller(false),
         }
     }
@@ -485,13 +419,26 @@ impl<K: Kind> Request<K> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn try_slowly(&mut self, miss: Miss) -> Result<K::Output, AllocError> {
-        let attempt = self.attempt(Effort::Immediate, miss);
-        let taken = self.kind.take_now(attempt);
-        match taken.map_err(|refused| refused.into_error(self.kind.asker()))? {
-            Taken::Output(output) => Ok(output),
-            Taken::Memory(grant) => self.kind.granted(grant, attempt.caller),
+    fn try_slowly(&mut self) -> Result<K::Output, AllocError> {
+        match self.kind.take_cached(&self.wish) {
+            Some(output) => Ok(output),
+            None => self.search_now(),
         }
+    }
+
+    /// Takes memory that the stream's cache has not.
+    #[inline]
+    pub(super) fn search_now(&mut self) -> Result<K::Output, AllocError> {
+        let attempt = self.attempt();
+        let ask = match self.kind.begin(attempt)? {
+            Begun::Taken(output) => return Ok(output),
+            Begun::Asks(ask) => ask,
+        };
+        let asker = self.kind.asker();
+        let found = try_now(asker, &ask, Effort::Immediate);
+        let allocations = found.map_err(|(why, _)| error_of(why, asker, &ask.demand))?;
+        let asked = (&ask.demand, &ask.parts);
+        self.kind.granted(asked, allocations, attempt.caller)
     }
 
     /// Writes the result to `polled`. If it were returned instead, it would be written to the place of the plain case's
@@ -501,11 +448,10 @@ impl<K: Kind> Request<K> {
     fn poll_into(
         &mut self,
         polled: &mut Poll<Result<K::Output, AllocError>>,
-        miss: Miss,
         context: &mut Context<'_>,
     ) {
         *polled = match std::mem::take(&mut self.is_new) {
-            true => self.poll_new(miss, context),
+            true => self.poll_new(context),
             false => self.poll_waiting(context),
         };
     }
@@ -513,62 +459,55 @@ impl<K: Kind> Request<K> {
     /// Takes memory from any source but the queue. A caller that blocks makes all calls, unless it runs a task that it
     /// must not block. In a runtime that may be so, the runtime is asked only if a poll's calls are not enough: a task
     /// that asks has to yield.
-    #[expect(
-        clippy::result_large_err,
-        reason = "a refusal is moved once, and only where nothing was granted"
-    )]
-    fn take_first(
-        kind: &K,
-        in_poll: Attempt,
+    fn take_first<'a>(
+        asker: Asker<'a>,
+        ask: &mut Ask,
         is_blocking: bool,
-    ) -> Result<Taken<K::Output>, Refused<'_>> {
-        let on_thread = Attempt {
-            effort: Effort::Thread,
-            ..in_poll
-        };
+    ) -> Result<Allocations, Denied<'a>> {
         if is_blocking && is_far_from_tasks() {
-            return kind.take_now(on_thread);
+            return try_now(asker, ask, Effort::Thread);
         }
-        match kind.take_now(in_poll) {
-            Err(Refused::Denied(denial, _)) if is_blocking && may_block() => {
-                // Gives its charge back.
-                drop(denial);
-                // A second search of the lane would count as a further request.
-                let miss = Miss::Empty;
-                kind.take_now(Attempt { miss, ..on_thread })
+        match try_now(asker, ask, Effort::Poll) {
+            Err((why, charge)) if is_blocking && why.may_pass() && may_block() => {
+                // Gives it back.
+                drop(charge);
+                ask.is_searched = true;
+                try_now(asker, ask, Effort::Thread)
             }
             answer => answer,
         }
     }
 
-    fn poll_new(
-        &mut self,
-        miss: Miss,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<K::Output, AllocError>> {
-        let attempt = self.attempt(Effort::Poll, miss);
-        let taken = match Self::take_first(&self.kind, attempt, self.owner == Owner::Blocks) {
-            Ok(taken) => Some(taken),
-            Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),
-            Err(Refused::Denied(denial, ask)) => {
-                let (asker, waker) = (self.kind.asker(), context.waker());
+    fn poll_new(&mut self, context: &mut Context<'_>) -> Poll<Result<K::Output, AllocError>> {
+        if let Some(output) = self.kind.take_cached(&self.wish) {
+            return Poll::Ready(Ok(output));
+        }
+        let attempt = self.attempt();
+        let mut ask = match self.kind.begin(attempt)? {
+            Begun::Taken(output) => return Poll::Ready(Ok(output)),
+            Begun::Asks(ask) => ask,
+        };
+        let asker = self.kind.asker();
+        let found = match Self::take_first(asker, &mut ask, self.owner == Owner::Blocks) {
+            Ok(allocations) => Some(allocations),
+            Err(denied) => {
                 let made = Made {
                     scope: self.kind.scope(&ask.demand),
                     location: self.location,
                 };
-                let terms = &self.wish.terms;
-                self.waiting.join(asker, denial, ask, terms, made, waker)?;
+                let (terms, waker) = (&self.wish.terms, context.waker());
+                self.waiting.join(asker, denied, &ask, terms, made, waker)?;
                 if self.owner == Owner::Watches {
                     self.waiting.watch_for_stall(asker.service);
                 }
                 None
             }
         };
-        match taken {
-            Some(Taken::Output(output)) => Poll::Ready(Ok(output)),
-            Some(Taken::Memory(grant)) => Poll::Ready(self.kind.granted(grant, attempt.caller)),
-            None => self.poll_waiting(context),
-        }
+        let Some(allocations) = found else {
+            return self.poll_waiting(context);
+        };
+        let asked = (&ask.demand, &ask.parts);
+        Poll::Ready(self.kind.granted(asked, allocations, attempt.caller))
     }
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<K::Output, AllocError>> {
@@ -579,7 +518,10 @@ impl<K: Kind> Request<K> {
         }
         let service = self.kind.asker().service;
         match self.waiting.poll(service, context.waker()) {
-            Poll::Ready(Ok(grant)) => Poll::Ready(self.kind.granted(grant, caller)),
+            Poll::Ready(Ok((waiter, allocations))) => {
+                let asked = (&waiter.demand, &waiter.parts);
+                Poll::Ready(self.kind.granted(asked, allocations, caller))
+            }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             // Memory may have come back before the waker was stored.
             Poll::Pending => self.draw(caller).map_or(Poll::Pending, Poll::Ready),
@@ -610,27 +552,14 @@ impl<K: Kind> Future for Request<K> {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut miss = Miss::NotSearched;
-        if this.is_new {
-            match this.kind.take_at_once(&this.wish) {
-                Ok(output) => {
-                    this.is_new = false;
-                    return Poll::Ready(Ok(output));
-                }
-                Err(why) => miss = why,
-            }
-        }
-        let mut taken = None;
-        if this.is_new {
-            let kind = &this.kind;
-            miss = kind.take_charged_or_large(&this.wish, miss, &mut taken);
-        }
-        if let Some(output) = taken {
+        if this.is_new
+            && let Some(output) = this.kind.take_at_once(&this.wish)
+        {
             this.is_new = false;
             return Poll::Ready(Ok(output));
         }
         let mut polled = Poll::Pending;
-        this.poll_into(&mut polled, miss, context);
+        this.poll_into(&mut polled, context);
         polled
     }
 }

@@ -2,16 +2,16 @@
 
 use super::allocate::{Layouts, ask_for_all};
 use super::entered_scope::{self, Drawing, EnterGuard};
-use super::request::{Attempt, Kind, Refused, Request, Taken};
+use super::request::{Attempt, Begun, Kind, Request};
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::engine::Drawn;
+use crate::engine::{Allocations, NoMemory, Parts};
 use crate::error::AllocError;
 use crate::handles::{Caller, Presence, Reserved, ReservedHandle};
 use crate::heap::Placement;
 use crate::id::ReservationId;
 use crate::measure::{Bytes, Tag};
-use crate::queue::{Ask, Asker, Demand, Grant, Late, Wants};
+use crate::queue::{Ask, Asker, Demand, error_of};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
@@ -129,16 +129,9 @@ impl Reservation {
         if let Some(block) = Block::kept(registration, &demand, caller, self.reserved()) {
             return block;
         }
-        match self.reserved().draw(&registration.lane, &demand)? {
-            Drawn::Allocation(allocation) => {
-                Block::reserved(registration, allocation, &demand, caller, self.reserved())
-            }
-            Drawn::Short { left, largest } => Err(AllocError::NotReserved {
-                requested: demand.request.bytes,
-                left,
-                largest,
-            }),
-        }
+        let drawn = self.reserved().draw(&registration.lane, &demand);
+        let allocation = drawn.map_err(|why| error_of(why, (&**registration).into(), &demand))?;
+        Block::reserved(registration, allocation, &demand, caller, self.reserved())
     }
 
     /// Returns the size of the reservation in bytes, allocated or not.
@@ -350,15 +343,13 @@ impl Kind for ForReservation<'_> {
         asker_of(&self.pool.presence)
     }
 
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<Reservation>, Refused<'_>> {
+    fn begin(&self, attempt: Attempt) -> Result<Begun<Reservation>, AllocError> {
         let presence = &self.pool.presence;
         let mut ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
-        if let Wants::Parts(parts) = &mut ask.wants {
-            parts.placement = self.placement;
-        }
+        ask.parts.placement = self.placement;
         match self.nested(&ask.demand, attempt.caller) {
-            Some(reservation) => Ok(Taken::Output(reservation)),
-            None => attempt.take_parts(self.asker(), ask),
+            Some(reservation) => Ok(Begun::Taken(reservation)),
+            None => Ok(Begun::Asks(ask)),
         }
     }
 
@@ -368,15 +359,18 @@ impl Kind for ForReservation<'_> {
     }
 
     #[cold]
-    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Reservation, AllocError>> {
-        let nested = self.nested(demand, caller);
-        nested.map_or(Late::Short, |nested| Late::Drawn(Ok(nested)))
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Result<Reservation, NoMemory> {
+        self.nested(demand, caller).ok_or_else(NoMemory::short)
     }
 
-    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Reservation, AllocError> {
-        let Grant { ask, allocations } = grant;
+    fn granted(
+        &mut self,
+        (demand, _): (&Demand, &Parts),
+        allocations: Allocations,
+        caller: Caller,
+    ) -> Result<Reservation, AllocError> {
         let presence = self.pool.presence.clone();
-        let reserved = Reserved::new(presence, allocations, ask.demand.tag, caller.location);
+        let reserved = Reserved::new(presence, allocations, demand.tag, caller.location);
         Ok(Reservation::new(reserved))
     }
 }
@@ -396,16 +390,21 @@ impl Kind for ForReservationGrowth<'_> {
     }
 
     /// Takes the piece, charged to the account of the reservation.
-    fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
+    fn begin(&self, _: Attempt) -> Result<Begun<()>, AllocError> {
         let Self { reservation, bytes } = self;
         let layouts = [Layout::new(*bytes)];
         let presence = reservation.reserved().presence();
-        let ask = ask_for_reserved(presence, &layouts, true, reservation.tag())?;
-        attempt.take_parts(self.asker(), ask)
+        let ask = ask_for_reserved(presence, &layouts, true, reservation.tag());
+        ask.map(Begun::Asks)
     }
 
-    fn granted(&mut self, grant: Grant, _: Caller) -> Result<(), AllocError> {
-        self.reservation.reserved().add(grant.allocations);
+    fn granted(
+        &mut self,
+        _: (&Demand, &Parts),
+        allocations: Allocations,
+        _: Caller,
+    ) -> Result<(), AllocError> {
+        self.reservation.reserved().add(allocations);
         Ok(())
     }
 }
@@ -431,11 +430,9 @@ fn ask_for_reserved(
         return Err(AllocError::NotReservable);
     }
     let mut ask = ask_for_all(engine, layouts, tag)?;
-    if let Wants::Parts(parts) = &mut ask.wants {
-        parts.is_for_all = true;
-        if is_whole && settings.geometry.virtual_memory {
-            parts.align_to_chunks(settings.geometry.chunk_bytes);
-        }
+    ask.parts.is_for_all = true;
+    if is_whole && settings.geometry.virtual_memory {
+        ask.parts.align_to_chunks(settings.geometry.chunk_bytes);
     }
     Ok(ask)
 }

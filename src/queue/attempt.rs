@@ -1,10 +1,10 @@
-//! An attempt without waiting: for one block ([`try_now`]) or several ([`try_all_now`]).
+//! An attempt without waiting.
 
 use super::{Demand, Service, TagCharge};
-use crate::engine::{Allocation, Allocations, Change, Effort, Expected, Mode, Parts, Refusal};
+use crate::engine::{Allocation, Allocations, Change, Effort, Mode, NoMemory, Parts};
 use crate::error::AllocError;
 use crate::heap::Placement;
-use crate::lane::{BlockEvent, Fit, Lane, Miss};
+use crate::lane::{BlockEvent, Fit, Lane};
 use crate::measure::{LimitReached, Tag};
 use crate::sync::Arc;
 
@@ -15,39 +15,49 @@ pub(crate) struct Asker<'a> {
     pub(crate) lane: &'a Arc<Lane>,
 }
 
-/// Why an attempt got no memory.
-#[derive(Debug)]
-pub(crate) enum Denial<'a> {
-    /// There is not enough now. A request that can wait joins the queue with this patience and charge.
-    Short(Expected, Option<TagCharge<'a>>),
-    /// Its tag has reached its limit. A request that can wait joins the quota queue.
-    OverLimit(Tag),
-    /// Waiting would not help.
-    Failed(AllocError),
+/// What a request asks for: its parts, and their sum as one demand.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) demand: Demand,
+    pub(crate) parts: Parts,
+    /// The stream's cache was searched for it. A search counts as a request of the stream.
+    pub(crate) is_searched: bool,
 }
 
-impl Denial<'_> {
-    /// Returns the error of a request that does not wait.
-    #[cold]
-    pub(crate) fn into_error(self, asker: Asker<'_>, demand: &Demand) -> AllocError {
-        let Asker { service, lane } = asker;
-        match self {
-            Self::Failed(error) => error,
-            Self::Short(..) => AllocError::Exhausted(service.exhausted(lane, demand).into()),
-            Self::OverLimit(tag) => service.limit_reached(tag, demand.request.bytes),
+impl Ask {
+    /// Asks for one block.
+    #[inline]
+    pub(crate) fn one(demand: Demand, placement: Placement) -> Self {
+        Self {
+            parts: Parts::one(demand.request, demand.rounding, placement),
+            demand,
+            is_searched: false,
         }
     }
 }
 
-/// Takes a block from the stream's cache for a request without a tag, unless the cache was searched already.
-#[inline]
-pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<Allocation> {
-    match (demand.tag, miss) {
-        (None, Miss::NotSearched) => own(asker, demand),
-        (Some(_), _) | (_, Miss::Empty) => None,
+/// Why there is no memory, and what the request's tag was charged. A request that waits joins the queue with both.
+pub(crate) type Denied<'a> = (NoMemory, Option<TagCharge<'a>>);
+
+/// Returns the error of a demand that does not wait.
+#[cold]
+pub(crate) fn error_of(why: NoMemory, asker: Asker<'_>, demand: &Demand) -> AllocError {
+    let requested = demand.request.bytes;
+    match why {
+        NoMemory::Never(error) => error,
+        NoMemory::OverLimit(tag) => asker.service.limit_reached(tag, requested),
+        NoMemory::NotReserved { left, largest } => AllocError::NotReserved {
+            requested,
+            left,
+            largest,
+        },
+        NoMemory::Short(_) | NoMemory::NeedsThread | NoMemory::Hopeless => {
+            AllocError::Exhausted(asker.service.exhausted(asker.lane, demand).into())
+        }
     }
 }
 
+/// Takes the block of a plain request from the stream's cache.
 fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     let Asker { service, lane } = asker;
     let (engine, request) = (&service.engine, demand.request);
@@ -63,60 +73,46 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     cached.map(Allocation::of_cache)
 }
 
-/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does. A
-/// request without a tag has [searched its cache](take_own) before.
+/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does.
 ///
 /// The memory is charged to the tag of the request. The code that frees it uncharges it.
 ///
 /// # Errors
-/// Returns an error if there is not enough now, or there never will be.
+/// Returns an error if there is not enough for all parts now, or there never will be.
 #[inline]
 pub(crate) fn try_now<'a>(
     asker: Asker<'a>,
-    demand: &Demand,
+    ask: &Ask,
     effort: Effort,
-) -> Result<Allocation, Denial<'a>> {
-    let charge = charge(asker, demand)?;
-    if charge.is_some()
-        && let Some(allocation) = own(asker, demand)
+) -> Result<Allocations, Denied<'a>> {
+    let charge = match ask.demand.tag {
+        None => None,
+        Some(tag) => Some(charge(asker, &ask.demand, tag).map_err(|why| (why, None))?),
+    };
+    if (charge.is_some() || !ask.is_searched)
+        && ask.parts.plain().is_some()
+        && let Some(allocation) = own(asker, &ask.demand)
     {
-        TagCharge::keep(charge);
-        return Ok(allocation);
+        // The cache counts blocks of its own while it is locked.
+        if let Some(charge) = charge {
+            charge.keep();
+        }
+        return Ok(Allocations::from_buf([allocation]));
     }
-    try_above_the_lane(asker, demand, effort, charge)
-}
-
-/// Tries every source but the queue and caches, for several blocks.
-///
-/// # Errors
-/// Returns an error if there is not enough for all of them now, or there never will be.
-pub(crate) fn try_all_now<'a>(
-    asker: Asker<'a>,
-    demand: Demand,
-    parts: &Parts,
-    effort: Effort,
-) -> Result<Allocations, Denial<'a>> {
-    let charge = charge(asker, &demand)?;
-    let allocations = search_or_deny(asker, effort, charge, |lane, mode| {
-        asker.service.engine.search_all(lane, parts, mode)
-    })?;
-    count_parts(asker.lane, &allocations, parts);
-    Ok(allocations)
-}
-
-#[inline]
-fn charge<'a>(asker: Asker<'a>, demand: &Demand) -> Result<Option<TagCharge<'a>>, Denial<'a>> {
-    match demand.tag {
-        None => Ok(None),
-        Some(tag) => charge_or_deny(asker, demand, tag).map(Some),
+    match search(asker, &ask.parts, effort) {
+        Ok(allocations) => {
+            if let Some(charge) = charge {
+                charge.keep();
+            }
+            count_parts(asker.lane, &allocations, &ask.parts);
+            Ok(allocations)
+        }
+        Err(why) => Err((why, charge)),
     }
 }
 
-fn charge_or_deny<'a>(
-    asker: Asker<'a>,
-    demand: &Demand,
-    tag: Tag,
-) -> Result<TagCharge<'a>, Denial<'a>> {
+#[cold]
+fn charge<'a>(asker: Asker<'a>, demand: &Demand, tag: Tag) -> Result<TagCharge<'a>, NoMemory> {
     let service = asker.service;
     let mut charged = TagCharge::of(service, demand, tag);
     let account = service.queue.accounts.of(tag);
@@ -130,75 +126,37 @@ fn charge_or_deny<'a>(
     }
     charged.map_err(|LimitReached| {
         let never = asker.service.refusal_of(demand);
-        never.map_or(Denial::OverLimit(tag), Denial::Failed)
+        never.map_or(NoMemory::OverLimit(tag), NoMemory::Never)
     })
 }
 
+/// Searches, unless other requests come first.
 #[inline]
-fn try_above_the_lane<'a>(
-    asker: Asker<'a>,
-    demand: &Demand,
-    effort: Effort,
-    charge: Option<TagCharge<'a>>,
-) -> Result<Allocation, Denial<'a>> {
-    let allocation = search_or_deny(asker, effort, charge, |lane, mode| {
-        let engine = &asker.service.engine;
-        engine.search(lane, demand.request, mode)
-    })?;
-    // The cache counts blocks of its own while it is locked.
-    count(asker.lane, &allocation, demand);
-    Ok(allocation)
-}
-
-/// Searches, unless other requests come first. The charge is kept with memory that is found.
-#[inline]
-fn search_or_deny<'a, T>(
-    asker: Asker<'a>,
-    effort: Effort,
-    charge: Option<TagCharge<'a>>,
-    search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
-) -> Result<T, Denial<'a>> {
+fn search(asker: Asker<'_>, parts: &Parts, effort: Effort) -> Result<Allocations, NoMemory> {
     let Asker { service, lane } = asker;
     if !service.engine.shared.is_granting() {
-        if let Some(refusal) = service.refusal() {
-            return Err(Denial::Failed(refusal));
-        }
         // A request that comes while others wait goes behind them, however much is free.
-        return Err(Denial::Short(Expected::default(), charge));
+        return Err(service
+            .refusal()
+            .map_or_else(NoMemory::short, NoMemory::Never));
     }
-    let found = search(lane, Mode::at_once(effort));
+    let found = service.engine.search(lane, parts, Mode::at_once(effort));
     // The search may have polled events or flushed caches, and left memory that another request waits for.
     service.publish(Change::Memory);
-    match found {
-        Ok(allocation) => {
-            TagCharge::keep(charge);
-            Ok(allocation)
-        }
-        Err(Refusal::Short(patience)) => Err(Denial::Short(patience, charge)),
-        Err(Refusal::NeedsThread | Refusal::Hopeless) => {
-            Err(Denial::Short(Expected::default(), charge))
-        }
-        Err(Refusal::Device(error)) => Err(Denial::Failed(error.into())),
-        Err(Refusal::NoRoom(room)) => Err(Denial::Failed(AllocError::NoRoom { room })),
-    }
+    found
 }
 
-/// Counts a block that did not come from the stream's cache.
-pub(super) fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
-    let rounding = demand.rounding_of(allocation.bytes);
-    lane.cache.count(
-        BlockEvent::Granted(allocation.source),
-        allocation.bytes,
-        rounding,
-    );
-}
-
+/// Counts blocks that did not come from the stream's cache.
+#[inline]
 pub(super) fn count_parts(lane: &Lane, allocations: &Allocations, parts: &Parts) {
     if let Placement::Above(..) = parts.placement {
         // A block counts its growth once it has grown.
         return;
     }
-    for (allocation, part) in allocations.iter().zip(&*parts.all) {
-        count(lane, allocation, &Demand::of_part(*part, None));
+    for (allocation, part) in allocations.iter().zip(&parts.all) {
+        let event = BlockEvent::Granted(allocation.source);
+        // The block may be larger than was asked for.
+        let rounding = (allocation.bytes - part.request.bytes) as u32 + part.rounding;
+        lane.cache.count(event, allocation.bytes, rounding);
     }
 }

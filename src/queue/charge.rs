@@ -33,10 +33,10 @@ impl<'a> TagCharge<'a> {
         })
     }
 
-    /// Leaves the bytes charged, if there are any.
+    /// Leaves the bytes charged.
     #[inline]
-    pub(super) fn keep(charge: Option<Self>) {
-        std::mem::forget(charge);
+    pub(super) fn keep(self) {
+        std::mem::forget(self);
     }
 }
 

@@ -1,35 +1,8 @@
 //! A request's demand: size, alignment and account.
 
-use crate::engine::{Part, Parts};
-use crate::heap::{Placement, Request};
+use crate::engine::Part;
+use crate::heap::Request;
 use crate::measure::Tag;
-use smallvec::SmallVec;
-use weirpool_queue::Pieces;
-
-/// One block, or several that are granted together.
-#[derive(Clone, Debug)]
-pub(crate) enum Wants {
-    /// One block, described by the demand.
-    Block,
-    /// All of these, or none. The demand is their sum.
-    Parts(Parts),
-}
-
-impl Wants {
-    /// Returns the pieces of memory, and where they may lie.
-    pub(super) fn needs(&self, demand: &Demand) -> Pieces {
-        match self {
-            Self::Block => Pieces {
-                all: SmallVec::from_slice(&[demand.request]),
-                is_anywhere: true,
-            },
-            Self::Parts(parts) => Pieces {
-                all: parts.all.iter().map(|part| part.request).collect(),
-                is_anywhere: parts.placement == Placement::Anywhere,
-            },
-        }
-    }
-}
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,6 @@
 //! wait again and again.
 
 use super::Service;
-use super::demand::Wants;
 use super::waiter::Waiter;
 use crate::background::Errand;
 use crate::engine::supply;
@@ -59,7 +58,9 @@ fn serve(service: &Arc<Service>) {
 
 /// Grows for a request that was served by memory that came back.
 fn grow_after_all(service: &Service, waiter: &Waiter) {
-    if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
-        supply::grow_after_all(&service.engine, waiter.demand.request);
+    if let Some(part) = waiter.parts.plain()
+        && waiter.is_served()
+    {
+        supply::grow_after_all(&service.engine, part.request);
     }
 }

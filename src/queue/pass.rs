@@ -13,11 +13,10 @@
 //! [published](super::funnel), or another search finds a stream further: the outcome would be the same.
 
 use super::Service;
-use super::demand::Wants;
 use super::funnel::wake_all;
 use super::unclaimed::Unclaimed;
 use super::waiter::Waiter;
-use crate::engine::{Effort, Mode, Refusal, maintenance, wait_allowed_at};
+use crate::engine::{Effort, Mode, NoMemory, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::sync::Arc;
@@ -63,7 +62,10 @@ impl<'a> Pass<'a> {
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
     pub(super) fn run(mut self) -> Option<Duration> {
         let service = self.service;
-        service.engine.store.lease.begin_turn(self.generation);
+        let lease = &service.engine.store.lease;
+        if lease.lender.is_some() {
+            lease.begin_turn(self.generation);
+        }
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
                 Served::Short => self.serve_past(&head),
@@ -170,18 +172,17 @@ impl<'a> Pass<'a> {
         }
         match self.search(waiter) {
             Ok(found) => return self.grant(waiter, found),
-            Err(Refusal::Short(_)) => {
+            Err(NoMemory::NeedsThread) => return Served::NeedsThread,
+            Err(NoMemory::Never(error)) => service.fail(waiter, error),
+            Err(NoMemory::Hopeless) => {
+                let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
+                service.fail(waiter, AllocError::Exhausted(shortfall.into()));
+            }
+            Err(_) => {
                 waiter.record_searched(self.moment(), service.engine.supply.is_refused());
                 self.record_times(waiter);
                 return Served::Short;
             }
-            Err(Refusal::NeedsThread) => return Served::NeedsThread,
-            Err(Refusal::Device(error)) => service.fail(waiter, error.into()),
-            Err(Refusal::Hopeless) => {
-                let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
-                service.fail(waiter, AllocError::Exhausted(shortfall.into()));
-            }
-            Err(Refusal::NoRoom(room)) => service.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
     }
@@ -191,17 +192,10 @@ impl<'a> Pass<'a> {
         (self.generation, self.service.engine.store.totals().progress)
     }
 
-    fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {
+    fn search(&self, waiter: &Waiter) -> Result<Unclaimed, NoMemory> {
         let mode = Mode::from_queue(self.effort, &waiter.patience);
         let engine = &self.service.engine;
-        let allocations = match &waiter.wants {
-            Wants::Block => {
-                let request = waiter.demand.request;
-                let allocation = engine.search(&waiter.lane, request, mode)?;
-                std::iter::once(allocation).collect()
-            }
-            Wants::Parts(parts) => engine.search_all(&waiter.lane, parts, mode)?,
-        };
+        let allocations = engine.search(&waiter.lane, &waiter.parts, mode)?;
         Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
     }
 

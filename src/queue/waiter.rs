@@ -13,9 +13,9 @@
 //! grant takes the grant out and gives it back. So a grant has one owner at every moment. A grant does not keep the
 //! pool alive: a forgotten future leaks its memory, and no more.
 
+use super::Demand;
 use super::stall::Stall;
-use super::{Demand, Wants};
-use crate::engine::{Allocations, Expected};
+use crate::engine::{Allocations, Expected, Parts};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -34,7 +34,7 @@ pub(crate) struct Waiter {
     pub(super) entry: Entry,
     pub(crate) lane: Arc<Lane>,
     pub(crate) demand: Demand,
-    pub(super) wants: Wants,
+    pub(crate) parts: Parts,
     /// The points to be passed before new memory is taken for the request.
     pub(crate) patience: Expected,
     /// The reservation in whose scope the request was made: it also takes memory that returns to it.
@@ -70,7 +70,7 @@ pub(super) struct WaiterOrigin {
     pub(super) entry: Entry,
     pub(super) lane: Arc<Lane>,
     pub(super) demand: Demand,
-    pub(super) wants: Wants,
+    pub(crate) parts: Parts,
     pub(super) patience: Expected,
     pub(super) scope: Option<ReservationId>,
     pub(super) location: &'static Location<'static>,
@@ -104,7 +104,7 @@ impl Waiter {
             entry: origin.entry,
             lane: origin.lane,
             demand: origin.demand,
-            wants: origin.wants,
+            parts: origin.parts,
             patience: origin.patience,
             scope: origin.scope,
             location: origin.location,

@@ -8,10 +8,11 @@
 use super::scopes::Scopes;
 use super::waiter::{Waiter, WaiterOrigin};
 use super::waiting_request::WaitingRequest;
-use super::{Demand, Rules, Wants};
-use crate::engine::{Expected, gate};
+use super::{Demand, Rules};
+use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
 use crate::fault::injected;
+use crate::heap::Placement;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Accounts, Tag, WaitOutcome, Waits};
@@ -22,7 +23,7 @@ use std::num::NonZeroU32;
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
-use weirpool_queue::{Admitted, Entry, Left, Moved, Queue, QueueLimit, Refused, ToTry};
+use weirpool_queue::{Admitted, Entry, Left, Moved, Pieces, Queue, QueueLimit, Refused, ToTry};
 
 /// How many requests are looked at, from the head on, for one that was not notified yet.
 const NOTIFIED: usize = 4;
@@ -31,7 +32,7 @@ const NOTIFIED: usize = 4;
 pub(super) struct Newcomer<'a> {
     pub(super) lane: &'a Arc<Lane>,
     pub(super) demand: Demand,
-    pub(super) wants: Wants,
+    pub(super) parts: Parts,
     /// When it is due.
     pub(super) due: i128,
     pub(super) since: Duration,
@@ -170,7 +171,7 @@ impl Waiters {
             entry,
             lane: newcomer.lane.clone(),
             demand,
-            wants: newcomer.wants,
+            parts: newcomer.parts,
             patience: newcomer.patience,
             scope: newcomer.scope,
             location: newcomer.location,
@@ -392,7 +393,10 @@ impl Waiters {
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut queue = self.queue.lock_with_trash();
         let (queue, trash) = queue.parts();
-        let needs = |waiter: &Held| waiter.wants.needs(&waiter.demand);
+        let needs = |waiter: &Held| Pieces {
+            all: waiter.parts.all.iter().map(|part| part.request).collect(),
+            is_anywhere: waiter.parts.placement == Placement::Anywhere,
+        };
         let ToTry { all, left_over } = queue.to_scan(generation, usual_alignment, needs);
         // They may have left the queue, and be the last owners of their streams.
         match injected("search-dropped-under-the-lock") {

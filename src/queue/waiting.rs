@@ -1,14 +1,13 @@
 //! A request's position in the queue. The future that combines it with an [attempt](super::attempt) is
 //! [`Request`](crate::Request), in the layer above.
 
-use super::attempt::{Asker, Denial, count, count_parts};
-use super::charge::TagCharge;
+use super::attempt::{Ask, Asker, Denied, count_parts};
 use super::throttled;
 use super::unclaimed::Unclaimed;
 use super::waiter::{Waiter, outcome_of};
 use super::waiters::{JoinRefused, Joined, Newcomer};
-use super::{Demand, Service, Terms, Wants};
-use crate::engine::{Allocations, Expected};
+use super::{Demand, Service, Terms};
+use crate::engine::{Allocations, Expected, NoMemory};
 use crate::error::{AllocError, Shortfall};
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -23,37 +22,12 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 use weirpool_queue::{TagStandstill, longest_wait};
 
-/// What a request asks for: one block that the demand describes, or several parts whose sum it is.
-#[derive(Clone, Debug)]
-pub(crate) struct Ask {
-    pub(crate) demand: Demand,
-    pub(crate) wants: Wants,
-}
-
 /// The place in the source, and the scope, in which a waiting request was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     /// The reservation in whose scope it was made.
     pub(crate) scope: Option<ReservationId>,
     pub(crate) location: &'static Location<'static>,
-}
-
-/// Memory that a waiting request was granted, with its demand.
-#[derive(Debug)]
-#[must_use = "granted memory that is dropped is lost"]
-pub(crate) struct Grant {
-    pub(crate) ask: Ask,
-    pub(crate) allocations: Allocations,
-}
-
-/// The result of drawing from a reservation for a request that waits.
-#[derive(Debug)]
-pub(crate) enum Late<T> {
-    Drawn(T),
-    /// The reservation has enough, in pieces that are too small now.
-    InPieces,
-    /// The reservation has too little.
-    Short,
 }
 
 /// A request's position in the queue, while it has one; see the [module](self).
@@ -91,24 +65,24 @@ impl Waiting {
     pub(crate) fn join(
         &mut self,
         asker: Asker<'_>,
-        denial: Denial<'_>,
-        ask: Ask,
+        (why, charge): Denied<'_>,
+        ask: &Ask,
         terms: &Terms,
         made: Made,
         waker: &Waker,
     ) -> Result<(), AllocError> {
         let Asker { service, lane } = asker;
-        let (patience, charge) = match denial {
-            Denial::Failed(error) => return Err(error),
-            Denial::Short(patience, charge) => (patience, charge),
-            Denial::OverLimit(_) => (Expected::default(), None),
+        let patience = match why {
+            NoMemory::Never(error) => return Err(error),
+            NoMemory::Short(patience) => patience,
+            _ => Expected::default(),
         };
         let engine = &service.engine;
         let (now, limit) = (engine.shared.device.now(), longest_wait(terms));
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
-            wants: ask.wants,
+            parts: ask.parts.clone(),
             due: service.rules.due(terms, now),
             since: now,
             patience,
@@ -120,7 +94,9 @@ impl Waiting {
         };
         let joined = service.queue.join(newcomer, &engine.shared.gate);
         // The bytes belong to the position now, or are uncharged below.
-        TagCharge::keep(charge);
+        if let Some(charge) = charge {
+            charge.keep();
+        }
         let Joined {
             waiter,
             moved,
@@ -154,23 +130,26 @@ impl Waiting {
     pub(crate) fn draw<T>(
         &mut self,
         service: &Arc<Service>,
-        draw: impl FnOnce(&Demand) -> Late<T>,
-    ) -> Option<T> {
+        draw: impl FnOnce(&Demand) -> Result<T, NoMemory>,
+    ) -> Option<Result<T, AllocError>> {
         let waiter = &self.0.as_deref()?.waiter;
         waiter.scope?;
         waiter.expect_pieces(true);
-        match draw(&waiter.demand) {
-            Late::Drawn(drawn) => {
-                self.finish(service, true);
-                return Some(drawn);
+        let drawn = match draw(&waiter.demand) {
+            Ok(drawn) => Ok(drawn),
+            Err(NoMemory::Never(error)) => Err(error),
+            // It has enough, in pieces that are too small now.
+            Err(NoMemory::NotReserved { .. }) => return None,
+            Err(_) => {
+                waiter.expect_pieces(false);
+                return None;
             }
-            Late::InPieces => {}
-            Late::Short => waiter.expect_pieces(false),
-        }
-        None
+        };
+        self.finish(service, true);
+        Some(drawn)
     }
 
-    /// Returns the answer, if there is one. Otherwise serves the queue, and looks again.
+    /// Returns the answer, if there is one, with what it answers. Otherwise serves the queue, and looks again.
     ///
     /// # Panics
     /// When no request waits here.
@@ -178,7 +157,7 @@ impl Waiting {
         &mut self,
         service: &Arc<Service>,
         waker: &Waker,
-    ) -> Poll<Result<Grant, AllocError>> {
+    ) -> Poll<Result<(Arc<Waiter>, Allocations), AllocError>> {
         let membership = self.0.as_deref_mut();
         let membership = membership.expect("a request was polled after it was ready");
         let polled = membership.look(service, waker);
@@ -187,22 +166,13 @@ impl Waiting {
         };
         let waiter = membership.waiter.clone();
         if let Ok(allocations) = &answer {
-            match &waiter.wants {
-                Wants::Block => count(&waiter.lane, &allocations[0], &waiter.demand),
-                Wants::Parts(parts) => count_parts(&waiter.lane, allocations, parts),
-            }
+            count_parts(&waiter.lane, allocations, &waiter.parts);
         }
         if let Err(error) = &answer {
             waiter.record_unserved(outcome_of(error));
         }
         self.finish(service, answer.is_ok());
-        Poll::Ready(answer.map(|allocations| {
-            let ask = Ask {
-                demand: waiter.demand,
-                wants: waiter.wants.clone(),
-            };
-            Grant { ask, allocations }
-        }))
+        Poll::Ready(answer.map(|allocations| (waiter, allocations)))
     }
 
     /// Has the owner told, if the request waits and nothing can serve it: by [`poll_stalled`](Self::poll_stalled).

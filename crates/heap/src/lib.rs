@@ -258,8 +258,6 @@ impl Heap {
         self.highs.reset(high, self.map.totals_mut());
     }
 
-    // ---- streams and completion ------------------------------------------------------------
-
     /// Adds a stream whose tickets up to `completed` are complete.
     pub fn register(&mut self, stream: StreamId, completed: Ticket) {
         self.completed.set(stream, completed);
@@ -301,18 +299,18 @@ impl Heap {
         true
     }
 
-    // ---- granting present memory -----------------------------------------------------------
-
     /// Grants the best fit of the free blocks, and of the pending blocks that the requester may take.
     pub fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
-        let id = self.search(request, view).block()?;
+        let id = self.search(request, view)?.block()?;
         Some(self.carve(id, request, view))
     }
 
     /// Grants the best fit, unless that would break up a much larger block while blocks of other streams are pending:
     /// one of them may fit better.
     pub fn take_good_fit(&mut self, request: Request, view: &View<'_>) -> Fit {
-        let search = self.search(request, view);
+        let Some(search) = self.search(request, view) else {
+            return Fit::None;
+        };
         match search.block() {
             None => Fit::None,
             Some(id) if search.is_loose(id) => Fit::Loose,
@@ -322,18 +320,19 @@ impl Heap {
 
     /// Grants a pending block of exactly the requested size.
     pub fn take_exact_fit(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
-        let id = self.search(request, view).exact_fit()?;
+        let id = self.search(request, view)?.exact_fit()?;
         Some(self.carve(id, request, view))
     }
 
     /// Returns the fences of the block that [`take_exact_fit`](Self::take_exact_fit) would grant.
     pub fn fences_of_exact_fit(&self, request: Request, view: &View<'_>) -> Option<Fences> {
-        self.search(request, view).fences_of_exact_fit()
+        self.search(request, view)?.fences_of_exact_fit()
     }
 
-    fn search<'a>(&'a self, request: Request, view: &'a View<'a>) -> Search<'a> {
+    /// `None` if the unused memory is too little.
+    fn search<'a>(&'a self, request: Request, view: &'a View<'a>) -> Option<Search<'a>> {
         let map = &self.map;
-        Search { map, request, view }
+        (map.totals().unused() >= request.bytes).then_some(Search { map, request, view })
     }
 
     fn carve(&mut self, id: BlockId, request: Request, view: &View<'_>) -> Grant {
@@ -341,8 +340,6 @@ impl Heap {
         self.map.set_user(grant.id, view.stream);
         grant
     }
-
-    // ---- planning for absent memory --------------------------------------------------------
 
     /// Returns how many bytes of addresses there are with this placement. A request that [needs](Placement::needs) more
     /// cannot lie there for now.
@@ -353,6 +350,10 @@ impl Heap {
     /// Finds the cheapest windows for a request, in one scan of the blocks. `growth` is the one to plan with, or any
     /// that [spares](Growth::is_sparing) nothing.
     pub fn offers(&mut self, request: Request, view: &View<'_>, growth: Growth) -> Offers {
+        let totals = self.map.totals();
+        if self.capacity.left(totals) + totals.unused() < request.bytes {
+            return Offers::default();
+        }
         self.map.update_stretches();
         Offers::find(&self.map, &self.capacity, request, view, growth)
     }
@@ -438,8 +439,6 @@ impl Heap {
     pub fn set_user(&mut self, id: BlockId, stream: StreamId) {
         self.map.set_user(id, stream);
     }
-
-    // ---- the way back ----------------------------------------------------------------------
 
     /// Takes back a block that its user freed.
     pub fn free(&mut self, id: BlockId, fences: Fences) -> ReturnedTo {

@@ -108,6 +108,11 @@ impl Totals {
         self.reserved.current + self.planned + self.outside
     }
 
+    /// Returns the bytes that are free or pending.
+    pub fn unused(&self) -> u64 {
+        self.free.current + self.pending.current
+    }
+
     /// Starts watching how low the free bytes get.
     pub(super) fn mark_free(&mut self) {
         self.free_low = self.free.current;

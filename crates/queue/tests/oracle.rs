@@ -365,38 +365,25 @@ impl Pair {
             list.iter().map(|(number, _)| *number).collect::<Vec<_>>(),
             all
         );
+        // The expected waits are those of the bytes that are served up to the end of each request, at one pace.
+        let (mut served, mut pace) = (0, None);
         for (number, expected) in list {
             let (_, entry, at) = oracle.list.iter().find(|it| it.0 == number).unwrap();
-            if *at == Where::Queued {
-                // The wait for the bytes that are served before it, at the pace of the queue.
-                let Entry {
-                    flow, tag, bytes, ..
-                } = *entry;
-                let ahead: u64 = order
-                    .iter()
-                    .take_while(|it| **it != number)
-                    .map(|it| oracle.list.iter().find(|other| other.0 == *it).unwrap())
-                    .map(|(_, other, _)| other.bytes)
-                    .sum();
-                // A request that comes with the same key is served behind it, and before what follows it.
-                let due = entry.sort_key.due;
-                let behind = queue.expected_wait(None, tag, 0, due, self.now);
-                assert!(expected.is_some() == behind.is_some());
-                let one = queue.expected_wait(
-                    None,
-                    Some(Tag::new("oracle: none")),
-                    0,
-                    i128::MIN,
-                    self.now,
-                );
-                assert!(
-                    one.is_none_or(|one| expected.unwrap() >= one)
-                        || flow.is_some()
-                        || ahead > bytes
-                );
-            }
-            if *at == Where::Aside {
-                assert_eq!(expected, None);
+            match at {
+                Where::Queued => {
+                    served += entry.bytes;
+                    let expected = expected.map(|wait| wait.as_secs_f64() / served as f64);
+                    let pace = *pace.get_or_insert(expected);
+                    let apart = expected.zip(pace).map(|(one, other)| (one - other).abs());
+                    assert_eq!(expected.is_some(), pace.is_some());
+                    assert!(
+                        apart.is_none_or(|apart| apart < 1e-9),
+                        "{expected:?} {pace:?}"
+                    );
+                }
+                // It has no turn before its waiter is polled.
+                Where::Aside => assert_eq!(expected, None),
+                Where::Throttled => {}
             }
         }
         all.sort_unstable();

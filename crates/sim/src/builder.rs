@@ -2,7 +2,8 @@
 //!
 //! This module does not know how the device carries them out.
 
-use super::SimDevice;
+use super::engine::Engine;
+use super::{SimDevice, devices_of};
 use weirpool_device::{HandleTypes, MemoryKind, MemoryKinds};
 
 /// The granularity of sizes and addresses, in bytes: that of the H200.
@@ -277,7 +278,9 @@ impl SimBuilder {
     /// # Panics
     /// Panics for no device, and as [`build`](Self::build) does.
     pub fn build_host<const DEVICES: usize>(self) -> [SimDevice; DEVICES] {
-        let devices = SimDevice::all_of_a_host(self.checked(), DEVICES);
+        let devices = u32::try_from(DEVICES).ok().filter(|devices| *devices > 0);
+        let devices = devices.expect("a host needs devices");
+        let devices = devices_of(Engine::new(self.checked(), devices));
         match <[SimDevice; DEVICES]>::try_from(devices) {
             Ok(devices) => devices,
             Err(_) => unreachable!("a host has as many devices as it was asked for"),

@@ -1,7 +1,7 @@
 //! The device contract, implemented by the simulated device.
 
 use super::SimDevice;
-use super::builder::{Checker, GRANULARITY};
+use super::builder::{Checker, GRANULARITY, Settings};
 use super::call::Call;
 use super::event_calls::refuse_captured;
 use super::event_calls::unsupported;
@@ -14,8 +14,8 @@ use std::time::Duration;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
     AlarmId, BlockObserver, Capabilities, Captures, Chunk, Device, DeviceError, DeviceId,
-    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, RawEvent,
-    RawStream, Transfer, WatchId,
+    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, PeerAccess, Pooling,
+    RawEvent, RawStream, Transfer, WatchId,
 };
 
 // SAFETY: the ranges that `Space` hands out are disjoint (it tracks reserved and plain ranges together), and a mapping
@@ -28,7 +28,26 @@ unsafe impl Device for SimDevice {
     }
 
     fn describe(&self) -> String {
-        self.description()
+        let Settings {
+            memory,
+            backing,
+            clock,
+            ..
+        } = self.engine.settings;
+        let number = self.number;
+        let (now, (in_use, _), streams) = self.engine.peek(|state| {
+            let streams = state.schedule.open_streams(number);
+            (state.schedule.now(), state.space.usage(number), streams)
+        });
+        let id = self.own_id();
+        let (gib, mib) = (memory as f64 / (1u64 << 30) as f64, in_use >> 20);
+        format!(
+            "sim:{} \"simulated device\" ({gib:.1} GiB, {backing:?}, {clock:?} clock at {now:?}), supports {}; \
+             in use: {mib} MiB, {streams} stream(s), {}",
+            id.0,
+            self.capabilities(),
+            Pooling::of(id),
+        )
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -94,12 +94,11 @@ mod stream;
 mod ticker;
 mod time;
 
-use builder::Settings;
 use engine::Engine;
 use memory::Viewer;
 use std::fmt;
 use weirpool_device::plain::Arc;
-use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceId, Pooling};
+use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceId};
 
 pub use builder::{Backing, Checker, Clock, SimBuilder};
 pub use call::Call;
@@ -151,24 +150,7 @@ impl SimDevice {
     /// ```
     pub fn all() -> Vec<Self> {
         let engines = Engine::all().into_iter();
-        engines.flat_map(Self::all_of).collect()
-    }
-
-    fn all_of_a_host(settings: Settings, devices: usize) -> Vec<Self> {
-        let devices = u32::try_from(devices).ok().filter(|devices| *devices > 0);
-        Self::all_of(Engine::new(
-            settings,
-            devices.expect("a host needs devices"),
-        ))
-    }
-
-    fn all_of(engine: Arc<Engine>) -> Vec<Self> {
-        let numbers = 0..engine.devices();
-        let device = |number| Self {
-            engine: engine.clone(),
-            number,
-        };
-        numbers.map(device).collect()
+        engines.flat_map(devices_of).collect()
     }
 
     fn own_id(&self) -> DeviceId {
@@ -180,29 +162,6 @@ impl SimDevice {
     /// Returns the counters as they are now.
     pub fn counters(&self) -> Counters {
         self.engine.peek(|state| state.counters())
-    }
-
-    fn description(&self) -> String {
-        let Settings {
-            memory,
-            backing,
-            clock,
-            ..
-        } = self.engine.settings;
-        let number = self.number;
-        let (now, (in_use, _), streams) = self.engine.peek(|state| {
-            let streams = state.schedule.open_streams(number);
-            (state.schedule.now(), state.space.usage(number), streams)
-        });
-        let id = self.own_id();
-        let (gib, mib) = (memory as f64 / (1u64 << 30) as f64, in_use >> 20);
-        format!(
-            "sim:{} \"simulated device\" ({gib:.1} GiB, {backing:?}, {clock:?} clock at {now:?}), supports {}; \
-             in use: {mib} MiB, {streams} stream(s), {}",
-            id.0,
-            self.capabilities(),
-            Pooling::of(id),
-        )
     }
 
     // ---- memory, for tests -----------------------------------------------------------------
@@ -264,8 +223,18 @@ impl From<SimDevice> for Arc<dyn Device> {
     }
 }
 
+/// Returns the devices of one host.
+fn devices_of(engine: Arc<Engine>) -> Vec<SimDevice> {
+    let numbers = 0..engine.devices();
+    let device = |number| SimDevice {
+        engine: engine.clone(),
+        number,
+    };
+    numbers.map(device).collect()
+}
+
 impl fmt::Debug for SimDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimDevice({})", self.description())
+        write!(f, "SimDevice({})", Device::describe(self))
     }
 }

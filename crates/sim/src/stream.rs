@@ -47,7 +47,7 @@ impl SimDevice {
     /// Panics if the device is broken, or if a scripted fault fails the call. The trait's
     /// [`Device::create_stream`](weirpool_device::Device::create_stream) returns the error instead.
     pub fn create_stream(&self) -> SimStream {
-        self.make_stream(None)
+        make_stream(self, None)
     }
 
     /// Creates a stream with a name, which reports use.
@@ -63,14 +63,7 @@ impl SimDevice {
     /// # Panics
     /// Panics as [`create_stream`](Self::create_stream) does.
     pub fn create_stream_named(&self, name: impl Into<Arc<str>>) -> SimStream {
-        self.make_stream(Some(name.into()))
-    }
-
-    fn make_stream(&self, name: Option<Arc<str>>) -> SimStream {
-        match self.create_raw_stream(name) {
-            Ok(raw) => self.handle(raw, true),
-            Err(error) => panic!("{error}"),
-        }
+        make_stream(self, Some(name.into()))
     }
 
     /// Returns a handle of the stream with that name, even if the `Device` trait created it; `None` if there is no such
@@ -124,6 +117,13 @@ impl SimDevice {
             }
             Ok(raw)
         })
+    }
+}
+
+fn make_stream(device: &SimDevice, name: Option<Arc<str>>) -> SimStream {
+    match device.create_raw_stream(name) {
+        Ok(raw) => device.handle(raw, true),
+        Err(error) => panic!("{error}"),
     }
 }
 

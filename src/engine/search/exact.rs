@@ -6,7 +6,7 @@
 //! on the device is not delayed by queries either, if the wait is short.
 
 use super::super::recipient::Found;
-use super::{Refusal, Search, Source, reaping};
+use super::{NoMemory, Search, Source, reaping};
 use crate::device::DeviceError;
 use crate::heap::{Fence, Fences, Forecast};
 use crate::lane::Lane;
@@ -35,7 +35,7 @@ pub(super) fn poll_likely(search: &Search<'_>) -> Result<bool, DeviceError> {
 }
 
 /// Takes the block that is expected first, of those that the stream may wait for: blocks of one size pack alike.
-pub(super) fn wait_for_exact(search: &mut Search<'_>) -> Result<Option<Found>, Refusal> {
+pub(super) fn wait_for_exact(search: &mut Search<'_>) -> Result<Option<Found>, NoMemory> {
     let (taker, limit) = (
         search.to.taker(),
         search.to.engine.shared.settings.wait_limit,

@@ -5,8 +5,8 @@
 
 use super::super::lanes::Lanes;
 use super::super::mode::Patience;
-use super::{Expected, Recipient};
-use crate::heap::Order;
+use super::Recipient;
+use crate::engine::Expected;
 use crate::lane::Lane;
 use crate::sync::Arc;
 
@@ -34,8 +34,7 @@ pub(super) fn awaited(patience: Patience<'_>, to: &Recipient<'_>, bytes: u64) ->
 fn on_their_way(to: &Recipient<'_>, bytes: u64, lanes: &Lanes) -> Expected {
     let totals = to.engine.store.totals();
     let settings = &to.engine.shared.settings;
-    let is_enough = totals.free.current + totals.pending.current >= bytes;
-    if settings.order != Order::WaitFirst || !is_enough {
+    if totals.unused() < bytes {
         return Expected::default();
     }
     let taker = to.taker();
