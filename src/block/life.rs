@@ -4,8 +4,9 @@
 //! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user
 //! does, and of the free before any other request can be granted the memory.
 
+use super::outside::is_unchecked;
 use super::{Block, Extra};
-use crate::capture::{CaptureClock, Route};
+use crate::capture::CaptureClock;
 use crate::device::DeviceError;
 use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, release};
 use crate::error::{AllocError, StreamError};
@@ -26,6 +27,22 @@ use std::task::{Context, Poll};
 
 /// The beginning.
 impl Block {
+    /// Makes a block. Every block is made here.
+    #[inline(always)]
+    pub(super) fn of(
+        registration: Arc<Registration>,
+        allocation: Allocation,
+        charge: BlockCharge,
+        extra: Rare<Extra>,
+    ) -> Self {
+        Self {
+            registration: Some(registration),
+            allocation: Some(allocation),
+            charge,
+            extra: Mutex::new(Guards::Block, extra),
+        }
+    }
+
     /// Makes a block of what the stream's cache granted, charged to the tag already, and without observers.
     #[inline(always)]
     pub(crate) fn at_once(
@@ -34,12 +51,8 @@ impl Block {
         rounding: u32,
         tag: Option<Tag>,
     ) -> Self {
-        Self {
-            registration: Some(registration),
-            allocation: Some(allocation),
-            charge: BlockCharge::new(rounding, tag),
-            extra: Mutex::new(Guards::Block, Rare::NONE),
-        }
+        let charge = BlockCharge::new(rounding, tag);
+        Self::of(registration, allocation, charge, Rare::NONE)
     }
 
     /// Makes a block of an allocation that its tag, if any, is charged for.
@@ -62,31 +75,17 @@ impl Block {
             let seen = allocation.seen();
             allocation.after = begin_charged(registration, &seen, demand, caller)?;
         }
-        let rounding = demand.rounding_of(allocation.bytes);
-        Ok(Self {
-            registration: Some(registration.clone()),
-            allocation: Some(allocation),
-            charge: BlockCharge::new(rounding, demand.tag),
-            extra: Mutex::new(Guards::Block, Rare::NONE),
-        })
+        let charge = BlockCharge::new(demand.rounding_of(allocation.bytes), demand.tag);
+        Ok(Self::of(
+            registration.clone(),
+            allocation,
+            charge,
+            Rare::NONE,
+        ))
     }
 
-    /// Makes a block of memory of graphs, inside a capture.
-    ///
-    /// # Errors
-    /// Returns the errors of [`new`](Self::new).
-    pub(crate) fn captured(
-        registration: &Arc<Registration>,
-        allocation: Allocation,
-        demand: &Demand,
-        caller: Caller,
-        (reserved, route): (&Arc<Reserved>, &Route),
-    ) -> Result<Self, AllocError> {
-        let block = Self::reserved(registration, allocation, demand, caller, reserved)?;
-        Ok(block.of_graph_memory(route.share(), Some(route)))
-    }
-
-    /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved.
+    /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved. Memory that was
+    /// allocated before `is_restored`: it is not filled.
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new).
@@ -96,37 +95,17 @@ impl Block {
         demand: &Demand,
         caller: Caller,
         reserved: &Arc<Reserved>,
+        is_restored: bool,
     ) -> Result<Self, AllocError> {
-        begin_reserved(registration, &mut allocation, demand, caller, reserved)?;
-        Ok(Self::of_reserved(
-            registration,
-            allocation,
-            demand,
-            reserved,
-        ))
-    }
-
-    /// Makes a block of a range of a reservation that was allocated before. Its bytes are not filled.
-    pub(crate) fn restored(
-        registration: &Arc<Registration>,
-        allocation: Allocation,
-        demand: &Demand,
-        caller: Caller,
-        reserved: &Arc<Reserved>,
-    ) -> Self {
-        if let Some(observers) = registration.observers.as_deref() {
-            let granted = Granted {
-                allocation: &allocation,
-                demand: &Demand {
-                    tag: reserved.tag(),
-                    ..*demand
-                },
-                lane: &registration.lane,
-                caller,
-            };
-            observers.granted(&registration.service.engine, granted);
-        }
-        Self::of_reserved(registration, allocation, demand, reserved)
+        let (owner, begun) = (registration, &mut allocation);
+        begin_reserved(owner, begun, demand, caller, reserved, is_restored)?;
+        let extra = Extra {
+            reserved: Some(reserved.clone()),
+            ..Extra::default()
+        };
+        let charge = BlockCharge::new(demand.rounding_of(allocation.bytes), None);
+        let registration = registration.clone();
+        Ok(Self::of(registration, allocation, charge, Rare::new(extra)))
     }
 
     /// Makes a block of one that the reservation keeps for the stream, if it has one of that size.
@@ -142,41 +121,18 @@ impl Block {
         let rounding = demand.rounding_of(demand.request.bytes);
         let (kept, owner) = reserved.take_kept(registration, demand.request, rounding)?;
         let mut allocation = Allocation::of_cache(kept.block);
-        if let Err(error) = begin_reserved(registration, &mut allocation, demand, caller, reserved)
-        {
+        let begun = &mut allocation;
+        if let Err(error) = begin_reserved(registration, begun, demand, caller, reserved, false) {
             return Some(Err(error));
         }
         let mut extra: Box<Extra> = kept.spare.downcast().unwrap_or_default();
         extra.reserved = Some(reserved.clone());
-        Some(Ok(Self {
-            registration: Some(owner),
-            allocation: Some(allocation),
-            charge: BlockCharge::new(rounding, None),
-            extra: Mutex::new(Guards::Block, Rare::of(extra)),
-        }))
-    }
-
-    fn of_reserved(
-        registration: &Arc<Registration>,
-        allocation: Allocation,
-        demand: &Demand,
-        reserved: &Arc<Reserved>,
-    ) -> Self {
-        let extra = Extra {
-            reserved: Some(reserved.clone()),
-            ..Extra::default()
-        };
-        let rounding = demand.rounding_of(allocation.bytes);
-        Self {
-            registration: Some(registration.clone()),
-            allocation: Some(allocation),
-            charge: BlockCharge::new(rounding, None),
-            extra: Mutex::new(Guards::Block, Rare::new(extra)),
-        }
+        let charge = BlockCharge::new(rounding, None);
+        Some(Ok(Self::of(owner, allocation, charge, Rare::of(extra))))
     }
 }
 
-/// Tells observers of a grant, and fills the memory as the caller or the pool asks. Returns the point of the stream
+/// Tells observers of a grant, and fills the memory, unless it `is_restored`, as the caller or the pool asks. Returns the point of the stream
 /// that further streams must come after.
 ///
 /// # Errors
@@ -188,6 +144,7 @@ fn begin(
     allocation: &Allocation,
     demand: &Demand,
     caller: Caller,
+    is_restored: bool,
 ) -> Result<Ticket, DeviceError> {
     let (engine, lane) = (&registration.service.engine, &registration.lane);
     let observers = registration.observers.as_deref();
@@ -199,6 +156,9 @@ fn begin(
             caller,
         };
         observers.granted(engine, granted);
+    }
+    if is_restored {
+        return Ok(allocation.after);
     }
     let block = as_used(allocation, demand.rounding_of(allocation.bytes));
     let filled = registration.fill_granted(allocation.after, block, caller);
@@ -229,7 +189,7 @@ fn begin_charged(
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, AllocError> {
-    let begun = begin(registration, allocation, demand, caller);
+    let begun = begin(registration, allocation, demand, caller, false);
     if let (Err(_), Some(tag)) = (&begun, demand.tag) {
         registration.service.count_freed(tag, allocation.bytes);
     }
@@ -244,13 +204,14 @@ fn begin_reserved(
     demand: &Demand,
     caller: Caller,
     reserved: &Reserved,
+    is_restored: bool,
 ) -> Result<(), AllocError> {
     if registration.observers.is_some() || caller.fill.is_some() {
         let demand = Demand {
             tag: reserved.tag(),
             ..*demand
         };
-        allocation.after = begin(registration, allocation, &demand, caller)
+        allocation.after = begin(registration, allocation, &demand, caller, is_restored)
             .inspect_err(|_| reserved.publish_freed(allocation.bytes))?;
     }
     Ok(())
@@ -305,7 +266,7 @@ impl Block {
         if let Some(observers) = observers {
             observers.extension_granted(&extension, &registration.lane, caller);
         }
-        if let Err(error) = self.order_after(&mut extension, caller) {
+        if let Err(error) = order_after(self, &mut extension, caller) {
             let lanes = std::slice::from_ref(&registration.lane);
             if let Some(observers) = observers {
                 observers.extension_freed(&extension, &lanes[0]);
@@ -334,20 +295,24 @@ impl Block {
         }
         Ok(())
     }
+}
 
-    /// Fills an extension as the caller or the pool asks, and orders the further streams after its grant.
-    fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
-        let registration = self.registration();
-        let (after, block) = (extension.after, as_used(extension, 0));
-        extension.after = registration.fill_granted(after, block, caller)?;
-        let Registration { service, lane, .. } = &**registration;
-        let further = self.uses().lanes();
-        let mut further = further.iter().filter(|further| further.id != lane.id);
-        further.try_for_each(|further| {
-            let engine = &service.engine;
-            ordering::order_after_grant(engine, lane, extension.after, further)
-        })
-    }
+/// Fills an extension as the caller or the pool asks, and orders the further streams after its grant.
+fn order_after(
+    block: &Block,
+    extension: &mut Allocation,
+    caller: Caller,
+) -> Result<(), DeviceError> {
+    let registration = block.registration();
+    let (after, used) = (extension.after, as_used(extension, 0));
+    extension.after = registration.fill_granted(after, used, caller)?;
+    let Registration { service, lane, .. } = &**registration;
+    let further = block.uses().lanes();
+    let mut further = further.iter().filter(|further| further.id != lane.id);
+    further.try_for_each(|further| {
+        let engine = &service.engine;
+        ordering::order_after_grant(engine, lane, extension.after, further)
+    })
 }
 
 /// The end.
@@ -489,7 +454,7 @@ impl Block {
         let Some(observers) = &registration.observers else {
             return;
         };
-        if self.is_unchecked() {
+        if is_unchecked(self) {
             return;
         }
         let (uses, left_at) = (self.uses(), self.uses().left_at());

@@ -396,27 +396,27 @@ impl Block {
         let is_own = stream.is_of_pool(self.registration()) && !self.is_out_of_reach(stream);
         is_own
             .then(|| stream.registration())
-            .ok_or_else(|| self.why_not(stream))
+            .ok_or_else(|| why_not(self, stream))
     }
+}
 
-    /// Returns why the block cannot be used on a stream of another pool.
-    #[cold]
-    fn why_not(&self, stream: &Stream) -> StreamError {
-        if self.is_out_of_reach(stream) {
-            return StreamError::ForeignDevice;
-        }
-        let device = stream.registration().stream_device().id();
-        match self
-            .registration()
-            .service
-            .engine
-            .streams
-            .neighbours
-            .is_accessible_from(device)
-        {
-            true => StreamError::ForeignPool,
-            false => StreamError::ForeignDevice,
-        }
+/// Returns why the block cannot be used on a stream of another pool.
+#[cold]
+fn why_not(block: &Block, stream: &Stream) -> StreamError {
+    if block.is_out_of_reach(stream) {
+        return StreamError::ForeignDevice;
+    }
+    let device = stream.registration().stream_device().id();
+    match block
+        .registration()
+        .service
+        .engine
+        .streams
+        .neighbours
+        .is_accessible_from(device)
+    {
+        true => StreamError::ForeignPool,
+        false => StreamError::ForeignDevice,
     }
 }
 

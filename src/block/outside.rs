@@ -15,7 +15,7 @@ use crate::id::Ticket;
 use crate::queue::Passages;
 use crate::rare::Rare;
 use crate::stream::Stream;
-use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use crate::sync::{assert_unlocked, plain};
 use std::panic::Location;
 
 impl Stream {
@@ -60,12 +60,8 @@ impl Stream {
             outside: Some(memory),
             ..Extra::default()
         };
-        Block {
-            registration: Some(registration.clone()),
-            allocation: Some(allocation),
-            charge: BlockCharge::new(rounding, None),
-            extra: Mutex::new(Guards::Block, Rare::new(extra)),
-        }
+        let charge = BlockCharge::new(rounding, None);
+        Block::of(registration.clone(), allocation, charge, Rare::new(extra))
     }
 }
 
@@ -73,12 +69,6 @@ impl Block {
     pub(crate) fn is_outside(&self) -> bool {
         self.extra(|extra| extra.outside.as_ref().map(drop))
             .is_some()
-    }
-
-    /// Returns whether a checker is not told of the block.
-    pub(super) fn is_unchecked(&self) -> bool {
-        let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
-        self.extra(is_checked) == Some(false)
     }
 
     /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.
@@ -104,4 +94,10 @@ impl Block {
         plain::catch(|| outside.release(passages));
         fences
     }
+}
+
+/// Returns whether a checker is not told of the block.
+pub(super) fn is_unchecked(block: &Block) -> bool {
+    let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
+    block.extra(is_checked) == Some(false)
 }

@@ -39,8 +39,8 @@ pub(crate) fn allocate(
     );
     match draw_or_grow(memory, &demand, caller, (route.order, &after), draw)? {
         Some((allocation, part)) => {
-            let from = (&part, route);
-            Block::captured(registration, allocation, &demand, caller, from)
+            let block = Block::reserved(registration, allocation, &demand, caller, &part, false)?;
+            Ok(block.of_graph_memory(route.share(), Some(route)))
         }
         None => {
             let (left, largest) = route.share().left();
@@ -106,7 +106,7 @@ pub(crate) fn allocate_outside(
         draw,
     )? {
         Some((allocation, part)) => {
-            let block = Block::reserved(registration, allocation, &demand, caller, &part)?;
+            let block = Block::reserved(registration, allocation, &demand, caller, &part, false)?;
             Ok(block.of_graph_memory(share, None))
         }
         None => {
@@ -146,11 +146,11 @@ pub(crate) fn allocate_at(
 ) -> Result<Option<Block>, AllocError> {
     let demand = Layout::new(bytes).demand(&registration.service.engine, None)?;
     let drawn = share.draw_at(&registration.lane, start, &demand)?;
-    let block = drawn.map(|(allocation, part)| {
-        Block::restored(registration, allocation, &demand, caller, &part)
-            .of_graph_memory(share, None)
-    });
-    Ok(block)
+    let Some((allocation, part)) = drawn else {
+        return Ok(None);
+    };
+    let block = Block::reserved(registration, allocation, &demand, caller, &part, true)?;
+    Ok(Some(block.of_graph_memory(share, None)))
 }
 
 /// Draws, and if there is too little, once more after the memory took more from the pool. `None` if the pool has no

@@ -140,7 +140,8 @@ fn draw_from(
         match reserved.draw(&registration.lane, &demand) {
             Err(NoMemory::NotReserved { .. }) if reserved.evict_for(demand.request.bytes) => {}
             drawn => {
-                let block = Block::reserved(registration, drawn?, &demand, caller, reserved);
+                let drawn = drawn?;
+                let block = Block::reserved(registration, drawn, &demand, caller, reserved, false);
                 return Ok(block?);
             }
         }

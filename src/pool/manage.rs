@@ -498,27 +498,7 @@ impl Pool {
     pub fn close(&self) {
         let engine = &self.service().engine;
         if Service::close(self.service()) && engine.store.announcer.is_open() {
-            self.tell_of_leaks();
-        }
-    }
-
-    /// Tells observers if blocks or reservations live.
-    #[cold]
-    fn tell_of_leaks(&self) {
-        let snapshot = self.snapshot();
-        let left = snapshot.reservations.iter().map(|left| left.left);
-        let (blocks, reservations) = (
-            snapshot.blocks_in(BlockState::Used).count(),
-            snapshot.reservations.len(),
-        );
-        let bytes = snapshot.bytes_in(BlockState::Used) + left.sum::<u64>();
-        if blocks + reservations > 0 {
-            self.service().engine.store.announcer.tell(|| Fact::Leaked {
-                blocks,
-                reservations,
-                bytes,
-                forgotten: false,
-            });
+            tell_of_leaks(self);
         }
     }
 
@@ -557,5 +537,25 @@ impl Pool {
     /// During a drain no lane keeps freed memory: each free takes the heap's lock and records an event.
     pub fn drain(&self) -> Drain {
         Drain::new(self.service().clone(), self.presence.clone())
+    }
+}
+
+/// Tells observers if blocks or reservations live.
+#[cold]
+fn tell_of_leaks(pool: &Pool) {
+    let snapshot = pool.snapshot();
+    let left = snapshot.reservations.iter().map(|left| left.left);
+    let (blocks, reservations) = (
+        snapshot.blocks_in(BlockState::Used).count(),
+        snapshot.reservations.len(),
+    );
+    let bytes = snapshot.bytes_in(BlockState::Used) + left.sum::<u64>();
+    if blocks + reservations > 0 {
+        pool.service().engine.store.announcer.tell(|| Fact::Leaked {
+            blocks,
+            reservations,
+            bytes,
+            forgotten: false,
+        });
     }
 }

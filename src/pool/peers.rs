@@ -111,7 +111,7 @@ impl Pool {
     #[doc(alias = "ScopedMempoolAccess")]
     #[doc(alias = "ScopedPeerAccess")]
     pub fn scoped_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
-        self.begin_access(device, true)
+        AccessGuard::begin(self, device, true)
     }
 
     /// Takes the device's access to the pool's memory away until the guard is dropped. Where scopes overlap, the one
@@ -133,20 +133,7 @@ impl Pool {
     /// # Errors
     /// Returns the errors of [`disable_access`](Self::disable_access).
     pub fn scoped_no_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
-        self.begin_access(device, false)
-    }
-
-    fn begin_access(
-        &self,
-        device: &impl AsDevice,
-        is_open: bool,
-    ) -> Result<AccessGuard, AccessError> {
-        let device = device.to_shared();
-        let scope = access::begin_access(&self.service().engine, &device, is_open)?;
-        Ok(AccessGuard {
-            pool: self.clone(),
-            scope: scope.map(|scope| (device, scope)),
-        })
+        AccessGuard::begin(self, device, false)
     }
 }
 
@@ -181,6 +168,17 @@ impl AccessGuard {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl AccessGuard {
+    fn begin(pool: &Pool, device: &impl AsDevice, is_open: bool) -> Result<Self, AccessError> {
+        let device = device.to_shared();
+        let scope = access::begin_access(&pool.service().engine, &device, is_open)?;
+        Ok(Self {
+            pool: pool.clone(),
+            scope: scope.map(|scope| (device, scope)),
+        })
     }
 }
 

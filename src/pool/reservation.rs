@@ -131,7 +131,8 @@ impl Reservation {
         }
         let drawn = self.reserved().draw(&registration.lane, &demand);
         let allocation = drawn.map_err(|why| error_of(why, (&**registration).into(), &demand))?;
-        Block::reserved(registration, allocation, &demand, caller, self.reserved())
+        let reserved = self.reserved();
+        Block::reserved(registration, allocation, &demand, caller, reserved, false)
     }
 
     /// Returns the size of the reservation in bytes, allocated or not.

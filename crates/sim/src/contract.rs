@@ -24,7 +24,7 @@ use weirpool_device::{
 // no memory of the host, so that nothing here can make host memory unsound.
 unsafe impl Device for SimDevice {
     fn id(&self) -> DeviceId {
-        self.own_id()
+        self.engine.id_of(self.number)
     }
 
     fn describe(&self) -> String {
@@ -39,7 +39,7 @@ unsafe impl Device for SimDevice {
             let streams = state.schedule.open_streams(number);
             (state.schedule.now(), state.space.usage(number), streams)
         });
-        let id = self.own_id();
+        let id = self.id();
         let (gib, mib) = (memory as f64 / (1u64 << 30) as f64, in_use >> 20);
         format!(
             "sim:{} \"simulated device\" ({gib:.1} GiB, {backing:?}, {clock:?} clock at {now:?}), supports {}; \

@@ -7,6 +7,7 @@ use super::SimDevice;
 use super::schedule::FlagId;
 use std::borrow::Cow;
 use std::fmt;
+use weirpool_device::Device;
 
 /// A value on the device, initially 0. Clones are the same value.
 #[derive(Clone)]
@@ -59,7 +60,7 @@ impl Flag {
     /// # Panics
     /// Panics if the flag belongs to another device.
     pub(super) fn id_on(&self, device: &SimDevice) -> FlagId {
-        let (own, other) = (self.device.own_id(), device.own_id());
+        let (own, other) = (self.device.id(), device.id());
         assert_eq!(own, other, "the flag belongs to another device");
         self.id
     }

@@ -98,7 +98,7 @@ use engine::Engine;
 use memory::Viewer;
 use std::fmt;
 use weirpool_device::plain::Arc;
-use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceId};
+use weirpool_device::{Device, DeviceAddress, DeviceError};
 
 pub use builder::{Backing, Checker, Clock, SimBuilder};
 pub use call::Call;
@@ -151,10 +151,6 @@ impl SimDevice {
     pub fn all() -> Vec<Self> {
         let engines = Engine::all().into_iter();
         engines.flat_map(devices_of).collect()
-    }
-
-    fn own_id(&self) -> DeviceId {
-        self.engine.id_of(self.number)
     }
 
     // ---- what happened ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
 use weirpool_device::plain::{Arc, Weak};
-use weirpool_device::{DeviceError, DeviceId, RawStream};
+use weirpool_device::{Device, DeviceError, DeviceId, RawStream};
 
 /// A stream of a simulated device: an in-order queue of operations, records, waits and signals.
 ///
@@ -78,22 +78,8 @@ impl SimDevice {
         })?;
         match owner {
             Ok(owner) => owner.downcast().ok().map(SimStream::of),
-            Err(()) => Some(self.handle(raw, false)),
+            Err(()) => Some(handle(self, raw, false)),
         }
-    }
-
-    /// Creates the first handle of a stream that it already has a share of.
-    fn handle(&self, raw: RawStream, is_maker: bool) -> SimStream {
-        let device = self.clone();
-        let owner = Arc::new(Owner {
-            device,
-            raw,
-            is_maker,
-        });
-        let shared: Arc<dyn Any + Send + Sync> = owner.clone();
-        self.engine
-            .call(|state| state.owners.insert(raw, Arc::downgrade(&shared)));
-        SimStream::of(owner)
     }
 
     /// Returns the object of a stream that the contract created, for [`SimStream::of_native`].
@@ -120,9 +106,23 @@ impl SimDevice {
     }
 }
 
+/// Creates the first handle of a stream that it already has a share of.
+fn handle(device: &SimDevice, raw: RawStream, is_maker: bool) -> SimStream {
+    let owner = Arc::new(Owner {
+        device: device.clone(),
+        raw,
+        is_maker,
+    });
+    let shared: Arc<dyn Any + Send + Sync> = owner.clone();
+    device
+        .engine
+        .call(|state| state.owners.insert(raw, Arc::downgrade(&shared)));
+    SimStream::of(owner)
+}
+
 fn make_stream(device: &SimDevice, name: Option<Arc<str>>) -> SimStream {
     match device.create_raw_stream(name) {
-        Ok(raw) => device.handle(raw, true),
+        Ok(raw) => handle(device, raw, true),
         Err(error) => panic!("{error}"),
     }
 }
@@ -160,7 +160,7 @@ impl SimStream {
 
     /// Returns the id of the device that the stream belongs to.
     pub fn device_id(&self) -> DeviceId {
-        self.device().own_id()
+        self.device().id()
     }
 
     /// Returns the device's name of the stream, which [`Device`](weirpool_device::Device)'s calls take.
