@@ -161,7 +161,7 @@ fn requests_on_the_same_terms_are_served_in_arrival_order() {
     }
 }
 
-/// Deadlines and priorities: whoever is served was due first, so that a request is passed by few later ones.
+/// Deadlines and priorities: the request that is served was due first, so that a request is passed by few later ones.
 #[test]
 fn request_is_passed_only_by_requests_that_are_due_earlier() {
     for seed in seeds() {
@@ -257,7 +257,7 @@ fn throttled_request_delays_no_other_tag() {
         let (mut random, mut with) = (Rng::with_seed(seed), Model::new(rules()));
         let [limited, ..] = tags();
         with.quotas.insert(limited, (0, random.u64(1..300)));
-        // The same requests, without those that are throttled when they come.
+        // A second queue, without the requests that are throttled when they come.
         let mut without = Model::new(rules());
         let mut numbers = BTreeMap::new();
         let mut held = Vec::new();

@@ -18,7 +18,7 @@ enum Where {
     Aside,
 }
 
-/// The same queue as a list.
+/// The queue as a list.
 #[derive(Clone, Default)]
 struct Oracle {
     list: Vec<(u64, Entry, Where)>,
