@@ -5,6 +5,7 @@
 #![cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 
 mod captures;
+mod charges;
 mod external;
 mod figures;
 mod foreign;

@@ -4,7 +4,6 @@
 //! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user
 //! does, and of the free before any other request can be granted the memory.
 
-use super::outside::is_unchecked;
 use super::{Block, Extra};
 use crate::capture::CaptureClock;
 use crate::device::DeviceError;
@@ -16,9 +15,8 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::{BlockEvent, Lane, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
-use crate::rare::Rare;
 use crate::stream::Stream;
-use crate::sync::{Arc, Guards, Mutex};
+use crate::sync::{Arc, Guards, Mutex, Rare};
 use smallvec::SmallVec;
 use std::future::Future;
 use std::panic::Location;
@@ -353,9 +351,10 @@ impl Block {
     fn free_awaited(&mut self, location: &'static Location<'static>) -> Deallocation {
         let block = self.end(Some(location));
         let block = block.expect("present until the block has ended");
-        let lanes = match self.extra.get_mut().is_some() {
-            true => self.uses().lanes_with_launches(),
-            false => self.uses().lanes(),
+        let extra = self.extra.get_mut().as_mut();
+        let lanes = match extra.map(|extra| extra.deallocated_at = Some(location)) {
+            Some(()) => self.uses().lanes_with_launches(),
+            None => self.uses().lanes(),
         };
         let fences = self.free(block);
         let passages = Passages::new(&self.registration().service, &lanes, &fences);
@@ -620,6 +619,12 @@ impl Drop for Block {
 #[inline(always)]
 fn cache_of(registration: &Registration) -> &StreamCache {
     &registration.lane.cache
+}
+
+/// Returns whether a checker is not told of the block.
+fn is_unchecked(block: &Block) -> bool {
+    let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
+    block.extra(is_checked) == Some(false)
 }
 
 /// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.

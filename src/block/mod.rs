@@ -34,9 +34,8 @@ use crate::handles::{Registration, Reserved};
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
 use crate::queue::Passages;
-use crate::rare::Rare;
 use crate::stream::{Event, Stream};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, Rare};
 use further::FurtherStreams;
 use graphs::OfGraphs;
 use life::BlockCharge;
@@ -79,6 +78,8 @@ struct Extra {
     left_at: Option<Ticket>,
     /// The owner of the memory, if it is not in the heap.
     outside: Option<Box<dyn ForeignMemory>>,
+    /// Where the block was deallocated, for that owner.
+    deallocated_at: Option<&'static Location<'static>>,
 }
 
 impl Extra {

@@ -13,9 +13,8 @@ use crate::foreign::ForeignMemory;
 use crate::heap::{BlockId, Fences};
 use crate::id::Ticket;
 use crate::queue::Passages;
-use crate::rare::Rare;
 use crate::stream::Stream;
-use crate::sync::{assert_unlocked, plain};
+use crate::sync::{Rare, assert_unlocked, plain};
 use std::panic::Location;
 
 impl Stream {
@@ -89,15 +88,10 @@ impl Block {
             true => Passages::default(),
             false => Passages::new(service, &lanes, &fences),
         };
-        let passages = passages.of_foreign(service, block.bytes);
+        let location = self.extra(|extra| extra.deallocated_at);
+        let passages = passages.of_foreign(service, block.bytes, location);
         assert_unlocked("foreign memory is released");
         plain::catch(|| outside.release(passages));
         fences
     }
-}
-
-/// Returns whether a checker is not told of the block.
-pub(super) fn is_unchecked(block: &Block) -> bool {
-    let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
-    block.extra(is_checked) == Some(false)
 }

@@ -6,7 +6,7 @@
 //! A recall that is *binding* bounds the memory in use as well, until enough memory has come back. Meanwhile a bit of
 //! the gate is set: frees go to the heap, and are seen.
 
-use super::Announcer;
+use super::{Announcer, Effort, Mode};
 use crate::seam::{CapacitySource, Fact};
 use crate::sync::plain::{Arc, AtomicBool};
 use crate::sync::{Ordering, SharedNumber, assert_unlocked};
@@ -119,9 +119,19 @@ impl Lease {
         (lacking > 0).then(|| self.granted.load(Ordering::Relaxed).saturating_add(lacking))
     }
 
+    /// Asks for bytes that the bounds lack. Returns whether they may be held now. A request that waits in the queue gets them
+    /// later, and one that is about to join it does not ask.
+    pub(super) fn borrow(&self, wanted: u64, mode: Mode<'_>) -> bool {
+        if mode.is_queued {
+            self.ask(wanted);
+            return false;
+        }
+        mode.effort == Effort::Immediate && self.ask_and_wait(wanted)
+    }
+
     /// Asks for a request that waits in the queue. The largest need of one pass over the queue counts,
     /// and replaces that of an earlier pass.
-    pub(super) fn ask(&self, wanted: u64) {
+    fn ask(&self, wanted: u64) {
         let Some(lender) = &self.lender else {
             return;
         };
@@ -137,7 +147,7 @@ impl Lease {
     }
 
     /// Asks for a caller that wants an answer now.
-    pub(super) fn ask_and_wait(&self, wanted: u64) -> bool {
+    fn ask_and_wait(&self, wanted: u64) -> bool {
         let lender = self.lender.as_ref();
         lender.is_some_and(|lender| lender.call(|source| source.need_now(wanted)) == Some(true))
     }

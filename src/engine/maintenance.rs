@@ -466,33 +466,6 @@ pub(crate) fn set_reserved(engine: &Engine, bytes: u64) -> Result<(), DeviceErro
     done
 }
 
-/// Charges the capacity for memory outside of the heap. Releases free memory, cached blocks included, if it lacks
-/// the room.
-///
-/// # Errors
-/// Returns the bytes that the capacity has left.
-pub(crate) fn charge_outside(engine: &Engine, bytes: u64) -> Result<(), u64> {
-    let charge = || engine.store.heap.lock().charge_outside(bytes);
-    charge().or_else(|left| {
-        make_room_outside(engine, bytes - left);
-        charge()
-    })
-}
-
-/// Releases at least `bytes` bytes of free memory, cached blocks included, or all of it if there is less.
-pub(crate) fn make_room_outside(engine: &Engine, bytes: u64) {
-    // A failed call is noted, and the caller finds too little room.
-    if reaping::reclaim(engine).is_ok() {
-        let _ = supply::release_and_publish(engine, Target::Bytes(bytes));
-    }
-}
-
-/// Ends a charge for memory outside of the heap.
-pub(crate) fn uncharge_outside(shared: &Shared, store: &HeapStore, bytes: u64) {
-    store.heap.lock().uncharge_outside(bytes);
-    shared.publish(Change::Memory);
-}
-
 /// Releases free memory, cached blocks included, until `keep` bytes are reserved. Where memory is plain, segments go
 /// whole, so that fewer may stay.
 ///

@@ -6,7 +6,7 @@
 use super::allocation::Allocations;
 use super::recipient::Found;
 use super::search::{Search, may_submit};
-use super::{Engine, Mode, NoMemory, Source, maintenance, ordering, spill, supply};
+use super::{Engine, Mode, NoMemory, Source, charging, maintenance, ordering, spill, supply};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request, Target, inspect};
@@ -30,6 +30,8 @@ pub(crate) struct Parts {
     pub(crate) is_for_all: bool,
     /// Where the only part must lie.
     pub(crate) placement: Placement,
+    /// Instead of parts: this many bytes of the capacity, for memory of others.
+    pub(crate) charge: Option<u64>,
 }
 
 impl Parts {
@@ -40,6 +42,17 @@ impl Parts {
             all: SmallVec::from_buf([Part { request, rounding }]),
             is_for_all: false,
             placement,
+            charge: None,
+        }
+    }
+
+    /// Creates a request for a charge, which has no parts.
+    pub(crate) fn charge(bytes: u64) -> Self {
+        Self {
+            all: SmallVec::new(),
+            is_for_all: true,
+            placement: Placement::Anywhere,
+            charge: Some(bytes),
         }
     }
 
@@ -77,6 +90,10 @@ impl PartsSearch<'_> {
     /// # Errors
     /// Returns an error if one of the parts gets no memory; then none does.
     pub(super) fn run(&self) -> Result<Allocations, NoMemory> {
+        if let Some(bytes) = self.parts.charge {
+            charging::charge(self.engine, bytes, self.mode)?;
+            return Ok(Allocations::new());
+        }
         if let [part] = &self.parts.all[..] {
             let found = self.find_part(part.request, self.mode, None)?;
             return Ok(Allocations::from_buf([found.allocation]));

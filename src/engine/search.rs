@@ -245,20 +245,10 @@ impl<'a> Search<'a> {
                 let mut heap = engine.store.heap.lock();
                 let wanted = engine.store.lease.wanted(heap.lacking(self.request, &view));
                 drop(heap);
-                wanted.is_some_and(|wanted| self.borrow(wanted))
+                wanted.is_some_and(|wanted| engine.store.lease.borrow(wanted, self.mode))
             }
             Prepare::Evict => self.evict()?,
         })
-    }
-
-    /// Asks the source of the capacity for bytes that the lease lacks. Returns whether they may be held now.
-    fn borrow(&self, wanted: u64) -> bool {
-        let lease = &self.to.engine.store.lease;
-        if self.mode.is_queued {
-            lease.ask(wanted);
-            return false;
-        }
-        lease.ask_and_wait(wanted)
     }
 
     /// Returns whether the request has to wait because the source takes back memory that is in use, and the request would
@@ -278,14 +268,9 @@ impl<'a> Search<'a> {
     #[cold]
     #[inline(never)]
     fn is_relieved(&self, wanted: u64) -> bool {
-        let may_ask = self.mode.is_queued || self.mode.effort == Effort::Immediate;
-        let wanted_still = || {
-            self.to
-                .engine
-                .store
-                .wanted_for_use(&self.to.engine.shared, self.request.bytes)
-        };
-        may_ask && self.borrow(wanted) && wanted_still().is_none()
+        let Engine { shared, store, .. } = self.to.engine;
+        store.lease.borrow(wanted, self.mode)
+            && store.wanted_for_use(shared, self.request.bytes).is_none()
     }
 
     /// Takes memory from a source.

@@ -1,45 +1,32 @@
 //! Bytes that others hold, counted against the capacity of a pool.
 
-use crate::engine::maintenance;
-use crate::error::AllocError;
+use crate::engine::charging;
 use crate::handles::Presence;
-use crate::measure::Bytes;
-use crate::queue::Demand;
+use crate::measure::{Bytes, Tag};
 use crate::sync::plain::{Arc, Weak};
 use std::fmt;
 
-/// Bytes of a pool's capacity that memory outside of the pool takes up, from [`Pool::charge`](crate::Pool::charge).
-/// Dropping it gives them back, which serves waiting requests. It does not keep the pool alive.
+/// Bytes of a pool's capacity that memory outside of the pool takes up, from [`Pool::charge`](crate::Pool::charge) and
+/// [`Pool::charge_for`](crate::Pool::charge_for). Dropping it gives them back, which serves waiting requests. It does not
+/// keep the pool alive.
 #[must_use = "the bytes are given back when it is dropped"]
 pub struct Charge {
     pool: Weak<Presence>,
     bytes: u64,
+    tag: Option<Tag>,
 }
 
 impl Charge {
-    /// # Errors
-    /// Returns the errors of [`Pool::charge`](crate::Pool::charge).
-    pub(crate) fn take(pool: &Arc<Presence>, bytes: u64) -> Result<Self, AllocError> {
-        let service = &pool.service;
-        let engine = &service.engine;
-        if engine.shared.is_closed() {
-            return Err(AllocError::Closed);
+    /// Takes over bytes that were charged to the capacity, and to the tag.
+    pub(crate) fn new(pool: &Arc<Presence>, bytes: u64, tag: Option<Tag>) -> Self {
+        if let Some(tag) = tag {
+            pool.service.queue.accounts.of(tag).count_granted();
         }
-        let capacity = engine.store.capacity();
-        if bytes > capacity {
-            return Err(AllocError::TooLarge {
-                requested: bytes,
-                capacity,
-            });
-        }
-        if maintenance::charge_outside(engine, bytes).is_err() {
-            let demand = Demand::in_steps(bytes, 1, 0, None);
-            return Err(AllocError::Exhausted(service.shortfall(&demand).into()));
-        }
-        Ok(Self {
+        Self {
             pool: Arc::downgrade(pool),
             bytes,
-        })
+            tag,
+        }
     }
 
     /// Returns the number of bytes.
@@ -50,9 +37,12 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.upgrade() {
-            let engine = &pool.service.engine;
-            maintenance::uncharge_outside(&engine.shared, &engine.store, self.bytes);
+        let Some(pool) = self.pool.upgrade() else {
+            return;
+        };
+        charging::uncharge(&pool.service.engine, self.bytes);
+        if let Some(tag) = self.tag {
+            pool.service.count_freed(tag, self.bytes);
         }
     }
 }

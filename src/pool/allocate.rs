@@ -430,6 +430,7 @@ pub(super) fn ask_for_all(
         all,
         is_for_all: false,
         placement: Placement::Anywhere,
+        charge: None,
     };
     let alignment = 1;
     let demand = Demand {

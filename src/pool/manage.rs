@@ -6,8 +6,7 @@ use crate::device::{Device, DeviceAddress, DeviceError, DeviceId, MemoryKind};
 use crate::engine::{
     BlockInfo, BlockState, Statistics, Trimmed, access, figures, maintenance, reaping,
 };
-use crate::error::{AllocError, BuildError};
-use crate::foreign::Charge;
+use crate::error::BuildError;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 use crate::observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
@@ -53,29 +52,6 @@ impl Pool {
     pub fn segment_source(&self) -> Option<&dyn SegmentSource> {
         let settings = &self.service().engine.shared.settings;
         settings.has_source.then_some(&*settings.segments)
-    }
-
-    /// Charges the capacity for bytes that the caller holds, or is about to take, outside of the pool: memory of the
-    /// same device that others allocate, such as a framework's own allocator. The pool releases free memory to the
-    /// device if the capacity lacks room.
-    ///
-    /// ```
-    /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
-    /// let pool = Pool::builder(SimDevice::new()).capacity(64 << 20).build()?;
-    /// let stream = pool.create_stream()?;
-    /// let charge = pool.charge(48 << 20)?; // memory of a library that allocates for itself
-    /// assert!(matches!(pool.try_allocate(&stream, 32 << 20), Err(AllocError::Exhausted(_))));
-    /// drop(charge); // the library has freed it
-    /// let block = pool.try_allocate(&stream, 32 << 20)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns [`AllocError::TooLarge`] if it exceeds the capacity,
-    /// [`AllocError::Exhausted`] if blocks hold what it lacks, and
-    /// [`AllocError::Closed`].
-    pub fn charge(&self, bytes: u64) -> Result<Charge, AllocError> {
-        Charge::take(&self.presence, bytes)
     }
 
     /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
@@ -401,7 +377,7 @@ impl Pool {
 
     /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
     pub fn statistics_by_tag(&self) -> Vec<TagStatistics> {
-        TagStatistics::of_all(&self.service().queue.accounts)
+        TagStatistics::of_all(self.service())
     }
 
     /// Begins a scope, which reports what happens in the pool from now on.

@@ -12,6 +12,7 @@
 //! | `allocate` | requests for blocks |
 //! | `layout` | the size and alignment of a block, and rounding |
 //! | `captured` | requests for blocks on a stream that is being captured |
+//! | `charge` | bytes of the capacity, for memory that others allocate |
 //! | `grow` | the request of a block to grow |
 //! | `reservation` | reservations, and the requests for them |
 //! | `entered_scope` | tasks that draw from a reservation |
@@ -28,6 +29,7 @@
 mod allocate;
 mod attributes;
 mod builder;
+mod charge;
 mod config;
 mod entered_scope;
 mod grow;
@@ -46,6 +48,7 @@ mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 pub use builder::PoolBuilder;
+pub use charge::ChargeFor;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;

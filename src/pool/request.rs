@@ -1,8 +1,8 @@
 //! The request behind every future that waits for memory.
 //!
 //! A [`Request`] knows how to wait and on what terms. Its [`Kind`] knows what to ask for and what to make of the
-//! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
-//! source; a request that gets nothing joins the queue.
+//! memory: a block, several blocks, a reservation, the growth of one of these, or a charge for memory of others. The
+//! first poll tries every source; a request that gets nothing joins the queue.
 
 use crate::engine::{Allocations, Effort, Fill, NoMemory, Parts};
 use crate::error::{AllocError, Shortfall};
@@ -22,9 +22,9 @@ use std::time::Duration;
 /// A request for memory, awaited.
 ///
 /// [`Allocate`](crate::Allocate), [`AllocateOwned`](crate::AllocateOwned), [`AllocateMany`](crate::AllocateMany),
-/// [`Reserve`](crate::Reserve), [`Grow`](crate::Grow) and [`GrowReservation`](crate::GrowReservation) are this type
-/// for different kinds of memory. It can be awaited, tried ([`try_now`](Self::try_now)), or waited for on a thread
-/// ([`blocking`](Self::blocking)).
+/// [`Reserve`](crate::Reserve), [`Grow`](crate::Grow), [`GrowReservation`](crate::GrowReservation) and
+/// [`ChargeFor`](crate::extend::ChargeFor) are this type for different kinds of memory. It can be awaited, tried
+/// ([`try_now`](Self::try_now)), or waited for on a thread ([`blocking`](Self::blocking)).
 ///
 /// The first poll tries every [source](crate::Source) of memory. If none has enough, the request joins the queue,
 /// in the order of its terms: first come, first served by default.

@@ -410,8 +410,8 @@ impl Kind for ForReservationGrowth<'_> {
     }
 }
 
-/// Returns the origin of a request for a reservation, which is in no stream's order.
-fn asker_of(presence: &Presence) -> Asker<'_> {
+/// Returns the origin of a request that is in no stream's order.
+pub(super) fn asker_of(presence: &Presence) -> Asker<'_> {
     let service = &presence.service;
     Asker {
         service,

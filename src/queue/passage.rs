@@ -11,6 +11,7 @@ use crate::worker;
 use smallvec::SmallVec;
 use std::future::poll_fn;
 use std::mem::ManuallyDrop;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -108,12 +109,23 @@ impl Passages {
     }
 
     /// Counts foreign memory for as long as these exist.
-    pub(crate) fn of_foreign(mut self, service: &Arc<Service>, bytes: u64) -> Self {
+    pub(crate) fn of_foreign(
+        mut self,
+        service: &Arc<Service>,
+        bytes: u64,
+        location: Option<&'static Location<'static>>,
+    ) -> Self {
         self.foreign = Some(Box::new(ForeignBytes {
             service: service.clone(),
             bytes,
+            location,
         }));
         self
+    }
+
+    /// Returns where the block was [deallocated](crate::Block::deallocate). A drop does not know its caller.
+    pub fn location(&self) -> Option<&'static Location<'static>> {
+        self.foreign.as_ref()?.location
     }
 
     /// Waits for a further point as well.
@@ -204,6 +216,7 @@ impl Future for Passages {
 struct ForeignBytes {
     service: Arc<Service>,
     bytes: u64,
+    location: Option<&'static Location<'static>>,
 }
 
 impl Drop for ForeignBytes {

@@ -12,7 +12,7 @@ use std::time::Duration;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WaitingRequest {
-    /// The bytes that were requested.
+    /// The bytes that were requested, of memory or of a charge.
     pub requested: u64,
     /// The stream that the memory is for.
     pub stream: StreamId,
@@ -38,7 +38,7 @@ impl WaitingRequest {
             stream: waiter.lane.id,
             tag: waiter.demand.tag,
             is_over_limit: waiter.is_throttled(),
-            waited: now.saturating_sub(waiter.since),
+            waited: now.saturating_sub(waiter.entry.since),
             expected_wait,
             site: waiter.location.into(),
         }

@@ -172,7 +172,7 @@ pub enum Fact<'a> {
         name: Option<&'a str>,
         task: Option<&'a str>,
     },
-    /// A request joined the queue. The stream is that of the block; `None` for a reservation.
+    /// A request joined the queue. The stream is that of the block; `None` for a reservation or a charge.
     Waiting {
         stream: Option<StreamId>,
         name: Option<&'a str>,

@@ -13,6 +13,7 @@
 //! | `upstreams` | device, page-locked and managed memory |
 //! | `ordering` | a long kernel, its memory, and the next owner; and checks that the tests detect mistakes |
 //! | `hand_shakes` | streams that wait for each other on the device |
+//! | `canaries` | guards of blocks |
 //! | `captures` | streams that other code captures into a graph |
 //! | `foreign_graphs` | graphs of cudarc on memory of a pool |
 //! | `copies` | copies between host and device |
@@ -105,6 +106,7 @@ mod waiting;
 
 #[cfg(target_os = "linux")]
 mod broker;
+mod canaries;
 mod captures;
 mod children;
 mod contexts;
@@ -287,6 +289,8 @@ fn entries() -> Vec<Entry> {
             copies_come_after_what_their_stream_waited_for,
             dropped_download_has_no_effect,
             many_copies_are_under_way_at_once;
+        canaries:
+            kernel_that_writes_beside_a_block_is_found;
         ordering:
             waiter_on_the_host_comes_after_a_long_kernel,
             stream_waiting_on_the_device_comes_after_a_long_kernel,

@@ -8,6 +8,7 @@
 //! | `graphs` | captures and launches among allocations |
 //! | `oracle` | what comes before what, from the calls of the device |
 //! | `property` | against a naive model |
+//! | `seams` | all seams at once, under an oracle |
 //! | `segments` | a source of segments that records each take and each give |
 //! | `stress` | many tasks, with an order oracle and a progress oracle |
 //! | `tasks` | submitted work, and host tasks that hold their streams |
@@ -35,6 +36,7 @@ mod fuzz;
 mod graphs;
 mod oracle;
 mod property;
+mod seams;
 mod segments;
 mod stress;
 mod tasks;

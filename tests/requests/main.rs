@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `cancellation` | every future, ended in every way |
+//! | `charges` | charges that are awaited |
 //! | `order` | deadlines, priorities, overtaking, deadlocks |
 //! | `pool` | the pool's own policies |
 //! | `printing` | what futures and handles print |
@@ -17,6 +18,7 @@
 mod common;
 
 mod cancellation;
+mod charges;
 mod order;
 mod pool;
 mod printing;

@@ -225,6 +225,7 @@ impl Heap {
     /// Ends a charge for memory outside of the heap.
     pub fn uncharge_outside(&mut self, bytes: u64) {
         self.map.totals_mut().outside -= bytes;
+        self.map.totals_mut().returns += 1;
     }
 
     /// Adds a range of addresses with no memory mapped in it.
