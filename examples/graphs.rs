@@ -166,7 +166,7 @@ fn main() -> anyhow::Result<()> {
     for launch in 0..100 {
         let mut held = Vec::new();
         while let Ok(mut buffer) = Buffer::<u8>::try_allocate(&pool, &other, 4 << 20) {
-            buffer.fill(&other, weirpool::Fill::Poison)?;
+            buffer.as_slice_mut().fill(&other, weirpool::Fill::Poison)?;
             held.push(buffer);
         }
         ensure!(!held.is_empty(), "no memory is left for other work");

@@ -2,6 +2,7 @@
 
 use super::*;
 use loom::future::block_on;
+use loom::sync::Arc;
 use loom::thread;
 use weirpool::Source;
 use weirpool::device::PoolAttribute;
@@ -281,7 +282,7 @@ fn readers_of_a_shared_block() {
         let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let _argument = block.write_on(&a).unwrap();
         run(&work_a, 10);
-        let shared = block.share();
+        let shared = Arc::new(block);
         let reading = {
             let shared = shared.clone();
             thread::spawn(move || {

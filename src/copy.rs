@@ -79,6 +79,14 @@ impl Download {
         Self(Copy::new(registration, transfer))
     }
 
+    /// Returns the future of the elements that the bytes are. Bytes behind the last whole element are left out.
+    pub fn elements<T>(self) -> Elements<T> {
+        Elements {
+            download: self,
+            elements: PhantomData,
+        }
+    }
+
     /// Waits for the bytes, and copies them into the caller's memory. That memory is written by a poll of this future,
     /// and never by the device.
     pub(crate) async fn copy_to(mut self, into: &mut [u8]) -> Result<(), DeviceError> {
@@ -93,15 +101,6 @@ impl Download {
 pub struct Elements<T> {
     download: Download,
     elements: PhantomData<fn() -> T>,
-}
-
-impl<T> Elements<T> {
-    pub(crate) fn new(download: Download) -> Self {
-        Self {
-            download,
-            elements: PhantomData,
-        }
-    }
 }
 
 impl<T: bytemuck::AnyBitPattern> Future for Elements<T> {

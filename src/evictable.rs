@@ -24,7 +24,7 @@ mod sealed {
 
     impl<T: 'static> Memory for Buffer<T> {
         fn the_block(&self) -> &Block {
-            self.block()
+            self.as_block()
         }
     }
 }

@@ -13,7 +13,6 @@ use crate::device::cuda::native::{
 use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::handles::Registration;
-use crate::shared::{SharedBlock, SharedBuffer};
 use crate::stream::Event;
 use crate::sync::{Arc, plain};
 
@@ -180,7 +179,7 @@ impl<T> DeviceSlice<T> for Buffer<T> {
     /// # Panics
     /// Panics if the buffer is of another device, or was allocated on an external stream.
     fn stream(&self) -> &plain::Arc<CudaStream> {
-        stream_of(self.block())
+        stream_of(self.as_block())
     }
 }
 
@@ -192,7 +191,7 @@ impl<T> DevicePtr<T> for Buffer<T> {
     /// Panics if the stream is of another context, or no event can be recorded behind the earlier uses: see
     /// [`Block::read_on`].
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        pointer(self.block(), 0, Access::Read, stream)
+        pointer(self.as_block(), 0, Access::Read, stream)
     }
 }
 
@@ -203,45 +202,7 @@ impl<T> DevicePtrMut<T> for Buffer<T> {
     /// # Panics
     /// Panics as [`device_ptr`](Self::device_ptr) does.
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        pointer(self.block(), 0, Access::Write, stream)
-    }
-}
-
-/// Gives cudarc the part's bytes as a slice, as far as they were requested.
-impl DeviceSlice<u8> for SharedBlock {
-    fn len(&self) -> usize {
-        let requested = self.block().requested().saturating_sub(self.start());
-        self.size().min(requested) as usize
-    }
-
-    fn stream(&self) -> &plain::Arc<CudaStream> {
-        stream_of(self.block())
-    }
-}
-
-/// Gives cudarc the part's bytes to read. [`SharedBlock::read_on`] describes how the use is ordered.
-impl DevicePtr<u8> for SharedBlock {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        pointer(self.block(), self.start(), Access::Read, stream)
-    }
-}
-
-/// Gives cudarc the elements of a shared buffer as a slice.
-impl<T> DeviceSlice<T> for SharedBuffer<T> {
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn stream(&self) -> &plain::Arc<CudaStream> {
-        stream_of(self.shared_block().block())
-    }
-}
-
-/// Gives cudarc the elements of a shared buffer to read. [`SharedBuffer::read_on`] describes how the use is ordered.
-impl<T> DevicePtr<T> for SharedBuffer<T> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let part = self.shared_block();
-        pointer(part.block(), part.start(), Access::Read, stream)
+        pointer(self.as_block(), 0, Access::Write, stream)
     }
 }
 

@@ -66,7 +66,7 @@
 //! | `weirpool-driver-pool` | the driver's own memory pools, as sources of segments |
 //! | `weirpool-observe` | observers: histories, leaks, events for `tracing`, files for viewers; figures for the `metrics` crate |
 //! | `weirpool-pressure` | hooks that free memory for a request that nothing serves |
-//! | `weirpool-share` | blocks between processes, and tensors of other libraries |
+//! | `weirpool-share` | blocks with several owners, between processes, and as tensors of other libraries |
 //! | `weirpool-tower` | layers that reserve memory for each request of a service |
 //!
 //! # Features
@@ -79,7 +79,6 @@
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod background;
 mod block;
 mod buffer;
 mod capture;
@@ -99,16 +98,11 @@ mod measure;
 mod observe;
 mod pool;
 mod queue;
-mod rare;
 mod registry;
 mod seam;
-mod shared;
 mod stream;
-mod sync;
 mod task;
 pub mod testing;
-mod timer;
-mod worker;
 
 /// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading
 /// the inside of the pool. Each seam has a page in the [guide].
@@ -154,13 +148,13 @@ pub use pool::{
     Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
-pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,
 };
+pub(crate) use weirpool_sync::{self as sync, background, timer, worker};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

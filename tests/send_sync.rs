@@ -73,9 +73,6 @@ mod kernels {
     assert_impl_all!(Block: DevicePtr<u8>, DevicePtrMut<u8>);
     assert_impl_all!(Buffer<f32>: DevicePtr<f32>, DevicePtrMut<f32>);
     assert_impl_all!(SliceMut<'static, f32>: DevicePtr<f32>, DevicePtrMut<f32>);
-    assert_impl_all!(SharedBlock: DevicePtr<u8>);
-    assert_impl_all!(SharedBuffer<f32>: DevicePtr<f32>);
-    assert_not_impl_any!(SharedBuffer<f32>: DevicePtrMut<f32>);
 }
 
 // A scope that was entered on one thread is not left on another.

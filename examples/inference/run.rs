@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use weirpool::PoolBuilder;
 use weirpool::device::NativeStream;
 use weirpool::testing::Invariants;
-use weirpool::{Pool, SharedBlock, Stream, Tag};
+use weirpool::{Block, Pool, Stream, Tag};
 
 /// The deadlock grace, which is longer than any request runs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ async fn admit(
 /// An open service and its workers.
 struct Run {
     service: Arc<Service>,
-    weights: SharedBlock,
+    weights: Arc<Block>,
     workers: Vec<RemoteHandle<anyhow::Result<()>>>,
     /// Cancelled when the run is dropped.
     _reclaimer: Option<RemoteHandle<()>>,
@@ -168,11 +168,9 @@ impl Run {
         for worker in self.workers {
             worker.await?;
         }
-        self.weights
-            .into_block()
-            .map_err(|_| anyhow!("the weights are still in use"))?
-            .deallocate()
-            .await?;
+        let weights = Arc::into_inner(self.weights);
+        let weights = weights.context("the weights are still in use")?;
+        weights.deallocate().await?;
         let pool = &self.service.pool;
         pool.reap()?;
         let conserved = pool.check_conserved();
@@ -185,7 +183,7 @@ async fn load<W: NativeStream>(
     kernels: &dyn Kernels<W>,
     pool: &Pool,
     streams: &[Stream],
-) -> anyhow::Result<SharedBlock> {
+) -> anyhow::Result<Arc<Block>> {
     let (first, others) = streams
         .split_first()
         .context("there is at least one stream")?;
@@ -195,7 +193,7 @@ async fn load<W: NativeStream>(
     let loading = submission.try_submit(&mut weights, |work: &W, weights| {
         kernels.load(work, weights)
     })?;
-    let weights = weights.share();
+    let weights = Arc::new(weights);
     for other in others {
         other.after(&loading)?;
         weights.used_on(other)?;

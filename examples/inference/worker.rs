@@ -11,7 +11,7 @@ use futures::channel::{mpsc, oneshot};
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::NativeStream;
-use weirpool::{Block, SharedBlock, Stream};
+use weirpool::{Block, Stream};
 
 /// A step of a request, with the memory that it uses.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ type Done = (oneshot::Sender<Vec<Block>>, Vec<Block>);
 pub(crate) struct Worker<W> {
     pub(crate) kernels: Arc<dyn Kernels<W>>,
     pub(crate) stream: Stream,
-    pub(crate) weights: SharedBlock,
+    pub(crate) weights: Arc<Block>,
 }
 
 impl<W: NativeStream> Worker<W> {

@@ -14,12 +14,13 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weirpool::{Block, SharedBlock, Stream};
+use weirpool::{Block, Stream};
 use weirpool_share::dlpack::dlpark::ffi::{
     DLDataType, DLDataTypeCode, DLManagedTensor, DLManagedTensorVersioned,
 };
 use weirpool_share::dlpack::dlpark::{Managed, ManagedTensorBase};
 use weirpool_share::dlpack::{ExportBlock, Foreign, ImportTensor};
+use weirpool_share::{Share, SharedBlock};
 
 /// The number of streams on each device.
 const STREAMS: usize = 4;

@@ -14,9 +14,8 @@ use crate::handles::Registration;
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::queue::Passages;
-use crate::rare::Rare;
 use crate::stream::Event;
-use crate::sync::{Arc, Guards, Mutex, plain};
+use crate::sync::{Arc, Guards, Mutex, Rare, plain};
 use smallvec::SmallVec;
 
 /// The graphs that use a block.

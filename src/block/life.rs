@@ -16,9 +16,8 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::{BlockEvent, Lane, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Demand, Passages};
-use crate::rare::Rare;
 use crate::stream::Stream;
-use crate::sync::{Arc, Guards, Mutex};
+use crate::sync::{Arc, Guards, Mutex, Rare};
 use smallvec::SmallVec;
 use std::future::Future;
 use std::panic::Location;
@@ -560,17 +559,22 @@ impl Block {
             return;
         }
         let Registration { service, lane, .. } = &**self.registration();
-        release::free(&service.engine, lane, block);
+        if release::free_unawaited(&service.engine, lane, block) {
+            lane.cache
+                .count(BlockEvent::Free, block.bytes, block.rounding);
+        }
         self.uncharge_freed(block);
     }
 
     /// Reads the block from itself: the plain case holds its fields in registers.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&self) {
+    fn free_slowly(&mut self) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
-        release::free(&service.engine, lane, block);
+        if release::free_unawaited(&service.engine, lane, block) {
+            StreamCache::count_given(&mut self.registration, cache_of, &block);
+        }
     }
 
     /// Uncharges the tag or the reservation, after the free.

@@ -13,9 +13,8 @@ use crate::foreign::ForeignMemory;
 use crate::heap::{BlockId, Fences};
 use crate::id::Ticket;
 use crate::queue::Passages;
-use crate::rare::Rare;
 use crate::stream::Stream;
-use crate::sync::{assert_unlocked, plain};
+use crate::sync::{Rare, assert_unlocked, plain};
 use std::panic::Location;
 
 impl Stream {

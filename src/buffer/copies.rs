@@ -1,12 +1,11 @@
 //! Copies of elements between a buffer and the host.
 
 use super::Buffer;
-use crate::block::{Access, HostGuard};
+use crate::block::HostGuard;
 use crate::copy::{Download, Elements, Upload};
-use crate::engine::Fill;
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
-use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
+use bytemuck::{AnyBitPattern, NoUninit};
 use std::ops::Range;
 use std::panic::Location;
 
@@ -41,36 +40,6 @@ impl<T> Buffer<T> {
 }
 
 impl<T: NoUninit> Buffer<T> {
-    /// Copies elements into the buffer, starting at element `at`; see [`Block::upload`](crate::Block::upload).
-    ///
-    /// ```
-    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// # device.block_on(async {
-    /// let mut buffer = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
-    /// let _uploaded = buffer.upload(&stream, 10, &[0.5, 1.5])?;
-    /// assert_eq!(buffer.download(&stream, 10..12)?.await?, [0.5, 1.5]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::upload`](crate::Block::upload), with the range in bytes.
-    #[track_caller]
-    pub fn upload(
-        &mut self,
-        stream: &Stream,
-        at: usize,
-        elements: &[T],
-    ) -> Result<Upload, CopyError> {
-        let range = self.bytes_of(at..at.saturating_add(elements.len()))?;
-        self.block
-            .upload(stream, range.start, bytemuck::cast_slice(elements))
-    }
-
     /// Copies elements to the beginning of the buffer, after all earlier uses on every stream. Later uses are ordered
     /// after the copy as after [`Block::write_on`](crate::Block::write_on). When this returns, the elements are taken
     /// and the copy is submitted; the future is ready once the copy is complete.
@@ -114,53 +83,15 @@ impl<T: NoUninit> Buffer<T> {
     }
 }
 
-impl<T: Zeroable> Buffer<T> {
-    /// Fills the elements with zeros, in the order of `stream`; otherwise as [`Block::fill`](crate::Block::fill).
-    ///
-    /// ```
-    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// # device.block_on(async {
-    /// let mut sums = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
-    /// sums.zero(&stream)?;
-    /// assert_eq!(sums.read(&stream).await?, [0.0; 100]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::fill`](crate::Block::fill).
-    #[track_caller]
-    pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
-        self.block
-            .fill_part(stream, Access::Write, 0..self.size(), Fill::Zero)
-    }
-}
-
 impl<T: AnyBitPattern> Buffer<T> {
-    /// Fills each byte of the elements with one value, in the order of `stream`; otherwise as
-    /// [`Block::fill`](crate::Block::fill).
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::fill`](crate::Block::fill).
-    #[track_caller]
-    pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
-        self.block
-            .fill_part(stream, Access::Write, 0..self.size(), fill.into())
-    }
-
-    /// Copies the elements of a range to the host; otherwise as [`Block::download`](crate::Block::download). See
-    /// [`upload`](Self::upload) for an example.
+    /// Copies the elements of a range to the host; otherwise as [`Block::download`](crate::Block::download).
     ///
     /// # Errors
     /// Returns the errors of [`Block::download`](crate::Block::download), with the range in bytes.
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<usize>) -> Result<Elements<T>, CopyError> {
         let range = self.bytes_of(range)?;
-        Ok(Elements::new(self.block.download(stream, range)?))
+        Ok(self.block.download(stream, range)?.elements())
     }
 
     /// Copies all elements to the host, after all work that may have written them on any stream; see
@@ -179,7 +110,7 @@ impl<T: AnyBitPattern> Buffer<T> {
         stream: &Stream,
     ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T> {
         let download = self.start_read(stream, self.len);
-        async move { Ok(Elements::new(download?).await?) }
+        async move { Ok(download?.elements().await?) }
     }
 }
 

@@ -11,7 +11,7 @@ mod slice;
 
 pub use slice::SliceMut;
 
-use crate::block::{Block, DeallocateError, Deallocation};
+use crate::block::Block;
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{AllocError, StreamError};
 use crate::measure::Bytes;
@@ -146,20 +146,6 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
         let request = Self::request(pool, stream, len);
         async move { Ok(Self::over(request?.zeroed().await?, len)) }
     }
-
-    /// Allocates `len` elements as [`allocate_zeroed`](Self::allocate_zeroed), if there is memory now.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Pool::try_allocate`], and an error if the device cannot fill.
-    #[track_caller]
-    pub fn try_allocate_zeroed(
-        pool: &Pool,
-        stream: &Stream,
-        len: usize,
-    ) -> Result<Self, AllocError> {
-        let block = Self::request(pool, stream, len)?.zeroed().try_now()?;
-        Ok(Self::over(block, len))
-    }
 }
 
 impl<T> Buffer<T> {
@@ -213,24 +199,6 @@ impl<T> Buffer<T> {
         (self.len * size_of::<T>()) as u64
     }
 
-    /// Notes that work on another stream will use the buffer. Call this before that work is submitted. See
-    /// [`Block::used_on`] for the order that this sets up.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::used_on`].
-    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.block.used_on(stream)
-    }
-
-    /// Returns the buffer as an argument of work on `stream`, such as a CUDA kernel, and notes the use. See
-    /// [`Block::on`] for the order of the work.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::on`].
-    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.on(stream)
-    }
-
     /// Returns the buffer as an argument of work on `stream` that reads it, ordered after every use that may have
     /// written the buffer. See [`Block::read_on`] for these uses.
     ///
@@ -249,37 +217,12 @@ impl<T> Buffer<T> {
         self.block.write_on(stream)
     }
 
-    /// Moves the buffer to `stream`, which is ordered after every earlier use. From now on the buffer is freed in the
-    /// order of `stream` alone. See [`Block::move_to`] for the rules that then hold.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::move_to`].
-    pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
-        self.block.move_to(stream)
-    }
-
-    /// Frees the buffer in the order of the streams that it was used on, as dropping it does. Returns a future that is
-    /// ready when no device work can touch the memory any more. See [`Block::deallocate`].
-    #[track_caller]
-    pub fn deallocate(self) -> Deallocation {
-        self.block.deallocate()
-    }
-
-    /// Frees the buffer in the order of `stream`, and of all streams that it was used on, its own included. See
-    /// [`Block::deallocate_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::deallocate_on`].
-    #[track_caller]
-    pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
-        self.block.deallocate_on(stream)
-    }
-
-    pub(crate) fn block(&self) -> &Block {
+    /// Returns the block, which may be larger than the elements.
+    pub fn as_block(&self) -> &Block {
         &self.block
     }
 
-    /// Returns the block without its type.
+    /// Returns the block without its type, to free it on another stream or to move it.
     pub fn into_block(self) -> Block {
         self.block
     }

@@ -43,7 +43,7 @@ use std::panic::Location;
 /// # use weirpool::{Buffer, Stream};
 /// # fn run(mut rows: Buffer<f32>, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut head = rows.slice_mut(0..10)?;
-/// rows.zero(stream)?;
+/// rows.as_slice_mut().zero(stream)?;
 /// head.zero(stream)?;
 /// # Ok(()) }
 /// ```
@@ -95,7 +95,8 @@ impl<T> Buffer<T> {
         self.as_slice_mut().split(mid)
     }
 
-    fn as_slice_mut(&mut self) -> SliceMut<'_, T> {
+    /// Returns all elements, for writing. See [`SliceMut`].
+    pub fn as_slice_mut(&mut self) -> SliceMut<'_, T> {
         SliceMut {
             block: &self.block,
             start: 0,
@@ -214,6 +215,21 @@ impl<'a, T> SliceMut<'a, T> {
 impl<T: NoUninit> SliceMut<'_, T> {
     /// Copies elements to this part, from its first one on, as [`Block::upload`].
     ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # device.block_on(async {
+    /// let mut sums = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
+    /// sums.as_slice_mut().zero(&stream)?;
+    /// let _uploaded = sums.slice_mut(10..12)?.upload(&stream, &[0.5, 1.5])?;
+    /// assert_eq!(sums.download(&stream, 9..12)?.await?, [0.0, 0.5, 1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Returns the errors of [`Block::upload`]. The range in an error is in bytes.
     #[track_caller]
@@ -232,8 +248,7 @@ impl<T: AnyBitPattern> SliceMut<'_, T> {
     /// Returns the errors of [`Block::download`].
     #[track_caller]
     pub fn download(&self, stream: &Stream) -> Result<Elements<T>, CopyError> {
-        let download = self.block.download(stream, self.bytes())?;
-        Ok(Elements::new(download))
+        Ok(self.block.download(stream, self.bytes())?.elements())
     }
 
     /// Fills each byte of this part with one value, in the order of `stream`, as [`Block::fill`].

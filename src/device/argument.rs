@@ -4,6 +4,7 @@ use super::DeviceAddress;
 use crate::measure::Bytes;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// The memory of a block, as an argument of work on the stream that it was made for; made by
 /// [`Block::on`](crate::Block::on), and nothing else makes one.
@@ -27,7 +28,7 @@ pub struct Argument<'a> {
     block: PhantomData<&'a ()>,
 }
 
-impl Argument<'_> {
+impl<'a> Argument<'a> {
     pub(crate) fn new(address: u64, bytes: u64) -> Self {
         Self {
             address,
@@ -44,6 +45,17 @@ impl Argument<'_> {
     /// Returns the number of bytes that may be used.
     pub fn size(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns a part of this memory, in bytes from its beginning, for the same work. Returns `None` if it has fewer
+    /// bytes.
+    pub fn part(self, range: Range<u64>) -> Option<Self> {
+        let is_within = range.start <= range.end && range.end <= self.bytes;
+        is_within.then(|| Self {
+            address: self.address + range.start,
+            bytes: range.end - range.start,
+            ..self
+        })
     }
 }
 

@@ -45,52 +45,53 @@ pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
     // What reservations hold is in no lane's counts.
     let bound = lanes.bound.saturating_add(totals.set_aside.high);
     let (evictions, evicted) = engine.store.evictables.evicted();
-    Statistics {
-        capacity: engine.store.capacity(),
-        leased: engine.store.leased(),
-        reserved: totals.reserved,
-        used: Level {
-            current: used,
-            high: totals.used.high.min(bound).max(used),
-        },
-        pending: Level {
-            current: pending,
-            high: totals.pending.high.max(pending),
-        },
-        in_use: totals.in_use,
-        free: totals.free.current + lanes.cached_complete,
-        moving: totals.claimed,
-        set_aside: totals.set_aside.current,
-        in_graphs: engine.shared.counters.in_graphs(),
-        charged: totals.outside,
-        foreign: engine.shared.counters.foreign(),
-        evictable: engine.store.evictables.bytes(),
-        reservations: figures.reservations,
-        largest_free: figures.largest_free,
-        free_blocks: figures.free_blocks,
-        cached_in_lanes: lanes.cached,
-        lost_to_rounding: counts.rounding,
-        allocations: counts.allocations(),
-        allocated: counts.granted,
-        frees: counts.frees,
-        freed: counts.freed,
-        live_blocks: counts.live(),
-        chunks: figures.chunks,
-        releasable_chunks: figures.releasable_chunks,
-        releasable_blocks: figures.releasable_blocks,
-        releasable_bytes: figures.releasable_bytes,
-        hits: Hits(counts.by_source),
-        waits: engine.shared.waits.statistics(),
-        pending_ages: engine.streams.events.ages(),
-        growths: engine.shared.growths(),
-        chunks_created: engine.shared.counters.chunks_created.get(),
-        remaps: engine.shared.counters.remaps.get(),
-        device_waits: engine.shared.counters.device_waits.get(),
-        released: engine.shared.counters.released.get(),
-        events_created: engine.streams.events.created(),
-        evictions,
-        evicted,
-    }
+    // It may gain fields, so another crate than its own sets them one by one.
+    let mut statistics = Statistics::default();
+    statistics.capacity = engine.store.capacity();
+    statistics.leased = engine.store.leased();
+    statistics.reserved = totals.reserved;
+    statistics.used = Level {
+        current: used,
+        high: totals.used.high.min(bound).max(used),
+    };
+    statistics.pending = Level {
+        current: pending,
+        high: totals.pending.high.max(pending),
+    };
+    statistics.in_use = totals.in_use;
+    statistics.free = totals.free.current + lanes.cached_complete;
+    statistics.moving = totals.claimed;
+    statistics.set_aside = totals.set_aside.current;
+    statistics.in_graphs = engine.shared.counters.in_graphs();
+    statistics.charged = totals.outside;
+    statistics.foreign = engine.shared.counters.foreign();
+    statistics.evictable = engine.store.evictables.bytes();
+    statistics.reservations = figures.reservations;
+    statistics.largest_free = figures.largest_free;
+    statistics.free_blocks = figures.free_blocks;
+    statistics.cached_in_lanes = lanes.cached;
+    statistics.lost_to_rounding = counts.rounding;
+    statistics.allocations = counts.allocations();
+    statistics.allocated = counts.granted;
+    statistics.frees = counts.frees;
+    statistics.freed = counts.freed;
+    statistics.live_blocks = counts.live();
+    statistics.chunks = figures.chunks;
+    statistics.releasable_chunks = figures.releasable_chunks;
+    statistics.releasable_blocks = figures.releasable_blocks;
+    statistics.releasable_bytes = figures.releasable_bytes;
+    statistics.hits = Hits::new(counts.by_source);
+    statistics.waits = engine.shared.waits.statistics();
+    statistics.pending_ages = engine.streams.events.ages();
+    statistics.growths = engine.shared.growths();
+    statistics.chunks_created = engine.shared.counters.chunks_created.get();
+    statistics.remaps = engine.shared.counters.remaps.get();
+    statistics.device_waits = engine.shared.counters.device_waits.get();
+    statistics.released = engine.shared.counters.released.get();
+    statistics.events_created = engine.streams.events.created();
+    statistics.evictions = evictions;
+    statistics.evicted = evicted;
+    statistics
 }
 
 /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and

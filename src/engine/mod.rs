@@ -39,8 +39,7 @@
 //! | `soft_cap` | a mark on the reserved bytes |
 //! | `lease` | the part of the capacity that a source lends |
 //! | `announcer`, `walk` | tells observers; all blocks at one moment |
-//! | `heuristic` | when to coalesce |
-//! | `statistics`, `figures` | the pool's figures, and how they are read |
+//! | `figures` | how the pool's figures are read |
 
 pub(crate) mod access;
 mod allocation;
@@ -52,7 +51,6 @@ mod evictables;
 pub(crate) mod figures;
 mod fill;
 mod filling;
-mod heuristic;
 pub(crate) mod keeping;
 mod kept;
 mod lanes;
@@ -63,7 +61,7 @@ mod neighbours;
 pub(crate) mod order;
 pub(crate) mod ordering;
 mod parts;
-mod pass_through;
+pub(crate) mod pass_through;
 mod plain_memory;
 mod publish;
 pub(crate) mod reaping;
@@ -75,12 +73,10 @@ mod search;
 mod shared;
 mod soft_cap;
 pub(crate) mod spill;
-mod statistics;
 mod store;
 mod streams;
 pub(crate) mod supply;
 mod teardown;
-mod trimmed;
 mod upstream;
 mod walk;
 
@@ -90,7 +86,6 @@ pub(crate) use evictables::{Candidate, Evict, Group, Home, ListPosition};
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use filling::{Filling, captures_of};
-pub use heuristic::CoalesceHeuristic;
 pub(crate) use kept::{Kept, ReservationState};
 pub(crate) use lanes::Lanes;
 pub(crate) use lease::{Lease, Lender};
@@ -102,11 +97,9 @@ pub(crate) use plain_memory::PlainMemory;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use shared::{MaintenanceSettings, Settings, Shared, gate};
-pub use statistics::{Hits, Statistics};
 pub(crate) use store::{CapacityCopy, HeapStore};
 pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
-pub use trimmed::Trimmed;
 pub use upstream::Upstream;
 pub(crate) use walk::HeapWalk;
 pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
@@ -117,8 +110,8 @@ use crate::heap::{self, Placement, Ranges, Request};
 use crate::id::ReservationId;
 pub(crate) use crate::lane::Use;
 use crate::lane::{Flush, Lane};
-pub use crate::measure::Source;
 use crate::measure::Waits;
+pub use crate::measure::{CoalesceHeuristic, Hits, Source, Statistics, Trimmed};
 use crate::sync::{Arc, plain, yield_now};
 use crate::timer::Timer;
 use draw::Draw;

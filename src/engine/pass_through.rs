@@ -1,15 +1,113 @@
-//! Frees that are passed on to an ordered source of segments, in the order of a stream.
+//! Allocations and frees that are passed on to an ordered source of segments, in the order of a stream.
 //!
-//! A block is a whole segment then, and leaves the heap with its free: only the source knows whether its memory is
+//! Nearly all of them take the plain path here: [`take`] reserves room, calls the source, and adds the segment to the heap
+//! as a used block; [`give`] calls the source and removes the block. An allocation that is not plain, or that the source
+//! refuses, is a [search](super::search). The plain path needs a stream that the pool may submit to at any time, an open
+//! gate and no observers.
+//!
+//! A freed block is a whole segment then, and leaves the heap with its free: only the source knows whether its memory is
 //! pending or free. The stream whose order the free is in is first made to wait for all other streams that used the
 //! block. Where no stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it
 //! is pending, and maintenance gives its segment back once it is complete.
 
 #![allow(unsafe_code, reason = "device calls on streams of lanes")]
 
-use super::{Change, Engine, announcer, ordering};
-use crate::heap::{BlockId, Fence, Fences};
+use super::{Allocation, Change, Engine, Source, announcer, ordering};
+use crate::heap::{BlockId, Fence, Fences, NewSegment, Request};
+use crate::id::Ticket;
 use crate::lane::{Lane, Use};
+use crate::sync::Ordering;
+
+/// Takes a block of a rounded size in the order of the lane's stream. Returns `None` where a search is to look for it:
+/// this is not the plain case, or there is no memory. The block is not counted, and its point is not known: see
+/// [`StreamCache::count_taken`](crate::lane::StreamCache::count_taken). The pool has no observers.
+#[inline(never)]
+pub(crate) fn take(engine: &Engine, lane: &Lane, bytes: u64) -> Option<Allocation> {
+    let Engine {
+        shared,
+        store,
+        supply,
+        ..
+    } = engine;
+    // While the source refuses, a search asks it, and evicts or trims.
+    if !is_plain(engine, lane) || supply.is_refused() || lane.cache.owes_seal() {
+        return None;
+    }
+    let request = Request {
+        bytes,
+        alignment: shared.settings.alignment,
+    };
+    let segment = store.heap.lock().plan_segment(request)?;
+    let submission = lane.cache.submit("allocate_from").ok();
+    let address = submission.and_then(|_submission| {
+        // SAFETY: the lane keeps the stream's owner.
+        let address = unsafe { supply.memory.allocate(bytes, segment.alignment(), lane.raw) };
+        shared.noted(address).ok()
+    });
+    let Some(address) = address else {
+        return refused(engine, segment);
+    };
+    let grant = {
+        let mut heap = store.heap.lock();
+        let grant = segment.commit(&mut heap, Some(address), Fences::default())?;
+        heap.set_user(grant.id, lane.id);
+        store.record_reserved(&heap);
+        grant
+    };
+    shared.counters.growths.fetch_add(1, Ordering::Relaxed);
+    store.tell_of_soft_cap();
+    Some(Allocation {
+        id: grant.id,
+        address,
+        bytes,
+        after: Ticket::ZERO,
+        source: Source::Grown,
+    })
+}
+
+/// Ends the plan for a segment that the source did not give. Requests that wait may have lacked its room.
+#[cold]
+fn refused(engine: &Engine, segment: NewSegment) -> Option<Allocation> {
+    let nothing = segment.commit(&mut engine.store.heap.lock(), None, Fences::default());
+    debug_assert!(nothing.is_none(), "there is no memory");
+    engine.shared.publish(Change::Memory);
+    None
+}
+
+/// Returns whether allocations and frees on the lane's stream are passed on without a search.
+#[inline]
+fn is_plain(engine: &Engine, lane: &Lane) -> bool {
+    let shared = &engine.shared;
+    shared.settings.is_ordered
+        && shared.gate.load(Ordering::Relaxed) == 0
+        && !lane.is_external
+        && !lane.is_foreign()
+}
+
+/// The outcome of a free in the plain case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Given {
+    /// The source has the memory again.
+    Whole,
+    /// The source did not take it, and is not to be asked at once.
+    Refused,
+    /// It is not the plain case: nothing was done.
+    NotPlain,
+}
+
+/// Gives a block back that was used on one stream alone, whose free is not awaited, in the order of that stream.
+#[inline(never)]
+pub(super) fn give(engine: &Engine, lane: &Lane, block: &Use) -> Given {
+    let is_whole =
+        || !engine.supply.has_parts() || engine.store.heap.lock().is_whole_segment(block.id);
+    if !is_plain(engine, lane) || !is_whole() {
+        return Given::NotPlain;
+    }
+    match free_in_order_of(engine, lane, block) {
+        true => Given::Whole,
+        false => Given::Refused,
+    }
+}
 
 /// Passes the free of a block on, in the order of one of the lanes it was used on, which are usable now. `fences`
 /// are the points after which the block is unused. Returns whether the block is gone.

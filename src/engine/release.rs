@@ -1,5 +1,6 @@
 //! The way back: frees, and allocations that were never used.
 
+use super::pass_through::Given;
 use super::{
     Allocation, Allocations, Change, Engine, access, maintenance, ordering, pass_through, reaping,
 };
@@ -9,6 +10,23 @@ use crate::lane::{BlockEvent, Closed, Freed, Lane, Use};
 use crate::sync::Arc;
 use smallvec::SmallVec;
 use std::time::Duration;
+
+/// Frees a block that was used on one stream alone, whose free is not awaited. Returns whether its source has it again: it
+/// is not counted then.
+#[inline]
+pub(crate) fn free_unawaited(engine: &Engine, lane: &Lane, block: Use) -> bool {
+    if lane.cache.may_keep_large(block.bytes) || !engine.shared.settings.is_ordered {
+        free(engine, lane, block);
+        return false;
+    }
+    let given = pass_through::give(engine, lane, &block);
+    match given {
+        Given::Whole => {}
+        Given::Refused => free_to_heap(engine, lane, &block, lane.cache.free(block, None)),
+        Given::NotPlain => _ = free(engine, lane, block),
+    }
+    given == Given::Whole
+}
 
 /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
 #[inline]
@@ -38,16 +56,20 @@ fn large_caches_now(engine: &Engine) -> Option<Duration> {
 }
 
 fn finish_free(engine: &Engine, lane: &Lane, block: &Use, freed: Freed) {
-    let id = block.id;
     let fences = Fences::one(lane.id, freed.ticket);
     if engine.shared.settings.is_ordered
         && pass_through::pass_on(engine, std::iter::once(lane), &fences, block)
     {
         return record_closed(engine, lane, freed.closed);
     }
+    free_to_heap(engine, lane, block, freed);
+}
+
+fn free_to_heap(engine: &Engine, lane: &Lane, block: &Use, freed: Freed) {
+    let fences = Fences::one(lane.id, freed.ticket);
     // Another thread can find the block before its event is recorded: it is pending then, and no stream can be made
     // to wait for it. The publication comes after the record, so that a request that found it so looks again.
-    let returned_to = engine.store.heap.lock().free(id, fences);
+    let returned_to = engine.store.heap.lock().free(block.id, fences);
     record_closed(engine, lane, freed.closed);
     note_free(engine, returned_to);
 }

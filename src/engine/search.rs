@@ -139,25 +139,34 @@ impl<'a> Search<'a> {
             // request tries again.
             let _ = ordering::seal_for_others(engine, lane);
         }
-        if self.to.takes_ordered_memory()
-            && let Some(found) = self.take_segment()?
-        {
-            return Ok(found);
+        if engine.shared.settings.is_ordered {
+            return self.run_in_order();
         }
-        match self.take_good_fit() {
-            Some(found) => Ok(found),
-            None => self.try_sources(),
-        }
+        self.run_in_heap()
     }
 
     /// Takes a segment from an ordered source, which decides about reuse. The heap has only blocks that the source did not
     /// take back in the order of a stream.
-    fn take_segment(&mut self) -> Result<Option<Found>, DeviceError> {
-        if self.to.placement != Placement::Anywhere {
-            return Ok(None);
+    fn run_in_order(&mut self) -> Result<Found, NoMemory> {
+        let engine = self.to.engine;
+        if self.to.takes_ordered_memory() && self.to.placement == Placement::Anywhere {
+            let segment = engine.store.heap.lock().plan_segment(self.request);
+            let plan = segment.map(Plan::Memory);
+            if let Some(found) = self.put_together(plan, None, Growth::Allowed)? {
+                return Ok(found);
+            }
         }
-        let plan = self.to.engine.store.heap.lock().plan_segment(self.request);
-        self.put_together(plan, None, Growth::Allowed)
+        let found = self.run_in_heap()?;
+        engine.supply.mark_parts();
+        Ok(found)
+    }
+
+    #[inline]
+    fn run_in_heap(&mut self) -> Result<Found, NoMemory> {
+        match self.take_good_fit() {
+            Some(found) => Ok(found),
+            None => self.try_sources(),
+        }
     }
 
     /// Tries the sources of the policy's table.

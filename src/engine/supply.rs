@@ -69,6 +69,8 @@ pub(crate) struct Supply {
     is_refused: SharedFlag,
     /// When it refused, on its clock, in nanoseconds.
     refused_at: SharedNumber,
+    /// The source is ordered, and a block may be only a part of its segment.
+    has_parts: SharedFlag,
     pub(super) others: OtherPools,
 }
 
@@ -84,6 +86,7 @@ impl Supply {
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_refused: SharedFlag::new(false),
             refused_at: SharedNumber::new(0),
+            has_parts: SharedFlag::new(false),
             others,
         }
     }
@@ -111,6 +114,16 @@ impl Supply {
         if self.is_refused() != is_refused {
             self.is_refused.store(is_refused, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that the heap granted a block of a pool over an ordered source, before the block has a user.
+    pub(super) fn mark_parts(&self) {
+        self.has_parts.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a block of a pool over an ordered source may be only a part of its segment: the heap granted one.
+    pub(super) fn has_parts(&self) -> bool {
+        self.has_parts.load(Ordering::Relaxed)
     }
 
     /// Returns how many bytes the device itself could give; 0 if it does not tell.

@@ -27,7 +27,7 @@ pub(crate) struct Counts {
     pub(crate) granted: u64,
     pub(crate) frees: u64,
     /// Blocks granted.
-    pub(crate) by_source: [u64; Source::COUNT],
+    pub(crate) by_source: [u64; Source::ALL.len()],
 }
 
 impl Counts {

@@ -710,6 +710,38 @@ impl StreamCache {
         }
     }
 
+    /// Counts a block that was granted in the order of the stream by a source of segments. Returns the open ticket, and a
+    /// reference that an earlier free [left](Self::count_given).
+    pub(crate) fn count_taken<O: CacheOwner>(
+        &self,
+        bytes: u64,
+        rounding: u32,
+    ) -> (Ticket, Option<Arc<O>>) {
+        let event = BlockEvent::Granted(Source::Grown);
+        let mut state = self.state.lock();
+        state.counters.count(event, bytes, rounding);
+        (state.open, state.cache.references.take())
+    }
+
+    /// Counts a block that was given back to a source of segments in the order of the stream, and leaves its reference
+    /// with the stream, if there is room.
+    pub(crate) fn count_given<O: CacheOwner>(
+        owner: &mut Option<Arc<O>>,
+        cache_of: impl FnOnce(&O) -> &Self,
+        block: &Use,
+    ) {
+        let Some(registration) = owner else {
+            return;
+        };
+        // As in `free_at_once`.
+        let slot = cache_of(registration).state.slot();
+        let mut state = slot.lock();
+        state
+            .counters
+            .count(BlockEvent::Free, block.bytes, block.rounding);
+        state.cache.references.leave(owner);
+    }
+
     /// Returns the figures, with the high-water mark since `mark`, given the last ticket that is complete.
     pub(super) fn figures(&self, mark: Mark, completed: Ticket) -> LaneFigures {
         self.with_all(|state, shards| {

@@ -2,25 +2,20 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `histogram` | distributions of times |
-//! | `waits` | how requests waited |
 //! | `tag` | names of tenants |
-//! | `source` | where a grant came from |
 //! | `account` | the bytes that each tenant holds of one pool |
 
 mod account;
-mod histogram;
-mod source;
 mod tag;
-mod waits;
 
 pub(crate) use account::{Account, Accounts, LimitReached};
-pub use histogram::{Bucket, Histogram, Recorder};
-pub use source::Source;
 pub use tag::Tag;
-pub(crate) use waits::Waits;
-pub use waits::{WaitOutcome, WaitStatistics};
 pub use weirpool_heap::Level;
 pub(crate) use weirpool_heap::debug_in_units;
 pub(crate) use weirpool_heap::units::{Bytes, Counted, Milliseconds};
 pub(crate) use weirpool_heap::{Highs, Mark, fragmentation};
+pub(crate) use weirpool_measure::Waits;
+pub use weirpool_measure::{
+    Bucket, CoalesceHeuristic, Histogram, Hits, Recorder, Source, Statistics, Trimmed, WaitOutcome,
+    WaitStatistics,
+};

@@ -5,7 +5,7 @@ use super::request::{Attempt, Begun, IsUsable, Kind, Request, Wish};
 use super::{Pool, entered_scope};
 use crate::block::Block;
 use crate::capture::{self, Route};
-use crate::engine::{Allocation, Allocations, Engine, NoMemory, Part, Parts};
+use crate::engine::{Allocation, Allocations, Engine, NoMemory, Part, Parts, pass_through};
 use crate::error::AllocError;
 use crate::handles::{Caller, Registration};
 use crate::heap::{self, Placement};
@@ -284,12 +284,19 @@ fn take_charged(
     taken
 }
 
-/// Takes the plain case of a size that has no stack. A size that has one was searched [at once](take_from_lane).
+/// Takes the plain case of a size that has no stack: from the stream's cache, or from an ordered source of segments. A size
+/// that has a stack was searched [at once](take_from_lane).
 #[inline(always)]
 fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> Option<Block> {
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
-    let cached = registration.lane.cache.take_large(rounded, rounding)?;
+    let Registration { service, lane, .. } = &**registration;
+    let cached = match lane.cache.take_large(rounded, rounding) {
+        None if service.engine.shared.settings.is_ordered => {
+            return take_in_order(registration, rounded, rounding);
+        }
+        cached => cached?,
+    };
     let allocation = Allocation::of_cache(cached);
     Some(Block::at_once(
         registration.clone(),
@@ -297,6 +304,17 @@ fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> 
         rounding,
         None,
     ))
+}
+
+/// Takes the plain case of an ordered source of segments.
+#[inline(never)]
+fn take_in_order(registration: &Arc<Registration>, bytes: u64, rounding: u32) -> Option<Block> {
+    let Registration { service, lane, .. } = &**registration;
+    let taken = pass_through::take(&service.engine, lane, bytes)?;
+    let (after, left) = lane.cache.count_taken(bytes, rounding);
+    let allocation = Allocation { after, ..taken };
+    let registration = left.unwrap_or_else(|| registration.clone());
+    Some(Block::at_once(registration, allocation, rounding, None))
 }
 
 /// Returns the rounded size of a block that a stream's cache may have, if there are no observers and no scope is entered.

@@ -4,7 +4,6 @@ use crate::block::Block;
 use crate::buffer::{Buffer, SliceMut};
 use crate::device::{Argument, HostUse};
 use crate::error::StreamError;
-use crate::shared::{SharedBlock, SharedBuffer};
 use crate::stream::Stream;
 
 /// The memory that submitted work uses: `&` for memory that it reads, `&mut` for memory that it writes.
@@ -12,7 +11,6 @@ use crate::stream::Stream;
 /// | memory | read | written |
 /// |---|---|---|
 /// | [`Block`], [`Buffer`] | `&block` | `&mut block` |
-/// | [`SharedBlock`], [`SharedBuffer`] | `&shared` | |
 /// | [`SliceMut`], for a part of a block | `&slice` | `&mut slice` |
 ///
 /// Tuples of up to 8 of these are accesses as well, and so are arrays, vectors and slices, whose arguments are vectors.
@@ -109,7 +107,7 @@ macro_rules! write {
     )*};
 }
 
-read!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>, [] SharedBlock, [T] SharedBuffer<T>);
+read!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
 write!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
 
 impl<A: Accesses> Accesses for Vec<A> {

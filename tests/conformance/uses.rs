@@ -5,6 +5,7 @@ use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, plain_builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{Block, Buffer, CopyError, Source, StreamError, Upstream};
+use weirpool_share::Share;
 
 /// Writes the block on the writer's stream, which is held.
 fn write_held<B: Bench>(writer: &Worker<B>, block: &mut Block, value: u8) -> crate::bench::Gate {

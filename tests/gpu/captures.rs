@@ -18,7 +18,8 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
-use weirpool::{Fill, Pool, Source, TaskError, Upstream};
+use weirpool::{Fill, Pool, PoolBuilder, Source, TaskError, Upstream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 type Here = Cuda<Mapped>;
 
@@ -138,6 +139,36 @@ pub(crate) fn capture_is_not_broken_by_calls_of_the_pool() {
     drop(numbers);
     captured.settle();
     site.assert_sound();
+}
+
+/// Blocks are passed through to a pool of the driver, which grows, on the thread that captures and on one that has no
+/// context. Both are in the default mode.
+pub(crate) fn capture_is_not_broken_by_blocks_that_are_passed_through() {
+    let site = Site::<Here>::new(8 * MIB);
+    let captured = site.worker();
+    let device = site.bench.device();
+    let driver_pool = DriverPool::builder(&device).build().unwrap();
+    let segments = driver_pool.segments(DriverPoolUse::PassedThrough);
+    let pool = PoolBuilder::new(device).segment_source(segments);
+    let pool = pool.build().unwrap();
+    let stream = pool.create_stream().unwrap();
+    let use_pool = || {
+        for bytes in [256, 4 * MIB, 64 * MIB] {
+            let blocks = [0; 2].map(|_| pool.try_allocate(&stream, bytes).unwrap());
+            drop(blocks);
+            drop(pool.try_allocate(&stream, bytes).unwrap());
+        }
+    };
+    begin(&captured);
+    site.bench.spend(&captured.work);
+    use_pool();
+    thread::scope(|scope| scope.spawn(use_pool).join()).unwrap();
+    assert!(is_capturing(&captured));
+    let graph = end(&captured).expect("a capture that is whole");
+    graph.launch().unwrap();
+    captured.settle();
+    pool.check_conserved().unwrap();
+    site.assert_conserved();
 }
 
 /// Work of the device is captured. What needs an event, or the host, is refused without breaking the capture.

@@ -73,14 +73,14 @@ pub(crate) fn copies_of_cudarc_accept_buffers() {
     let made = Buffer::<u32>::try_allocate(&site.pool, &own, 1).unwrap();
     assert_eq!(DeviceSlice::stream(&made).raw(), own.raw());
 
-    // Bytes, and parts of shared buffers.
+    // Parts of buffers, and bytes.
     let expected = numbers(11);
-    let part = from.share().view(10..30).unwrap();
+    let part = from.slice_mut(10..30).unwrap();
     let back = third.work.clone_dtoh(&part).unwrap();
     assert_eq!(back, expected[10..30]);
-    let bytes = part.into_shared_block();
+    let bytes = from.into_block();
     let back = pools.clone_dtoh(&bytes).unwrap();
-    assert_eq!(back, bytes_of(&expected[10..30]));
+    assert_eq!(back, bytes_of(&expected));
     let mut block = home.take(1000);
     second.work.memcpy_htod(&[7u8; 1000], &mut block).unwrap();
     assert_eq!(DeviceSlice::len(&block), 1000, "the requested size");
@@ -107,7 +107,7 @@ pub(crate) fn copy_sees_writes_of_a_kernel_on_another_stream() {
                 from.write_on(&kernels.stream).unwrap()
             } else {
                 kernels.come_after(&home);
-                from.on(&kernels.stream).unwrap()
+                from.as_block().on(&kernels.stream).unwrap()
             };
             let gate = site.bench.hold(&kernels.work);
             add(&kernels, argument, 3);
@@ -132,7 +132,7 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
         let mut kept = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
         let mut freed = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
         home.work.memset_zeros(&mut kept).unwrap();
-        home.fill(freed.on(&home.stream).unwrap(), 1);
+        home.fill(freed.as_block().on(&home.stream).unwrap(), 1);
         home.settle();
         let gate = site.bench.hold(&copies.work);
         if is_read {

@@ -248,6 +248,7 @@ fn entries() -> Vec<Entry> {
             cublas_multiplies_buffers;
         captures:
             query_in_the_default_mode_breaks_a_capture,
+            capture_is_not_broken_by_blocks_that_are_passed_through,
             capture_is_not_broken_by_calls_of_the_pool,
             captured_stream_keeps_its_freed_memory,
             captured_stream_of_another_library_is_wrapped,

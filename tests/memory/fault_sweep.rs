@@ -6,6 +6,7 @@ use crate::common::*;
 use futures::future::{Either, select};
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use weirpool::device::Argument;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice, SimStream};
@@ -254,7 +255,8 @@ async fn copy(pool: &Pool, stream: &Stream) -> Outcome {
 }
 
 async fn share(pool: &Pool, stream: &Stream, other: &Stream) -> Outcome {
-    let block = pool.allocate(stream, MIB).timeout(LIMIT).await?.share();
+    let block = pool.allocate(stream, MIB).timeout(LIMIT).await?;
+    let block = Arc::new(block);
     let twin = block.clone();
     drop(block);
     other.wait(&stream.event()?)?;

@@ -186,7 +186,7 @@ fn foreign_memory_is_used_as_any_block() {
     assert_eq!(figures.used.current, before.used.current);
     assert_eq!(figures.reserved.current, before.reserved.current);
     let block = cached.take().unwrap();
-    let mut freed = block.share().into_block().unwrap().deallocate();
+    let mut freed = block.deallocate();
     eventually(|| {
         site.device.advance(us(10));
         poll(&mut freed).is_ready()

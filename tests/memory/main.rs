@@ -23,7 +23,6 @@
 //! | `remapping` | remapping or growing |
 //! | `resize` | a capacity that changes |
 //! | `shards` | many threads on one stream |
-//! | `shared` | blocks with several owners |
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -49,4 +48,3 @@ mod pressure;
 mod remapping;
 mod resize;
 mod shards;
-mod shared;

@@ -454,11 +454,11 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
     let mut block = pool.try_allocate(&stream, 4096).unwrap();
     block.fill(&stream, 7).unwrap();
     let mut filled = Buffer::<u8>::from_block(block, 10).unwrap();
-    filled.zero(&stream).unwrap();
+    filled.as_slice_mut().zero(&stream).unwrap();
     let mut filled = Buffer::<u8>::from_block(filled.into_block(), 4).unwrap();
-    filled.fill(&stream, 1).unwrap();
+    filled.as_slice_mut().fill(&stream, 1).unwrap();
     let mut filled = Buffer::<u8>::from_block(filled.into_block(), 0).unwrap();
-    filled.zero(&stream).unwrap();
+    filled.as_slice_mut().zero(&stream).unwrap();
     let block = filled.into_block();
     let bytes = block.download(&stream, 0..12).unwrap();
     let bytes = device.block_on(bytes).unwrap();

@@ -13,7 +13,8 @@ fn futures_and_handles_print_a_line() {
     let (work, a) = stream(&device, &pool);
     let tag = Tag::new("printing");
     let evictable = pool.try_allocate(&a, MIB).unwrap().into_evictable();
-    let shared = pool.try_allocate(&a, 4096).unwrap().share();
+    let shared = pool.try_allocate(&a, 4096).unwrap();
+    let shared = weirpool_share::Share::share(shared);
     let mut block = pool.try_allocate(&a, 4096).unwrap();
     let mut reservation = now(pool.reserve(MIB)).unwrap();
     let spare = pool.try_allocate(&a, 4096).unwrap();

@@ -1,11 +1,11 @@
 //! The driver's own memory pools.
 
 use super::CudaDevice;
-use super::driver::check;
+use super::driver::{Visit, check};
 use super::mapping::{MemoryLocation, access_with};
 #[cfg(target_os = "linux")]
 use super::sharing::{DESCRIPTOR, as_driver_takes_it, owned};
-use super::stream::handle;
+use super::stream::{PER_THREAD, handle, is_legacy_default};
 use cudarc::driver::sys::{self, CUevent, CUmemPool_attribute, CUmemoryPool, CUresult, CUstream};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -41,8 +41,12 @@ pub(super) struct PoolState {
     is_used: AtomicBool,
     /// The addresses that the driver returned, where they were not aligned and the block begins behind them.
     padded: Mutex<BTreeMap<u64, u64>>,
+    /// A block was padded. It is set before the block has a user, so that its free reads it.
+    has_padded: AtomicBool,
     /// The pools whose memory the host sees, with their kinds.
     seen_by_host: Mutex<BTreeMap<RawPool, MemoryKind>>,
+    /// There was such a pool. It is set before the pool has a user.
+    has_seen: AtomicBool,
     /// The stream for memory that is not of a stream's order; 0 until it is needed.
     stream: Mutex<u64>,
 }
@@ -59,6 +63,14 @@ impl PoolState {
         }
         // SAFETY: the caller's guarantee.
         unsafe { sys::cuEventSynchronize(event) }
+    }
+
+    /// Returns the address that the driver returned for a block, if the block begins behind it, and forgets it.
+    fn forget_padded(&self, address: u64) -> Option<u64> {
+        if !self.has_padded.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.padded.lock().remove(&address)
     }
 
     /// Destroys the stream. The context is current.
@@ -190,7 +202,36 @@ impl CudaDevice {
 
     /// Returns the kind of a pool's memory if the host sees it.
     fn kind_seen(&self, pool: RawPool) -> Option<MemoryKind> {
-        self.inner.pools.seen_by_host.lock().get(&pool).copied()
+        let pools = &self.inner.pools;
+        if !pools.has_seen.load(Ordering::Relaxed) {
+            return None;
+        }
+        pools.seen_by_host.lock().get(&pool).copied()
+    }
+
+    /// Begins an allocation or a free in the order of a stream, which fails if the stream is captured.
+    ///
+    /// The thread's context and capture mode stay as they are, unless the stream is a default one, which is that of the
+    /// current context: then this returns a visit. Any other stream has a context of its own: the driver's manual has
+    /// `CUDA_ERROR_INVALID_CONTEXT` of `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` for default streams alone. In no mode do
+    /// the two break a capture of other streams: the manual calls an action unsafe that is not enqueued to a stream, where a
+    /// capture observes it.
+    ///
+    /// # Safety
+    /// The stream is usable.
+    unsafe fn begin_in_order(
+        &self,
+        call: &'static str,
+        stream: RawStream,
+    ) -> Result<Option<Visit>, DeviceError> {
+        weirpool_device::assert_unlocked(call);
+        let visit = match is_legacy_default(stream) || stream.0 == PER_THREAD {
+            true => Some(self.visit(call)?),
+            false => None,
+        };
+        // SAFETY: the caller's guarantee.
+        unsafe { Self::refuse_captured(call, stream) }?;
+        Ok(visit)
     }
 
     /// Notes a block that the host may access.
@@ -216,7 +257,8 @@ impl CudaDevice {
     ) -> Result<u64, DeviceError> {
         // SAFETY: the caller's guarantee.
         let own = unsafe { Self::take_from(pool, bytes, stream) }?;
-        if own.is_multiple_of(alignment) {
+        debug_assert!(alignment.is_power_of_two());
+        if own & (alignment - 1) == 0 {
             return Ok(own);
         }
         // SAFETY: the block was just allocated in the order of this stream, and nothing uses it.
@@ -225,7 +267,9 @@ impl CudaDevice {
         let own = unsafe { Self::take_from(pool, bytes.saturating_add(alignment), stream) }?;
         let address = own.next_multiple_of(alignment);
         if address != own {
-            self.inner.pools.padded.lock().insert(address, own);
+            let pools = &self.inner.pools;
+            pools.has_padded.store(true, Ordering::Relaxed);
+            pools.padded.lock().insert(address, own);
         }
         Ok(address)
     }
@@ -255,6 +299,7 @@ unsafe impl DriverPools for CudaDevice {
         })?;
         let pool = RawPool(pool as u64);
         if properties.kind.is_seen_by_host() {
+            self.inner.pools.has_seen.store(true, Ordering::Relaxed);
             let mut seen = self.inner.pools.seen_by_host.lock();
             seen.insert(pool, properties.kind);
         }
@@ -300,16 +345,16 @@ unsafe impl DriverPools for CudaDevice {
         stream: RawStream,
     ) -> Result<u64, DeviceError> {
         let call = "allocate_from";
-        let _visit = self.memory_call(call)?;
         if stream != RawStream::HOST {
             // A captured allocation would be made by each launch of the graph.
             // SAFETY: the caller guarantees that the stream is usable.
-            unsafe { Self::refuse_captured(call, stream) }?;
+            let _visit = unsafe { self.begin_in_order(call, stream) }?;
             // SAFETY: the caller's guarantee.
             let address = unsafe { self.take_aligned(pool, bytes, alignment, handle(stream)) }?;
             self.record_if_seen(pool, address, bytes);
             return Ok(address);
         }
+        let _visit = self.memory_call(call)?;
         let own = self.pool_stream(call)?;
         // SAFETY: the caller guarantees the pool; the stream is the device's own.
         let address = unsafe { self.take_aligned(pool, bytes, alignment, own) }?;
@@ -326,18 +371,20 @@ unsafe impl DriverPools for CudaDevice {
         stream: RawStream,
     ) -> Result<(), DeviceError> {
         let call = "free_to";
-        let _visit = self.memory_call(call)?;
         let is_of_host = stream == RawStream::HOST;
-        let order = match is_of_host {
-            true => self.pool_stream(call)?,
+        let (_visit, order) = match is_of_host {
+            true => {
+                let visit = self.memory_call(call)?;
+                (Some(visit), self.pool_stream(call)?)
+            }
             false => {
                 // SAFETY: the caller guarantees that the stream is usable.
-                unsafe { Self::refuse_captured(call, stream) }?;
-                handle(stream)
+                let visit = unsafe { self.begin_in_order(call, stream) }?;
+                (visit, handle(stream))
             }
         };
         // Before the driver frees it: from then on another allocation may get the address.
-        let padded = self.inner.pools.padded.lock().remove(&address);
+        let padded = self.inner.pools.forget_padded(address);
         let seen = match self.kind_seen(pool) {
             Some(_) => self.inner.segments.lock().forget_pooled(address),
             None => None,

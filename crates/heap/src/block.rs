@@ -160,6 +160,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
+    #[inline]
     pub(crate) fn insert(&mut self, block: Block) -> BlockId {
         match self.vacant.pop() {
             Some(id) => {
@@ -190,6 +191,7 @@ impl Blocks {
         })
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, id: BlockId) {
         debug_assert!(self.get(id).is_some(), "a block is removed once");
         self.nodes[id.slot()] = None;

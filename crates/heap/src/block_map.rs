@@ -11,7 +11,6 @@ use super::index::Index;
 use super::request::{Grant, Request};
 use super::totals::Totals;
 use crate::id::{ReservationId, StreamId};
-use std::collections::BTreeMap;
 
 /// A range of addresses that the device gave, tiled by blocks.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +24,8 @@ pub(super) struct Segment {
 pub(super) struct BlockMap {
     units: Units,
     blocks: Blocks,
-    /// By address.
-    segments: BTreeMap<u64, Segment>,
+    /// How many blocks are the first of a segment.
+    pub(super) segment_count: usize,
     index: Index,
     totals: Totals,
 }
@@ -36,7 +35,7 @@ impl BlockMap {
         Self {
             units,
             blocks: Blocks::default(),
-            segments: BTreeMap::new(),
+            segment_count: 0,
             index: Index::default(),
             totals: Totals::default(),
         }
@@ -50,16 +49,18 @@ impl BlockMap {
         &self.blocks
     }
 
-    /// Returns the segments with their addresses, lowest first.
-    pub(super) fn segments(&self) -> impl ExactSizeIterator<Item = (u64, Segment)> + '_ {
-        let segments = self.segments.iter();
-        segments.map(|(address, segment)| (*address, *segment))
-    }
-
-    /// Returns the segment that contains the address.
-    pub(super) fn segment_at(&self, address: u64) -> Option<Segment> {
-        let (start, segment) = self.segments.range(..=address).next_back()?;
-        (address - start < segment.bytes).then_some(*segment)
+    /// Returns the segments with their addresses, lowest first, in time proportional to the number of blocks.
+    pub(super) fn segments(&self) -> impl Iterator<Item = (u64, Segment)> + use<> {
+        let firsts = self.blocks.iter();
+        let firsts = firsts.filter(|(_, block)| block.previous.is_none());
+        let segment = |(first, block): (BlockId, &Block)| {
+            let blocks = self.blocks.from(first);
+            let bytes = blocks.map(|(_, block)| block.bytes).sum();
+            (block.address, Segment { bytes, first })
+        };
+        let mut segments: Vec<_> = firsts.map(segment).collect();
+        segments.sort_unstable_by_key(|(address, _)| *address);
+        segments.into_iter()
     }
 
     pub(super) fn index(&self) -> &Index {
@@ -94,23 +95,17 @@ impl BlockMap {
     }
 
     /// Adds a segment of one block, which is not filed yet.
+    #[inline]
     pub(super) fn add_segment(&mut self, address: u64, bytes: u64, state: State) -> BlockId {
-        let first = self.blocks.insert(Block::new(address, bytes, state));
-        self.segments.insert(address, Segment { bytes, first });
-        first
+        self.segment_count += 1;
+        self.blocks.insert(Block::new(address, bytes, state))
     }
 
     /// Removes a segment of one block. The device may have given its address to another segment meanwhile.
+    #[inline]
     pub(super) fn remove_segment(&mut self, id: BlockId) {
         self.unfile(id);
-        let address = self.blocks[id].address;
-        if self
-            .segments
-            .get(&address)
-            .is_some_and(|segment| segment.first == id)
-        {
-            self.segments.remove(&address);
-        }
+        self.segment_count -= 1;
         self.index.stretches.give_up();
         self.blocks.remove(id);
     }
@@ -195,10 +190,17 @@ impl BlockMap {
         for rest in [below, above].into_iter().flatten() {
             self.settle(rest, State::Free);
         }
+        self.grant(id, fences)
+    }
+
+    /// Returns the grant of a used block.
+    #[inline]
+    pub(super) fn grant(&self, id: BlockId, fences: Fences) -> Grant {
+        let Block { address, bytes, .. } = self.blocks[id];
         Grant {
             id,
-            address: start,
-            bytes: request.bytes,
+            address,
+            bytes,
             fences,
         }
     }
@@ -422,7 +424,7 @@ impl BlockMap {
 #[cfg(test)]
 impl BlockMap {
     /// Hands out the parts, so that tests can break the invariants.
-    pub(super) fn parts_mut(&mut self) -> (&mut Blocks, &mut BTreeMap<u64, Segment>, &mut Totals) {
-        (&mut self.blocks, &mut self.segments, &mut self.totals)
+    pub(super) fn parts_mut(&mut self) -> (&mut Blocks, &mut Totals) {
+        (&mut self.blocks, &mut self.totals)
     }
 }

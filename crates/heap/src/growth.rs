@@ -166,7 +166,10 @@ impl Capacity {
             GrowBy::AtLeast(bytes) => bytes.max(units.chunk_bytes),
             GrowBy::Chunks | GrowBy::Factor(_) => units.chunk_bytes,
         };
-        let bytes = needed.max(step.min(left) / granularity * granularity);
+        let mut bytes = needed;
+        if step > needed {
+            bytes = needed.max(step.min(left) / granularity * granularity);
+        }
         (bytes <= left).then_some(bytes)
     }
 

@@ -1,7 +1,6 @@
 //! Figures of a heap at one moment, and which block an address is in.
 //!
-//! No index by address exists: a look-up takes time in proportion to the blocks of a segment, and nothing else pays for
-//! it.
+//! No index by address exists: a look-up takes time in proportion to the number of blocks, and nothing else pays for it.
 
 use super::Heap;
 use super::block::{Block, BlockId, State, Was};
@@ -46,7 +45,7 @@ impl Figures {
             chunks: if units.virtual_memory {
                 totals.reserved.current / units.chunk_bytes
             } else {
-                heap.map.segments().len() as u64
+                heap.map.segment_count as u64
             },
             releasable_chunks: totals.whole_free_chunks,
             releasable_blocks: totals.releasable_blocks,
@@ -96,9 +95,9 @@ pub enum Holding {
 impl Found {
     /// Returns the block that contains the address; `None` where there is no memory.
     pub fn at(heap: &Heap, address: u64) -> Option<Self> {
-        let segment = heap.map.segment_at(address)?;
-        let mut blocks = heap.map.blocks().from(segment.first);
-        let (id, block) = blocks.find(|(_, block)| address < block.end())?;
+        let mut blocks = heap.map.blocks().iter();
+        let (id, block) =
+            blocks.find(|(_, block)| (block.address..block.end()).contains(&address))?;
         Self::of(id, block)
     }
 

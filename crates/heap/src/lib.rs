@@ -380,16 +380,18 @@ impl Heap {
         }
         let is_anywhere = placement == Placement::Anywhere;
         let is_plain = is_anywhere && growth == Growth::Allowed && !map.units().virtual_memory;
-        is_plain.then(|| self.plan_segment(request))?
+        let segment = is_plain.then(|| self.plan_segment(request))?;
+        segment.map(Plan::Memory)
     }
 
     /// Plans a segment of plain memory for the request, if the capacity holds it.
-    pub fn plan_segment(&mut self, request: Request) -> Option<Plan> {
+    #[inline]
+    pub fn plan_segment(&mut self, request: Request) -> Option<NewSegment> {
         let map = &mut self.map;
         let bytes = self
             .capacity
             .segment_for(map.units(), map.totals(), request.bytes)?;
-        Some(Plan::of_segment(map, bytes, request))
+        Some(NewSegment::planned(map, bytes, request))
     }
 
     /// Finds the cheapest way to build a range for the request with this growth, and claims it.
@@ -437,6 +439,7 @@ impl Heap {
     }
 
     /// Notes which stream a block was granted to by a commit.
+    #[inline]
     pub fn set_user(&mut self, id: BlockId, stream: StreamId) {
         self.map.set_user(id, stream);
     }
@@ -478,6 +481,7 @@ impl Heap {
     }
 
     /// Removes a used block that is a [whole segment](Self::is_whole_segment), whose memory the device has again.
+    #[inline]
     pub fn remove_segment(&mut self, id: BlockId) {
         let bytes = self.map.blocks()[id].bytes;
         self.map.remove_segment(id);

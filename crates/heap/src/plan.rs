@@ -94,18 +94,13 @@ impl Plan {
             let is_allowed = bytes > 0 && bytes <= left;
             let alignment = GRANULE;
             let request = Request { bytes, alignment };
-            return is_allowed.then(|| Self::of_segment(map, bytes, request));
+            return is_allowed.then(|| Self::Memory(NewSegment::planned(map, bytes, request)));
         }
         let chunk = map.units().chunk_bytes;
         let count = bytes.div_ceil(chunk).min(left / chunk);
         let hole = best_hole(map, count * chunk)?;
         let count = count.min(map.blocks()[hole].bytes / chunk);
         (count > 0).then(|| Self::Map(Mapping::of_new(map, hole, count * chunk)))
-    }
-
-    pub(super) fn of_segment(map: &mut BlockMap, bytes: u64, request: Request) -> Self {
-        map.totals_mut().planned += bytes;
-        Self::Memory(NewSegment { bytes, request })
     }
 }
 
@@ -117,17 +112,29 @@ fn best_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
 }
 
 impl NewSegment {
+    pub(super) fn planned(map: &mut BlockMap, bytes: u64, request: Request) -> Self {
+        map.totals_mut().planned += bytes;
+        Self { bytes, request }
+    }
+
     /// Ends the plan. `address` is the segment that the device gave, if it did.
     ///
     /// `fences` are the points that uses of it must come after.
+    #[inline]
     pub fn commit(self, heap: &mut Heap, address: Option<u64>, fences: Fences) -> Option<Grant> {
         let map = &mut heap.map;
-        map.totals_mut().planned -= self.bytes;
+        let Self { bytes, request } = self;
+        map.totals_mut().planned -= bytes;
         let address = address?;
-        map.totals_mut().reserved.add(self.bytes);
-        let whole = map.add_segment(address, self.bytes, State::Free);
-        let start = address.next_multiple_of(self.request.alignment);
-        Some(map.grant_part(whole, start, self.request, fences))
+        map.totals_mut().reserved.add(bytes);
+        if request.bytes == bytes {
+            let id = map.add_segment(address, bytes, State::Used(None));
+            map.file(id);
+            return Some(map.grant(id, fences));
+        }
+        let whole = map.add_segment(address, bytes, State::Free);
+        let start = address.next_multiple_of(request.alignment);
+        Some(map.grant_part(whole, start, request, fences))
     }
 
     /// Returns the alignment of the request.

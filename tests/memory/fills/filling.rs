@@ -3,6 +3,7 @@
 use super::*;
 use std::sync::{Arc, Mutex};
 use weirpool::device::sim::Checker;
+use weirpool_share::Share;
 
 /// From every source: the lane, the heap, growth, and a grant to a request that waited.
 #[test]

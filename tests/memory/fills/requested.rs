@@ -176,12 +176,15 @@ fn owner_fills_a_block_behind_all_its_earlier_uses() {
 fn buffer_is_filled_with_elements() {
     for setup in setups() {
         let mut buffer = Buffer::<i32>::try_allocate(&setup.pool, &setup.stream, 100).unwrap();
-        buffer.fill(&setup.stream, Fill::Poison).unwrap();
+        buffer
+            .as_slice_mut()
+            .fill(&setup.stream, Fill::Poison)
+            .unwrap();
         assert_eq!(
             setup.finish(Box::pin(buffer.read(&setup.stream))),
             Ok(vec![-1; 100])
         );
-        buffer.zero(&setup.stream).unwrap();
+        buffer.as_slice_mut().zero(&setup.stream).unwrap();
         assert_eq!(
             setup.finish(Box::pin(buffer.read(&setup.stream))),
             Ok(vec![0; 100])

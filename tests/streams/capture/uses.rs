@@ -6,6 +6,7 @@ use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Checker;
 use weirpool::{CapturedGraph, Fill, StreamError, Upstream};
+use weirpool_share::Share;
 
 const CAPACITY: u64 = 8 * MIB;
 const KIB4: u64 = 4096;
@@ -512,7 +513,7 @@ fn shared_blocks_and_buffers_stay_with_the_graph() {
         site.settle();
         let capture = site.pool.capture(&site.stream).unwrap();
         let _ = view.read_on(&site.stream).unwrap();
-        let _ = buffer.on(&site.stream).unwrap();
+        let _ = buffer.as_block().on(&site.stream).unwrap();
         let graph = capture.end().unwrap();
         drop((shared, view, buffer));
         site.settle();

@@ -233,7 +233,7 @@ fn every_public_call_reports_the_users_location() {
     let line = line!() + 1;
     let buffer = Buffer::<u8>::try_allocate(pool, stream, 5000).unwrap();
     spoil(buffer.address());
-    let (freed, end) = (buffer.deallocate(), line!());
+    let (freed, end) = (buffer.into_block().deallocate(), line!());
     drop(freed);
     assert_eq!(places(&world), (line, Some(end)));
 
@@ -241,7 +241,8 @@ fn every_public_call_reports_the_users_location() {
     let line = line!() + 1;
     let buffer = now(Buffer::<u8>::allocate(pool, stream, 90_000)).unwrap();
     third.submit(Operation::new(us(1)).writes(buffer.address(), 8));
-    let (freed, end) = (buffer.deallocate_on(further).unwrap(), line!());
+    let block = buffer.into_block();
+    let (freed, end) = (block.deallocate_on(further).unwrap(), line!());
     drop(freed);
     assert_eq!(places(&world), (line, Some(end)));
 }

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use weirpool::device::sim::Clock;
 use weirpool::device::{Argument, DeviceErrorKind, NativeStream};
+use weirpool_share::Share;
 
 /// This holds as long as no other stream uses the memory.
 #[test]

@@ -267,8 +267,8 @@ fn arrays_of_warps_page_have_their_contents() {
         let n = 1000;
         for _ in 0..100 {
             let mut a = Buffer::<f32>::try_allocate(&pool, &stream, n).unwrap(); // wp.empty
-            a.zero(&stream).unwrap(); // wp.zeros
-            a.fill(&stream, 42).unwrap(); // wp.full
+            a.as_slice_mut().zero(&stream).unwrap(); // wp.zeros
+            a.as_slice_mut().fill(&stream, 42).unwrap(); // wp.full
         }
         let figures = pool.statistics();
         assert_eq!(
@@ -313,7 +313,7 @@ fn array_of_a_capture_exists_once_its_graph_was_launched() {
         let stream = pool.create_stream().unwrap();
         let capture = pool.capture(&stream).unwrap(); // wp.ScopedCapture
         let mut a = Buffer::<u8>::try_allocate(&pool, &stream, 1000).unwrap();
-        a.fill(&stream, 42).unwrap(); // wp.full
+        a.as_slice_mut().fill(&stream, 42).unwrap(); // wp.full
         let graph = capture.end().unwrap();
         graph.launch(&stream).unwrap(); // wp.capture_launch
         let read = a.read(&stream);
@@ -341,7 +341,7 @@ fn copy_between_devices_in_a_capture_needs_access_or_plain_memory() {
         let ([cuda0, cuda1], pools, streams) = two(is_virtual);
         let array = |at: usize| Buffer::<u8>::try_allocate(&pools[at], &streams[at], 1000).unwrap();
         let (mut a0, mut a1) = (array(0), array(1));
-        a0.fill(&streams[0], 7).unwrap();
+        a0.as_slice_mut().fill(&streams[0], 7).unwrap();
         assert!(!pools[1].is_access_enabled(&cuda0));
         // Plain memory needs no access.
         let capture = pools[0].capture(&streams[0]).unwrap();

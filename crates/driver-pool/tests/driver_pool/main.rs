@@ -6,6 +6,7 @@
 //! | `calls` | the device calls that passing through takes |
 //! | `pools` | what a pool takes from a pool of the driver, and when |
 //! | `random` | random use of one pool of the driver by two pools |
+//! | `short_path` | blocks that are passed through without a search |
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
@@ -13,3 +14,4 @@ mod common;
 mod calls;
 mod pools;
 mod random;
+mod short_path;

@@ -2,13 +2,14 @@
 #![allow(unsafe_code, reason = "tensors of DLPack are raw pointers")]
 
 use super::DlpackError;
+use crate::{SharedBlock, SharedBuffer};
 use dlpark::ffi::{DLDataType, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
 use dlpark::{DlpackElement, Managed, ManagedTensorBase};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use weirpool::device::MemoryKind;
-use weirpool::{Pool, SharedBlock, SharedBuffer, Stream};
+use weirpool::{Pool, Stream};
 
 /// The owner of an exported tensor's memory.
 struct Exported(ManuallyDrop<SharedBlock>);

@@ -16,6 +16,7 @@
 //!
 //! ```
 //! # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+//! use weirpool_share::Share;
 //! use weirpool_share::dlpack::dlpark::versioned::Dlpack;
 //! use weirpool_share::dlpack::{ExportBuffer, ImportTensor};
 //!

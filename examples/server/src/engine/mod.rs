@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
-use weirpool::{Pool, PoolBuilder, SharedBlock, Stream, Tag};
+use weirpool::{Block, Pool, PoolBuilder, Stream, Tag};
 use weirpool_observe::Recorded as _;
 use worker::Worker;
 
@@ -286,7 +286,7 @@ impl Engine {
 }
 
 /// Copies the weights to the device.
-async fn load(pool: &Pool, stream: &Stream, weights: &Weights) -> anyhow::Result<SharedBlock> {
+async fn load(pool: &Pool, stream: &Stream, weights: &Weights) -> anyhow::Result<Arc<Block>> {
     let bytes = weights.bytes();
     let block = pool.allocate(stream, bytes.len() as u64);
     let mut block = block.tag(Tag::new(WEIGHTS)).await?;
@@ -295,5 +295,5 @@ async fn load(pool: &Pool, stream: &Stream, weights: &Weights) -> anyhow::Result
         let offset = (index * (64 << 20)) as u64;
         block.upload(stream, offset, piece)?.await?;
     }
-    Ok(block.share())
+    Ok(Arc::new(block))
 }

@@ -10,11 +10,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use weirpool::device::NativeStream;
-use weirpool::{Block, SharedBlock, Stream};
+use weirpool::{Block, Stream};
 
 pub(super) struct Worker<W> {
     pub(super) stream: Stream,
-    pub(super) weights: SharedBlock,
+    pub(super) weights: Arc<Block>,
     pub(super) parts: Arc<Parts>,
     pub(super) kernels: Arc<dyn Kernels<W>>,
     /// The memory that the libraries behind the kernels work in.
@@ -191,7 +191,7 @@ impl<W: NativeStream> Worker<W> {
         let Shape { heads, width, .. } = self.shape;
         let submission = self.stream.task("step");
         let task = submission.try_submit(
-            (&self.weights, activation, written, read),
+            (&*self.weights, activation, written, read),
             |work: &W, (weights, activation, written, read)| {
                 let spans = |pages: &[_]| pages.iter().map(Span::from).collect::<Vec<Span>>();
                 let (written, read) = (spans(&written), spans(&read));

@@ -23,6 +23,7 @@ use weirpool_share::dlpack::dlpark::ffi::{
 use weirpool_share::dlpack::dlpark::metadata::Dynamic;
 use weirpool_share::dlpack::dlpark::{DlpackFlags, Managed, ManagedTensorBase};
 use weirpool_share::dlpack::{DlpackError, ExportBlock, ExportBuffer, Foreign, ImportTensor};
+use weirpool_share::{Share, SharedBlock};
 
 static_assertions::assert_impl_all!(Foreign: Send, Sync);
 

@@ -1,9 +1,9 @@
 //! How requests waited.
 
-use super::histogram::{Histogram, Recorder};
-use crate::sync::{Count, plain::OnceLock};
+use crate::histogram::{Histogram, Recorder};
 use std::fmt;
 use std::time::Duration;
+use weirpool_sync::{Count, plain::OnceLock};
 
 /// How a wait for memory ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,8 +20,8 @@ pub enum WaitOutcome {
     TimedOut,
     /// The request's future was dropped: its caller was cancelled, or its client disconnected.
     Cancelled,
-    /// The request failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of
-    /// its tag.
+    /// The request failed by a deadlock (`PoolBuilder::fail_deadlocks_after`), in the queue or at the limit of its
+    /// tag.
     Deadlocked,
     /// The request failed with another error: the pool was closed, the device failed, or the request can never fit any
     /// more.
@@ -63,16 +63,16 @@ pub struct WaitStatistics {
     pub timed_out: u64,
     /// Number of requests that waited until their future was dropped.
     pub cancelled: u64,
-    /// Number of requests that waited and failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the
-    /// queue or at the limit of their tag.
+    /// Number of requests that waited and failed by a deadlock (`PoolBuilder::fail_deadlocks_after`), in the queue
+    /// or at the limit of their tag.
     pub deadlocked: u64,
     /// Number of requests that waited and failed with another error.
     pub failed: u64,
-    /// Number of requests rejected because the queue was [full](crate::PoolBuilder::queue_limit): as they arrived, or
-    /// while they waited, in favour of a tag below its share.
+    /// Number of requests rejected because the queue was full (`PoolBuilder::queue_limit`): as they arrived, or while
+    /// they waited, in favour of a tag below its share.
     pub refused: u64,
-    /// Number of requests rejected before they waited, because their expected wait exceeded their
-    /// [timeout](crate::PoolBuilder::load_shedding).
+    /// Number of requests rejected before they waited, because their expected wait exceeded their timeout
+    /// (`PoolBuilder::load_shedding`).
     pub shed: u64,
     /// How long the served requests waited.
     pub times: Histogram,
@@ -96,7 +96,7 @@ impl WaitStatistics {
     }
 
     /// Returns these figures with the counters since `earlier`.
-    pub(crate) fn since(&self, earlier: &Self) -> Self {
+    pub fn since(&self, earlier: &Self) -> Self {
         Self {
             waiting: self.waiting,
             served: self.served.saturating_sub(earlier.served),
@@ -126,7 +126,7 @@ impl fmt::Display for WaitStatistics {
 
 /// The counts of waits, for a pool, a stream or a tag.
 #[derive(Debug, Default)]
-pub(crate) struct Waits {
+pub struct Waits {
     waiting: Count,
     ended: [Count; WaitOutcome::ALL.len()],
     refused: Count,
@@ -136,18 +136,19 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    pub(crate) fn begin(&self) {
+    /// Begins a wait.
+    pub fn begin(&self) {
         self.waiting.add(1);
     }
 
     /// Ends a wait that has begun, because the queue is full.
-    pub(crate) fn end_refused(&self) {
+    pub fn end_refused(&self) {
         self.refused.add(1);
         self.waiting.subtract(1);
     }
 
     /// Ends a wait that has begun, after `waited`.
-    pub(crate) fn end(&self, outcome: WaitOutcome, waited: Duration) {
+    pub fn end(&self, outcome: WaitOutcome, waited: Duration) {
         if outcome == WaitOutcome::Served {
             self.times.get_or_init(Box::default).record(waited);
         }
@@ -156,23 +157,23 @@ impl Waits {
     }
 
     /// Counts a wait that does not begin because the queue is full.
-    pub(crate) fn count_refused(&self) {
+    pub fn count_refused(&self) {
         self.refused.add(1);
     }
 
     /// Counts a wait that does not begin because it would take too long.
-    pub(crate) fn count_shed(&self) {
+    pub fn count_shed(&self) {
         self.shed.add(1);
     }
 
     /// Returns the number of requests that are waiting.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         usize::try_from(self.waiting.get()).unwrap_or(usize::MAX)
     }
 
     /// Returns the figures counted so far. A request that leaves during the read may be counted as waiting and as
     /// ended.
-    pub(crate) fn statistics(&self) -> WaitStatistics {
+    pub fn statistics(&self) -> WaitStatistics {
         let waiting = self.waiting();
         let ended = |outcome: WaitOutcome| self.ended[outcome as usize].get();
         let times = self.times.get().map(|times| times.histogram());

@@ -1,12 +1,13 @@
-//! The only file that names the primitives of std, loom or shuttle.
+//! The primitives of `weirpool`: the only file of the pool that names those of std, loom or shuttle. No stable API.
 //!
 //! Under `--cfg weirpool_loom` the names stand for loom's primitives, so that the models in `loom-tests/` run the
-//! crate's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for models with too many
-//! schedules for loom. In debug builds this module also counts, for two checks that a test can make: the locks that a
+//! pool's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for models with too many
+//! schedules for loom. In debug builds this crate also counts, for two checks that a test can make: the locks that a
 //! thread took and its writes to shared cache lines (`census`), and whether it holds a lock where it must hold none
 //! ([`assert_unlocked`], *no-lock-across-calls*).
 //!
 //! The device layer is below the models: it uses [`plain`], which is always std.
+#![deny(unsafe_code)]
 
 // A stack that overflows panics, and a test that expects a panic of its model would pass. See `build.rs`.
 #[cfg(all(weirpool_loom, not(weirpool_shuttle), weirpool_unoptimized))]
@@ -27,59 +28,78 @@ use shuttle::{sync as primitive, thread};
 #[cfg(not(weirpool_loom))]
 use std::thread;
 
+pub mod background;
 mod foreign;
+mod rare;
+pub mod timer;
+pub mod worker;
 
 use crossbeam_utils::Backoff;
-pub(crate) use foreign::{Foreign, ForeignOption, Trash};
-pub(crate) use primitive::Arc;
+pub use foreign::{Foreign, ForeignOption, GuardWithTrash, Trash};
+#[cfg(all(weirpool_loom, not(weirpool_shuttle)))]
+pub use loom::thread_local as of_model_thread;
+pub use primitive::Arc;
 use primitive::atomic;
-pub(crate) use primitive::atomic::Ordering;
+pub use primitive::atomic::Ordering;
+pub use rare::Rare;
+#[cfg(weirpool_shuttle)]
+pub use shuttle::thread_local as of_model_thread;
 #[cfg(not(weirpool_loom))]
-pub(crate) use std::thread_local;
-pub(crate) use weirpool_device::{assert_unlocked, plain};
+pub use std::thread_local;
+pub use weirpool_device::{assert_unlocked, plain};
 
 /// Declares variables of the model's threads, as std's macro does of threads.
 #[cfg(weirpool_loom)]
-macro_rules! of_each_thread {
+#[macro_export]
+macro_rules! thread_local {
     ($($(#[$attribute:meta])* static $name:ident: $type:ty = const { $value:expr };)+) => {
-        #[cfg(weirpool_shuttle)]
-        shuttle::thread_local! { $($(#[$attribute])* static $name: $type = $value;)+ }
-        #[cfg(not(weirpool_shuttle))]
-        loom::thread_local! { $($(#[$attribute])* static $name: $type = $value;)+ }
+        $crate::of_model_thread! { $($(#[$attribute])* static $name: $type = $value;)+ }
     };
 }
-#[cfg(weirpool_loom)]
-pub(crate) use of_each_thread as thread_local;
 
 /// The object that a lock guards: the name under which the census counts the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Guards {
+pub enum Guards {
+    /// The state of a stream.
     Lane,
+    /// The records of all memory.
     Heap,
+    /// The events to record.
     Markers,
+    /// What one stream knows of the others.
     Clock,
+    /// The spare events.
     Events,
+    /// A list that rarely changes, of streams or of graphs.
     Registry,
+    /// The queues of requests.
     Queue,
+    /// One request that waits.
     Waiter,
+    /// The waiters to notify.
     Notifier,
+    /// The state that few blocks have.
     Block,
+    /// The budget of remappings.
     Budget,
+    /// The host tasks of a stream.
     HostTasks,
+    /// The result of a task.
     Outcome,
 }
 
 /// A mutex that does not poison. A panic while it is held is a bug of this crate, and the invariants, not the poison
 /// flag, tell whether the data is sound.
 #[derive(Debug)]
-pub(crate) struct Mutex<T: ?Sized> {
+pub struct Mutex<T: ?Sized> {
     #[cfg(debug_assertions)]
     guards: Guards,
     inner: primitive::Mutex<T>,
 }
 
 impl<T> Mutex<T> {
-    pub(crate) fn new(guards: Guards, value: T) -> Self {
+    /// Creates an unlocked mutex.
+    pub fn new(guards: Guards, value: T) -> Self {
         #[cfg(not(debug_assertions))]
         let _ = guards;
         Self {
@@ -93,7 +113,7 @@ impl<T> Mutex<T> {
 impl<T: ?Sized> Mutex<T> {
     /// Returns `None` while another thread holds the lock.
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         let inner = match self.inner.try_lock() {
             Ok(inner) => inner,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -104,8 +124,9 @@ impl<T: ?Sized> Mutex<T> {
         Some(Guard { inner })
     }
 
+    /// Locks the mutex, whether or not a thread panicked while it held the lock.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T> {
         let inner = self
             .inner
             .lock()
@@ -119,7 +140,7 @@ impl<T: ?Sized> Mutex<T> {
 impl<T> Mutex<T> {
     /// Returns the value of a mutex that the caller owns. Takes no lock.
     #[inline]
-    pub(crate) fn get_mut(&mut self) -> &mut T {
+    pub fn get_mut(&mut self) -> &mut T {
         let value = self.inner.get_mut();
         value.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -128,20 +149,22 @@ impl<T> Mutex<T> {
 /// A mutex that many threads take at once and hold only briefly. A thread that finds it locked retries for some
 /// microseconds before it sleeps, because sleeping and being woken takes longer than the lock is held.
 #[derive(Debug)]
-pub(crate) struct Busy<T>(Mutex<T>);
+pub struct Busy<T>(Mutex<T>);
 
 impl<T> Busy<T> {
-    pub(crate) fn new(guards: Guards, value: T) -> Self {
+    /// Creates an unlocked mutex.
+    pub fn new(guards: Guards, value: T) -> Self {
         Self(Mutex::new(guards, value))
     }
 
     /// Returns the value of a mutex that the caller owns. Takes no lock.
-    pub(crate) fn get_mut(&mut self) -> &mut T {
+    pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
 
+    /// Locks the mutex.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T> {
         if cfg!(weirpool_loom) {
             return self.0.lock();
         }
@@ -168,7 +191,7 @@ impl<T> Busy<T> {
 
 /// The guard of a [`Mutex`].
 #[derive(Debug)]
-pub(crate) struct Guard<'a, T: ?Sized> {
+pub struct Guard<'a, T: ?Sized> {
     inner: primitive::MutexGuard<'a, T>,
 }
 
@@ -198,13 +221,14 @@ impl<T: ?Sized> Drop for Guard<'_, T> {
 /// A value that is never deallocated, so that a reference to it needs no reference count. Models use a reference count,
 /// because each execution creates a new value.
 #[derive(Debug)]
-pub(crate) struct Lasting<T: ?Sized + 'static>(
-    #[cfg(not(weirpool_loom))] pub(crate) &'static T,
-    #[cfg(weirpool_loom)] pub(crate) plain::Arc<T>,
+pub struct Lasting<T: ?Sized + 'static>(
+    #[cfg(not(weirpool_loom))] &'static T,
+    #[cfg(weirpool_loom)] plain::Arc<T>,
 );
 
 impl<T> Lasting<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Allocates a value for the rest of the process.
+    pub fn new(value: T) -> Self {
         #[cfg(not(weirpool_loom))]
         return Self(Box::leak(Box::new(value)));
         #[cfg(weirpool_loom)]
@@ -238,35 +262,43 @@ macro_rules! shared_atomic {
     ($(#[$doc:meta])* $name:ident, $atomic:ty, $value:ty) => {
         $(#[$doc])*
         #[derive(Debug)]
-        pub(crate) struct $name($atomic);
+        pub struct $name($atomic);
 
-        #[allow(dead_code, reason = "each counter uses some of the operations")]
         impl $name {
-            pub(crate) fn new(value: $value) -> Self {
+            /// Creates an atomic with this value.
+            #[inline]
+            pub fn new(value: $value) -> Self {
                 Self(<$atomic>::new(value))
             }
 
+            /// Returns the value.
             #[inline]
-            pub(crate) fn load(&self, order: Ordering) -> $value {
+            pub fn load(&self, order: Ordering) -> $value {
                 self.0.load(order)
             }
 
+            /// Sets the value.
             #[inline]
-            pub(crate) fn store(&self, value: $value, order: Ordering) {
+            pub fn store(&self, value: $value, order: Ordering) {
                 #[cfg(debug_assertions)]
                 counters::wrote();
                 self.0.store(value, order);
             }
 
+            /// Sets the value. Returns the former one.
             #[inline]
-            pub(crate) fn swap(&self, value: $value, order: Ordering) -> $value {
+            pub fn swap(&self, value: $value, order: Ordering) -> $value {
                 #[cfg(debug_assertions)]
                 counters::wrote();
                 self.0.swap(value, order)
             }
 
+            /// Sets the value to `new` if it is `current`.
+            ///
+            /// # Errors
+            /// Returns the value if it is another one.
             #[inline]
-            pub(crate) fn compare_exchange(
+            pub fn compare_exchange(
                 &self,
                 current: $value,
                 new: $value,
@@ -292,15 +324,17 @@ shared_atomic!(
     SharedNumber, atomic::AtomicU64, u64);
 
 impl SharedState {
+    /// Sets bits. Returns the former value.
     #[inline]
-    pub(crate) fn fetch_or(&self, bits: u8, order: Ordering) -> u8 {
+    pub fn fetch_or(&self, bits: u8, order: Ordering) -> u8 {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_or(bits, order)
     }
 
+    /// Clears the other bits. Returns the former value.
     #[inline]
-    pub(crate) fn fetch_and(&self, bits: u8, order: Ordering) -> u8 {
+    pub fn fetch_and(&self, bits: u8, order: Ordering) -> u8 {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_and(bits, order)
@@ -308,8 +342,9 @@ impl SharedState {
 }
 
 impl SharedNumber {
+    /// Sets the number to `value` if that is higher. Returns the former number.
     #[inline]
-    pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+    pub fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_max(value, order)
@@ -320,7 +355,7 @@ impl SharedNumber {
     /// # Errors
     /// Returns the current number if `next` returns `None`.
     #[inline]
-    pub(crate) fn fetch_update(
+    pub fn fetch_update(
         &self,
         order: Ordering,
         next: impl FnMut(u64) -> Option<u64>,
@@ -330,15 +365,17 @@ impl SharedNumber {
         self.0.fetch_update(order, Ordering::Relaxed, next)
     }
 
+    /// Adds, and wraps around. Returns the former number.
     #[inline]
-    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+    pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_add(value, order)
     }
 
+    /// Subtracts, and wraps around. Returns the former number.
     #[inline]
-    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+    pub fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_sub(value, order)
@@ -348,22 +385,26 @@ impl SharedNumber {
 /// A number that is only reported: nothing waits for it, and no decision depends on it. It is std's atomic in models as
 /// well, so that figures add no steps to them. The census counts each write.
 #[derive(Debug, Default)]
-pub(crate) struct Count(plain::AtomicU64);
+pub struct Count(plain::AtomicU64);
 
 impl Count {
-    pub(crate) fn get(&self) -> u64 {
+    /// Returns the number.
+    #[inline]
+    pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Adds, and wraps around. Differences stay correct.
-    pub(crate) fn add(&self, count: u64) {
+    #[inline]
+    pub fn add(&self, count: u64) {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Adds, and saturates at the largest number.
-    pub(crate) fn add_saturating(&self, count: u64) {
+    #[inline]
+    pub fn add_saturating(&self, count: u64) {
         #[cfg(debug_assertions)]
         counters::wrote();
         let add = |sum: u64| Some(sum.saturating_add(count));
@@ -372,18 +413,23 @@ impl Count {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    pub(crate) fn subtract(&self, count: u64) {
+    /// Subtracts, and wraps around.
+    #[inline]
+    pub fn subtract(&self, count: u64) {
         self.add(count.wrapping_neg());
     }
 
-    pub(crate) fn set(&self, value: u64) {
+    /// Sets the number.
+    #[inline]
+    pub fn set(&self, value: u64) {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.store(value, Ordering::Relaxed);
     }
 
     /// Sets the number to `value` if that is higher. Otherwise writes nothing.
-    pub(crate) fn raise(&self, value: u64) {
+    #[inline]
+    pub fn raise(&self, value: u64) {
         if value > self.get() {
             #[cfg(debug_assertions)]
             counters::wrote();
@@ -393,14 +439,15 @@ impl Count {
 }
 
 /// Lets other threads run, because this thread waits for an imminent action of one of them.
-pub(crate) fn yield_now() {
+#[inline]
+pub fn yield_now() {
     thread::yield_now();
 }
 
 /// Returns the number of the calling thread, counted from the first thread that asks.
 #[cfg(not(weirpool_loom))]
 #[inline]
-pub(crate) fn thread_number() -> usize {
+pub fn thread_number() -> usize {
     use std::sync::atomic::AtomicUsize;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -410,25 +457,28 @@ pub(crate) fn thread_number() -> usize {
     OWN.try_with(|own| *own).unwrap_or_default()
 }
 
+/// Returns the number that the model gave to the calling thread.
 #[cfg(weirpool_loom)]
-pub(crate) fn thread_number() -> usize {
+pub fn thread_number() -> usize {
     let name = format!("{:?}", thread::current().id());
     let digits: String = name.chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_default()
 }
 
-/// Returns and resets the counts of the calling thread: locks by name, and writes to shared atomics.
-#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
-pub(crate) fn census() -> Census {
+/// Returns and resets the counts of the calling thread: locks by name, and writes to shared atomics. Debug builds only.
+#[cfg(all(debug_assertions, not(weirpool_loom)))]
+pub fn census() -> Census {
     counters::take()
 }
 
-/// The counts that `census` returns.
+/// The counts that [`census`] returns.
+#[cfg(all(debug_assertions, not(weirpool_loom)))]
 #[derive(Clone, Debug, Default)]
-#[allow(dead_code, reason = "the census is of tests")]
-pub(crate) struct Census {
-    pub(crate) locks: Vec<(Guards, u64)>,
-    pub(crate) shared_writes: u64,
+pub struct Census {
+    /// How often locks were taken, by the name of the object that they guard.
+    pub locks: Vec<(Guards, u64)>,
+    /// The number of writes to shared atomics.
+    pub shared_writes: u64,
 }
 
 #[cfg(all(debug_assertions, not(weirpool_loom)))]
@@ -461,7 +511,6 @@ mod counters {
         let _ = CENSUS.try_with(|census| what(&mut census.borrow_mut()));
     }
 
-    #[cfg(test)]
     pub(super) fn take() -> Census {
         CENSUS.take()
     }

@@ -5,16 +5,20 @@ use std::ops::{Deref, DerefMut};
 
 /// A box for data that is rarely present. A value without it pays for one word, and for one check when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Rare<T>(ManuallyDrop<Option<Box<T>>>);
+pub struct Rare<T>(ManuallyDrop<Option<Box<T>>>);
 
 impl<T> Rare<T> {
-    pub(crate) const NONE: Self = Self(ManuallyDrop::new(None));
+    /// No data.
+    pub const NONE: Self = Self(ManuallyDrop::new(None));
 
-    pub(crate) fn new(rare: T) -> Self {
+    /// Boxes the data.
+    pub fn new(rare: T) -> Self {
         Self::of(Box::new(rare))
     }
 
-    pub(crate) fn of(rare: Box<T>) -> Self {
+    /// Wraps data in its box.
+    #[inline]
+    pub fn of(rare: Box<T>) -> Self {
         Self(ManuallyDrop::new(Some(rare)))
     }
 }

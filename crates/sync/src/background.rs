@@ -10,7 +10,7 @@
 //! to make its first calls as to map a chunk or two. It ends with its [`Background`] at the latest, and is never joined,
 //! since its own job may drop the last reference to the pool. A panic ends its job alone.
 
-use crate::sync::plain::{self, Arc, AtomicU64, Condvar, Mutex, OnceLock, Ordering, thread};
+use crate::plain::{self, Arc, AtomicU64, Condvar, Mutex, OnceLock, Ordering, thread};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The threads of one pool, or those of the process.
 #[derive(Default)]
-pub(crate) struct Background(Arc<Desk>);
+pub struct Background(Arc<Desk>);
 
 /// Where threads without a job wait for one.
 #[derive(Default)]
@@ -46,7 +46,7 @@ struct Posted {
 
 impl Background {
     /// Returns the threads for jobs that belong to no living pool.
-    pub(crate) fn of_process() -> &'static Self {
+    pub fn of_process() -> &'static Self {
         static OF_PROCESS: OnceLock<Background> = OnceLock::new();
         OF_PROCESS.get_or_init(Self::default)
     }
@@ -56,11 +56,7 @@ impl Background {
     ///
     /// # Errors
     /// Returns the job if no thread can be started. The caller runs it, or [cancels](Errand::cancel) the errand.
-    pub(crate) fn call(
-        &self,
-        errand: &Errand,
-        job: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Job> {
+    pub fn call(&self, errand: &Errand, job: impl FnOnce() + Send + 'static) -> Result<(), Job> {
         if !errand.is_to_be_run() {
             return Ok(());
         }
@@ -132,17 +128,17 @@ const CALLED: u64 = 2;
 
 /// A job that runs on one thread at a time. If it is called while it runs, that thread runs it again.
 #[derive(Debug, Default)]
-pub(crate) struct Errand(AtomicU64);
+pub struct Errand(AtomicU64);
 
 impl Errand {
     /// Notes a call. Returns whether the caller is to have the job run.
     #[must_use = "the job runs only if the caller has it run"]
-    pub(crate) fn is_to_be_run(&self) -> bool {
+    pub fn is_to_be_run(&self) -> bool {
         self.0.swap(CALLED, Ordering::AcqRel) == IDLE
     }
 
     /// Runs the job until no call came while it ran. A panic of the last run is passed on.
-    pub(crate) fn run(&self, mut job: impl FnMut()) {
+    pub fn run(&self, mut job: impl FnMut()) {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         loop {
             self.0.swap(RUNNING, Ordering::AcqRel);
@@ -159,7 +155,7 @@ impl Errand {
     }
 
     /// Takes a call back whose job no thread runs.
-    pub(crate) fn cancel(&self) {
+    pub fn cancel(&self) {
         self.0.store(IDLE, Ordering::Release);
     }
 }
@@ -167,7 +163,7 @@ impl Errand {
 #[cfg(all(test, not(weirpool_loom)))]
 mod tests {
     use super::*;
-    use crate::sync::plain::AtomicBool;
+    use crate::plain::AtomicBool;
 
     /// Runs an errand that counts its runs, and whether two overlap.
     struct Counting {

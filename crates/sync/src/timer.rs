@@ -4,17 +4,15 @@
 //! is set to the first of them. The device calls it whatever becomes of runtimes and executors, so none of them loses a
 //! deadline.
 
-use crate::device::{AlarmId, Device};
-use crate::sync::{
-    Foreign, ForeignOption, Guards, Mutex, Ordering, SharedFlag, assert_unlocked, plain,
-};
+use crate::{Foreign, ForeignOption, Guards, Mutex, Ordering, SharedFlag, assert_unlocked, plain};
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::{Wake, Waker};
 use std::time::Duration;
+use weirpool_device::{AlarmId, Device};
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Timer {
+pub struct Timer {
     device: plain::Arc<dyn Device>,
     deadlines: Mutex<Deadlines>,
 }
@@ -49,13 +47,14 @@ impl Deadlines {
 }
 
 impl Timer {
-    pub(crate) fn new(device: plain::Arc<dyn Device>) -> plain::Arc<Self> {
+    /// Creates a timer on the clock of this device.
+    pub fn new(device: plain::Arc<dyn Device>) -> plain::Arc<Self> {
         let deadlines = Mutex::new(Guards::Registry, Deadlines::default());
         plain::Arc::new(Self { device, deadlines })
     }
 
     /// Creates a deadline that is not set. Its task looks at the time itself when it is polled, or is the pool.
-    pub(crate) fn deadline(self: &plain::Arc<Self>, is_of_task: bool) -> Deadline {
+    pub fn deadline(self: &plain::Arc<Self>, is_of_task: bool) -> Deadline {
         let (timer, mut deadlines) = (self.clone(), self.deadlines.lock());
         deadlines.count += 1;
         let number = deadlines.count;
@@ -136,7 +135,7 @@ impl Wake for Timer {
 
 /// A time at which the timer calls a waker, unless it is not set. Dropping it takes it back.
 #[derive(Debug)]
-pub(crate) struct Deadline {
+pub struct Deadline {
     timer: plain::Arc<Timer>,
     number: u64,
     is_of_task: bool,
@@ -144,7 +143,7 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     /// Calls the waker once at that time or soon after, and no waker at the time that was set before.
-    pub(crate) fn set(&self, call: Option<(Duration, Waker)>) {
+    pub fn set(&self, call: Option<(Duration, Waker)>) {
         let former = self.timer.change(|deadlines| {
             let former = deadlines.remove(self.number);
             if let Some((at, waker)) = call {
@@ -161,7 +160,7 @@ impl Deadline {
     }
 
     /// Returns whether that time has come. Otherwise the waker is called then.
-    pub(crate) fn has_come(&self, at: Duration, waker: &Waker) -> bool {
+    pub fn has_come(&self, at: Duration, waker: &Waker) -> bool {
         let has_come = self.timer.device.now() >= at;
         if !has_come {
             self.set(Some((at, waker.clone())));
@@ -178,7 +177,7 @@ impl Drop for Deadline {
 
 /// A call after some time, for which many ask: they get one together.
 #[derive(Debug)]
-pub(crate) struct DelayedCall {
+pub struct DelayedCall {
     is_due: SharedFlag,
     /// The task that is called; none before the pool is complete, and after its last handle is gone.
     waker: ForeignOption<Waker>,
@@ -186,7 +185,8 @@ pub(crate) struct DelayedCall {
 }
 
 impl DelayedCall {
-    pub(crate) fn new(timer: &plain::Arc<Timer>) -> Self {
+    /// Creates a call that no task gets yet.
+    pub fn new(timer: &plain::Arc<Timer>) -> Self {
         Self {
             is_due: SharedFlag::new(false),
             waker: ForeignOption::new(Guards::Registry, None),
@@ -195,25 +195,26 @@ impl DelayedCall {
     }
 
     /// Sets the waker; `None` takes the call back, and nothing is called from then on.
-    pub(crate) fn set_waker(&self, waker: Option<Waker>) {
+    pub fn set_waker(&self, waker: Option<Waker>) {
         if waker.is_none() {
             self.deadline.set(None);
         }
         self.waker.set(waker);
     }
 
-    pub(crate) fn waker(&self) -> Option<Waker> {
+    /// Returns the waker, if one is set.
+    pub fn waker(&self) -> Option<Waker> {
         self.waker.read(|waker| waker.cloned())
     }
 
     /// Returns whether a caller has asked for the call, and it has not come.
-    pub(crate) fn is_due(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         self.is_due.load(Ordering::Relaxed)
     }
 
     /// Has the waker called after the time that `after` returns, unless it is due already or there is none. Calls `after`
     /// only if it does.
-    pub(crate) fn ask(&self, after: impl FnOnce() -> Duration) {
+    pub fn ask(&self, after: impl FnOnce() -> Duration) {
         if self.is_due.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -229,7 +230,7 @@ impl DelayedCall {
 
     /// Notes that the call came: the next one can be asked for. Read and written: a caller that asked either found it
     /// unset, or is seen here.
-    pub(crate) fn mark_called(&self) {
+    pub fn mark_called(&self) {
         self.is_due.swap(false, Ordering::AcqRel);
     }
 }

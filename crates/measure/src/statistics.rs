@@ -1,19 +1,18 @@
-//! The public form of a pool's figures. `figures` reads them.
+//! The figures of a pool.
 
-use super::Source;
-use crate::measure::{
-    Bytes, Counted, Histogram, Level, WaitStatistics, debug_in_units, fragmentation,
-};
+use crate::{Histogram, Source, WaitStatistics};
 use std::fmt;
+use weirpool_heap::units::{Bytes, Counted};
+use weirpool_heap::{Level, debug_in_units, fragmentation};
 
-/// The figures of a pool at one moment, or of a [scope](crate::StatisticsScope); in bytes unless stated otherwise.
+/// The figures of a pool at one moment, or of a scope (`StatisticsScope`); in bytes unless stated otherwise.
 ///
 /// `free + used + pending + moving = reserved` at every moment, and no figure is below zero, whatever other threads
 /// do meanwhile. Streams are read one after another, each at one moment: while other threads allocate and free, `used`,
 /// `pending` and the counters are off by at most what those threads allocated or freed during the read.
 ///
 /// `reserved`, `used` and `pending` are the names of CUDA and HIP. The names of other pools for these figures are in
-/// [`guide::pools`](crate::guide::pools#figures).
+/// the guide of `weirpool`, on the page about pools.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -46,10 +45,10 @@ pub struct Statistics {
     pub reserved: Level,
     /// In live blocks, or set aside for reservations. The high-water mark is never too low. It is exact while one
     /// stream is used by one thread at a time, and where lanes cache nothing
-    /// ([`PoolConfig::lane_bytes`](crate::PoolConfig::lane_bytes) is 0). Otherwise it is the lower of two bounds: the
+    /// (`PoolConfig::lane_bytes` is 0). Otherwise it is the lower of two bounds: the
     /// sum of the streams' own marks, and the mark that counts cached blocks as used, which is too high by at most the
     /// bytes that lanes cached then. An exact mark would need a sum over all streams at each allocation, and so a
-    /// shared write in it: [`Pool::exact_statistics_scope`](crate::Pool::exact_statistics_scope) has one for a while.
+    /// shared write in it: `Pool::exact_statistics_scope` has one for a while.
     #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
@@ -68,15 +67,15 @@ pub struct Statistics {
     pub moving: u64,
     /// The part of `used` that reservations hold and have not allocated.
     pub set_aside: u64,
-    /// The part of `used` that is set aside for [graphs](crate::GraphMemory), allocated or not.
+    /// The part of `used` that is set aside for graphs (`GraphMemory`), allocated or not.
     pub in_graphs: u64,
-    /// Held outside of the pool, and [charged](crate::Pool::charge) against its capacity. They are not part of
+    /// Held outside of the pool, and charged (`Pool::charge`) against its capacity. They are not part of
     /// `reserved`.
     pub charged: u64,
-    /// Memory that others own in [adopted](crate::Stream::adopt) blocks, until work that uses it is over. It is not part
+    /// Memory that others own in adopted blocks (`Stream::adopt`), until work that uses it is over. It is not part
     /// of any figure of the pool's own memory.
     pub foreign: u64,
-    /// The part of `used` that can be [evicted](crate::Evictable) now: pinned memory does not count.
+    /// The part of `used` that can be evicted now (`Evictable`): pinned memory does not count.
     pub evictable: u64,
     /// Number of live reservations, those for graphs included.
     pub reservations: usize,
@@ -103,7 +102,7 @@ pub struct Statistics {
     pub live_blocks: u64,
     /// Number of chunks (physical allocations) held from the device; of segments, where memory is plain.
     pub chunks: u64,
-    /// Number of chunks that are wholly free: what [`trim_to(0)`](crate::Pool::trim_to) would release without polling
+    /// Number of chunks that are wholly free: what `Pool::trim_to(0)` would release without polling
     /// events and flushing caches first.
     pub releasable_chunks: u64,
     /// Number of free blocks with at least one such chunk.
@@ -125,7 +124,7 @@ pub struct Statistics {
     /// Number of chunks allocated from the device so far.
     pub chunks_created: u64,
     /// Number of chunks that were mapped elsewhere so far. If it stays low while requests grow the pool although more
-    /// is free than they lack, the remapping budget is spent: see [`Remapping`](crate::Remapping).
+    /// is free than they lack, the remapping budget is spent: see `Remapping`.
     pub remaps: u64,
     /// Number of device-side waits that the pool inserted.
     pub device_waits: u64,
@@ -133,7 +132,7 @@ pub struct Statistics {
     pub released: u64,
     /// Number of events created so far; constant in a steady state.
     pub events_created: u64,
-    /// Number of blocks [evicted](crate::Evictable) so far.
+    /// Number of blocks evicted so far.
     pub evictions: u64,
     /// Bytes of those; wraps around.
     pub evicted: u64,
@@ -151,7 +150,7 @@ impl Statistics {
     }
 
     /// Returns the bytes that were allocated and not freed; zero if more was freed than allocated. It is useful for
-    /// a [scope](crate::StatisticsScope).
+    /// a scope (`StatisticsScope`).
     pub fn retained(&self) -> u64 {
         let retained = self.allocated.wrapping_sub(self.freed);
         u64::try_from(retained as i64).unwrap_or(0)
@@ -159,7 +158,8 @@ impl Statistics {
 
     /// Returns these figures with the counters since `earlier`. Levels, and figures that are not sums, stay as they
     /// are.
-    pub(crate) fn since(&self, earlier: &Self) -> Self {
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
         // Every field is named, so that no counter is forgotten.
         Self {
             capacity: self.capacity,
@@ -252,9 +252,14 @@ impl fmt::Display for Statistics {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hits(pub(super) [u64; Source::COUNT]);
+pub struct Hits([u64; Source::ALL.len()]);
 
 impl Hits {
+    /// Creates the numbers of allocations, in the order of [`Source::ALL`].
+    pub fn new(by_source: [u64; Source::ALL.len()]) -> Self {
+        Self(by_source)
+    }
+
     /// Returns the number of allocations from `source`.
     pub fn of(&self, source: Source) -> u64 {
         self.0[source as usize]

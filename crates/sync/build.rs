@@ -1,4 +1,4 @@
-//! Tells the crate whether it is built without optimizations, because models under loom cannot be: see `src/sync.rs`.
+//! Tells the crate whether it is built without optimizations, because models under loom cannot be: see `src/lib.rs`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -2,7 +2,7 @@
 //! process run on one [background](Background) thread at a time.
 
 use crate::background::{Background, Errand};
-use crate::sync::plain::{Arc, Mutex, OnceLock};
+use crate::plain::{Arc, Mutex, OnceLock};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use std::mem;
@@ -44,7 +44,7 @@ impl Wake for Worker {
 }
 
 /// Runs a future in the background.
-pub(crate) fn run(job: impl Future<Output = ()> + Send + 'static) {
+pub fn run(job: impl Future<Output = ()> + Send + 'static) {
     static WORKER: OnceLock<Arc<Worker>> = OnceLock::new();
     let worker = WORKER.get_or_init(Arc::default);
     // A job that panics, because a checker found a mistake, ends alone.

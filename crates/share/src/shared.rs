@@ -1,17 +1,23 @@
 //! Blocks with several owners, and parts of blocks.
 
-use crate::block::{Access, Block};
-use crate::buffer::Buffer;
-use crate::copy::{Download, Elements};
-use crate::device::{Argument, DeviceAddress};
-use crate::error::{CopyError, StreamError};
-use crate::measure::Bytes;
-use crate::stream::Stream;
-use crate::sync::Arc;
+use bytemuck::AnyBitPattern;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
+use weirpool::device::{Argument, DeviceAddress};
+use weirpool::{AccessOrder, Accesses, Block, Buffer, CopyError, Download, Stream, StreamError};
+
+/// Shares blocks and buffers.
+pub trait Share {
+    /// The owner.
+    type Shared;
+
+    /// Returns the first owner of this memory. It is freed when its last owner is dropped, in the order of all streams
+    /// that it was used on.
+    fn share(self) -> Self::Shared;
+}
 
 /// An owner of a [`Block`], or of a part of it.
 ///
@@ -20,6 +26,7 @@ use std::ops::Range;
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
+/// # use weirpool_share::Share;
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let (work, other_work) = (device.create_stream(), device.create_stream());
@@ -41,14 +48,6 @@ pub struct SharedBlock {
 }
 
 impl SharedBlock {
-    pub(crate) fn new(block: Block) -> Self {
-        Self {
-            start: 0,
-            bytes: block.size(),
-            block: Arc::new(block),
-        }
-    }
-
     /// Returns the device address of the first byte.
     pub fn address(&self) -> DeviceAddress {
         self.block.address() + self.start
@@ -57,12 +56,6 @@ impl SharedBlock {
     /// Returns the size of this part in bytes.
     pub fn size(&self) -> u64 {
         self.bytes
-    }
-
-    /// Returns the offset of this part in the block, in bytes.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn start(&self) -> u64 {
-        self.start
     }
 
     /// Returns the block that this is a part of.
@@ -108,7 +101,7 @@ impl SharedBlock {
     /// # Errors
     /// Returns the errors of [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.argument(stream, Access::Any, self.part())
+        Ok(self.part_of(self.block.on(stream)?))
     }
 
     /// Returns this part for reading on `stream`, after all writes of the whole block; see [`Block::read_on`].
@@ -116,12 +109,17 @@ impl SharedBlock {
     /// # Errors
     /// Returns the errors of [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.argument(stream, Access::Read, self.part())
+        Ok(self.part_of(self.block.read_on(stream)?))
     }
 
     /// Returns the range of this part in the block, in bytes.
     fn part(&self) -> Range<u64> {
         self.start..self.start + self.bytes
+    }
+
+    fn part_of<'a>(&self, block: Argument<'a>) -> Argument<'a> {
+        let part = block.part(self.part());
+        part.expect("a part lies within its block")
     }
 
     /// Copies bytes to the host; see [`Block::download`]. The range is counted from the beginning of this part.
@@ -156,13 +154,25 @@ impl fmt::Debug for SharedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedBlock")
             .field("start", &self.start)
-            .field("bytes", &Bytes(self.bytes))
+            .field("bytes", &self.bytes)
             .field("block", &self.block)
             .finish()
     }
 }
 
 /// An owner of a [`Buffer`], or of some of its elements. It behaves like [`SharedBlock`].
+///
+/// ```
+/// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+/// # use weirpool_share::Share;
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// let cache = Buffer::<f32>::try_allocate(&pool, &stream, 1000)?.share();
+/// let head = cache.view(0..10)?;
+/// assert_eq!((cache.len(), head.len(), head.address()), (1000, 10, cache.address()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a buffer is freed when its last owner is dropped"]
 pub struct SharedBuffer<T> {
     block: SharedBlock,
@@ -242,16 +252,11 @@ impl<T> SharedBuffer<T> {
         stream: &Stream,
     ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T>
     where
-        T: bytemuck::AnyBitPattern,
+        T: AnyBitPattern,
     {
         let SharedBlock { block, .. } = &self.block;
         let download = block.download(stream, self.block.part());
-        async move { Ok(Elements::new(download?).await?) }
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn shared_block(&self) -> &SharedBlock {
-        &self.block
+        async move { Ok(download.map(Download::elements)?.await?) }
     }
 
     /// Returns the owner without its element type.
@@ -260,27 +265,22 @@ impl<T> SharedBuffer<T> {
     }
 }
 
-impl Block {
-    /// Shares the block. It is freed when its last owner is dropped, in the order of all streams that it was used on.
-    pub fn share(self) -> SharedBlock {
-        SharedBlock::new(self)
+impl Share for Block {
+    type Shared = SharedBlock;
+
+    fn share(self) -> SharedBlock {
+        SharedBlock {
+            start: 0,
+            bytes: self.size(),
+            block: Arc::new(self),
+        }
     }
 }
 
-impl<T> Buffer<T> {
-    /// Shares the buffer; see [`Block::share`].
-    ///
-    /// ```
-    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// let cache = Buffer::<f32>::try_allocate(&pool, &stream, 1000)?.share();
-    /// let head = cache.view(0..10)?;
-    /// assert_eq!((cache.len(), head.len(), head.address()), (1000, 10, cache.address()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn share(self) -> SharedBuffer<T> {
+impl<T> Share for Buffer<T> {
+    type Shared = SharedBuffer<T>;
+
+    fn share(self) -> SharedBuffer<T> {
         let len = self.len();
         let mut block = self.into_block().share();
         // The block may be larger than the elements.
@@ -310,5 +310,69 @@ impl<T> fmt::Debug for SharedBuffer<T> {
             .field("len", &self.len())
             .field("block", &self.block)
             .finish()
+    }
+}
+
+impl<'a> Accesses for &'a SharedBlock {
+    type Arguments = Argument<'a>;
+
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
+        Ok(self.part_of(self.block().order(order)?))
+    }
+}
+
+impl<'a, T> Accesses for &'a SharedBuffer<T> {
+    type Arguments = Argument<'a>;
+
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
+        (&self.block).order(order)
+    }
+}
+
+/// Gives parts to cudarc's copies and libraries, as `weirpool` gives blocks.
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::{SharedBlock, SharedBuffer};
+    use std::sync::Arc;
+    use weirpool::device::cuda::native::{
+        CUdeviceptr, CudaStream, DevicePtr, DeviceSlice, SyncOnDrop,
+    };
+
+    /// Gives cudarc the part's bytes as a slice, as far as they were requested.
+    impl DeviceSlice<u8> for SharedBlock {
+        fn len(&self) -> usize {
+            let requested = self.block.requested().saturating_sub(self.start);
+            self.bytes.min(requested) as usize
+        }
+
+        fn stream(&self) -> &Arc<CudaStream> {
+            DeviceSlice::stream(self.block())
+        }
+    }
+
+    /// Gives cudarc the part's bytes to read. [`SharedBlock::read_on`] describes how the use is ordered.
+    impl DevicePtr<u8> for SharedBlock {
+        fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+            let (block, submitted) = self.block().device_ptr(stream);
+            (block + self.start, submitted)
+        }
+    }
+
+    /// Gives cudarc the elements of a shared buffer as a slice.
+    impl<T> DeviceSlice<T> for SharedBuffer<T> {
+        fn len(&self) -> usize {
+            self.len()
+        }
+
+        fn stream(&self) -> &Arc<CudaStream> {
+            DeviceSlice::stream(self.block.block())
+        }
+    }
+
+    /// Gives cudarc the elements of a shared buffer to read. [`SharedBuffer::read_on`] describes how the use is ordered.
+    impl<T> DevicePtr<T> for SharedBuffer<T> {
+        fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+            self.block.device_ptr(stream)
+        }
     }
 }

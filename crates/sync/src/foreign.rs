@@ -14,7 +14,7 @@
 //!
 //! A value that is overlooked leaks, and in debug builds it panics.
 
-use super::{Guard, Mutex, assert_unlocked, plain};
+use crate::{Guard, Guards, Mutex, assert_unlocked, plain};
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -22,15 +22,16 @@ use std::ops::{Deref, DerefMut};
 /// A value that runs foreign code when it is dropped; see the [module](self).
 #[derive(Debug)]
 #[must_use = "a foreign value that is not released leaks"]
-pub(crate) struct Foreign<T> {
+pub struct Foreign<T> {
     value: ManuallyDrop<T>,
     #[cfg(debug_assertions)]
     check: Check,
 }
 
 impl<T> Foreign<T> {
+    /// Wraps a value.
     #[inline]
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self {
             value: ManuallyDrop::new(value),
             #[cfg(debug_assertions)]
@@ -40,14 +41,14 @@ impl<T> Foreign<T> {
 
     /// Returns the value. The caller drops it with no lock held.
     #[inline]
-    pub(crate) fn into_inner(self) -> T {
+    pub fn into_inner(self) -> T {
         #[cfg(debug_assertions)]
         std::mem::forget(self.check);
         ManuallyDrop::into_inner(self.value)
     }
 
     /// Drops the value. A panic of its destructor affects nothing else: the panic hook has reported it.
-    pub(crate) fn release(self) {
+    pub fn release(self) {
         assert_unlocked("a foreign value is dropped");
         let value = self.into_inner();
         plain::catch(|| drop(value));
@@ -80,17 +81,18 @@ impl Drop for Check {
 
 /// The foreign values that a critical section is done with. Dropping it drops them.
 #[derive(Debug)]
-pub(crate) struct Trash<T>(SmallVec<[Foreign<T>; 1]>);
+pub struct Trash<T>(SmallVec<[Foreign<T>; 1]>);
 
 impl<T> Trash<T> {
+    /// Creates an empty trash.
     #[inline]
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self(SmallVec::new())
     }
 
     /// Adds values, or none.
     #[inline]
-    pub(crate) fn add(&mut self, values: impl IntoIterator<Item = Foreign<T>>) {
+    pub fn add(&mut self, values: impl IntoIterator<Item = Foreign<T>>) {
         for value in values {
             self.0.push(value);
         }
@@ -113,15 +115,16 @@ fn empty<T>(trash: SmallVec<[Foreign<T>; 1]>) {
 
 /// The guard of a [`Mutex`] whose critical section leaves foreign values. Dropping it first releases the lock.
 #[derive(Debug)]
-pub(crate) struct GuardWithTrash<'a, T: ?Sized, F> {
+pub struct GuardWithTrash<'a, T: ?Sized, F> {
     // In this order: fields are dropped as they are declared.
     guard: Guard<'a, T>,
     trash: Trash<F>,
 }
 
 impl<T: ?Sized> Mutex<T> {
+    /// Locks the mutex for a critical section that leaves foreign values.
     #[inline]
-    pub(crate) fn lock_with_trash<F>(&self) -> GuardWithTrash<'_, T, F> {
+    pub fn lock_with_trash<F>(&self) -> GuardWithTrash<'_, T, F> {
         GuardWithTrash {
             guard: self.lock(),
             trash: Trash::new(),
@@ -132,7 +135,7 @@ impl<T: ?Sized> Mutex<T> {
 impl<T: ?Sized, F> GuardWithTrash<'_, T, F> {
     /// Returns what the lock guards, and the trash.
     #[inline]
-    pub(crate) fn parts(&mut self) -> (&mut T, &mut Trash<F>) {
+    pub fn parts(&mut self) -> (&mut T, &mut Trash<F>) {
         (&mut self.guard, &mut self.trash)
     }
 }
@@ -155,14 +158,16 @@ impl<T: ?Sized, F> DerefMut for GuardWithTrash<'_, T, F> {
 
 /// A value that several threads set and take, and that may be foreign. The former value is dropped with no lock held.
 #[derive(Debug)]
-pub(crate) struct ForeignOption<T>(Mutex<Option<Foreign<T>>>);
+pub struct ForeignOption<T>(Mutex<Option<Foreign<T>>>);
 
 impl<T> ForeignOption<T> {
-    pub(crate) fn new(guards: super::Guards, value: Option<T>) -> Self {
+    /// Creates an option with this value.
+    pub fn new(guards: Guards, value: Option<T>) -> Self {
         Self(Mutex::new(guards, value.map(Foreign::new)))
     }
 
-    pub(crate) fn set(&self, value: Option<T>) {
+    /// Sets the value, and drops the former one.
+    pub fn set(&self, value: Option<T>) {
         let former = self.replace(value);
         former
             .into_iter()
@@ -170,24 +175,24 @@ impl<T> ForeignOption<T> {
     }
 
     /// Sets the value. The caller drops the former one with no lock held.
-    pub(crate) fn replace(&self, value: Option<T>) -> Option<T> {
+    pub fn replace(&self, value: Option<T>) -> Option<T> {
         let value = value.map(Foreign::new);
         let former = std::mem::replace(&mut *self.0.lock(), value);
         former.map(Foreign::into_inner)
     }
 
     /// Takes the value. The caller drops it with no lock held.
-    pub(crate) fn take(&self) -> Option<T> {
+    pub fn take(&self) -> Option<T> {
         self.replace(None)
     }
 
     /// Reads the value under the lock.
-    pub(crate) fn read<R>(&self, read: impl FnOnce(Option<&T>) -> R) -> R {
+    pub fn read<R>(&self, read: impl FnOnce(Option<&T>) -> R) -> R {
         read(self.0.lock().as_deref())
     }
 
     /// Changes the value in its place, under the lock.
-    pub(crate) fn change<R>(&self, change: impl FnOnce(Option<&mut T>) -> R) -> R {
+    pub fn change<R>(&self, change: impl FnOnce(Option<&mut T>) -> R) -> R {
         change(self.0.lock().as_mut().map(|value| &mut *value.value))
     }
 }
@@ -203,7 +208,6 @@ impl<T> Drop for ForeignOption<T> {
 #[cfg(all(test, not(weirpool_loom)))]
 mod tests {
     use super::*;
-    use crate::sync::Guards;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};

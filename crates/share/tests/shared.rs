@@ -1,10 +1,28 @@
 //! Blocks with several owners, and parts of blocks.
 
-use crate::common::*;
+#[path = "../../../tests/common/mod.rs"]
+mod common;
+
+use common::*;
+use static_assertions::{assert_impl_all, assert_not_impl_any};
 use std::sync::Arc;
 use weirpool::device::sim::{Operation, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
+use weirpool_share::{Share, SharedBlock, SharedBuffer};
+
+assert_impl_all!(SharedBlock: Send, Sync, Clone);
+assert_impl_all!(SharedBuffer<*const u8>: Send, Sync, Clone);
+
+#[cfg(feature = "cuda")]
+mod slices {
+    use super::*;
+    use cudarc::driver::{DevicePtr, DevicePtrMut};
+
+    assert_impl_all!(SharedBlock: DevicePtr<u8>);
+    assert_impl_all!(SharedBuffer<f32>: DevicePtr<f32>);
+    assert_not_impl_any!(SharedBuffer<f32>: DevicePtrMut<f32>);
+}
 
 /// Reads what a handle stands for, as a kernel would: through an argument.
 #[track_caller]

@@ -1,11 +1,11 @@
 //! How far a release of memory got.
 
-use super::Statistics;
-use crate::measure::{Bytes, debug_in_units};
+use crate::Statistics;
 use std::fmt;
+use weirpool_heap::debug_in_units;
+use weirpool_heap::units::Bytes;
 
-/// How far [`Pool::trim_to`](crate::Pool::trim_to) or [`Pool::resize`](crate::Pool::resize) got, and what keeps the
-/// rest; in bytes. `used + pending + free + moving = reserved`.
+/// How far `Pool::trim_to` or `Pool::resize` got, and what keeps the rest; in bytes. `used + pending + free + moving = reserved`.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -54,7 +54,8 @@ debug_in_units!(struct Trimmed {
 });
 
 impl Trimmed {
-    pub(crate) fn new(target: u64, released: u64, figures: &Statistics) -> Self {
+    /// Creates the report of a release that left these figures.
+    pub fn new(target: u64, released: u64, figures: &Statistics) -> Self {
         Self {
             target,
             released,

@@ -26,10 +26,8 @@ pub enum Source {
 }
 
 impl Source {
-    pub(crate) const COUNT: usize = 6;
-
     /// All sources, from the cheapest up.
-    pub const ALL: [Self; Self::COUNT] = [
+    pub const ALL: [Self; 6] = [
         Self::Lane,
         Self::Free,
         Self::SameStream,

@@ -4,8 +4,8 @@
 //! time is at most a sixteenth. Recording is one atomic addition to a bucket, without a lock; a reader may see some of
 //! the times that are being recorded.
 
-use crate::sync::{Count, plain::OnceLock};
 use std::time::Duration;
+use weirpool_sync::{Count, plain::OnceLock};
 
 /// Binary logarithm of the number of buckets to each power of two.
 const STEP_BITS: u32 = 4;
@@ -80,7 +80,7 @@ impl Recorder {
     }
 
     /// Records several times, at less cost than one by one.
-    pub(crate) fn record_all(&self, times: impl Iterator<Item = Duration>) {
+    pub fn record_all(&self, times: impl Iterator<Item = Duration>) {
         let mut total = 0_u64;
         for time in times.map(nanoseconds) {
             // First: no reader finds a time in a bucket that is longer than the longest.

@@ -3,9 +3,9 @@
 //! The heuristics and their names are Umpire's (`PoolCoalesceHeuristic`, `blocks_releasable`, `percent_releasable` and
 //! their `_hwm` forms).
 
-use super::Statistics;
-use crate::sync::plain::Arc;
+use crate::Statistics;
 use std::fmt;
+use weirpool_sync::plain::Arc;
 
 /// Decides when a pool coalesces its free memory into one range, and how much it then keeps.
 ///
@@ -154,7 +154,7 @@ impl fmt::Debug for CoalesceHeuristic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::Level;
+    use weirpool_heap::Level;
 
     fn figures() -> Statistics {
         let level = |current, high| Level { current, high };
