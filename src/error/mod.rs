@@ -2,15 +2,14 @@
 
 mod access;
 mod alloc;
-mod full_queue;
 mod shortfall;
 mod task;
 
 pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
-pub use full_queue::FullQueue;
 pub use shortfall::{Shortfall, TagShortfall};
 pub use task::TaskError;
+pub use weirpool_queue::FullQueue;
 
 use crate::device::DeviceError;
 use crate::measure::{Bytes, Counted, debug_in_units};

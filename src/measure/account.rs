@@ -9,13 +9,11 @@
 //! A request that the limit does not allow is *throttled*: it waits in the tag's quota queue. A bit of the same word
 //! says that a request is throttled, so that no free overlooks it and no newcomer of the same tag passes it.
 
-use super::tag::Tag;
-use super::{Level, Waits};
+use super::{Level, Tag, Waits};
 use crate::fault::injected;
 use crate::sync::{Count, Ordering, SharedNumber, SharedState, plain::OnceLock};
 use crossbeam_utils::CachePadded;
 use std::fmt;
-use std::num::NonZeroU32;
 
 /// Set while a request of this tag is throttled.
 const THROTTLED: u64 = 1 << 63;
@@ -37,8 +35,6 @@ pub(crate) struct Account {
     promised: Count,
     /// The most that may be charged.
     limit: SharedNumber,
-    /// 0 for a tag without a weight.
-    weight: Count,
     high: Count,
     allocations: Count,
     frees: Count,
@@ -55,7 +51,6 @@ impl Account {
             charged: SharedNumber::new(0),
             promised: Count::default(),
             limit: SharedNumber::new(u64::MAX),
-            weight: Count::default(),
             high: Count::default(),
             allocations: Count::default(),
             frees: Count::default(),
@@ -234,14 +229,6 @@ impl Account {
     pub(crate) fn set_limit(&self, limit: Option<u64>) {
         let limit = limit.unwrap_or(u64::MAX);
         self.limit.store(limit, Ordering::Relaxed);
-    }
-
-    pub(crate) fn weight(&self) -> Option<NonZeroU32> {
-        NonZeroU32::new(self.weight.get() as u32)
-    }
-
-    pub(crate) fn set_weight(&self, weight: u32) {
-        self.weight.set(weight.into());
     }
 
     pub(crate) fn allocations(&self) -> u64 {

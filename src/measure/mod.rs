@@ -2,14 +2,11 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `tag` | names of tenants |
 //! | `account` | the bytes that each tenant holds of one pool |
 
 mod account;
-mod tag;
 
 pub(crate) use account::{Account, Accounts, LimitReached};
-pub use tag::Tag;
 pub use weirpool_heap::Level;
 pub(crate) use weirpool_heap::debug_in_units;
 pub(crate) use weirpool_heap::units::{Bytes, Counted, Milliseconds};
@@ -19,3 +16,4 @@ pub use weirpool_measure::{
     Bucket, CoalesceHeuristic, Histogram, Hits, Recorder, Source, Statistics, Trimmed, WaitOutcome,
     WaitStatistics,
 };
+pub use weirpool_queue::Tag;

@@ -3,9 +3,8 @@
 use crate::engine::{Engine, figures};
 use crate::id::{StreamId, StreamLabel};
 use crate::lane::Lane;
-use crate::measure::{
-    Account, Accounts, Bytes, Counted, Level, Tag, WaitStatistics, debug_in_units,
-};
+use crate::measure::{Account, Bytes, Counted, Level, Tag, WaitStatistics, debug_in_units};
+use crate::queue::Service;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -157,26 +156,28 @@ impl fmt::Display for TagStatistics {
 
 impl TagStatistics {
     /// Returns zeros for a tag that the pool has not seen.
-    pub(crate) fn of(accounts: &Accounts, tag: Tag) -> Self {
-        let account = accounts.get(tag);
-        account.map_or(Self::none(tag), |account| Self::of_account(tag, account))
+    pub(crate) fn of(service: &Service, tag: Tag) -> Self {
+        let account = service.queue.accounts.get(tag);
+        account.map_or(Self::none(tag), |account| {
+            Self::of_account(service, tag, account)
+        })
     }
 
-    pub(crate) fn of_all(accounts: &Accounts) -> Vec<Self> {
-        let accounts = accounts.iter();
+    pub(crate) fn of_all(service: &Service) -> Vec<Self> {
+        let accounts = service.queue.accounts.iter();
         accounts
-            .map(|(tag, account)| Self::of_account(tag, account))
+            .map(|(tag, account)| Self::of_account(service, tag, account))
             .collect()
     }
 
-    fn of_account(tag: Tag, account: &Account) -> Self {
+    fn of_account(service: &Service, tag: Tag, account: &Account) -> Self {
         // Before the allocations: the allocation of every free that is counted is counted, too.
         let frees = account.frees();
         Self {
             tag,
             used: account.used(),
             limit: account.limit(),
-            weight: account.weight().map_or(0, NonZeroU32::get),
+            weight: service.queue.weight(tag).map_or(0, NonZeroU32::get),
             allocations: account.allocations(),
             frees,
             waits: account.waits.statistics(),

@@ -377,7 +377,7 @@ impl Pool {
 
     /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
     pub fn statistics_by_tag(&self) -> Vec<TagStatistics> {
-        TagStatistics::of_all(&self.service().queue.accounts)
+        TagStatistics::of_all(self.service())
     }
 
     /// Begins a scope, which reports what happens in the pool from now on.

@@ -38,7 +38,7 @@ impl<'a> TagAccount<'a> {
 
     /// Returns the tag's current figures in this pool.
     pub fn statistics(&self) -> TagStatistics {
-        TagStatistics::of(&self.pool.service().queue.accounts, self.tag)
+        TagStatistics::of(self.pool.service(), self.tag)
     }
 
     /// Returns the most bytes that the tag may hold at once, if that is limited.
@@ -124,8 +124,7 @@ impl<'a> TagAccount<'a> {
 
     /// Returns the weight of the tag in the queue; 0 if it has none.
     pub fn weight(&self) -> u32 {
-        let account = self.pool.service().queue.accounts.get(self.tag);
-        let weight = account.and_then(|account| account.weight());
+        let weight = self.pool.service().queue.weight(self.tag);
         weight.map_or(0, std::num::NonZeroU32::get)
     }
 

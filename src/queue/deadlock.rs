@@ -10,7 +10,6 @@
 //! Requests that wait for the limit of their tag are no part of this: after the same time they fail, if nothing of the
 //! tag was freed meanwhile (see [`Throttled`](super::throttled)).
 
-use super::Position;
 use super::pass::{Pass, Served};
 use super::waiter::Waiter;
 use super::{Demand, Service};
@@ -18,72 +17,13 @@ use crate::error::AllocError;
 use crate::lane::{Holder, Lane};
 use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::seam::Fact;
-use crate::sync::{Arc, Guards, Mutex};
+use crate::sync::Arc;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
 /// How many holders a report names.
 const NAMED: usize = 16;
-
-/// See the [module](self).
-#[derive(Debug)]
-pub(super) struct Deadlock(Mutex<Option<Standstill>>);
-
-/// A queue in which nothing moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Standstill {
-    head: Position,
-    /// Blocks given back so far. A free changes it, to a reservation as well.
-    returns: u64,
-    since: Duration,
-    is_reported: bool,
-}
-
-impl Deadlock {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(Guards::Queue, None))
-    }
-
-    /// Notes that something moved. Returns whether that was not known.
-    pub(super) fn end(&self) -> bool {
-        self.0.lock().take().is_some()
-    }
-
-    /// Returns since when nothing moves: since now, if something moved after the last look.
-    fn since(&self, head: Position, returns: u64, now: Duration) -> Duration {
-        let mut standstill = self.0.lock();
-        match &*standstill {
-            Some(known) if known.head == head && known.returns == returns => known.since,
-            _ => {
-                *standstill = Some(Standstill {
-                    head,
-                    returns,
-                    since: now,
-                    is_reported: false,
-                });
-                now
-            }
-        }
-    }
-
-    /// Returns whether to report the deadlock, which is reported once.
-    fn report(&self) -> bool {
-        let mut standstill = self.0.lock();
-        let was_reported = standstill
-            .as_mut()
-            .map(|known| std::mem::replace(&mut known.is_reported, true));
-        was_reported == Some(false)
-    }
-}
-
-/// Returns how long nothing may move before every request is searched for. Looking at a long queue takes time: each
-/// 1,024 requests make it 1 ms longer, so that the looks stay rare.
-fn grace(service: &Service) -> Duration {
-    let queued = u32::try_from(service.queue.queued()).unwrap_or(u32::MAX);
-    let longer = Duration::from_millis(1) * (queued / 1024);
-    service.rules.deadlock_grace.saturating_add(longer)
-}
 
 impl Pass<'_> {
     /// Looks for a deadlock, when the head cannot be served and no request may overtake it. If nothing moves for the
@@ -99,15 +39,17 @@ impl Pass<'_> {
             return Served::Short;
         };
         let now = service.now();
-        let since = service.deadlock.since(head.sort_key.position, returns, now);
-        let grace_ends = since.saturating_add(grace(service));
-        if now < grace_ends {
+        let (position, queued) = (head.entry.sort_key.position, service.queue.queued());
+        let mut standstill = service.standstill.lock();
+        let grace_ends = standstill.look(position, returns, queued, &service.rules, now);
+        drop(standstill);
+        if let Some(grace_ends) = grace_ends {
             self.look_again_at(grace_ends);
             return Served::Short;
         }
         match self.serve_any() {
             Served::Short if service.is_short_for_others() => Served::Short,
-            Served::Short => self.report_deadlock(head, now, since),
+            Served::Short => self.report_deadlock(head, now),
             served => served,
         }
     }
@@ -125,16 +67,15 @@ impl Pass<'_> {
     }
 
     /// Reports the deadlock, in which no request can be served, and fails the head when it has lasted long enough.
-    fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration, since: Duration) -> Served {
+    fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration) -> Served {
         let service = self.service;
-        if service.deadlock.report() {
+        let verdict = service.standstill.lock().judge(&service.rules, now);
+        if verdict.is_new {
             tell_deadlock(service, &head.demand, None);
         }
-        let Some(fails_at) = service.rules.deadlock_fails_at(since) else {
-            return Served::Short;
-        };
-        if now < fails_at {
-            self.look_again_at(fails_at);
+        if !verdict.fails {
+            let fails_at = verdict.fails_at.into_iter();
+            fails_at.for_each(|at| self.look_again_at(at));
             return Served::Short;
         }
         service.end_deadlock();
@@ -253,7 +194,7 @@ fn explain(waiter: &Waiter) -> String {
     let _ = write!(
         text,
         ", since {}, at {}",
-        Milliseconds(waiter.since),
+        Milliseconds(waiter.entry.since),
         waiter.location
     );
     text

@@ -13,16 +13,13 @@
 //! | `service` | the engine with its queue, and when the queue is served |
 //! | `funnel` | notifies requests and reclaimers of changes |
 //! | `pass` | one pass over the queue: grants what the engine finds |
-//! | `deadlock`, `scan` | what happens when nothing changes any more, and which requests are tried then |
-//! | `waiters` | all requests that wait |
+//! | `deadlock`, `throttled` | what happens when nothing changes any more; for requests that wait for the limit of a tag |
+//! | `waiters` | all requests that wait: executes what `weirpool-queue` decides |
 //! | `waiter` | one of them, and its grant |
-//! | `queued`, `fair_queue` | the requests that wait for memory; their order |
-//! | `quota_queue`, `throttled` | the requests that wait for the limit of a tag |
+//! | `unclaimed` | memory found for it, and not yet granted |
 //! | `scopes` | the requests made in scopes of reservations |
-//! | `admission`, `shares` | whether a request may join, which ones it displaces, and how long it would wait |
-//! | `listing` | the list of the requests that wait |
 //! | `charge` | bytes charged to a tag for a request under way |
-//! | `terms`, `demand` | terms and rules of waiting; size, alignment and account of a request |
+//! | `demand` | size, alignment and account of a request |
 //! | `attempt`, `waiting` | a request without waiting; its position in the queue |
 //! | `stall` | whether the owner of a request is to be told that nothing can serve it |
 //! | `grower` | memory calls that block, away from the runtime's workers |
@@ -33,52 +30,43 @@
 //! | `tenancy` | applies what a source of capacity grants and recalls |
 //! | `link` | what the timer calls |
 
-mod admission;
 mod attempt;
 mod blocking;
 mod charge;
 mod deadlock;
 mod demand;
 mod drain;
-mod fair_queue;
 mod funnel;
 mod grower;
 mod link;
-mod listing;
 mod pass;
 mod passage;
-mod queued;
-mod quota_queue;
 mod reclaimer;
-mod scan;
 mod scopes;
 mod service;
-mod shares;
 mod spawn;
 mod stall;
 mod tenancy;
-mod terms;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod tests;
 mod throttled;
+mod unclaimed;
 mod waiter;
 mod waiters;
 mod waiting;
 mod waiting_request;
 
-pub use admission::QueueLimit;
 pub(crate) use attempt::{Ask, Asker, Denied, error_of, try_now};
 pub(crate) use blocking::{block_on_unless_in_task, is_far_from_tasks, may_block};
 pub(crate) use charge::TagCharge;
 pub(crate) use demand::Demand;
 pub use drain::Drain;
-use fair_queue::Position;
 pub(crate) use passage::Passage;
 pub use passage::Passages;
 pub use reclaimer::Reclaimer;
 pub(crate) use service::Service;
 pub(crate) use tenancy::Tenant;
-pub(crate) use terms::Rules;
-pub use terms::{Overtaking, Terms};
 pub(crate) use waiting::{Made, Waiting};
 pub use waiting_request::WaitingRequest;
+pub(crate) use weirpool_queue::Rules;
+pub use weirpool_queue::{Overtaking, QueueLimit, Terms};

@@ -1,7 +1,7 @@
 //! Serving: one pass over the queue, which serves each request that can be served.
 //!
 //! The head is granted the memory that the engine finds for it, then the next head, and so on. While the head cannot be
-//! served, no other request is served, except for requests that may [overtake](super::terms::Overtaking) it, and in a
+//! served, no other request is served, except for requests that may [overtake](super::Overtaking) it, and in a
 //! [deadlock](super::deadlock).
 //!
 //! The pool cannot tell a request that was forgotten (`mem::forget`) from one whose task is slow. A head that cannot be
@@ -14,7 +14,8 @@
 
 use super::Service;
 use super::funnel::wake_all;
-use super::waiter::{Unclaimed, Waiter};
+use super::unclaimed::Unclaimed;
+use super::waiter::Waiter;
 use crate::engine::{Effort, Mode, NoMemory, maintenance, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -126,15 +127,15 @@ impl<'a> Pass<'a> {
     }
 
     fn serve_overtakers(&self) -> Served {
-        let overtaking = self.service.rules.overtaking;
-        if overtaking.times == 0 {
+        let rules = &self.service.rules;
+        if rules.overtaking.times == 0 {
             return Served::Short;
         }
         let waiters = self.service.queue.looked_at();
         for (ahead, waiter) in waiters.iter().enumerate().skip(1) {
             let bytes = waiter.demand.request.bytes;
             let passed = &waiters[..ahead];
-            let may_pass = |passed: &Arc<Waiter>| overtaking.allows(passed.passed(), bytes);
+            let may_pass = |passed: &Arc<Waiter>| rules.may_overtake(passed.passed(), bytes);
             if !passed.iter().all(may_pass) {
                 // A request further behind would pass the same ones; but it may be smaller.
                 continue;
@@ -217,12 +218,12 @@ impl<'a> Pass<'a> {
 
     fn grant(&self, waiter: &Waiter, found: Unclaimed) -> Served {
         let service = self.service;
-        let waited = service.now().saturating_sub(waiter.since);
+        let waited = service.now().saturating_sub(waiter.entry.since);
         service.end_deadlock();
         if injected("woken-before-granted") {
             wake_all(&self.service.engine.store.announcer, waiter.notify());
         }
-        match waiter.grant(found) {
+        match waiter.grant(found.claim()) {
             Ok(waker) => {
                 let _ = service.leave(waiter, Some(waited));
                 if !injected("woken-before-granted") {
@@ -231,6 +232,7 @@ impl<'a> Pass<'a> {
                 Served::Granted
             }
             Err(found) => {
+                let found = Unclaimed::new(service, waiter, found);
                 let _ = service.leave(waiter, None);
                 drop(found);
                 Served::Gone

@@ -1,6 +1,5 @@
 //! The requests that were made in the scopes of reservations.
 
-use super::fair_queue::Position;
 use super::waiter::Waiter;
 use crate::engine::gate;
 use crate::id::ReservationId;
@@ -8,6 +7,7 @@ use crate::sync::plain::AtomicU64;
 use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedState, Trash};
 use std::collections::BTreeMap;
 use std::task::Waker;
+use weirpool_queue::Position;
 
 /// A reservation, and the position of a request in its scope.
 type ScopeKey = (ReservationId, Position);
@@ -92,5 +92,5 @@ impl Drop for Scopes {
 }
 
 fn key(waiter: &Waiter) -> Option<ScopeKey> {
-    Some((waiter.scope?, waiter.sort_key.position))
+    Some((waiter.scope?, waiter.entry.sort_key.position))
 }

@@ -1,7 +1,5 @@
 //! The service: the engine with its queue, shared by futures and reclaimers.
 
-use super::Demand;
-use super::deadlock::Deadlock;
 use super::drain::Drains;
 use super::funnel::{Funnel, wake_all};
 use super::grower::Grower;
@@ -10,9 +8,9 @@ use super::pass::Pass;
 use super::reclaimer::Spawned;
 use super::spawn;
 use super::tenancy::Tenancy;
-use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
-use super::waiters::{Displaced, Moved, Waiters};
+use super::waiters::{Displaced, Waiters};
+use super::{Demand, Rules, Terms};
 use crate::background::Background;
 use crate::device::Device;
 use crate::engine::{
@@ -24,11 +22,12 @@ use crate::fault::injected;
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::seam::Fact;
-use crate::sync::{Arc, ForeignOption, Guards, Ordering, SharedFlag, plain};
+use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::timer::{Deadline, Timer};
 use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
+use weirpool_queue::{Moved, Standstill};
 
 /// See the [module](self).
 pub(crate) struct Service {
@@ -38,7 +37,8 @@ pub(crate) struct Service {
     pub(super) funnel: plain::Arc<Funnel>,
     /// The rules by which requests wait.
     pub(super) rules: Rules,
-    pub(super) deadlock: Deadlock,
+    /// How long nothing moves.
+    pub(super) standstill: Mutex<Standstill>,
     /// The device's watches on streams. Changed by the serving thread only: two threads that looked at different times
     /// would undo each other's watches.
     watches: ForeignOption<Watches>,
@@ -73,7 +73,7 @@ impl Service {
         let engine = Engine::new(device, settings, others, funnel.clone(), waits, &timer)?;
         Ok(Self {
             rules,
-            deadlock: Deadlock::new(),
+            standstill: Mutex::new(Guards::Queue, Standstill::default()),
             queue,
             funnel,
             engine,
@@ -323,7 +323,7 @@ impl Service {
 
     /// Notes that something moved, so that there is no deadlock.
     pub(super) fn end_deadlock(&self) {
-        if self.deadlock.end() {
+        if self.standstill.lock().end() {
             self.queue.forget_scan();
         }
     }
@@ -463,7 +463,7 @@ impl Service {
         bytes: u64,
     ) -> Option<Duration> {
         let now = self.now();
-        let due = Terms::default().due(now, &self.rules);
+        let due = self.rules.due(&Terms::default(), now);
         self.queue.expected_wait(over, tag, bytes, due, now)
     }
 

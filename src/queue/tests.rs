@@ -1,6 +1,5 @@
 //! Tests that count the work of waiting: locks of the heap, each of which a search takes, and waiters looked at.
 
-use super::fair_queue::VISITS;
 use crate::device::sim::{Clock, SimDevice};
 use crate::sync::{Guards, census};
 use crate::{AllocateOwned, Block, Pool, Stream, Tag};
@@ -10,6 +9,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
+use weirpool_queue::visits;
 
 const MIB: u64 = 1 << 20;
 const MS: Duration = Duration::from_millis(1);
@@ -18,7 +18,7 @@ const MS: Duration = Duration::from_millis(1);
 fn work() -> u64 {
     let locks = census().locks.into_iter();
     let of_heap = locks.filter(|(guards, _)| *guards == Guards::Heap);
-    of_heap.map(|(_, count)| count).sum::<u64>() + VISITS.take()
+    of_heap.map(|(_, count)| count).sum::<u64>() + visits::take()
 }
 
 /// Runs a service on the device's executor, and returns its work.
@@ -162,7 +162,7 @@ fn list_of_waiting_requests_looks_at_each_once_and_takes_the_lock_in_parts() {
     let of_queue = census.filter(|(guards, _)| *guards == Guards::Queue);
     let of_queue: u64 = of_queue.map(|(_, count)| count).sum();
     assert!(of_queue as usize >= 4 * COUNT / 256, "{of_queue} locks");
-    assert!(VISITS.take() as usize <= 3 * COUNT + 1);
+    assert!(visits::take() as usize <= 3 * COUNT + 1);
     drop((waiting, held));
 }
 
@@ -177,13 +177,13 @@ fn limits_and_weights_are_set_without_looking_at_those_that_wait() {
             pool.tag(tag).set_limit(Some(4096));
         }
         let waiting = wait(&pool, &stream, tag, count);
-        let _ = (locks(), VISITS.take());
+        let _ = (locks(), visits::take());
         if !is_throttled {
             pool.tag(tag).set_limit(None);
         }
         pool.tag(tag).set_limit(Some(4096));
         pool.tag(tag).set_weight(7);
-        all.push((locks(), VISITS.take()));
+        all.push((locks(), visits::take()));
         // Requests that can never be served under the limit fail.
         pool.tag(tag).set_limit(Some(0));
         assert_eq!(pool.tag(tag).statistics().waits.waiting, 0);

@@ -11,48 +11,35 @@ use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::timer::Deadline;
 use std::task::Waker;
-use std::time::Duration;
-
-/// How long nothing of the tag was freed.
-#[derive(Debug)]
-pub(super) struct TagStandstill {
-    /// How often bytes of the tag were freed.
-    releases: u64,
-    since: Duration,
-    _look: Deadline,
-}
+use weirpool_queue::TagStandstill;
 
 /// Looks after a throttled request when it is polled. Returns the error with which it fails, if it does.
 pub(super) fn look(
     service: &Service,
     waiter: &Waiter,
     tag: Tag,
-    standstill: &mut Option<TagStandstill>,
+    standstill: &mut Option<(TagStandstill, Deadline)>,
     waker: &Waker,
 ) -> Option<AllocError> {
     let now = service.now();
-    let releases = service.queue.accounts.of(tag).releases();
-    let known = standstill.take().filter(|known| known.releases == releases);
-    let mut since = known.map_or(now, |known| known.since);
-    if now >= service.rules.deadlock_fails_at(since)? {
+    let account = service.queue.accounts.of(tag);
+    let known = standstill.take().map(|(known, _)| known);
+    let mut current = TagStandstill::go_on(known, account.releases(), now);
+    if now >= current.fails_at(&service.rules)? {
         // The first request fails, even if no executor polls it. What its task holds may let this one in.
         match service.queue.first_throttled(tag) {
-            Some(first) if first.sort_key != waiter.sort_key => {
+            Some(first) if first.entry.sort_key != waiter.entry.sort_key => {
                 let error = deadlocked(service, &first, tag);
                 service.fail(&first, error);
             }
             _ => return Some(deadlocked(service, waiter, tag)),
         }
-        since = now;
+        current = TagStandstill::new(account.releases(), now);
     }
-    let fails_at = service.rules.deadlock_fails_at(since)?;
+    let fails_at = current.fails_at(&service.rules)?;
     let look = service.timer.deadline(true);
     look.set(Some((fails_at, waker.clone())));
-    *standstill = Some(TagStandstill {
-        releases: service.queue.accounts.of(tag).releases(),
-        since,
-        _look: look,
-    });
+    *standstill = Some((current, look));
     None
 }
 

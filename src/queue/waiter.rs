@@ -13,10 +13,9 @@
 //! grant takes the grant out and gives it back. So a grant has one owner at every moment. A grant does not keep the
 //! pool alive: a forgotten future leaks its memory, and no more.
 
-use super::fair_queue::{Flow, SortKey};
+use super::Demand;
 use super::stall::Stall;
-use super::{Demand, Service};
-use crate::engine::{Allocations, Expected, Parts, charging, release};
+use crate::engine::{Allocations, Expected, Parts};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::id::ReservationId;
@@ -27,17 +26,15 @@ use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
+use weirpool_queue::Entry;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    pub(crate) sort_key: SortKey,
-    pub(super) flow: Flow,
+    pub(super) entry: Entry,
     pub(crate) lane: Arc<Lane>,
     pub(crate) demand: Demand,
     pub(crate) parts: Parts,
-    /// When the request came, on the device's clock.
-    pub(crate) since: Duration,
     /// The points to be passed before new memory is taken for the request.
     pub(crate) patience: Expected,
     /// The reservation in whose scope the request was made: it also takes memory that returns to it.
@@ -70,12 +67,10 @@ pub(crate) struct Waiter {
 /// A request as it joins.
 #[derive(Debug)]
 pub(super) struct WaiterOrigin {
-    pub(super) sort_key: SortKey,
-    pub(super) flow: Flow,
+    pub(super) entry: Entry,
     pub(super) lane: Arc<Lane>,
     pub(super) demand: Demand,
     pub(crate) parts: Parts,
-    pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) scope: Option<ReservationId>,
     pub(super) location: &'static Location<'static>,
@@ -106,12 +101,10 @@ impl Waiter {
             silent_since: None,
         };
         Self {
-            sort_key: origin.sort_key,
-            flow: origin.flow,
+            entry: origin.entry,
             lane: origin.lane,
             demand: origin.demand,
             parts: origin.parts,
-            since: origin.since,
             patience: origin.patience,
             scope: origin.scope,
             location: origin.location,
@@ -134,11 +127,11 @@ impl Waiter {
     ///
     /// # Errors
     /// Returns the memory if the waiter is gone.
-    pub(super) fn grant(&self, found: Unclaimed) -> Result<Option<Waker>, Unclaimed> {
+    pub(super) fn grant(&self, found: Allocations) -> Result<Option<Waker>, Allocations> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, WaiterState::Gone) {
             WaiterState::Waiting { waker, .. } => {
-                *state = WaiterState::Granted(found.claim());
+                *state = WaiterState::Granted(found);
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker.map(Foreign::into_inner))
             }
@@ -332,48 +325,6 @@ impl Waiter {
 
     pub(super) fn is_waiting(&self) -> bool {
         matches!(&*self.state.lock(), WaiterState::Waiting { .. })
-    }
-}
-
-/// Memory that was found for a request, or bytes that were charged for it, and not yet granted. Dropped, it goes back to the pool: no lock may be held
-/// then.
-#[derive(Debug)]
-#[must_use = "memory that is not claimed goes back to the pool"]
-pub(super) struct Unclaimed {
-    service: Arc<Service>,
-    lane: Arc<Lane>,
-    allocations: Allocations,
-    /// The bytes that the capacity was charged for.
-    charged: u64,
-}
-
-impl Unclaimed {
-    /// Takes over memory that was found for a request, or its charge.
-    pub(super) fn new(service: &Arc<Service>, waiter: &Waiter, allocations: Allocations) -> Self {
-        Self {
-            service: service.clone(),
-            lane: waiter.lane.clone(),
-            allocations,
-            charged: waiter.parts.charge.unwrap_or(0),
-        }
-    }
-
-    /// Takes the memory, which the caller has to free from now on.
-    pub(super) fn claim(mut self) -> Allocations {
-        self.charged = 0;
-        std::mem::take(&mut self.allocations)
-    }
-}
-
-impl Drop for Unclaimed {
-    fn drop(&mut self) {
-        let allocations = std::mem::take(&mut self.allocations);
-        if !allocations.is_empty() {
-            release::give_all_back(&self.service.engine, &self.lane, allocations);
-        }
-        if self.charged > 0 {
-            charging::uncharge(&self.service.engine, self.charged);
-        }
     }
 }
 

@@ -2,8 +2,9 @@
 //! [`Request`](crate::Request), in the layer above.
 
 use super::attempt::{Ask, Asker, Denied, count_parts};
-use super::throttled::{self, TagStandstill};
-use super::waiter::{Unclaimed, Waiter, outcome_of};
+use super::throttled;
+use super::unclaimed::Unclaimed;
+use super::waiter::{Waiter, outcome_of};
 use super::waiters::{JoinRefused, Joined, Newcomer};
 use super::{Demand, Service, Terms};
 use crate::engine::{Allocations, Expected, NoMemory};
@@ -18,6 +19,7 @@ use std::fmt;
 use std::panic::Location;
 use std::task::{Poll, Waker};
 use std::time::Duration;
+use weirpool_queue::{TagStandstill, longest_wait};
 
 /// The place in the source, and the scope, in which a waiting request was made.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +37,10 @@ pub(crate) struct Waiting(Rare<Membership>);
 
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let since = self.0.as_deref().map(|membership| membership.waiter.since);
+        let since = self
+            .0
+            .as_deref()
+            .map(|membership| membership.waiter.entry.since);
         f.debug_tuple("WaitingSince").field(&since).finish()
     }
 }
@@ -44,7 +49,7 @@ struct Membership {
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Deadline)>,
     /// How long nothing of the tag was freed, if the request is throttled.
-    standstill: Option<TagStandstill>,
+    standstill: Option<(TagStandstill, Deadline)>,
     /// The number of the event that told of the wait.
     told: u64,
 }
@@ -72,23 +77,25 @@ impl Waiting {
             _ => Expected::default(),
         };
         let engine = &service.engine;
-        let (now, limit) = (engine.shared.device.now(), terms.limit());
+        let (now, limit) = (engine.shared.device.now(), longest_wait(terms));
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
             parts: ask.parts.clone(),
-            due: terms.due(now, &service.rules),
+            due: service.rules.due(terms, now),
             since: now,
             patience,
             waker,
             scope: made.scope,
             location: made.location,
             limit,
-            charge,
+            is_charged: charge.is_some(),
         };
-        let joined = service
-            .queue
-            .join(newcomer, &service.rules, &engine.shared.gate);
+        let joined = service.queue.join(newcomer, &engine.shared.gate);
+        // The bytes belong to the position now, or are uncharged below.
+        if let Some(charge) = charge {
+            charge.keep();
+        }
         let Joined {
             waiter,
             moved,
@@ -224,7 +231,7 @@ impl Waiting {
         let Membership { waiter, told, .. } = *membership;
         let left_over = waiter.cancel();
         let left_over = left_over.map(|found| Unclaimed::new(service, &waiter, found));
-        let time_waited = service.now().saturating_sub(waiter.since);
+        let time_waited = service.now().saturating_sub(waiter.entry.since);
         let waited = was_served.then_some(time_waited);
         let outcome = match was_served {
             true => WaitOutcome::Served,
@@ -305,7 +312,7 @@ impl Membership {
         }
         let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
-            waited: service.now().saturating_sub(waiter.since),
+            waited: service.now().saturating_sub(waiter.entry.since),
             shortfall: shortfall.into(),
         })
     }

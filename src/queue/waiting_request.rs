@@ -38,7 +38,7 @@ impl WaitingRequest {
             stream: waiter.lane.id,
             tag: waiter.demand.tag,
             is_over_limit: waiter.is_throttled(),
-            waited: now.saturating_sub(waiter.since),
+            waited: now.saturating_sub(waiter.entry.since),
             expected_wait,
             site: waiter.location.into(),
         }

@@ -1,6 +1,5 @@
 //! Kernels that write beside a guarded block.
 
-use crate::bench::Bench;
 use crate::common::MIB;
 use crate::cuda::{Cuda, Setting};
 use crate::site::Site;

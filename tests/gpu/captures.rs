@@ -18,6 +18,7 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
+use weirpool::testing::Invariants;
 use weirpool::{Fill, Pool, PoolBuilder, Source, TaskError, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 

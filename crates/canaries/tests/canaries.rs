@@ -201,13 +201,12 @@ fn guarded_block_is_a_buffer_and_does_not_grow() {
     let grown = block_on(block.grow(4096));
     assert!(matches!(grown, Err(AllocError::NoRoom { .. })), "{grown:?}");
     let mut buffer = Buffer::<u32>::from_block(block, 1024).unwrap();
-    drop(buffer.upload(stream, 1000, &[7; 24]).unwrap());
-    assert!(buffer.upload(stream, 1000, &[7; 25]).is_err());
+    let mut end = buffer.slice_mut(1000..1024).unwrap();
+    drop(end.upload(stream, &[7; 24]).unwrap());
+    assert!(buffer.slice_mut(1000..1025).is_err());
     let last = block_on(buffer.download(stream, 1023..1024).unwrap()).unwrap();
     assert_eq!(last, [7]);
-    let shared = buffer.share();
-    drop(shared.clone());
-    drop(shared);
+    drop(buffer);
     assert_eq!(site.settle(), []);
 }
 

@@ -2,8 +2,7 @@
 //!
 //! This module does not know how the device carries them out.
 
-use super::engine::Engine;
-use super::{SimDevice, devices_of};
+use super::{SimDevice, host_of};
 use weirpool_device::{HandleTypes, MemoryKind, MemoryKinds};
 
 /// The granularity of sizes and addresses, in bytes: that of the H200.
@@ -280,7 +279,7 @@ impl SimBuilder {
     pub fn build_host<const DEVICES: usize>(self) -> [SimDevice; DEVICES] {
         let devices = u32::try_from(DEVICES).ok().filter(|devices| *devices > 0);
         let devices = devices.expect("a host needs devices");
-        let devices = devices_of(Engine::new(self.checked(), devices));
+        let devices = host_of(self.checked(), devices);
         match <[SimDevice; DEVICES]>::try_from(devices) {
             Ok(devices) => devices,
             Err(_) => unreachable!("a host has as many devices as it was asked for"),

@@ -219,6 +219,11 @@ impl From<SimDevice> for Arc<dyn Device> {
     }
 }
 
+/// Creates the devices of a host.
+fn host_of(settings: builder::Settings, devices: u32) -> Vec<SimDevice> {
+    devices_of(Engine::new(settings, devices))
+}
+
 /// Returns the devices of one host.
 fn devices_of(engine: Arc<Engine>) -> Vec<SimDevice> {
     let numbers = 0..engine.devices();

@@ -14,7 +14,7 @@
 //!
 //! A value that is overlooked leaks, and in debug builds it panics.
 
-use crate::{Guard, Guards, Mutex, assert_unlocked, plain};
+use crate::{Arc, Guard, Guards, Mutex, assert_unlocked, plain};
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -52,6 +52,14 @@ impl<T> Foreign<T> {
         assert_unlocked("a foreign value is dropped");
         let value = self.into_inner();
         plain::catch(|| drop(value));
+    }
+}
+
+/// To count a reference runs no foreign code.
+impl<T> Clone for Foreign<Arc<T>> {
+    #[inline]
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(self))
     }
 }
 

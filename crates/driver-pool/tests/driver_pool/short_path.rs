@@ -64,9 +64,9 @@ impl Side {
                 })
             }
             6..10 if !self.blocks.is_empty() => {
-                let block = self.blocks.swap_remove(size % self.blocks.len());
+                let mut block = self.blocks.swap_remove(size % self.blocks.len());
                 if what == 6 {
-                    block.write_on(stream).unwrap();
+                    let _ = block.write_on(stream).unwrap();
                 }
                 match what {
                     7 => drop(block.deallocate()),

@@ -1,80 +1,19 @@
 //! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
-use super::shares::Amount;
-use crate::error::{AllocError, FullQueue};
-use crate::measure::{Tag, debug_in_units};
+use crate::amount::Amount;
+use crate::{FullQueue, QueueLimit, Tag};
 use std::time::Duration;
-
-/// The number of requests that may wait for memory at once, and their bytes. A request that would have to wait beyond
-/// that fails at once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
-///
-/// The limit is shared among the tags that wait, by [weight](crate::TagAccount::set_weight): a tag without a weight has
-/// the weight 1, and so have all requests without a tag together. Each share is at least one request. A tag may wait for
-/// more than its share while there is room. When the queue is full, a request of a tag within its share is admitted, and
-/// the last waiting request of the tag that is furthest above its share fails with `QueueFull` in its place. So one
-/// tenant's flood gets no other tenant's requests refused.
-///
-/// Requests that need not wait are granted as usual, and waiting requests stay otherwise. Requests that wait for the
-/// [limit](crate::TagAccount::set_limit) of their tag are counted separately for each tag: see
-/// [`TagAccount::set_queue_limit`](crate::TagAccount::set_queue_limit).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct QueueLimit {
-    /// The number of requests that may wait.
-    pub requests: usize,
-    /// The bytes that they may wait for together. A request for more than that never waits.
-    pub bytes: u64,
-}
-
-debug_in_units!(struct QueueLimit { requests, bytes as bytes });
-
-impl QueueLimit {
-    /// Allows any number of requests to wait: the default.
-    pub const NONE: Self = Self {
-        requests: usize::MAX,
-        bytes: u64::MAX,
-    };
-
-    /// Creates a limit that allows up to `requests` requests to wait, for any number of bytes.
-    pub const fn requests(requests: usize) -> Self {
-        Self {
-            requests,
-            ..Self::NONE
-        }
-    }
-
-    /// Creates a limit that allows any number of requests to wait, for up to `bytes` bytes together.
-    pub const fn bytes(bytes: u64) -> Self {
-        Self {
-            bytes,
-            ..Self::NONE
-        }
-    }
-}
-
-impl Default for QueueLimit {
-    fn default() -> Self {
-        Self::NONE
-    }
-}
-
-/// Creates the limit as [`QueueLimit::requests`] does.
-impl From<usize> for QueueLimit {
-    fn from(requests: usize) -> Self {
-        Self::requests(requests)
-    }
-}
 
 /// Figures of the requests in one queue: whether another one may join, and how fast the queue moves.
 #[derive(Debug)]
-pub(super) struct Admission {
-    pub(super) limit: QueueLimit,
-    pub(super) waiting: Amount,
-    pub(super) pace: QueuePace,
+pub(crate) struct Admission {
+    pub(crate) limit: QueueLimit,
+    pub(crate) waiting: Amount,
+    pub(crate) pace: QueuePace,
 }
 
 impl Admission {
-    pub(super) fn new(limit: QueueLimit) -> Self {
+    pub(crate) fn new(limit: QueueLimit) -> Self {
         Self {
             limit,
             waiting: Amount::default(),
@@ -83,11 +22,12 @@ impl Admission {
     }
 
     /// Estimates how long a request would wait, given the bytes of the requests before it.
-    pub(super) fn expected_wait(&self, bytes: u64, ahead: u64, now: Duration) -> Option<Duration> {
+    pub(crate) fn expected_wait(&self, bytes: u64, ahead: u64, now: Duration) -> Option<Duration> {
         self.pace.time_for(ahead.saturating_add(bytes), now)
     }
 
-    pub(super) fn join(&mut self, bytes: u64, now: Duration) {
+    #[inline]
+    pub(crate) fn join(&mut self, bytes: u64, now: Duration) {
         if self.waiting.requests == 0 {
             self.pace.start(now);
         }
@@ -95,7 +35,8 @@ impl Admission {
     }
 
     /// Notes that a request leaves, served at that time or not at all.
-    pub(super) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
+    #[inline]
+    pub(crate) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
         self.waiting.subtract(bytes);
         if let Some(now) = served_at {
             self.pace.record(bytes, now);
@@ -106,15 +47,21 @@ impl Admission {
     }
 }
 
-/// Returns the error of a request for which the queue is full: the pool's, or a tag's.
-pub(super) fn full(
+/// Returns the expected wait of a request that waits for the limit of its tag, and then in the fair queue.
+#[inline]
+pub(crate) fn joined_wait(at_limit: Duration, in_queue: Option<Duration>) -> Duration {
+    at_limit.saturating_add(in_queue.unwrap_or_default())
+}
+
+/// Describes the queue to a request for which it is full: the pool's, or a tag's.
+pub(crate) fn full(
     tag: Option<Tag>,
     requested: u64,
     waiting: Amount,
     limit: QueueLimit,
     expected_wait: Option<Duration>,
-) -> AllocError {
-    let full = FullQueue {
+) -> FullQueue {
+    FullQueue {
         tag,
         requested,
         waiting: waiting.requests,
@@ -122,14 +69,13 @@ pub(super) fn full(
         waiting_bytes: waiting.bytes,
         limit_bytes: limit.bytes,
         expected_wait,
-    };
-    AllocError::QueueFull(full.into())
+    }
 }
 
 /// How fast a queue moves: the bytes granted to waiting requests, over the time in which any request waited. Both are
 /// sums in which the grant `n` grants ago counts for `KEPT^n`, so about the last 64 grants count.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct QueuePace {
+pub(crate) struct QueuePace {
     bytes: f64,
     seconds: f64,
     grants: u32,
@@ -143,14 +89,17 @@ const KEPT: f64 = 63.0 / 64.0;
 const ENOUGH: u32 = 8;
 
 impl QueuePace {
+    #[inline]
     fn start(&mut self, now: Duration) {
         self.since = Some(now);
     }
 
+    #[inline]
     fn stop(&mut self) {
         self.since = None;
     }
 
+    #[inline]
     fn record(&mut self, bytes: u64, now: Duration) {
         let passed = self.running(now);
         self.bytes = self.bytes * KEPT + bytes as f64;
@@ -160,6 +109,7 @@ impl QueuePace {
     }
 
     /// Returns the time since the last grant, while any request waits.
+    #[inline]
     fn running(&self, now: Duration) -> f64 {
         let since = self.since.unwrap_or(now);
         now.saturating_sub(since).as_secs_f64()
@@ -167,7 +117,7 @@ impl QueuePace {
 
     /// Estimates how long it takes to grant this many bytes, if the queue keeps moving as it did. A standstill counts
     /// from its beginning. Returns `None` before enough requests were granted to tell.
-    pub(super) fn time_for(&self, bytes: u64, now: Duration) -> Option<Duration> {
+    pub(crate) fn time_for(&self, bytes: u64, now: Duration) -> Option<Duration> {
         if self.grants < ENOUGH || self.bytes <= 0.0 {
             return None;
         }

@@ -1,9 +1,9 @@
 //! Names of tenants, as numbers that are cheap to copy and compare.
 
-use crate::sync::plain::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The tenant, model or kind of use for which memory is allocated.
 ///
@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 /// looks up the name under a lock, and each name stays in memory until the process ends. So use tags for a limited
 /// number of names, not for each request.
 ///
-/// Each pool counts tagged allocations per tag: see [`TagStatistics`](crate::TagStatistics).
+/// Each pool counts tagged allocations per tag: see [`TagStatistics`](https://docs.rs/weirpool/latest/weirpool/struct.TagStatistics.html).
 ///
 /// ```
 /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
@@ -53,34 +53,46 @@ impl Names {
     }
 }
 
+/// Locks the names, which are whole whatever a thread did that panicked.
+fn names() -> MutexGuard<'static, Names> {
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Tag {
     /// Returns the tag of a name.
     pub fn new(name: &str) -> Self {
-        NAMES.lock().intern(name)
+        names().intern(name)
     }
 
     /// Returns the name of the tag.
     pub fn name(self) -> &'static str {
-        NAMES.lock().all[self.index()]
+        names().all[self.index()]
     }
 
-    pub(super) fn index(self) -> usize {
+    /// Returns the number of tags that were made before it.
+    #[doc(hidden)]
+    #[inline]
+    pub fn index(self) -> usize {
         self.0.get() as usize - 1
     }
 
     /// Returns the number of the tag; never zero.
+    #[doc(hidden)]
     #[inline(always)]
-    pub(crate) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         self.0.get()
     }
 
     /// Returns the tag with this number, or `None` for zero.
+    #[doc(hidden)]
     #[inline(always)]
-    pub(crate) fn of_number(number: u32) -> Option<Self> {
+    pub fn of_number(number: u32) -> Option<Self> {
         NonZeroU32::new(number).map(Self)
     }
 
-    pub(super) fn numbered(index: usize) -> Self {
+    /// Returns the tag with that many before it.
+    #[doc(hidden)]
+    pub fn numbered(index: usize) -> Self {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("fewer than 2^32 names"))
     }

@@ -1,8 +1,8 @@
 //! The terms of a request that waits, and the rules of the pool.
 
-use super::QueueLimit;
-use crate::measure::{Tag, debug_in_units};
+use crate::{QueueLimit, Tag};
 use std::time::Duration;
+use weirpool_heap::debug_in_units;
 
 /// No clock gets this far: a longer wait has no limit, and no alarm is set for it.
 const NEVER: Duration = Duration::from_secs(1 << 40);
@@ -10,8 +10,7 @@ const NEVER: Duration = Duration::from_secs(1 << 40);
 /// How many requests are looked at, from the head on, if overtaking is allowed.
 const LOOKED_AT: usize = 64;
 
-/// The terms on which a [`Request`](crate::Request) waits, as one value for [`Request::terms`](crate::Request::terms):
-/// for layers that make requests for others.
+/// The terms on which a [`Request`] waits, as one value for [`Request::terms`]: for layers that make requests for others.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,34 +19,27 @@ const LOOKED_AT: usize = 64;
 /// let terms = Terms { tag: Some(Tag::new("chat")), deadline: Some(Duration::from_secs(2)), ..Terms::default() };
 /// # assert_eq!(terms.priority, 0);
 /// ```
+///
+/// [`Request`]: https://docs.rs/weirpool/latest/weirpool/struct.Request.html
+/// [`Request::terms`]: https://docs.rs/weirpool/latest/weirpool/struct.Request.html#method.terms
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// The tag that is charged; see [`Request::tag`](crate::Request::tag).
+    /// The tag that is charged; see [`Request::tag`](https://docs.rs/weirpool/latest/weirpool/struct.Request.html#method.tag).
     pub tag: Option<Tag>,
-    /// The longest wait; see [`Request::timeout`](crate::Request::timeout).
+    /// The longest wait; see [`Request::timeout`](https://docs.rs/weirpool/latest/weirpool/struct.Request.html#method.timeout).
     pub timeout: Option<Duration>,
-    /// The longest wait, at the end of which the request is due; see [`Request::deadline`](crate::Request::deadline).
+    /// The longest wait, at the end of which the request is due; see [`Request::deadline`](https://docs.rs/weirpool/latest/weirpool/struct.Request.html#method.deadline).
     pub deadline: Option<Duration>,
     /// The number of priority steps by which the request is due earlier; see
-    /// [`Request::priority`](crate::Request::priority).
+    /// [`Request::priority`](https://docs.rs/weirpool/latest/weirpool/struct.Request.html#method.priority).
     pub priority: i32,
 }
 
-impl Terms {
-    /// Returns the longest wait.
-    pub(super) fn limit(&self) -> Option<Duration> {
-        let limits = [self.timeout, self.deadline].into_iter().flatten();
-        limits.min().filter(|limit| *limit < NEVER)
-    }
-
-    /// Returns when the request is due, in nanoseconds of the device's clock. A high priority can put that before the
-    /// clock's beginning.
-    pub(super) fn due(&self, now: Duration, rules: &Rules) -> i128 {
-        let nanoseconds = |duration: Duration| duration.as_nanos() as i128;
-        let after = self.deadline.unwrap_or(rules.due_after);
-        let earlier = nanoseconds(rules.priority_step) * i128::from(self.priority);
-        nanoseconds(now) + nanoseconds(after) - earlier
-    }
+/// Returns the longest wait under these terms.
+#[inline]
+pub fn longest_wait(terms: &Terms) -> Option<Duration> {
+    let limits = [terms.timeout, terms.deadline].into_iter().flatten();
+    limits.min().filter(|limit| *limit < NEVER)
 }
 
 /// How often a waiting request may be passed by requests behind it.
@@ -55,7 +47,7 @@ impl Terms {
 /// While the head of the queue cannot be served, free memory is kept for it, and all requests behind it wait. With a
 /// bound above zero, a request that can be served may pass others, as long as each of those was passed by at most
 /// `times` requests with at most `bytes` bytes together. The bound limits how much longer a wait becomes. Only the
-/// first 64 requests of the queue are looked at. [Tags with weights](crate::TagAccount::set_weight) take turns among
+/// first 64 requests of the queue are looked at. [Tags with weights](https://docs.rs/weirpool/latest/weirpool/struct.TagAccount.html#method.set_weight) take turns among
 /// these.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -71,39 +63,55 @@ debug_in_units!(struct Overtaking { times, bytes as bytes });
 impl Overtaking {
     /// No request passes another: the default.
     pub const NONE: Self = Self { times: 0, bytes: 0 };
-
-    /// Returns how many requests at the front of the queue are looked at. Flows take turns among them.
-    pub(super) fn looked_at(self) -> usize {
-        if self.times == 0 { 1 } else { LOOKED_AT }
-    }
-
-    /// Returns whether a request for `bytes` may pass one that was passed this often, by this many bytes, before.
-    pub(super) fn allows(self, passed: (u64, u64), bytes: u64) -> bool {
-        passed.0 < u64::from(self.times) && passed.1.saturating_add(bytes) <= self.bytes
-    }
 }
 
 /// The rules by which requests of a pool wait.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// How long after it came a request without a deadline is due.
-    pub(crate) due_after: Duration,
+    pub due_after: Duration,
     /// How much earlier a step of priority makes a request due.
-    pub(crate) priority_step: Duration,
-    pub(crate) overtaking: Overtaking,
+    pub priority_step: Duration,
+    /// How often a request may be passed.
+    pub overtaking: Overtaking,
     /// How long nothing may change before a queue that cannot be served counts as deadlocked.
-    pub(crate) deadlock_grace: Duration,
+    pub deadlock_grace: Duration,
     /// How long a deadlock lasts before the head of the queue fails; `None` if it never does.
-    pub(crate) deadlock_limit: Option<Duration>,
+    pub deadlock_limit: Option<Duration>,
     /// How many requests may wait, at first.
-    pub(crate) queue_limit: QueueLimit,
+    pub queue_limit: QueueLimit,
     /// Whether a request fails at once if its expected wait exceeds its limit.
-    pub(crate) sheds: bool,
+    pub sheds: bool,
 }
 
 impl Rules {
+    /// Returns when a request is due, in nanoseconds of the device's clock. A high priority can put that before the
+    /// clock's beginning.
+    #[inline]
+    pub fn due(&self, terms: &Terms, now: Duration) -> i128 {
+        let nanoseconds = |duration: Duration| duration.as_nanos() as i128;
+        let after = terms.deadline.unwrap_or(self.due_after);
+        let earlier = nanoseconds(self.priority_step) * i128::from(terms.priority);
+        nanoseconds(now) + nanoseconds(after) - earlier
+    }
+
+    /// Returns how many requests at the front of the queue are looked at. Flows take turns among them.
+    pub(crate) fn looked_at(&self) -> usize {
+        match self.overtaking.times {
+            0 => 1,
+            _ => LOOKED_AT,
+        }
+    }
+
+    /// Returns whether a request for `bytes` may pass one that was passed this often, by this many bytes, before.
+    #[inline]
+    pub fn may_overtake(&self, passed: (u64, u64), bytes: u64) -> bool {
+        let bound = self.overtaking;
+        passed.0 < u64::from(bound.times) && passed.1.saturating_add(bytes) <= bound.bytes
+    }
+
     /// Returns when a deadlock that began at `since` fails a request, if it does.
-    pub(super) fn deadlock_fails_at(&self, since: Duration) -> Option<Duration> {
+    pub(crate) fn deadlock_fails_at(&self, since: Duration) -> Option<Duration> {
         let limit = self.deadlock_limit?.max(self.deadlock_grace);
         Some(since.saturating_add(limit))
     }
@@ -135,7 +143,7 @@ mod tests {
                 deadline,
                 ..Terms::default()
             };
-            terms.due(SECOND * 5, &rules)
+            rules.due(&terms, SECOND * 5)
         });
         assert!(soon < plain && plain < late);
         assert_eq!(plain, (SECOND * 6).as_nanos() as i128);
@@ -149,7 +157,7 @@ mod tests {
                 priority,
                 ..Terms::default()
             };
-            terms.due(now, &rules)
+            rules.due(&terms, now)
         };
         assert_eq!(due(2, SECOND * 2), due(0, Duration::ZERO));
         assert!(due(i32::MAX, Duration::ZERO) < due(i32::MIN, Duration::ZERO));
@@ -162,23 +170,24 @@ mod tests {
             deadline: Some(SECOND * 2),
             ..Terms::default()
         };
-        assert_eq!(terms.limit(), Some(SECOND));
+        assert_eq!(longest_wait(&terms), Some(SECOND));
         let for_ever = Terms {
             timeout: Some(Duration::MAX),
             ..Terms::default()
         };
-        assert_eq!(for_ever.limit(), None);
+        assert_eq!(longest_wait(&for_ever), None);
     }
 
     #[test]
     fn overtaking_is_bounded_by_requests_and_by_bytes() {
-        let bound = Overtaking {
+        let mut rules = rules();
+        assert!(!rules.may_overtake((0, 0), 1));
+        rules.overtaking = Overtaking {
             times: 2,
             bytes: 100,
         };
-        assert!(
-            bound.allows((1, 60), 40) && !bound.allows((2, 0), 1) && !bound.allows((0, 61), 40)
-        );
-        assert!(!Overtaking::NONE.allows((0, 0), 1));
+        let may_overtake = |passed, bytes| rules.may_overtake(passed, bytes);
+        assert!(may_overtake((1, 60), 40));
+        assert!(!may_overtake((2, 0), 1) && !may_overtake((0, 61), 40));
     }
 }

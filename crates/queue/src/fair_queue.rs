@@ -13,36 +13,42 @@
 //!
 //! The order behind the head is the one that results if no request comes: it can be told ahead.
 
-use crate::measure::Tag;
+use crate::Tag;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// The number of a request in the order in which requests joined.
-pub(crate) type Position = u64;
+pub type Position = u64;
 
 /// When a request is due, in nanoseconds of the device's clock; among equals, the earlier position is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SortKey {
-    pub(crate) due: i128,
-    pub(crate) position: Position,
+pub struct SortKey {
+    /// The time.
+    pub due: i128,
+    /// The position of the request.
+    pub position: Position,
 }
 
 /// A party that takes turns: a tag with a weight, or all other requests together.
-pub(super) type Flow = Option<Tag>;
+pub type Flow = Option<Tag>;
+
+/// Where a request is in the fair queue.
+pub(crate) type Place = (Flow, SortKey);
 
 /// The virtual time of a byte at weight 1 is 2 to the power of this.
 const STEPS: u32 = 32;
 
 /// The cost of a turn to its flow: the bytes served in it, at the flow's weight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cost {
-    pub(super) bytes: u64,
-    pub(super) weight: u32,
+pub(crate) struct Cost {
+    pub(crate) bytes: u64,
+    pub(crate) weight: u32,
 }
 
 impl Cost {
     /// In virtual time.
-    pub(super) fn steps(self) -> u128 {
+    #[inline]
+    pub(crate) fn steps(self) -> u128 {
         (u128::from(self.bytes) << STEPS) / u128::from(self.weight.max(1))
     }
 }
@@ -58,7 +64,7 @@ struct Backlog<T> {
 }
 
 /// The turn of a waiter: when it begins in virtual time, and what decides among equals. The earliest is next.
-pub(super) type Turn = (u128, SortKey, Flow);
+pub(crate) type Turn = (u128, SortKey, Flow);
 
 impl<T> Backlog<T> {
     const EMPTY: Self = Self {
@@ -89,8 +95,8 @@ impl<T> Backlog<T> {
         let (mut end, mut sum_after) = (self.start + steps(self.bytes), 0u64);
         let from_both_ends = self.waiters.iter().zip(self.waiters.iter().rev());
         for ((key, (bytes, _)), (last_key, (last_bytes, _))) in from_both_ends {
-            #[cfg(test)]
-            count_visit();
+            #[cfg(debug_assertions)]
+            crate::visits::count();
             if (begin, *key, flow) >= turn {
                 return sum_before;
             }
@@ -108,7 +114,7 @@ impl<T> Backlog<T> {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct FairQueue<T> {
+pub(crate) struct FairQueue<T> {
     /// Flows without waiters stay until the whole queue is empty: they remember the cost that they have paid.
     flows: BTreeMap<Flow, Backlog<T>>,
     /// The first waiter of each flow that has any, by the beginning of its turn.
@@ -119,7 +125,7 @@ pub(super) struct FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             flows: BTreeMap::new(),
             firsts: BTreeSet::new(),
@@ -128,16 +134,16 @@ impl<T> FairQueue<T> {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.waiting
     }
 
     /// Adds a waiter. No other one has its key.
-    pub(super) fn join(&mut self, flow: Flow, sort_key: SortKey, bytes: u64, waiter: T) {
+    pub(crate) fn join(&mut self, flow: Flow, sort_key: SortKey, bytes: u64, waiter: T) {
         let now = self.now;
         self.change(flow, |backlog| {
             if backlog.waiters.is_empty() {
@@ -164,49 +170,58 @@ impl<T> FairQueue<T> {
     }
 
     /// Takes all waiters out, in no order.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = T> {
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> {
         let flows = std::mem::replace(self, Self::new()).flows.into_values();
         flows.flat_map(|flow| flow.waiters.into_values().map(|(_, waiter)| waiter))
     }
 
-    /// Returns the waiter that is served next.
-    pub(super) fn head(&self) -> Option<&T> {
+    /// Returns the flow and the key of the waiter that is served next.
+    pub(crate) fn head_place(&self) -> Option<Place> {
         let (_, sort_key, flow) = self.firsts.first()?;
-        self.get(*flow, *sort_key)
+        Some((*flow, *sort_key))
+    }
+
+    /// Returns the waiter that is served next.
+    pub(crate) fn head(&self) -> Option<&T> {
+        let (flow, sort_key) = self.head_place()?;
+        self.get(flow, sort_key)
     }
 
     /// Returns a waiter of a flow.
-    pub(super) fn get(&self, flow: Flow, sort_key: SortKey) -> Option<&T> {
+    pub(crate) fn get(&self, flow: Flow, sort_key: SortKey) -> Option<&T> {
         let waiters = &self.flows.get(&flow)?.waiters;
         waiters.get(&sort_key).map(|(_, waiter)| waiter)
     }
 
     /// Returns the first `most` waiters in the order in which they are served if no request comes, given the weight of
     /// each flow.
-    pub(super) fn first<'a>(
+    pub(crate) fn first<'a>(
         &'a self,
         most: usize,
         weight: impl Fn(Flow) -> u32 + 'a,
-    ) -> impl Iterator<Item = &'a T> {
+    ) -> impl Iterator<Item = (Place, &'a T)> {
         let mut ahead = self.walk(most);
-        let next = move || self.next_of(&mut ahead, &weight).map(|(_, waiter)| waiter);
+        let next = move || {
+            let ((_, sort_key, flow), _, waiter) = self.next_of(&mut ahead, &weight)?;
+            Some(((flow, sort_key), waiter))
+        };
         std::iter::from_fn(next).take(most)
     }
 
     /// Begins a walk over the first `most` waiters.
-    pub(super) fn walk(&self, most: usize) -> WaiterWalk {
+    pub(crate) fn walk(&self, most: usize) -> WaiterWalk {
         // Flows further behind have none of them.
         let starts = self.firsts.iter().take(most);
         WaiterWalk(starts.map(|first| Reverse(*first)).collect())
     }
 
-    /// Returns the next waiter of a walk, with its turn. The queue may change between two calls: waiters that left are passed over, and
+    /// Returns the next waiter of a walk, with its turn and its bytes. The queue may change between two calls: waiters that left are passed over, and
     /// flows that had no waiters when the walk began are left out.
-    pub(super) fn next_of(
+    pub(crate) fn next_of(
         &self,
         walk: &mut WaiterWalk,
         weight: impl Fn(Flow) -> u32,
-    ) -> Option<(Turn, &T)> {
+    ) -> Option<(Turn, u64, &T)> {
         loop {
             let Reverse((start, sort_key, flow)) = walk.0.pop()?;
             let Some(backlog) = self.flows.get(&flow) else {
@@ -216,8 +231,8 @@ impl<T> FairQueue<T> {
             let Some((found, (bytes, waiter))) = rest.next() else {
                 continue;
             };
-            #[cfg(test)]
-            count_visit();
+            #[cfg(debug_assertions)]
+            crate::visits::count();
             if *found != sort_key {
                 walk.0.push(Reverse((start, *found, flow)));
                 continue;
@@ -230,12 +245,12 @@ impl<T> FairQueue<T> {
                 walk.0
                     .push(Reverse((start + cost.steps(), *following, flow)));
             }
-            return Some(((start, sort_key, flow), waiter));
+            return Some(((start, sort_key, flow), *bytes, waiter));
         }
     }
 
     /// Returns when the turn of the first waiter of a flow begins, or would begin.
-    pub(super) fn start_of(&self, flow: Flow) -> u128 {
+    pub(crate) fn start_of(&self, flow: Flow) -> u128 {
         match self.flows.get(&flow) {
             Some(own) if own.waiters.is_empty() => own.start.max(self.now),
             Some(own) => own.start,
@@ -245,7 +260,7 @@ impl<T> FairQueue<T> {
 
     /// Adds up the bytes of the waiters that are served before one that joins the flow at the key, if no other comes.
     /// Takes time in proportion to the flows whose turn comes before, and within each to the smaller side.
-    pub(super) fn bytes_before(
+    pub(crate) fn bytes_before(
         &self,
         flow: Flow,
         key: SortKey,
@@ -266,7 +281,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Takes a waiter out that was served at that cost, or not at all. Returns `None` if it was not there.
-    pub(super) fn leave(
+    pub(crate) fn leave(
         &mut self,
         flow: Flow,
         sort_key: SortKey,
@@ -299,11 +314,11 @@ impl<T> FairQueue<T> {
 
 /// A walk over the waiters in the order in which they are served: the next of each flow, with its turn.
 #[derive(Debug)]
-pub(super) struct WaiterWalk(BinaryHeap<Reverse<Turn>>);
+pub(crate) struct WaiterWalk(BinaryHeap<Reverse<Turn>>);
 
 /// Adds up the bytes before a point of a queue of `total` bytes, given those before and those after the point.
 /// Takes time in proportion to the smaller side.
-pub(super) fn bytes_before(
+pub(crate) fn bytes_before(
     mut before: impl Iterator<Item = u64>,
     mut after: impl Iterator<Item = u64>,
     total: u64,
@@ -319,17 +334,6 @@ pub(super) fn bytes_before(
         };
         sum_after = sum_after.saturating_add(bytes);
     }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// How many waiters this thread looked at in fair queues, and how many tags in shares.
-    pub(super) static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
-#[cfg(test)]
-pub(super) fn count_visit() {
-    VISITS.set(VISITS.get() + 1);
 }
 
 #[cfg(test)]
@@ -355,10 +359,11 @@ mod tests {
             weight: weight(flow),
         };
         let told = fair_queue.first(usize::MAX, &weight);
-        let told: Vec<_> = told.map(|(_, position, _)| *position).collect();
+        let told: Vec<_> = told.map(|(_, (_, position, _))| *position).collect();
         let mut order = Vec::new();
         while let Some(&head) = fair_queue.head() {
-            assert_eq!(fair_queue.first(1, &weight).next(), Some(&head));
+            let first = fair_queue.first(1, &weight).next();
+            assert_eq!(first, Some(((head.0, sort_key(head.1)), &head)));
             let (flow, position, _) = head;
             fair_queue
                 .leave(flow, sort_key(position), Some(cost(&head)))
@@ -494,8 +499,8 @@ mod tests {
             let told = fair_queue.bytes_before(flow, key, weight);
             fair_queue.join(flow, key, 512, (flow, key, 512));
             let order = fair_queue.first(usize::MAX, weight);
-            let before = order.take_while(|(_, other, _)| *other != key);
-            let before: u64 = before.map(|(_, _, bytes)| bytes).sum();
+            let before = order.take_while(|(_, (_, other, _))| *other != key);
+            let before: u64 = before.map(|(_, (_, _, bytes))| bytes).sum();
             assert_eq!(told, before, "seed {seed}");
         }
     }
@@ -507,7 +512,7 @@ mod tests {
         let mut walk = fair_queue.walk(usize::MAX);
         let mut next = |fair_queue: &FairQueue<(Flow, Position, u64)>| {
             let next = fair_queue.next_of(&mut walk, |_| 1);
-            next.map(|(_, (_, position, _))| *position)
+            next.map(|(_, _, (_, position, _))| *position)
         };
         assert_eq!(next(&fair_queue), Some(0));
         fair_queue.leave(heavy, sort_key(1), None);

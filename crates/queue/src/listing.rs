@@ -1,20 +1,17 @@
-//! The list of the requests that wait, each with its expected wait. It takes time in proportion to their number, and
-//! needs no lock: the queue hands them over in parts, in the order in which they are served.
+//! The expected waits of all requests that wait. They take time in proportion to the number of requests, and are told
+//! without the queue, which hands the requests over in parts, in the order in which they are served.
 
-use super::admission::QueuePace;
-use super::fair_queue::{Cost, Flow, SortKey, Turn};
-use super::waiter::Waiter;
-use super::waiting_request::WaitingRequest;
-use crate::measure::Tag;
+use crate::admission::{QueuePace, joined_wait};
+use crate::fair_queue::{Cost, Flow, SortKey, Turn};
+use crate::{Entry, Tag};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Listing {
+pub(crate) struct Listing {
     pace: QueuePace,
     now: Duration,
-    list: Vec<WaitingRequest>,
     /// Each turn in the fair queue, with the bytes up to its end.
     turns: Vec<(Turn, u64)>,
     /// The requests of each flow, each with the beginning and the end of its turn.
@@ -24,63 +21,45 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    pub(super) fn new(pace: QueuePace, now: Duration) -> Self {
+    pub(crate) fn new(pace: QueuePace, now: Duration) -> Self {
         Self {
             pace,
             now,
-            list: Vec::new(),
             turns: Vec::new(),
             flows: BTreeMap::new(),
             at_limit: None,
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.list.len()
-    }
-
-    pub(super) fn finish(self) -> Vec<WaitingRequest> {
-        self.list
-    }
-
-    /// Adds the request whose turn is next.
-    pub(super) fn add(&mut self, turn: Turn, waiter: &Waiter, cost: Cost) {
+    /// Adds the request whose turn is next. Returns its expected wait.
+    pub(crate) fn add(&mut self, turn: Turn, cost: Cost) -> Option<Duration> {
         let ahead = self.turns.last().map_or(0, |(_, bytes)| *bytes);
         let with = ahead.saturating_add(cost.bytes);
         self.turns.push((turn, with));
         let (start, key, flow) = turn;
         let of_flow = self.flows.entry(flow).or_default();
         of_flow.push((key, start, start + cost.steps()));
-        let expected = self.pace.time_for(with, self.now);
-        self.list
-            .push(WaitingRequest::of(waiter, self.now, expected));
+        self.pace.time_for(with, self.now)
     }
 
     /// Adds the next request of a tag that waits for its limit. The limit lets requests in at that pace, and the turn of
-    /// its flow would begin at `start` if the flow had no requests.
-    pub(super) fn add_throttled(
+    /// its flow would begin at `start` if the flow had no requests. Returns its expected wait.
+    pub(crate) fn add_throttled(
         &mut self,
         tag: Tag,
         pace: QueuePace,
         start: u128,
-        waiter: &Waiter,
-    ) {
-        let bytes = waiter.demand.request.bytes;
+        entry: &Entry,
+    ) -> Option<Duration> {
+        let bytes = entry.bytes;
         let before = self.at_limit.filter(|(of, _)| *of == tag);
         let with = before.map_or(bytes, |(_, before)| before.saturating_add(bytes));
         self.at_limit = Some((tag, with));
-        let expected = pace.time_for(with, self.now).map(|at_limit| {
-            let ahead = self.ahead_of(waiter.flow, waiter.sort_key, start);
+        pace.time_for(with, self.now).map(|at_limit| {
+            let ahead = self.ahead_of(entry.flow, entry.sort_key, start);
             let in_queue = self.pace.time_for(ahead.saturating_add(bytes), self.now);
-            at_limit.saturating_add(in_queue.unwrap_or_default())
-        });
-        self.list
-            .push(WaitingRequest::of(waiter, self.now, expected));
-    }
-
-    /// Adds a request that has no turn before its waiter is polled.
-    pub(super) fn add_aside(&mut self, waiter: &Waiter) {
-        self.list.push(WaitingRequest::of(waiter, self.now, None));
+            joined_wait(at_limit, in_queue)
+        })
     }
 
     /// Returns the bytes that are served before a request that enters the fair queue.

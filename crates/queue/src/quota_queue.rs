@@ -1,129 +1,126 @@
 //! The quota queue of a tag: the requests that wait because their tag has reached its limit.
 //!
-//! They are outside the [fair queue](super::fair_queue), and keep no other request from being served. Once the limit
+//! They are outside the [fair queue](crate::fair_queue), and keep no other request from being served. Once the limit
 //! allows it they enter the fair queue, in the order in which they are due, at the position that each has by its
 //! coming. How many may wait here, and for how long, is a matter of the tag alone: a tenant's flood neither refuses
 //! nor delays the requests of other tenants.
 
-use super::admission::{Admission, QueueLimit, QueuePace};
-use super::fair_queue::{SortKey, bytes_before};
-use super::shares::{Amount, Sizes};
-use super::waiter::Waiter;
-use crate::measure::Tag;
-use crate::sync::{Arc, Foreign};
+use crate::admission::{Admission, QueuePace};
+use crate::amount::{Amount, Sizes};
+use crate::fair_queue::{SortKey, bytes_before};
+use crate::{Entry, QueueLimit, Tag};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
 /// The quota queues of all tags.
 #[derive(Debug)]
-pub(super) struct QuotaQueues {
-    by_tag: BTreeMap<Tag, QuotaQueue>,
+pub(crate) struct QuotaQueues<T> {
+    by_tag: BTreeMap<Tag, QuotaQueue<T>>,
     /// The pool's limit, which holds for tags that have none of their own.
     limit: QueueLimit,
 }
 
-impl QuotaQueues {
-    pub(super) fn new(limit: QueueLimit) -> Self {
+impl<T> QuotaQueues<T> {
+    pub(crate) fn new(limit: QueueLimit) -> Self {
         Self {
             by_tag: BTreeMap::new(),
             limit,
         }
     }
 
-    pub(super) fn get(&self, tag: Tag) -> Option<&QuotaQueue> {
+    pub(crate) fn get(&self, tag: Tag) -> Option<&QuotaQueue<T>> {
         self.by_tag.get(&tag)
     }
 
-    pub(super) fn get_mut(&mut self, tag: Tag) -> Option<&mut QuotaQueue> {
+    pub(crate) fn get_mut(&mut self, tag: Tag) -> Option<&mut QuotaQueue<T>> {
         self.by_tag.get_mut(&tag)
     }
 
     /// Returns the quota queue of a tag, and makes it if there is none yet.
-    pub(super) fn of(&mut self, tag: Tag) -> &mut QuotaQueue {
+    pub(crate) fn of(&mut self, tag: Tag) -> &mut QuotaQueue<T> {
         let limit = self.limit;
         let new = || QuotaQueue::new(limit);
         self.by_tag.entry(tag).or_insert_with(new)
     }
 
     /// Returns whether no request of the tag waits.
-    pub(super) fn is_empty(&self, tag: Tag) -> bool {
+    pub(crate) fn is_empty(&self, tag: Tag) -> bool {
         self.get(tag).is_none_or(|queue| queue.waiters.is_empty())
     }
 
     /// Returns the requests of the tag that wait.
-    pub(super) fn waiting(&self, tag: Tag) -> Amount {
+    pub(crate) fn waiting(&self, tag: Tag) -> Amount {
         let queue = self.get(tag);
         queue.map(|it| it.admission.waiting).unwrap_or_default()
     }
 
     /// Returns how fast the tag's limit lets requests in.
-    pub(super) fn pace(&self, tag: Tag) -> QueuePace {
+    pub(crate) fn pace(&self, tag: Tag) -> QueuePace {
         self.get(tag)
             .map(|queue| queue.admission.pace)
             .unwrap_or_default()
     }
 
     /// Returns the tag's own limit, if it was set.
-    pub(super) fn own_limit(&self, tag: Tag) -> Option<QueueLimit> {
+    pub(crate) fn own_limit(&self, tag: Tag) -> Option<QueueLimit> {
         self.get(tag)?.own_limit
     }
 
     /// Returns the requests of all tags.
-    pub(super) fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &(Entry, T)> {
         let queues = self.by_tag.values();
-        queues.flat_map(|queue| queue.waiters.values().map(|waiter| &**waiter))
+        queues.flat_map(|queue| queue.waiters.values())
     }
 
     /// Takes all requests out: the pool ends.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Foreign<Arc<Waiter>>> {
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> {
         let queues = std::mem::take(&mut self.by_tag).into_values();
-        queues.flat_map(|queue| queue.waiters.into_values())
+        queues.flat_map(|queue| queue.waiters.into_values().map(|(_, waiter)| waiter))
     }
 
     /// Returns the requests that come after a tag's request with that key, in the order of tags and keys; or all.
-    pub(super) fn waiters_after(
+    pub(crate) fn waiters_after(
         &self,
         last: Option<(Tag, SortKey)>,
-    ) -> impl Iterator<Item = (Tag, &Arc<Waiter>)> {
+    ) -> impl Iterator<Item = (Tag, &(Entry, T))> {
         let after = last.map_or(Bound::Unbounded, |(_, key)| Bound::Excluded(key));
         let of_tag = last.map_or(Bound::Unbounded, |(tag, _)| Bound::Excluded(tag));
         let first = last.and_then(|(tag, _)| Some((tag, self.get(tag)?)));
         let first = first.into_iter().flat_map(move |(tag, queue)| {
             let rest = queue.waiters.range((after, Bound::Unbounded));
-            rest.map(move |(_, waiter)| (tag, &**waiter))
+            rest.map(move |(_, waiter)| (tag, waiter))
         });
         let others = self.by_tag.range((of_tag, Bound::Unbounded));
         let others = others.flat_map(|(tag, queue)| {
             let waiters = queue.waiters.values();
-            waiters.map(|waiter| (*tag, &**waiter))
+            waiters.map(|waiter| (*tag, waiter))
         });
         first.chain(others)
     }
 
     /// Returns the requests of a tag for more than that many bytes. Takes constant time if there are none.
-    pub(super) fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = &Arc<Waiter>> {
+    pub(crate) fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = &T> {
         let queue = self.get(tag);
         let queue = queue.filter(|queue| queue.sizes.largest() > bytes);
         let waiters = queue.into_iter().flat_map(|queue| queue.waiters.values());
-        let waiters = waiters.map(|waiter| &**waiter);
-        waiters.filter(move |waiter| waiter.demand.request.bytes > bytes)
+        waiters.filter_map(move |(entry, waiter)| (entry.bytes > bytes).then_some(waiter))
     }
 
     /// Sets the limit of a tag; `None` returns it to the pool's.
-    pub(super) fn set_limit(&mut self, tag: Tag, own: Option<QueueLimit>) {
+    pub(crate) fn set_limit(&mut self, tag: Tag, own: Option<QueueLimit>) {
         let limit = self.limit;
         self.of(tag).set_limit(own, limit);
     }
 
     /// Returns how many requests of a tag may wait.
-    pub(super) fn limit(&self, tag: Tag) -> QueueLimit {
+    pub(crate) fn limit(&self, tag: Tag) -> QueueLimit {
         self.get(tag)
             .map_or(self.limit, |queue| queue.admission.limit)
     }
 
     /// Sets the pool's limit.
-    pub(super) fn set_pools_limit(&mut self, limit: QueueLimit) {
+    pub(crate) fn set_pools_limit(&mut self, limit: QueueLimit) {
         self.limit = limit;
         for queue in self.by_tag.values_mut() {
             queue.set_limit(queue.own_limit, limit);
@@ -133,15 +130,15 @@ impl QuotaQueues {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct QuotaQueue {
-    waiters: BTreeMap<SortKey, Foreign<Arc<Waiter>>>,
+pub(crate) struct QuotaQueue<T> {
+    waiters: BTreeMap<SortKey, (Entry, T)>,
     sizes: Sizes,
     admission: Admission,
     /// The tag's own limit, if it was set; the pool's otherwise.
     own_limit: Option<QueueLimit>,
 }
 
-impl QuotaQueue {
+impl<T> QuotaQueue<T> {
     fn new(limit: QueueLimit) -> Self {
         Self {
             waiters: BTreeMap::new(),
@@ -157,38 +154,42 @@ impl QuotaQueue {
     }
 
     /// Returns the request that enters the fair queue next.
-    pub(super) fn first(&self) -> Option<&Arc<Waiter>> {
-        self.waiters.values().next().map(|first| &**first)
+    pub(crate) fn first(&self) -> Option<&(Entry, T)> {
+        self.waiters.values().next()
     }
 
-    pub(super) fn join(&mut self, waiter: Foreign<Arc<Waiter>>, now: Duration) {
-        let bytes = waiter.demand.request.bytes;
-        self.admission.join(bytes, now);
-        self.sizes.add(bytes);
-        self.waiters.insert(waiter.sort_key, waiter);
+    pub(crate) fn join(&mut self, entry: Entry, waiter: T, now: Duration) {
+        self.admission.join(entry.bytes, now);
+        self.sizes.add(entry.bytes);
+        self.waiters.insert(entry.sort_key, (entry, waiter));
+    }
+
+    /// Takes the first request out, which enters the fair queue.
+    pub(crate) fn leave_first(&mut self, now: Duration) -> Option<(Entry, T)> {
+        let first = *self.waiters.first_key_value()?.0;
+        self.leave(first, Some(now))
     }
 
     /// Takes a request out. `entered` is the time at which it entered the fair queue, if it did.
-    pub(super) fn leave(
+    pub(crate) fn leave(
         &mut self,
         sort_key: SortKey,
         entered: Option<Duration>,
-    ) -> Option<Foreign<Arc<Waiter>>> {
-        let waiter = self.waiters.remove(&sort_key)?;
-        let bytes = waiter.demand.request.bytes;
-        self.admission.leave(bytes, entered);
-        self.sizes.remove(bytes);
-        Some(waiter)
+    ) -> Option<(Entry, T)> {
+        let (entry, waiter) = self.waiters.remove(&sort_key)?;
+        self.admission.leave(entry.bytes, entered);
+        self.sizes.remove(entry.bytes);
+        Some((entry, waiter))
     }
 
     /// Returns how long a request would wait for the limit, as far as can be told.
-    pub(super) fn expected_wait(
+    pub(crate) fn expected_wait(
         &self,
         bytes: u64,
         key: SortKey,
         now: Duration,
     ) -> Option<Duration> {
-        let bytes_of = |(_, waiter): (_, &Foreign<Arc<Waiter>>)| waiter.demand.request.bytes;
+        let bytes_of = |(_, (entry, _)): (_, &(Entry, T))| entry.bytes;
         let before = self.waiters.range(..key).map(bytes_of);
         let after = self.waiters.range(key..).map(bytes_of);
         let ahead = bytes_before(before, after, self.admission.waiting.bytes);

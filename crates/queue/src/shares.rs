@@ -13,75 +13,14 @@
 //! first request of another tag that is within its share of the bytes. Without this, a tag whose every request is as
 //! large as the limit would keep all others out.
 
-use super::admission::QueueLimit;
-use super::fair_queue::SortKey;
-use crate::fault::injected;
-use crate::measure::Tag;
+use crate::amount::{Amount, LimitKind, Sizes};
+use crate::fair_queue::SortKey;
+use crate::{QueueLimit, Tag};
 use std::collections::BTreeMap;
+use weirpool_heap::fault::injected;
 
 /// A tag, or all requests without one.
-pub(super) type Party = Option<Tag>;
-
-/// Requests, and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Amount {
-    pub(super) requests: usize,
-    pub(super) bytes: u64,
-}
-
-impl Amount {
-    pub(super) fn add(&mut self, bytes: u64) {
-        self.requests += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
-    }
-
-    pub(super) fn subtract(&mut self, bytes: u64) {
-        self.requests -= 1;
-        self.bytes = self.bytes.saturating_sub(bytes);
-    }
-
-    /// Returns whether one more request for that many bytes exceeds the limit.
-    pub(super) fn is_full(self, limit: QueueLimit, bytes: u64) -> bool {
-        self.requests >= limit.requests || self.bytes.saturating_add(bytes) > limit.bytes
-    }
-
-    fn of(self, kind: LimitKind) -> u128 {
-        match kind {
-            LimitKind::Requests => self.requests as u128,
-            LimitKind::Bytes => self.bytes.into(),
-        }
-    }
-}
-
-/// What a limit counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LimitKind {
-    Requests,
-    Bytes,
-}
-
-/// How many requests there are of each size.
-#[derive(Debug, Default)]
-pub(super) struct Sizes(BTreeMap<u64, usize>);
-
-impl Sizes {
-    pub(super) fn add(&mut self, bytes: u64) {
-        *self.0.entry(bytes).or_default() += 1;
-    }
-
-    pub(super) fn remove(&mut self, bytes: u64) {
-        if let Some(count) = self.0.get_mut(&bytes) {
-            *count -= 1;
-            if *count == 0 {
-                self.0.remove(&bytes);
-            }
-        }
-    }
-
-    pub(super) fn largest(&self) -> u64 {
-        self.0.last_key_value().map_or(0, |(bytes, _)| *bytes)
-    }
-}
+pub(crate) type Party = Option<Tag>;
 
 #[derive(Debug)]
 struct WaitingShare<T> {
@@ -94,16 +33,16 @@ struct WaitingShare<T> {
 
 /// A request that asks whether it may join.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Applicant {
-    pub(super) party: Party,
+pub(crate) struct Applicant {
+    pub(crate) party: Party,
     /// The weight of the party.
-    pub(super) weight: u32,
-    pub(super) bytes: u64,
+    pub(crate) weight: u32,
+    pub(crate) bytes: u64,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Shares<T> {
+pub(crate) struct Shares<T> {
     /// Those that have requests waiting.
     parties: BTreeMap<Party, WaitingShare<T>>,
     /// The sum of their weights.
@@ -112,7 +51,7 @@ pub(super) struct Shares<T> {
 }
 
 impl<T> Shares<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             parties: BTreeMap::new(),
             weights: 0,
@@ -121,17 +60,17 @@ impl<T> Shares<T> {
     }
 
     /// Returns the requests that wait.
-    pub(super) fn total(&self) -> Amount {
+    pub(crate) fn total(&self) -> Amount {
         self.total
     }
 
     /// Returns the requests of a party that wait.
-    pub(super) fn of(&self, party: Party) -> Amount {
+    pub(crate) fn of(&self, party: Party) -> Amount {
         let waiting = self.parties.get(&party);
         waiting.map(|waiting| waiting.amount).unwrap_or_default()
     }
 
-    pub(super) fn join(&mut self, candidate: Applicant, key: SortKey, waiter: T) {
+    pub(crate) fn join(&mut self, candidate: Applicant, key: SortKey, waiter: T) {
         let Applicant {
             party,
             weight,
@@ -153,7 +92,7 @@ impl<T> Shares<T> {
         waiting.waiters.insert(key, (bytes, waiter));
     }
 
-    pub(super) fn leave(&mut self, party: Party, key: SortKey) -> Option<T> {
+    pub(crate) fn leave(&mut self, party: Party, key: SortKey) -> Option<T> {
         let waiting = self.parties.get_mut(&party)?;
         let (bytes, waiter) = waiting.waiters.remove(&key)?;
         waiting.amount.subtract(bytes);
@@ -167,7 +106,7 @@ impl<T> Shares<T> {
     }
 
     /// Notes a party's new weight.
-    pub(super) fn set_weight(&mut self, party: Party, weight: u32) {
+    pub(crate) fn set_weight(&mut self, party: Party, weight: u32) {
         if let Some(waiting) = self.parties.get_mut(&party) {
             self.weights += u64::from(weight);
             self.weights -= u64::from(std::mem::replace(&mut waiting.weight, weight));
@@ -175,7 +114,7 @@ impl<T> Shares<T> {
     }
 
     /// Returns the requests of a party for more than that many bytes. Takes constant time if there are none.
-    pub(super) fn larger_than(&self, party: Party, bytes: u64) -> impl Iterator<Item = &T> {
+    pub(crate) fn larger_than(&self, party: Party, bytes: u64) -> impl Iterator<Item = &T> {
         let waiting = self.parties.get(&party);
         let waiting = waiting.filter(|waiting| waiting.sizes.largest() > bytes);
         let waiters = waiting.into_iter().flat_map(|it| it.waiters.values());
@@ -184,7 +123,7 @@ impl<T> Shares<T> {
 
     /// Returns the requests that a candidate displaces: none if there is room for it. Returns `None` if it may not join.
     /// Takes constant time where it is not within its tag's share, and else looks at each tag that waits.
-    pub(super) fn displaced_by(&self, candidate: Applicant, limit: QueueLimit) -> Option<Vec<&T>> {
+    pub(crate) fn displaced_by(&self, candidate: Applicant, limit: QueueLimit) -> Option<Vec<&T>> {
         let mut displaced = Vec::new();
         if !self.total.is_full(limit, candidate.bytes) {
             return Some(displaced);
@@ -225,8 +164,8 @@ impl<T> Shares<T> {
             let takes_single = is_first && is_within && kind == LimitKind::Bytes;
             let mut furthest = None::<(u128, u32, Party)>;
             for (party, waiting) in &self.parties {
-                #[cfg(test)]
-                super::fair_queue::count_visit();
+                #[cfg(debug_assertions)]
+                crate::visits::count();
                 let amount = match taken.get(party) {
                     Some(taken) => taken.left,
                     None => waiting.amount,
