@@ -4,7 +4,6 @@
 //! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user
 //! does, and of the free before any other request can be granted the memory.
 
-use super::outside::is_unchecked;
 use super::{Block, Extra};
 use crate::capture::CaptureClock;
 use crate::device::DeviceError;
@@ -620,6 +619,12 @@ impl Drop for Block {
 #[inline(always)]
 fn cache_of(registration: &Registration) -> &StreamCache {
     &registration.lane.cache
+}
+
+/// Returns whether a checker is not told of the block.
+fn is_unchecked(block: &Block) -> bool {
+    let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
+    block.extra(is_checked) == Some(false)
 }
 
 /// Returns a block as it is freed. `rounding` is the part of its bytes that was not asked for.

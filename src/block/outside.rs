@@ -95,9 +95,3 @@ impl Block {
         fences
     }
 }
-
-/// Returns whether a checker is not told of the block.
-pub(super) fn is_unchecked(block: &Block) -> bool {
-    let is_checked = |extra: &Extra| Some(extra.outside.as_ref()?.is_checked());
-    block.extra(is_checked) == Some(false)
-}

@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `account` | the bytes that each tenant holds of one pool |
 //! | `histogram` | distributions of times |
 //! | `waits` | how requests waited |
 //! | `source` | where a grant came from |
@@ -10,6 +11,7 @@
 //! | `heuristic` | when to coalesce, decided from the figures |
 #![deny(unsafe_code)]
 
+mod account;
 mod heuristic;
 mod histogram;
 mod source;
@@ -17,6 +19,7 @@ mod statistics;
 mod trimmed;
 mod waits;
 
+pub use account::{Account, Accounts, LimitReached};
 pub use heuristic::CoalesceHeuristic;
 pub use histogram::{Bucket, Histogram, Recorder};
 pub use source::Source;

@@ -9,11 +9,13 @@
 //! A request that the limit does not allow is *throttled*: it waits in the tag's quota queue. A bit of the same word
 //! says that a request is throttled, so that no free overlooks it and no newcomer of the same tag passes it.
 
-use super::{Level, Tag, Waits};
-use crate::fault::injected;
-use crate::sync::{Count, Ordering, SharedNumber, SharedState, plain::OnceLock};
+use super::Waits;
 use crossbeam_utils::CachePadded;
 use std::fmt;
+use weirpool_heap::Level;
+use weirpool_heap::fault::injected;
+use weirpool_queue::Tag;
+use weirpool_sync::{Count, Ordering, SharedNumber, SharedState, plain::OnceLock};
 
 /// Set while a request of this tag is throttled.
 const THROTTLED: u64 = 1 << 63;
@@ -24,11 +26,11 @@ const AGAIN: u8 = 2;
 
 /// The limit does not allow the charge, or other requests of the same tag come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LimitReached;
+pub struct LimitReached;
 
 /// The bytes that one tag holds; see the [module](self).
 #[derive(Debug)]
-pub(crate) struct Account {
+pub struct Account {
     /// Bytes of live blocks, and of requests that entered the fair queue; and the bit [`THROTTLED`].
     charged: SharedNumber,
     /// Bytes of requests that entered the fair queue and are not granted yet.
@@ -42,7 +44,8 @@ pub(crate) struct Account {
     releases: Count,
     /// Whether memory of the tag is being evicted for its throttled requests.
     relief: SharedState,
-    pub(crate) waits: Waits,
+    /// How its requests waited.
+    pub waits: Waits,
 }
 
 impl Account {
@@ -65,7 +68,7 @@ impl Account {
     /// # Errors
     /// Returns [`LimitReached`] otherwise.
     #[inline]
-    pub(crate) fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
+    pub fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
         if injected("limit-read-then-added") {
             let charged = self.charged.load(Ordering::Acquire);
             self.with(charged, bytes).ok_or(LimitReached)?;
@@ -79,7 +82,7 @@ impl Account {
     ///
     /// # Errors
     /// Returns [`LimitReached`] otherwise.
-    pub(crate) fn charge_throttled(&self, bytes: u64) -> Result<(), LimitReached> {
+    pub fn charge_throttled(&self, bytes: u64) -> Result<(), LimitReached> {
         self.update(|charged| self.with(charged, bytes))
     }
 
@@ -87,7 +90,7 @@ impl Account {
     ///
     /// # Errors
     /// Returns [`LimitReached`] if the request is throttled.
-    pub(crate) fn charge_or_throttle(&self, bytes: u64) -> Result<(), LimitReached> {
+    pub fn charge_or_throttle(&self, bytes: u64) -> Result<(), LimitReached> {
         let mut is_throttled = false;
         self.update(|charged| {
             let with = (charged & THROTTLED == 0).then(|| self.with(charged, bytes));
@@ -102,20 +105,20 @@ impl Account {
     }
 
     /// Notes that no request of this tag is throttled anymore.
-    pub(crate) fn end_throttling(&self) {
+    pub fn end_throttling(&self) {
         let is_throttled = |charged: u64| charged & THROTTLED != 0;
         let _ = self.update(|charged| is_throttled(charged).then_some(charged & !THROTTLED));
     }
 
     /// Returns whether a request of this tag is throttled.
-    pub(crate) fn is_throttling(&self) -> bool {
+    pub fn is_throttling(&self) -> bool {
         self.charged.load(Ordering::Acquire) & THROTTLED != 0
     }
 
     /// Calls `relieve`, which evicts memory of the tag for its throttled requests. If it runs already, in another thread
     /// or because it freed a block itself, it is called again there: no depth of recursion, and no memory evicted twice
     /// for one request.
-    pub(crate) fn relieve(&self, relieve: impl Fn()) {
+    pub fn relieve(&self, relieve: impl Fn()) {
         let order = Ordering::AcqRel;
         if self.relief.fetch_or(RELIEVING | AGAIN, order) & RELIEVING != 0 {
             return;
@@ -146,13 +149,13 @@ impl Account {
     }
 
     /// Charges the bytes by which a block exceeds its request, whatever the limit: they are granted already.
-    pub(crate) fn charge_more(&self, bytes: u64) {
+    pub fn charge_more(&self, bytes: u64) {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Uncharges bytes. Returns whether a request is throttled, which the limit may now allow.
     #[inline]
-    pub(crate) fn uncharge(&self, bytes: u64) -> bool {
+    pub fn uncharge(&self, bytes: u64) -> bool {
         let before = self
             .charged
             .fetch_add(bytes.wrapping_neg(), Ordering::AcqRel);
@@ -168,38 +171,38 @@ impl Account {
     }
 
     /// Notes that a throttled request fails: its task may free memory that it holds.
-    pub(crate) fn count_failed(&self) {
+    pub fn count_failed(&self) {
         self.releases.add(1);
     }
 
     /// Returns a number that changes when bytes are uncharged while a request is throttled, and when one fails.
-    pub(crate) fn releases(&self) -> u64 {
+    pub fn releases(&self) -> u64 {
         self.releases.get()
     }
 
     /// Notes that a request whose bytes are charged waits in the fair queue.
-    pub(crate) fn promise(&self, bytes: u64) {
+    pub fn promise(&self, bytes: u64) {
         self.promised.add(bytes);
     }
 
     /// Notes that such a request left the fair queue, whatever the outcome.
-    pub(crate) fn end_promise(&self, bytes: u64) {
+    pub fn end_promise(&self, bytes: u64) {
         self.promised.subtract(bytes);
     }
 
     /// Counts a block or a reservation that was granted, with its bytes charged.
-    pub(crate) fn count_granted(&self) {
+    pub fn count_granted(&self) {
         self.allocations.add(1);
         self.count_growth();
     }
 
     /// Notes that a block or a reservation grew, with its bytes charged.
-    pub(crate) fn count_growth(&self) {
+    pub fn count_growth(&self) {
         self.high.raise(self.used_now());
     }
 
     /// Counts a block or a reservation that was freed.
-    pub(crate) fn count_freed(&self) {
+    pub fn count_freed(&self) {
         self.frees.add(1);
     }
 
@@ -207,7 +210,8 @@ impl Account {
         self.charged().saturating_sub(self.promised.get())
     }
 
-    pub(crate) fn used(&self) -> Level {
+    /// Returns the bytes of live blocks.
+    pub fn used(&self) -> Level {
         let current = self.used_now();
         Level {
             current,
@@ -216,26 +220,29 @@ impl Account {
     }
 
     /// Returns the bytes of live blocks, and of requests that entered the fair queue.
-    pub(crate) fn charged(&self) -> u64 {
+    pub fn charged(&self) -> u64 {
         self.charged.load(Ordering::Relaxed) & !THROTTLED
     }
 
-    pub(crate) fn limit(&self) -> Option<u64> {
+    /// Returns the limit, if there is one.
+    pub fn limit(&self) -> Option<u64> {
         let limit = self.limit.load(Ordering::Relaxed);
         (limit != u64::MAX).then_some(limit)
     }
 
     /// Sets the limit. The caller then admits throttled requests that the new limit allows.
-    pub(crate) fn set_limit(&self, limit: Option<u64>) {
+    pub fn set_limit(&self, limit: Option<u64>) {
         let limit = limit.unwrap_or(u64::MAX);
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    pub(crate) fn allocations(&self) -> u64 {
+    /// Returns how many blocks and reservations were granted.
+    pub fn allocations(&self) -> u64 {
         self.allocations.get()
     }
 
-    pub(crate) fn frees(&self) -> u64 {
+    /// Returns how many of them were freed.
+    pub fn frees(&self) -> u64 {
         self.frees.get()
     }
 
@@ -262,12 +269,13 @@ type AccountSlot = OnceLock<Box<CachePadded<Account>>>;
 
 /// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so a lookup needs
 /// no lock and no reference count.
-pub(crate) struct Accounts {
+pub struct Accounts {
     buckets: [OnceLock<Box<[AccountSlot]>>; BUCKETS],
 }
 
 impl Accounts {
-    pub(crate) fn new() -> Self {
+    /// Creates no account.
+    pub fn new() -> Self {
         Self {
             buckets: [const { OnceLock::new() }; BUCKETS],
         }
@@ -275,20 +283,20 @@ impl Accounts {
 
     /// Returns the account of a tag, and opens it at the tag's first use.
     #[inline]
-    pub(crate) fn of(&self, tag: Tag) -> &Account {
+    pub fn of(&self, tag: Tag) -> &Account {
         let (bucket, at) = slot_of(tag);
         let slots = self.buckets[bucket].get_or_init(|| empty_bucket(bucket));
         slots[at].get_or_init(|| Box::new(CachePadded::new(Account::new())))
     }
 
     /// Returns the account of a tag, if this pool has seen it.
-    pub(crate) fn get(&self, tag: Tag) -> Option<&Account> {
+    pub fn get(&self, tag: Tag) -> Option<&Account> {
         let (bucket, at) = slot_of(tag);
         Some(self.buckets[bucket].get()?[at].get()?)
     }
 
     /// Returns all accounts that were opened.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Tag, &Account)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Tag, &Account)> {
         let slots = self.buckets.iter().enumerate().flat_map(|(bucket, slots)| {
             let slots = slots.get().map_or(&[][..], |slots| &slots[..]);
             slots.iter().zip(first_index_of(bucket)..)
@@ -299,7 +307,8 @@ impl Accounts {
         })
     }
 
-    pub(crate) fn reset_highs(&self) {
+    /// Sets the high-water marks to the present figures.
+    pub fn reset_highs(&self) {
         self.iter().for_each(|(_, account)| account.reset_high());
     }
 }
