@@ -51,7 +51,7 @@ fn reclaim_unpublished(engine: &Engine) -> Result<(), DeviceError> {
     reaping::reap_by(engine, |lane| lane.timeline.reap(&*engine.shared.device)).map(drop)
 }
 
-/// Asks the source of the capacity for the bytes that it has not lent, and that free memory cannot make room for. Returns
+/// Asks the source of the capacity for the bytes that the lease lacks, and that free memory cannot make room for. Returns
 /// whether they may be held now.
 fn borrow(engine: &Engine, bytes: u64, mode: Mode<'_>) -> bool {
     let lease = &engine.store.lease;

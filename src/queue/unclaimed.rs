@@ -18,7 +18,7 @@ pub(super) struct Unclaimed {
 }
 
 impl Unclaimed {
-    /// Takes over what was found for a request.
+    /// Takes over memory that was found for a request, or its charge.
     pub(super) fn new(service: &Arc<Service>, waiter: &Waiter, allocations: Allocations) -> Self {
         Self {
             service: service.clone(),

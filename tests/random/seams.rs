@@ -207,9 +207,9 @@ struct World {
     segments: Arc<Segments>,
     books: Arc<Books>,
     arena: Arc<Arena>,
-    is_lent: bool,
+    is_leased: bool,
     bound: u64,
-    /// The most that may be held: the bound, or what was held when it fell and has not been released since.
+    /// The most that may be held: the bound, or the bytes held when it fell, as far as they were not released since.
     most: u64,
     tasks: Vec<Task>,
     blocks: Vec<(Block, u64)>,
@@ -233,9 +233,9 @@ impl World {
             taken: Mutex::default(),
         });
         let (lender, books) = (Arc::new(Lender::default()), Arc::new(Books::default()));
-        let is_lent = seed.is_multiple_of(2);
+        let is_leased = seed.is_multiple_of(2);
         let builder = builder(&device, CAPACITY);
-        let builder = match is_lent {
+        let builder = match is_leased {
             true => builder.capacity_source(lender.clone()),
             false => builder.segment_source(segments.clone()),
         };
@@ -254,9 +254,9 @@ impl World {
             lender,
             segments,
             books,
-            bound: if is_lent { 0 } else { CAPACITY },
-            most: if is_lent { 0 } else { CAPACITY },
-            is_lent,
+            bound: if is_leased { 0 } else { CAPACITY },
+            most: if is_leased { 0 } else { CAPACITY },
+            is_leased,
             tasks: Vec::new(),
             blocks: Vec::new(),
             foreign: Vec::new(),
@@ -278,7 +278,7 @@ impl World {
     }
 
     fn apply(&mut self, bound: u64) {
-        if !self.is_lent {
+        if !self.is_leased {
             return;
         }
         let bounds = Bounds {
@@ -370,7 +370,7 @@ impl World {
                 drop(self.charges.swap_remove(at));
             }
             9 => {
-                // What is evicted is not looked at.
+                // The contents of evictable memory are not compared.
                 let block = self.blocks.pop();
                 let cached = block.map(|(block, _)| block.into_evictable());
                 self.evictable.extend(cached);
@@ -410,7 +410,7 @@ impl World {
         self.check_bound();
     }
 
-    /// Polls what was woken, and takes what was granted.
+    /// Polls the tasks that were woken, and takes their grants.
     fn settle(&mut self) {
         loop {
             let polls = settle(&mut self.tasks);
@@ -483,7 +483,7 @@ impl World {
         assert_eq!(entries.reserved, figures.reserved.current);
         assert_eq!(entries.evicted, figures.evicted);
         assert_eq!(entries.waiting.len(), figures.waits.waiting as usize);
-        if !self.is_lent {
+        if !self.is_leased {
             let taken: u64 = self.segments.taken.lock().unwrap().values().sum();
             assert_eq!(taken, figures.reserved.current);
         }
@@ -542,7 +542,7 @@ impl World {
         self.pool = None;
         eventually(|| {
             self.device.advance(us(10));
-            let has_ended = !self.is_lent || self.lender.ended.load(SeqCst) == 1;
+            let has_ended = !self.is_leased || self.lender.ended.load(SeqCst) == 1;
             has_ended && self.segments.taken.lock().unwrap().is_empty()
         });
         assert!(self.books.0.lock().unwrap().blocks.is_empty());

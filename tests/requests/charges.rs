@@ -336,7 +336,7 @@ fn charge_is_served_under_a_dead_runtime_and_a_panicking_waker() {
     }
 }
 
-/// Lends what is needed, up to a limit.
+/// A source of capacity that notes the needs, and applies the bounds of the test.
 #[derive(Debug, Default)]
 struct Lends {
     pool: Mutex<Option<BoundedPool>>,

@@ -50,7 +50,7 @@ impl Canaries {
         bytes.saturating_add(2 * GUARD)
     }
 
-    /// Writes the guards of a block, and returns what is between them as a block: 1,024 bytes less than were requested. Its
+    /// Writes the guards of a block, and returns the memory between them as a block: 1,024 bytes less than were requested. Its
     /// reports give the caller's location as that of the allocation.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What was written outside of a block.
+//! A report of bytes that were written outside of a block.
 
 use std::fmt;
 use std::panic::Location;
