@@ -96,8 +96,7 @@ impl Found {
     /// Returns the block that contains the address; `None` where there is no memory.
     pub fn at(heap: &Heap, address: u64) -> Option<Self> {
         let mut blocks = heap.map.blocks().iter();
-        let (id, block) =
-            blocks.find(|(_, block)| (block.address..block.end()).contains(&address))?;
+        let (id, block) = blocks.find(|(_, it)| (it.address..it.end()).contains(&address))?;
         Self::of(id, block)
     }
 
