@@ -1,6 +1,6 @@
 //! A block's beginning and end, and its growth in place in between.
 //!
-//! The plain cases are on the hot path: [`Block::at_once`] makes a block of what the stream's cache granted, and
+//! The plain cases are on the hot path: [`Block::of`] makes a block of what the stream's cache granted, and
 //! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user
 //! does, and of the free before any other request can be granted the memory.
 
@@ -25,32 +25,22 @@ use std::task::{Context, Poll};
 
 /// The beginning.
 impl Block {
-    /// Makes a block. Every block is made here.
+    /// Makes a block, with nothing but what few blocks have. Its tag is charged already, and observers are told. Every block
+    /// is made here.
     #[inline(always)]
-    pub(super) fn of(
+    pub(crate) fn of(
         registration: Arc<Registration>,
         allocation: Allocation,
-        charge: BlockCharge,
+        rounding: u32,
+        tag: Option<Tag>,
         extra: Rare<Extra>,
     ) -> Self {
         Self {
             registration: Some(registration),
             allocation: Some(allocation),
-            charge,
+            charge: BlockCharge::new(rounding, tag),
             extra: Mutex::new(Guards::Block, extra),
         }
-    }
-
-    /// Makes a block of what the stream's cache granted, charged to the tag already, and without observers.
-    #[inline(always)]
-    pub(crate) fn at_once(
-        registration: Arc<Registration>,
-        allocation: Allocation,
-        rounding: u32,
-        tag: Option<Tag>,
-    ) -> Self {
-        let charge = BlockCharge::new(rounding, tag);
-        Self::of(registration, allocation, charge, Rare::NONE)
     }
 
     /// Makes a block of an allocation that its tag, if any, is charged for.
@@ -73,11 +63,13 @@ impl Block {
             let seen = allocation.seen();
             allocation.after = begin_charged(registration, &seen, demand, caller)?;
         }
-        let charge = BlockCharge::new(demand.rounding_of(allocation.bytes), demand.tag);
+        let (rounding, tag) = (demand.rounding_of(allocation.bytes), demand.tag);
+        let registration = registration.clone();
         Ok(Self::of(
-            registration.clone(),
+            registration,
             allocation,
-            charge,
+            rounding,
+            tag,
             Rare::NONE,
         ))
     }
@@ -101,9 +93,9 @@ impl Block {
             reserved: Some(reserved.clone()),
             ..Extra::default()
         };
-        let charge = BlockCharge::new(demand.rounding_of(allocation.bytes), None);
+        let (rounding, extra) = (demand.rounding_of(allocation.bytes), Rare::new(extra));
         let registration = registration.clone();
-        Ok(Self::of(registration, allocation, charge, Rare::new(extra)))
+        Ok(Self::of(registration, allocation, rounding, None, extra))
     }
 
     /// Makes a block of one that the reservation keeps for the stream, if it has one of that size.
@@ -125,8 +117,8 @@ impl Block {
         }
         let mut extra: Box<Extra> = kept.spare.downcast().unwrap_or_default();
         extra.reserved = Some(reserved.clone());
-        let charge = BlockCharge::new(rounding, None);
-        Some(Ok(Self::of(owner, allocation, charge, Rare::of(extra))))
+        let extra = Rare::of(extra);
+        Some(Ok(Self::of(owner, allocation, rounding, None, extra)))
     }
 }
 

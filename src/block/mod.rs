@@ -63,7 +63,7 @@ pub struct Block {
 
 /// What few blocks have.
 #[derive(Default)]
-struct Extra {
+pub(crate) struct Extra {
     /// Further streams that the block was used on.
     streams: FurtherStreams,
     /// The reservation that the memory returns to.

@@ -5,7 +5,6 @@
     reason = "memory is of the device on the word of its owner"
 )]
 
-use super::life::BlockCharge;
 use super::{Block, Extra};
 use crate::engine::{Allocation, Source, Use, release};
 use crate::fault::injected;
@@ -59,8 +58,8 @@ impl Stream {
             outside: Some(memory),
             ..Extra::default()
         };
-        let charge = BlockCharge::new(rounding, None);
-        Block::of(registration.clone(), allocation, charge, Rare::new(extra))
+        let registration = registration.clone();
+        Block::of(registration, allocation, rounding, None, Rare::new(extra))
     }
 }
 

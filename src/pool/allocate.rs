@@ -14,7 +14,7 @@ use crate::lane::Fit;
 use crate::measure::Tag;
 use crate::queue::{Ask, Asker, Demand};
 use crate::stream::Stream;
-use crate::sync::{Arc, Ordering, plain};
+use crate::sync::{Arc, Ordering, Rare, plain};
 use smallvec::SmallVec;
 
 /// The future of [`Pool::allocate`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
@@ -210,7 +210,10 @@ impl<H: Handles> Kind for ForBlock<H> {
     #[inline(always)]
     fn begin(&self, attempt: Attempt) -> Result<Begun<Block>, AllocError> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
-        pool.presence.expect_own(registration)?;
+        let is_own = plain::Arc::ptr_eq(&registration.presence, &pool.presence);
+        if !is_own || registration.observers.is_some() {
+            pool.presence.expect_own(registration)?;
+        }
         let Attempt { tag, caller } = attempt;
         if let Some(route) = registration.route() {
             return self.take_captured(&route, caller).map(Begun::Taken);
@@ -298,11 +301,12 @@ fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> 
         cached => cached?,
     };
     let allocation = Allocation::of_cache(cached);
-    Some(Block::at_once(
+    Some(Block::of(
         registration.clone(),
         allocation,
         rounding,
         None,
+        Rare::NONE,
     ))
 }
 
@@ -314,7 +318,13 @@ fn take_in_order(registration: &Arc<Registration>, bytes: u64, rounding: u32) ->
     let (after, left) = lane.cache.count_taken(bytes, rounding);
     let allocation = Allocation { after, ..taken };
     let registration = left.unwrap_or_else(|| registration.clone());
-    Some(Block::at_once(registration, allocation, rounding, None))
+    Some(Block::of(
+        registration,
+        allocation,
+        rounding,
+        None,
+        Rare::NONE,
+    ))
 }
 
 /// Returns the rounded size of a block that a stream's cache may have, if there are no observers and no scope is entered.
@@ -352,7 +362,13 @@ fn take_rounded(
     let allocation = Allocation::of_cache(cached);
     // It may be a little larger than that.
     let rounding = (allocation.bytes - bytes) as u32;
-    Some(Block::at_once(registration, allocation, rounding, tag))
+    Some(Block::of(
+        registration,
+        allocation,
+        rounding,
+        tag,
+        Rare::NONE,
+    ))
 }
 
 /// Several blocks.

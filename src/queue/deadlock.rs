@@ -26,35 +26,7 @@ use std::time::Duration;
 const NAMED: usize = 16;
 
 impl Pass<'_> {
-    /// Looks for a deadlock, when the head cannot be served and no request may overtake it. If nothing moves for the
-    /// grace, serves the first request that can be served.
-    pub(super) fn look_for_deadlock(&self, head: &Arc<Waiter>) -> Served {
-        let service = self.service;
-        let Some(returns) = service
-            .engine
-            .streams
-            .returns_if_quiet(&service.engine.store)
-        else {
-            service.end_deadlock();
-            return Served::Short;
-        };
-        let now = service.now();
-        let (position, queued) = (head.entry.sort_key.position, service.queue.queued());
-        let mut standstill = service.standstill.lock();
-        let grace_ends = standstill.look(position, returns, queued, &service.rules, now);
-        drop(standstill);
-        if let Some(grace_ends) = grace_ends {
-            self.look_again_at(grace_ends);
-            return Served::Short;
-        }
-        match self.serve_any() {
-            Served::Short if service.is_short_for_others() => Served::Short,
-            Served::Short => self.report_deadlock(head, now),
-            served => served,
-        }
-    }
-
-    fn serve_any(&self) -> Served {
+    pub(super) fn serve_any(&self) -> Served {
         let usual_alignment = self.service.engine.shared.settings.alignment;
         let to_scan = self.service.queue.to_scan(self.generation, usual_alignment);
         let mut served = to_scan.iter().map(|waiter| self.serve_one(waiter));
@@ -67,7 +39,7 @@ impl Pass<'_> {
     }
 
     /// Reports the deadlock, in which no request can be served, and fails the head when it has lasted long enough.
-    fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration) -> Served {
+    pub(super) fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration) -> Served {
         let service = self.service;
         let verdict = service.standstill.lock().judge(&service.rules, now);
         if verdict.is_new {

@@ -126,6 +126,34 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Looks for a deadlock, when the head cannot be served and no request may overtake it. If nothing moves for the
+    /// grace, serves the first request that can be served.
+    fn look_for_deadlock(&self, head: &Arc<Waiter>) -> Served {
+        let service = self.service;
+        let Some(returns) = service
+            .engine
+            .streams
+            .returns_if_quiet(&service.engine.store)
+        else {
+            service.end_deadlock();
+            return Served::Short;
+        };
+        let now = service.now();
+        let (position, queued) = (head.entry.sort_key.position, service.queue.queued());
+        let mut standstill = service.standstill.lock();
+        let grace_ends = standstill.look(position, returns, queued, &service.rules, now);
+        drop(standstill);
+        if let Some(grace_ends) = grace_ends {
+            self.look_again_at(grace_ends);
+            return Served::Short;
+        }
+        match self.serve_any() {
+            Served::Short if service.is_short_for_others() => Served::Short,
+            Served::Short => self.report_deadlock(head, now),
+            served => served,
+        }
+    }
+
     fn serve_overtakers(&self) -> Served {
         let rules = &self.service.rules;
         if rules.overtaking.times == 0 {

@@ -107,7 +107,7 @@ impl Waiters {
             queue: Mutex::new(Guards::Queue, Queue::new(rules)),
             scopes: Scopes::new(),
             waits,
-            accounts: Accounts::new(),
+            accounts: Accounts::default(),
         }
     }
 
@@ -179,7 +179,9 @@ impl Waiters {
         };
         let waiter = Arc::new(Waiter::new(origin, waker));
         self.counted_for(&waiter).for_each(Waits::begin);
-        self.scopes.enter(&waiter, gate);
+        if waiter.scope.is_some() {
+            self.scopes.enter(&waiter, gate);
+        }
         let held = Foreign::new(waiter.clone());
         match over {
             Some(tag) => {
@@ -594,7 +596,7 @@ fn error_of(refused: Refused) -> AllocError {
 impl Drop for Waiters {
     /// Only forgotten requests are left.
     fn drop(&mut self) {
-        let mut trash = Trash::new();
+        let mut trash = Trash::default();
         trash.add(self.queue.get_mut().take_all());
     }
 }

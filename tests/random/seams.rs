@@ -482,7 +482,7 @@ impl World {
         assert_eq!(entries.blocks.len() as u64, figures.live_blocks);
         assert_eq!(entries.reserved, figures.reserved.current);
         assert_eq!(entries.evicted, figures.evicted);
-        assert_eq!(entries.waiting.len(), figures.waits.waiting as usize);
+        assert_eq!(entries.waiting.len(), figures.waits.waiting);
         if !self.is_leased {
             let taken: u64 = self.segments.taken.lock().unwrap().values().sum();
             assert_eq!(taken, figures.reserved.current);

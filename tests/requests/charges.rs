@@ -322,7 +322,9 @@ fn charge_is_served_under_a_dead_runtime_and_a_panicking_waker() {
         let pool = pool(&device, 16 * MIB);
         let held = pool.charge(16 * MIB).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let dead = runtime.block_on(async { not_ready(pool.charge_for(8 * MIB)) });
+        let entered = runtime.enter();
+        let dead = not_ready(pool.charge_for(8 * MIB));
+        drop(entered);
         let mut panicking = Woken::panicking(pool.charge_for(8 * MIB));
         drop(runtime);
         drop(held);

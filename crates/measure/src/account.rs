@@ -273,14 +273,15 @@ pub struct Accounts {
     buckets: [OnceLock<Box<[AccountSlot]>>; BUCKETS],
 }
 
-impl Accounts {
-    /// Creates no account.
-    pub fn new() -> Self {
+impl Default for Accounts {
+    fn default() -> Self {
         Self {
             buckets: [const { OnceLock::new() }; BUCKETS],
         }
     }
+}
 
+impl Accounts {
     /// Returns the account of a tag, and opens it at the tag's first use.
     #[inline]
     pub fn of(&self, tag: Tag) -> &Account {
@@ -386,7 +387,7 @@ mod tests {
     #[cfg(not(weirpool_loom))]
     #[test]
     fn accounts_are_opened_by_use() {
-        let accounts = Accounts::new();
+        let accounts = Accounts::default();
         let [few, many] = [3, 300].map(Tag::numbered);
         assert!(accounts.get(few).is_none());
         grant(accounts.of(many), 512);

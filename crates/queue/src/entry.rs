@@ -1,7 +1,7 @@
 //! What the queue knows of a waiting request.
 
 use crate::Tag;
-use crate::fair_queue::{Flow, Place, SortKey};
+use crate::fair_queue::{Flow, SortKey};
 use std::time::Duration;
 use weirpool_heap::id::StreamId;
 
@@ -20,12 +20,4 @@ pub struct Entry {
     pub stream: StreamId,
     /// When it arrived, on the device's clock.
     pub since: Duration,
-}
-
-impl Entry {
-    /// Returns where the request is, or would be, in the fair queue.
-    #[inline]
-    pub(crate) fn place(&self) -> Place {
-        (self.flow, self.sort_key)
-    }
 }

@@ -10,7 +10,7 @@
 
 use crate::admission::{full, joined_wait};
 use crate::amount::Amount;
-use crate::fair_queue::{Cost, Flow, Position, SortKey, WaiterWalk};
+use crate::fair_queue::{Cost, Flow, Place, Position, SortKey, WaiterWalk};
 use crate::listing::Listing;
 use crate::queued::Queued;
 use crate::quota_queue::QuotaQueues;
@@ -382,11 +382,11 @@ impl<T> Queue<T> {
     /// Returns whether memory is searched for a request: it is the head, or one of those that may overtake the head.
     fn is_looked_at(&self, entry: &Entry) -> bool {
         if self.looked_at == 1 {
-            return self.queued.head_place() == Some(entry.place());
+            return self.queued.head_place() == Some(place_of(entry));
         }
         let weight = |flow| self.weight_of(flow);
         let mut first = self.queued.first(self.looked_at, weight);
-        first.any(|(place, _)| place == entry.place())
+        first.any(|(place, _)| place == place_of(entry))
     }
 
     /// Returns the first `most` waiting requests, those in quota queues and those set aside last.
@@ -408,7 +408,7 @@ impl<T> Queue<T> {
                 let first = self.first_throttled(tag);
                 first.is_some_and(|(first, _)| first.sort_key == entry.sort_key)
             }
-            None => self.queued.head_place() == Some(entry.place()),
+            None => self.queued.head_place() == Some(place_of(entry)),
         }
     }
 
@@ -420,7 +420,7 @@ impl<T> Queue<T> {
     /// Returns the waiting requests of a tag for more than that many bytes. Takes constant time if there are none.
     pub fn larger_than(&self, tag: Tag, bytes: u64) -> impl Iterator<Item = &T> {
         let queued = self.queued.shares.larger_than(Some(tag), bytes);
-        let queued = queued.filter_map(|entry| self.queued.at(entry.place()));
+        let queued = queued.filter_map(|entry| self.queued.at(place_of(entry)));
         let throttled = self.quotas.larger_than(tag, bytes);
         let is_meant = move |entry: &Entry| entry.tag == Some(tag) && entry.bytes > bytes;
         let aside = self.aside.values();
@@ -430,7 +430,7 @@ impl<T> Queue<T> {
 
     /// Returns a request of the fair queue.
     pub fn get(&self, entry: &Entry) -> Option<&T> {
-        self.queued.at(entry.place())
+        self.queued.at(place_of(entry))
     }
 
     /// Returns the requests to search for in a deadlock, apart from the head: all of them once in a generation, and after
@@ -641,4 +641,10 @@ enum Stage {
     Queued(WaiterWalk),
     Throttled(Option<(Tag, SortKey)>),
     Aside(Option<Position>),
+}
+
+/// Returns where a request is, or would be, in the fair queue.
+#[inline]
+fn place_of(entry: &Entry) -> Place {
+    (entry.flow, entry.sort_key)
 }

@@ -62,7 +62,10 @@ impl<T> Queued<T> {
         self.shares.join(candidate, sort_key, entry);
         *self.by_stream.entry(entry.stream).or_default() += 1;
         self.arrivals.insert(sort_key.position, entry.since);
-        let must_be_tried = self.scan.record_newcomer(|| waiter.clone());
+        let must_be_tried = self.scan.0.is_some();
+        if let Some(tried) = &mut self.scan.0 {
+            tried.untried.push(waiter.clone());
+        }
         self.order.join(entry.flow, sort_key, bytes, waiter);
         must_be_tried
     }

@@ -25,27 +25,18 @@ pub struct ToTry<T> {
 
 /// The last search for every request, which was in vain.
 #[derive(Debug)]
-pub(crate) struct Scan<T>(Option<Tried<T>>);
+pub(crate) struct Scan<T>(pub(crate) Option<Tried<T>>);
 
 #[derive(Debug)]
-struct Tried<T> {
+pub(crate) struct Tried<T> {
     generation: u64,
-    /// The requests that arrived since.
-    untried: Vec<T>,
+    /// The requests that arrived since: they must be tried, because all others were.
+    pub(crate) untried: Vec<T>,
 }
 
 impl<T> Scan<T> {
     pub(crate) fn new() -> Self {
         Self(None)
-    }
-
-    /// Notes a request that joins. Returns whether it must be tried, because all others were.
-    pub(crate) fn record_newcomer(&mut self, waiter: impl FnOnce() -> T) -> bool {
-        let Some(tried) = &mut self.0 else {
-            return false;
-        };
-        tried.untried.push(waiter());
-        true
     }
 
     /// Returns the requests to try, in the order of the queue: all of them once in a generation, and after that the

@@ -203,7 +203,7 @@ fn request_is_passed_only_by_requests_that_are_due_earlier() {
 /// While two tags both have requests waiting, their granted bytes over their weights differ by at most one largest
 /// request of each over its weight.
 #[test]
-fn tags_with_weights_share_what_is_granted() {
+fn tags_with_weights_share_granted_bytes() {
     for seed in seeds() {
         let (mut random, mut model) = (Rng::with_seed(seed), Model::new(rules()));
         let parties = [None, Some(tags()[0]), Some(tags()[1])];
@@ -229,7 +229,7 @@ fn tags_with_weights_share_what_is_granted() {
                 waiting[at] += 1;
             } else if let Some((_, entry)) = model.serve_head() {
                 let at = party_of(entry.tag);
-                for other in 0..3 {
+                for other in [0, 1, 2] {
                     granted[at][other][0] += entry.bytes;
                     granted[other][at][1] += entry.bytes;
                 }

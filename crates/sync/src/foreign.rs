@@ -91,13 +91,14 @@ impl Drop for Check {
 #[derive(Debug)]
 pub struct Trash<T>(SmallVec<[Foreign<T>; 1]>);
 
-impl<T> Trash<T> {
-    /// Creates an empty trash.
+impl<T> Default for Trash<T> {
     #[inline]
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self(SmallVec::new())
     }
+}
 
+impl<T> Trash<T> {
     /// Adds values, or none.
     #[inline]
     pub fn add(&mut self, values: impl IntoIterator<Item = Foreign<T>>) {
@@ -135,7 +136,7 @@ impl<T: ?Sized> Mutex<T> {
     pub fn lock_with_trash<F>(&self) -> GuardWithTrash<'_, T, F> {
         GuardWithTrash {
             guard: self.lock(),
-            trash: Trash::new(),
+            trash: Trash::default(),
         }
     }
 }
