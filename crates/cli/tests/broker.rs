@@ -74,7 +74,7 @@ fn top_shows_what_the_broker_leases_until_a_signal() {
     let builder = Pool::builder(SimDevice::new()).chunk_bytes(2 << 20);
     let pool = lease_capacity(builder, options).build().unwrap();
     let stream = pool.create_stream().unwrap();
-    let block = pool.try_allocate(&stream, 16 << 20).unwrap();
+    let block = pool.allocate(&stream, 16 << 20).blocking().unwrap();
     let shown = String::from_utf8(top(&["top", "--once"], &socket).stdout).unwrap();
     assert!(
         shown.contains("64.0 MiB leased to 1 clients; 48.0 MiB free"),

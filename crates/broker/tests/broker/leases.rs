@@ -3,6 +3,7 @@
 use crate::common::*;
 use crate::{Folder, broker};
 use futures::executor::block_on;
+use std::thread;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::testing::Invariants;
@@ -81,6 +82,16 @@ fn settings_that_no_lease_covers_are_refused() {
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
 }
 
+/// Tries until the broker answers in time: a try waits 2 ms for it, and the broker may not be scheduled for longer.
+fn try_until_answered(pool: &Pool, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
+    loop {
+        match pool.try_allocate(stream, bytes) {
+            Err(AllocError::Exhausted(_)) => thread::yield_now(),
+            answer => return answer,
+        }
+    }
+}
+
 /// The terms that granted the guarantee may be applied between the search that is short of memory and its question: the
 /// guarantee must count for the need either way.
 #[test]
@@ -90,7 +101,7 @@ fn need_that_meets_a_grant_is_not_asked_for_beyond_it() {
     for round in 0..200 {
         let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
         let block = match round % 2 {
-            0 => pool.try_allocate(&stream, 16 * MIB),
+            0 => try_until_answered(&pool, &stream, 16 * MIB),
             _ => block_on(pool.allocate(&stream, 16 * MIB)),
         };
         assert_eq!(lease(&pool), 16 * MIB, "round {round}");
@@ -104,7 +115,7 @@ fn every_way_of_asking_grows_the_lease() {
     let _broker = broker(&folder.socket(), 64 * MIB);
     let (pool, stream) = leased(&folder, |options| options);
     assert_eq!((pool.capacity(), lease(&pool)), (64 * MIB, 0));
-    let first = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let first = try_until_answered(&pool, &stream, 4 * MIB).unwrap();
     let second = block_on(pool.allocate(&stream, 4 * MIB)).unwrap();
     let third = block_on(pool.reserve(4 * MIB)).unwrap();
     let fourth = pool
@@ -137,7 +148,7 @@ fn request_above_the_limit_fails_and_one_above_the_lease_waits() {
         pool.resize(48 * MIB).unwrap().target == 32 * MIB,
         "within the limit"
     );
-    let held = other.try_allocate(&elsewhere, 48 * MIB).unwrap();
+    let held = try_until_answered(&other, &elsewhere, 48 * MIB).unwrap();
     let refused = pool.try_allocate(&stream, 32 * MIB).unwrap_err();
     let AllocError::Exhausted(shortfall) = refused else {
         panic!("{refused}");
@@ -167,7 +178,7 @@ fn dropped_request_leaves_its_memory_to_others() {
         let _broker = broker(&folder.socket(), 64 * MIB);
         let (pool, stream) = leased(&folder, |options| options);
         let (other, elsewhere) = leased(&folder, |options| options);
-        let held = other.try_allocate(&elsewhere, 48 * MIB).unwrap();
+        let held = try_until_answered(&other, &elsewhere, 48 * MIB).unwrap();
         let mut request = pool.allocate(&stream, 32 * MIB);
         for _ in 0..polls {
             assert!(poll(&mut request).is_pending());
@@ -189,7 +200,7 @@ fn recalled_memory_in_use_comes_back_before_it_is_used_again() {
     let (pool, stream) = leased(&folder, |options| options);
     let (other, elsewhere) = leased(&folder, |options| options);
     let mut held: Vec<_> = (0..15)
-        .map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap())
+        .map(|_| try_until_answered(&pool, &stream, 4 * MIB).unwrap())
         .collect();
     let waiting = std::thread::spawn({
         let (other, elsewhere) = (other.clone(), elsewhere.clone());
@@ -218,7 +229,7 @@ fn lease_ends_with_the_pool() {
     let folder = Folder::new("ends");
     let _broker = broker(&folder.socket(), 64 * MIB);
     let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
-    drop(pool.try_allocate(&stream, 40 * MIB).unwrap());
+    drop(try_until_answered(&pool, &stream, 40 * MIB).unwrap());
     drop((pool, stream));
     crate::processes::until(&folder, |figures| figures.clients.is_empty());
 }
@@ -228,7 +239,7 @@ fn lease_of_a_pool_that_ends_while_there_is_no_broker_is_free() {
     let folder = Folder::new("ends-without");
     let running = broker(&folder.socket(), 64 * MIB);
     let (pool, stream) = leased(&folder, |options| options.guaranteed(8 * MIB));
-    drop(pool.try_allocate(&stream, 40 * MIB).unwrap());
+    drop(try_until_answered(&pool, &stream, 40 * MIB).unwrap());
     drop(running);
     eventually(|| !lease_of(&pool).unwrap().is_connected);
     let health = pool.health().to_string();
@@ -245,7 +256,7 @@ fn figures_show_processes_leases_and_use() {
     let (pool, stream) = leased(&folder, |options| {
         options.name("chat").guaranteed(8 * MIB).weight(3)
     });
-    let block = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let block = try_until_answered(&pool, &stream, 16 * MIB).unwrap();
     crate::processes::until(&folder, |figures| {
         let client = &figures.clients[0];
         let is_known = client.name == "chat" && client.process == std::process::id();
@@ -261,7 +272,7 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
     let _broker = broker(&folder.socket(), 64 * MIB);
     let (caching, stream) = leased(&folder, |options| options.guaranteed(16 * MIB));
     let entries: Vec<_> = (0..5)
-        .map(|_| caching.try_allocate(&stream, 8 * MIB).unwrap())
+        .map(|_| try_until_answered(&caching, &stream, 8 * MIB).unwrap())
         .map(Block::into_evictable)
         .collect();
     let (free, third_stream) = leased(&folder, |options| options);
