@@ -350,12 +350,19 @@ impl Visit {
             check(call, unsafe { sys::cuCtxSetCurrent(mine) })?;
         }
         let context = (current != mine).then_some(current);
+        let mut visit = Self::in_any_context();
+        visit.context = context;
+        Ok(visit)
+    }
+
+    /// Begins a visit for a call on a stream that has a context of its own: the current one does not matter.
+    pub(super) fn in_any_context() -> Self {
         let mut visit = Self {
             mode: sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-            context,
+            context: None,
         };
         exchange_mode(&mut visit.mode);
-        Ok(visit)
+        visit
     }
 }
 

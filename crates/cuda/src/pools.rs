@@ -211,11 +211,9 @@ impl CudaDevice {
 
     /// Begins an allocation or a free in the order of a stream, which fails if the stream is captured.
     ///
-    /// The thread's context and capture mode stay as they are, unless the stream is a default one, which is that of the
-    /// current context: then this returns a visit. Any other stream has a context of its own: the driver's manual has
-    /// `CUDA_ERROR_INVALID_CONTEXT` of `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` for default streams alone. In no mode do
-    /// the two break a capture of other streams: the manual calls an action unsafe that is not enqueued to a stream, where a
-    /// capture observes it.
+    /// The thread's context stays as it is, unless the stream is a default one, which is that of the current context. Any
+    /// other stream has a context of its own. The capture mode is relaxed: in the global one, an allocation breaks a capture
+    /// of another stream, as an H200 showed.
     ///
     /// # Safety
     /// The stream is usable.
@@ -223,11 +221,11 @@ impl CudaDevice {
         &self,
         call: &'static str,
         stream: RawStream,
-    ) -> Result<Option<Visit>, DeviceError> {
+    ) -> Result<Visit, DeviceError> {
         weirpool_device::assert_unlocked(call);
         let visit = match is_legacy_default(stream) || stream.0 == PER_THREAD {
-            true => Some(self.visit(call)?),
-            false => None,
+            true => self.visit(call)?,
+            false => Visit::in_any_context(),
         };
         // SAFETY: the caller's guarantee.
         unsafe { Self::refuse_captured(call, stream) }?;
@@ -375,7 +373,7 @@ unsafe impl DriverPools for CudaDevice {
         let (_visit, order) = match is_of_host {
             true => {
                 let visit = self.memory_call(call)?;
-                (Some(visit), self.pool_stream(call)?)
+                (visit, self.pool_stream(call)?)
             }
             false => {
                 // SAFETY: the caller guarantees that the stream is usable.
