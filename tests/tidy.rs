@@ -32,8 +32,7 @@ const LAYERS: [&str; 21] = [
 /// The imports from above. The lane keeps references to registrations under its lock, but uses only itself in them:
 /// without this import, every type around that lock would have a type parameter. All about captures is one module: streams
 /// and blocks name its state, and its own handles build on the pool.
-const UPWARD: [(&str, &str); 5] = [
-    ("lane", "handles"),
+const UPWARD: [(&str, &str); 4] = [
     ("handles", "capture"),
     ("stream", "capture"),
     ("block", "capture"),

@@ -15,11 +15,20 @@ use std::time::Duration;
 /// is not counted then.
 #[inline]
 pub(crate) fn free_unawaited(engine: &Engine, lane: &Lane, block: Use) -> bool {
-    if lane.cache.may_keep_large(block.bytes) || !engine.shared.settings.is_ordered {
-        free(engine, lane, block);
-        return false;
+    if engine.shared.settings.is_ordered {
+        return free_in_order(engine, lane, block);
     }
-    let given = pass_through::give(engine, lane, &block);
+    free(engine, lane, block);
+    false
+}
+
+/// Does the same where the source of segments is ordered.
+#[inline(never)]
+fn free_in_order(engine: &Engine, lane: &Lane, block: Use) -> bool {
+    let given = match lane.cache.may_keep_large(block.bytes) {
+        true => Given::NotPlain,
+        false => pass_through::give(engine, lane, &block),
+    };
     match given {
         Given::Whole => {}
         Given::Refused => free_to_heap(engine, lane, &block, lane.cache.free(block, None)),

@@ -215,6 +215,12 @@ impl<H: Handles> Kind for ForBlock<H> {
             pool.presence.expect_own(registration)?;
         }
         let Attempt { tag, caller } = attempt;
+        if registration.service.engine.shared.settings.is_ordered
+            && (tag.is_none() && self.room.is_none() && caller.fill.is_none())
+            && let Some(block) = take_in_order(pool, registration, self.layout)
+        {
+            return Ok(Begun::Taken(block));
+        }
         if let Some(route) = registration.route() {
             return self.take_captured(&route, caller).map(Begun::Taken);
         }
@@ -287,19 +293,12 @@ fn take_charged(
     taken
 }
 
-/// Takes the plain case of a size that has no stack: from the stream's cache, or from an ordered source of segments. A size
-/// that has a stack was searched [at once](take_from_lane).
+/// Takes the plain case of a size that has no stack. A size that has one was searched [at once](take_from_lane).
 #[inline(always)]
 fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> Option<Block> {
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
-    let Registration { service, lane, .. } = &**registration;
-    let cached = match lane.cache.take_large(rounded, rounding) {
-        None if service.engine.shared.settings.is_ordered => {
-            return take_in_order(registration, rounded, rounding);
-        }
-        cached => cached?,
-    };
+    let cached = registration.lane.cache.take_large(rounded, rounding)?;
     let allocation = Allocation::of_cache(cached);
     Some(Block::of(
         registration.clone(),
@@ -312,7 +311,9 @@ fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> 
 
 /// Takes the plain case of an ordered source of segments.
 #[inline(never)]
-fn take_in_order(registration: &Arc<Registration>, bytes: u64, rounding: u32) -> Option<Block> {
+fn take_in_order(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> Option<Block> {
+    let bytes = plain_size(pool, registration, layout)?;
+    let rounding = (bytes - layout.bytes) as u32;
     let Registration { service, lane, .. } = &**registration;
     let taken = pass_through::take(&service.engine, lane, bytes)?;
     let (after, left) = lane.cache.count_taken(bytes, rounding);
