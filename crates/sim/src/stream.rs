@@ -45,7 +45,7 @@ impl SimDevice {
     ///
     /// # Panics
     /// Panics if the device is broken, or if a scripted fault fails the call. The trait's
-    /// [`Device::create_stream`](weirpool_device::Device::create_stream) returns the error instead.
+    /// [`Device::create_stream`] returns the error instead.
     pub fn create_stream(&self) -> SimStream {
         make_stream(self, None)
     }
