@@ -28,7 +28,7 @@ const AGAIN: u8 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitReached;
 
-/// The bytes that one tag holds; see the [module](self).
+/// The bytes that one tag holds: the only record of them.
 #[derive(Debug)]
 pub struct Account {
     /// Bytes of live blocks, and of requests that entered the fair queue; and the bit [`THROTTLED`].

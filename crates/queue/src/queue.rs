@@ -98,7 +98,7 @@ pub struct Left<T> {
     pub left_over: Vec<T>,
 }
 
-/// See the [module](self).
+/// The waiting requests of a pool, and the decisions about them.
 #[derive(Debug)]
 pub struct Queue<T> {
     queued: Queued<T>,

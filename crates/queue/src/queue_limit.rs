@@ -3,7 +3,7 @@
 use weirpool_heap::debug_in_units;
 
 /// The number of requests that may wait for memory at once, and their bytes. A request that would have to wait beyond
-/// that fails at once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
+/// that fails at once, with `AllocError::QueueFull`, so that its client hears of it early enough to act.
 ///
 /// The limit is shared among the tags that wait, by [weight](https://docs.rs/weirpool/latest/weirpool/struct.TagAccount.html#method.set_weight): a tag without a weight has
 /// the weight 1, and so have all requests without a tag together. Each share is at least one request. A tag may wait for

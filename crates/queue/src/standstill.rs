@@ -8,7 +8,7 @@ use crate::fair_queue::Position;
 use crate::terms::Rules;
 use std::time::Duration;
 
-/// The queue, while nothing moves in it; see the [module](self).
+/// The queue, while nothing moves in it.
 #[derive(Debug, Default)]
 pub struct Standstill(Option<Known>);
 

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
-/// A value that runs foreign code when it is dropped; see the [module](self).
+/// A value that runs foreign code when it is dropped.
 #[derive(Debug)]
 #[must_use = "a foreign value that is not released leaks"]
 pub struct Foreign<T> {

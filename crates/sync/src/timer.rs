@@ -10,7 +10,7 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 use weirpool_device::{AlarmId, Device};
 
-/// See the [module](self).
+/// The deadlines of a pool, behind one alarm of the device.
 #[derive(Debug)]
 pub struct Timer {
     device: plain::Arc<dyn Device>,
