@@ -18,7 +18,7 @@ pub(crate) fn free_unawaited(engine: &Engine, lane: &Lane, block: Use) -> bool {
     if engine.shared.settings.is_ordered {
         return free_in_order(engine, lane, block);
     }
-    free(engine, lane, block);
+    free_as(engine, lane, block, false);
     false
 }
 
@@ -40,6 +40,11 @@ fn free_in_order(engine: &Engine, lane: &Lane, block: Use) -> bool {
 /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
 #[inline]
 pub(crate) fn free(engine: &Engine, lane: &Lane, block: Use) -> Ticket {
+    free_as(engine, lane, block, engine.shared.settings.is_ordered)
+}
+
+#[inline(always)]
+fn free_as(engine: &Engine, lane: &Lane, block: Use, is_ordered: bool) -> Ticket {
     let now = if lane.cache.may_keep_large(block.bytes) {
         large_caches_now(engine)
     } else {
@@ -51,7 +56,7 @@ pub(crate) fn free(engine: &Engine, lane: &Lane, block: Use) -> Ticket {
         record_closed(engine, lane, freed.closed);
         maintenance::schedule_after_return(engine);
     } else {
-        finish_free(engine, lane, &block, freed);
+        finish_free(engine, lane, &block, freed, is_ordered);
     }
     ticket
 }
@@ -64,12 +69,13 @@ fn large_caches_now(engine: &Engine) -> Option<Duration> {
     may_stay.then(|| engine.shared.device.now())
 }
 
-fn finish_free(engine: &Engine, lane: &Lane, block: &Use, freed: Freed) {
-    let fences = Fences::one(lane.id, freed.ticket);
-    if engine.shared.settings.is_ordered
-        && pass_through::pass_on(engine, std::iter::once(lane), &fences, block)
-    {
-        return record_closed(engine, lane, freed.closed);
+#[inline(always)]
+fn finish_free(engine: &Engine, lane: &Lane, block: &Use, freed: Freed, is_ordered: bool) {
+    if is_ordered {
+        let fences = Fences::one(lane.id, freed.ticket);
+        if pass_through::pass_on(engine, std::iter::once(lane), &fences, block) {
+            return record_closed(engine, lane, freed.closed);
+        }
     }
     free_to_heap(engine, lane, block, freed);
 }
