@@ -8,6 +8,7 @@ use loom::thread;
 use weirpool::device::DeviceErrorKind::Unsupported;
 use weirpool::device::sim::Call;
 use weirpool::{Overtaking, Tag};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 type Answer = Result<Block, weirpool::AllocError>;
 
@@ -62,6 +63,51 @@ fn expect_no_lost_wake(pool: &Pool, tasks: &mut [Task<'_>]) {
             "it could be granted and was not woken"
         );
     }
+}
+
+/// A pool of 2 MiB that passes its allocations through, whose streams keep spares.
+fn passed_through(device: &SimDevice) -> Pool {
+    let driver_pool = DriverPool::builder(device).build().unwrap();
+    let segments = driver_pool.segments(DriverPoolUse::PassedThrough);
+    let builder = Pool::builder(device.clone()).capacity(2 * MIB);
+    builder.segment_source(segments).build().unwrap()
+}
+
+#[test]
+fn free_that_is_passed_through_leaves_no_spare_beside_a_request_that_joins() {
+    model("free that is passed through", || {
+        let device = unwatched();
+        let pool = passed_through(&device);
+        let [(_, a), (_, b)] = streams(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        let request = Task::new(pool.allocate(&b, 2 * MIB));
+        freeing.join().unwrap();
+        let mut tasks = [request];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some());
+    });
+}
+
+/// The room of a spare is one request's: its stream's, or that of a request that removes it.
+#[test]
+fn spare_is_taken_or_removed() {
+    model("spare is taken or removed", || {
+        let device = unwatched();
+        let pool = passed_through(&device);
+        let [(_, a), (_, b)] = streams(&device, &pool);
+        drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        let (other, at) = (pool.clone(), a.clone());
+        let taking = thread::spawn(move || other.try_allocate(&at, 2 * MIB).ok());
+        let second = pool.try_allocate(&b, 2 * MIB).ok();
+        let first = taking.join().unwrap();
+        assert!(first.is_none() || second.is_none(), "room for one");
+        let live = first.iter().chain(&second).count() as u64;
+        assert_eq!(pool.statistics().used.current, live * 2 * MIB);
+        drop((first, second));
+        pool.check_conserved().unwrap();
+        drop(pool.try_allocate(&b, 2 * MIB).expect("nothing is lost"));
+    });
 }
 
 #[test]

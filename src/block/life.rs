@@ -7,7 +7,7 @@
 use super::{Block, Extra};
 use crate::capture::CaptureClock;
 use crate::device::DeviceError;
-use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, release};
+use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, pass_through, release};
 use crate::error::{AllocError, StreamError};
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
 use crate::heap::{Fences, Placement};
@@ -160,6 +160,7 @@ fn begin(
                 lanes,
                 waits_for: lanes,
                 location: None,
+                tag: demand.tag,
             };
             observers.ending(engine, ending);
         }
@@ -479,6 +480,7 @@ impl Block {
             lanes: &lanes,
             waits_for,
             location,
+            tag: self.charge.tag(),
         };
         observers.ending(&registration.service.engine, ending);
     }
@@ -532,10 +534,10 @@ impl Block {
         let Some(tag) = self.charge.tag() else {
             return;
         };
-        let Some(allocation) = self.allocation.take() else {
+        let Some(allocation) = &self.allocation else {
             return;
         };
-        let block = as_used(&allocation, self.charge.rounding());
+        let block = as_used(allocation, self.charge.rounding());
         let mut is_throttled = false;
         let uncharge = |registration: &Registration| {
             is_throttled = registration.service.uncharge_freed(tag, block.bytes);
@@ -549,22 +551,22 @@ impl Block {
             }
             return;
         }
-        let Registration { service, lane, .. } = &**self.registration();
-        if release::free_unawaited(&service.engine, lane, block) {
-            lane.cache
-                .count(BlockEvent::Free, block.bytes, block.rounding);
-        }
-        self.uncharge_freed(block);
+        self.free_slowly();
     }
 
-    /// Reads the block from itself: the plain case holds its fields in registers.
+    /// Frees a block that has nothing extra, and uncharges its tag, if any. Reads the block from itself: the plain case holds
+    /// its fields in registers.
     #[cold]
     #[inline(never)]
     fn free_slowly(&mut self) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
-        if release::free_unawaited(&service.engine, lane, block) {
-            StreamCache::count_given(&mut self.registration, cache_of, &block);
+        let is_given = release::free_unawaited(&service.engine, lane, block);
+        if let Some(tag) = self.charge.tag() {
+            service.count_freed(tag, block.bytes);
+        }
+        if is_given && !StreamCache::keep_spare(&mut self.registration, cache_of, &block) {
+            pass_through::remove(&self.registration().service.engine, &block);
         }
     }
 

@@ -87,7 +87,7 @@ pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
     statistics.chunks_created = engine.shared.counters.chunks_created.get();
     statistics.remaps = engine.shared.counters.remaps.get();
     statistics.device_waits = engine.shared.counters.device_waits.get();
-    statistics.released = engine.shared.counters.released.get();
+    statistics.released = engine.shared.counters.released.get() + engine.store.spares_removed.get();
     statistics.events_created = engine.streams.events.created();
     statistics.evictions = evictions;
     statistics.evicted = evicted;

@@ -15,6 +15,7 @@ use super::{HeapStore, Lanes, Shared, Streams};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences};
 use crate::id::ReservationId;
+use crate::lane::Flush;
 use crate::sync::{Arc, Foreign, Mutex, Trash};
 
 /// Has a reservation keep a block that `free` frees. Returns `false` if it does not, and the block is still to be
@@ -94,8 +95,11 @@ pub(crate) fn end_keeping(
     }
 }
 
-/// Gives the blocks that any reservation keeps to the heap.
+/// Gives the blocks that any reservation keeps to the heap, and removes the streams' spares.
 pub(crate) fn return_all_kept(streams: &Streams, store: &HeapStore) {
+    if store.keeps_spares {
+        streams.flush(store, Flush::All);
+    }
     let states: Vec<_> = streams.keeping.lock().values().cloned().collect();
     for state in states {
         let mut locked = state.lock_with_trash();

@@ -11,7 +11,7 @@ use crate::device::DeviceError;
 use crate::heap::reservation::Extension;
 use crate::heap::{self, Clock, Fences, Grant, Placement, Request, View};
 use crate::id::{ReservationId, StreamId, Ticket};
-use crate::lane::{BlockEvent, CachedBlock, Flush, Lane, Use};
+use crate::lane::{BlockEvent, Flush, Lane, Use};
 use crate::sync::Arc;
 use smallvec::SmallVec;
 
@@ -23,9 +23,7 @@ pub(crate) fn begin_capture(store: &HeapStore, lane: &Lane, order: StreamId) -> 
     }
     {
         let mut heap = store.heap.lock();
-        for CachedBlock { id, ticket, .. } in lane.cache.flush(Flush::All) {
-            heap.take_back(id, Fences::one(lane.id, ticket));
-        }
+        store.take_back(&mut heap, lane, lane.cache.flush(Flush::All));
     }
     lane.cache.wait_for_submissions();
     true

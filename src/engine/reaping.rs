@@ -4,7 +4,7 @@ use super::streams::Watches;
 use super::{Change, Engine, HeapStore, Shared, ordering};
 use crate::device::{DeviceError, Watch};
 use crate::fault::injected;
-use crate::heap::{self, Fences, Order};
+use crate::heap::{self, Order};
 use crate::id::Ticket;
 use crate::lane::{Flush, Lane};
 use crate::seam::Fact;
@@ -19,9 +19,7 @@ const ASKED: usize = 4;
 pub(super) fn retire_lane(engine: &Engine, lane: &Lane) {
     {
         let mut heap = engine.store.heap.lock();
-        for cached in lane.cache.retire() {
-            heap.give_back(cached.id, Fences::one(lane.id, cached.ticket));
-        }
+        engine.store.take_back(&mut heap, lane, lane.cache.retire());
     }
     let leaving = engine.streams.lanes.lock().retire(lane.id);
     // A failure is noted; the memory stays pending then.

@@ -25,10 +25,7 @@ pub(crate) fn free_unawaited(engine: &Engine, lane: &Lane, block: Use) -> bool {
 /// Does the same where the source of segments is ordered.
 #[inline(never)]
 fn free_in_order(engine: &Engine, lane: &Lane, block: Use) -> bool {
-    let given = match lane.cache.may_keep_large(block.bytes) {
-        true => Given::NotPlain,
-        false => pass_through::give(engine, lane, &block),
-    };
+    let given = pass_through::give(engine, lane, &block);
     match given {
         Given::Whole => {}
         Given::Refused => free_to_heap(engine, lane, &block, lane.cache.free(block, None)),

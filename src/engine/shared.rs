@@ -208,6 +208,8 @@ impl Shared {
     }
 
     /// Notes a device error. A sticky one ends the pool, and every waiter is told.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn note(&self, error: &DeviceError) {
         if !error.is_sticky() {
             self.settings
@@ -226,6 +228,7 @@ impl Shared {
     }
 
     /// Passes a device result on, and notes its error.
+    #[inline]
     pub(crate) fn noted<T>(&self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
         if let Err(error) = &result {
             self.note(error);

@@ -6,11 +6,11 @@ use super::shared::gate;
 use super::soft_cap::SoftCap;
 use super::{Allocation, Allocations, Change, Lease, Shared};
 use crate::fault::injected;
-use crate::heap::{self, Heap, Placement, Ranges, Totals};
+use crate::heap::{self, Fences, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
-use crate::lane::Lane;
+use crate::lane::{CachedBlock, Lane};
 use crate::seam::{Fact, Figures};
-use crate::sync::{Busy, Guards, Ordering, SharedNumber, plain};
+use crate::sync::{Busy, Count, Guards, Ordering, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
 
 /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
@@ -28,6 +28,10 @@ pub(crate) struct HeapStore {
     pub(crate) lease: Lease,
     pub(crate) evictables: Evictables,
     pub(crate) announcer: plain::Arc<Announcer>,
+    /// See [`Geometry::keeps_spares`](heap::Geometry).
+    pub(super) keeps_spares: bool,
+    /// Bytes of spares that were removed: their memory went back to its source before.
+    pub(super) spares_removed: Count,
 }
 
 impl HeapStore {
@@ -47,6 +51,8 @@ impl HeapStore {
             lease: Lease::new(settings.lender.clone()),
             evictables: Evictables::new(announcer.clone()),
             announcer: announcer.clone(),
+            keeps_spares: settings.geometry.keeps_spares,
+            spares_removed: Count::default(),
         }
     }
 
@@ -156,6 +162,19 @@ impl HeapStore {
             self.tell(|| Fact::Reaped { streams: 1 });
         }
         has_news
+    }
+
+    /// Gives blocks that the lane's cache kept to the heap, which is locked. Returns whether there are any.
+    pub(super) fn take_back(&self, heap: &mut Heap, lane: &Lane, kept: Vec<CachedBlock>) -> bool {
+        for CachedBlock { id, ticket, .. } in &kept {
+            heap.take_back(*id, Fences::one(lane.id, *ticket));
+        }
+        if self.keeps_spares && !kept.is_empty() {
+            let bytes = kept.iter().map(|spare| spare.bytes).sum();
+            self.spares_removed.add(bytes);
+            self.record_reserved(heap);
+        }
+        !kept.is_empty()
     }
 
     /// Joins a block and the one that was allocated directly above it.

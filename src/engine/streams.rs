@@ -5,9 +5,8 @@ use super::lanes::{Lanes, Registry};
 use super::neighbours::Neighbours;
 use super::{HeapStore, Shared};
 use crate::device::{Host, Watch};
-use crate::heap::Fences;
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{ActiveStreams, CacheBounds, CachedBlock, Events, Flush, Lane, Marker};
+use crate::lane::{ActiveStreams, CacheBounds, Events, Flush, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
 use std::collections::BTreeMap;
 
@@ -89,10 +88,7 @@ impl Streams {
         let mut heap = store.heap.lock();
         let mut has_any = false;
         for lane in lanes.iter() {
-            for CachedBlock { id, ticket, .. } in lane.cache.flush(which) {
-                heap.take_back(id, Fences::one(lane.id, ticket));
-                has_any = true;
-            }
+            has_any |= store.take_back(&mut heap, lane, lane.cache.flush(which));
         }
         has_any
     }

@@ -19,7 +19,7 @@ use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::measure::Bytes;
 use crate::seam::Fact;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, assert_unlocked};
 use std::time::Duration;
 
 /// How other pools over the same memory are asked to release some of theirs.
@@ -94,6 +94,14 @@ impl Supply {
     /// Returns the bytes that are held, or may be: chunks that the device failed to take back are among them.
     pub(crate) fn held(&self, store: &HeapStore) -> u64 {
         store.totals().held() + self.memory.unmapped_bytes()
+    }
+
+    /// Has a source of segments that was given release what it keeps above this many bytes. A failure is noted.
+    pub(crate) fn trim_source(&self, shared: &Shared, keep: u64) {
+        if shared.settings.has_source {
+            assert_unlocked("a source of segments is trimmed");
+            let _ = shared.noted(self.memory.segments().trim_to(keep));
+        }
     }
 
     /// Returns how a request may grow, as far as the budget for remapping goes.

@@ -6,6 +6,7 @@ use crate::device::{BlockObserver, RawStream};
 use crate::engine::{Allocation, Engine, Fill, Fills};
 use crate::id::StreamId;
 use crate::lane::Lane;
+use crate::measure::Tag;
 use crate::queue::Demand;
 use crate::seam::Fact;
 use crate::sync::{Arc, plain};
@@ -53,6 +54,7 @@ pub(crate) struct Ending<'a> {
     pub(crate) waits_for: &'a [Arc<Lane>],
     /// The location of the free, if it is known: a drop has none.
     pub(crate) location: Option<&'static Location<'static>>,
+    pub(crate) tag: Option<Tag>,
 }
 
 impl Observers {
@@ -171,6 +173,7 @@ impl Observers {
             lanes,
             waits_for,
             location,
+            tag,
         } = block;
         if let Some(checker) = &self.checker {
             let streams: SmallVec<[RawStream; 2]> = waits_for.iter().map(|lane| lane.raw).collect();
@@ -183,6 +186,7 @@ impl Observers {
                 size: allocation.bytes,
                 stream: lanes[0].id,
                 further: &further,
+                tag,
                 site: location,
             });
         }

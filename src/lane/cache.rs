@@ -22,6 +22,8 @@ pub(crate) struct CacheBounds {
     pub(crate) largest: u64,
     /// Maximum number of bytes kept in larger blocks.
     pub(crate) large_cache: u64,
+    /// Maximum number of bytes kept in [spares](super::StreamCache::keep_spare); where there are any, no blocks are kept.
+    pub(crate) spares: u64,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,
     /// The bound on unsealed bytes may widen while frees follow each other closely.
@@ -36,6 +38,7 @@ impl CacheBounds {
         bytes: 0,
         largest: 0,
         large_cache: 0,
+        spares: 0,
         unsealed: 0,
         may_widen: false,
         is_sharded: false,
@@ -195,6 +198,12 @@ impl Cache {
         self.bytes -= cached.bytes;
         self.blocks -= 1;
         Some(cached)
+    }
+
+    /// Returns whether there is a block of exactly this size in a stack.
+    pub(super) fn has_stacked(&self, bytes: u64) -> bool {
+        let top = self.tops.get((bytes / GRANULE) as usize);
+        top.is_some_and(|top| *top != NONE)
     }
 
     /// Takes a block of the next larger size that has one in its stack, if that is larger by at most an eighth.

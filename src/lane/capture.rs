@@ -19,12 +19,14 @@ use crate::sync::{Ordering, yield_now};
 pub(crate) struct OwnCall<'a>(&'a StreamCache);
 
 impl Drop for OwnCall<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.0.submissions.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// Returns the error of a call that is not possible while the stream is captured.
+#[cold]
 pub(crate) fn refused(call: &'static str) -> DeviceError {
     let reason = "the stream is being captured; call again when the capture is over";
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
@@ -43,6 +45,7 @@ impl StreamCache {
     ///
     /// # Errors
     /// Returns an error if the stream is being captured.
+    #[inline]
     pub(crate) fn submit(&self, call: &'static str) -> Result<OwnCall<'_>, DeviceError> {
         let before = self.submissions.fetch_add(1, Ordering::AcqRel);
         let submission = OwnCall(self);

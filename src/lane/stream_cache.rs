@@ -31,13 +31,16 @@ use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
 use crate::measure::Source;
-use crate::sync::plain::AtomicBool;
+use crate::sync::plain::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
 /// The bit that is set in the number of submissions while the stream is captured.
 pub(super) const CAPTURED: u64 = 1 << 63;
+
+/// The size of the largest spare.
+const LARGEST_SPARE: u64 = 2 << 20;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
@@ -57,6 +60,8 @@ pub(crate) struct StreamCache {
     may_owe_seal: AtomicBool,
     /// The next free of a large block may be kept: the stream alternates. Set under the lock of the state.
     alternates: AtomicBool,
+    /// The size of a spare that the cache probably has; or 0. Set under the lock of the state.
+    spare: AtomicU64,
     /// The pool's own calls on the stream that have not returned, and whether the stream is captured: see `capture`.
     pub(super) submissions: SharedNumber,
 }
@@ -254,7 +259,8 @@ impl StreamCache {
         is_host: bool,
         is_external: bool,
     ) -> Self {
-        let state = StreamState::new(bounds.largest, is_host);
+        let stacks = bounds.largest.max(bounds.spares.min(LARGEST_SPARE));
+        let state = StreamState::new(stacks, is_host);
         let this = Self {
             bounds,
             gate,
@@ -264,6 +270,7 @@ impl StreamCache {
             shards: Shards::new(),
             may_owe_seal: AtomicBool::new(false),
             alternates: AtomicBool::new(false),
+            spare: AtomicU64::new(0),
             state: OwnedSlot::new(state),
             submissions: SharedNumber::new(0),
         };
@@ -700,6 +707,79 @@ impl StreamCache {
     }
 }
 
+/// Spares. A spare is the heap's record of a block whose memory an [ordered](crate::extend::SegmentProperties::is_ordered)
+/// source of segments has again: it holds the room in the capacity for the next block of that size, so that a pair of an
+/// allocation and a free leaves the heap alone. Spares lie in the cache in place of blocks, and whatever takes blocks back
+/// from caches removes them from the heap.
+impl StreamCache {
+    /// Returns whether there probably is a spare of this size.
+    #[inline]
+    pub(crate) fn expects_spare(&self, bytes: u64) -> bool {
+        self.spare.load(Ordering::Relaxed) == bytes
+    }
+
+    /// Takes a spare of this size for a block that the source has just given, and counts the block. Returns the ticket of
+    /// the free that it comes after, and a reference that an earlier free [left](Self::keep_spare).
+    #[inline]
+    pub(crate) fn take_spare<O: CacheOwner>(
+        &self,
+        bytes: u64,
+        rounding: u32,
+    ) -> Option<(CachedBlock, Ticket, Option<Arc<O>>)> {
+        let mut state = self.state.lock();
+        let spare = state.cache.pop_stacked(bytes);
+        if !state.cache.has_stacked(bytes) {
+            self.spare.store(0, Ordering::Relaxed);
+        }
+        let spare = spare?;
+        let event = BlockEvent::Granted(Source::Grown);
+        state.counters.count(event, bytes, rounding);
+        Some((spare, state.open, state.cache.references.take()))
+    }
+
+    /// Counts a block whose memory was given back to the source in the order of the stream. Unless the gate is closed, keeps
+    /// its record as a spare, and leaves its reference with the stream, if there is room for them. Returns whether the
+    /// record is kept.
+    #[inline]
+    pub(crate) fn keep_spare<O: CacheOwner>(
+        owner: &mut Option<Arc<O>>,
+        cache_of: impl FnOnce(&O) -> &Self,
+        block: &Use,
+    ) -> bool {
+        let Some(registration) = owner else {
+            return false;
+        };
+        let this = cache_of(registration);
+        // As in `free_at_once`.
+        let slot = this.state.slot();
+        let mut state = slot.lock();
+        state
+            .counters
+            .count(BlockEvent::Free, block.bytes, block.rounding);
+        if this.is_bypassed() && !injected("spare-kept-beside-a-waiter") {
+            return false;
+        }
+        let spare = CachedBlock::freed(block, Ticket::ZERO);
+        if !state.cache.push_at_once(spare, this.bounds.spares)
+            && !this.keep_first(&mut state, spare)
+        {
+            return false;
+        }
+        this.spare.store(block.bytes, Ordering::Relaxed);
+        state.cache.references.leave(owner);
+        true
+    }
+
+    /// Keeps a spare after a flush.
+    #[cold]
+    #[inline(never)]
+    fn keep_first(&self, state: &mut StreamState, spare: CachedBlock) -> bool {
+        self.activity.begin();
+        let is_refused = self.is_bypassed() || state.is_retired || state.capture.is_some();
+        !is_refused && state.cache.push(spare, self.bounds.spares)
+    }
+}
+
 /// Counters.
 impl StreamCache {
     /// Counts what happened to a block of the stream outside of the cache.
@@ -711,7 +791,7 @@ impl StreamCache {
     }
 
     /// Counts a block that was granted in the order of the stream by a source of segments. Returns the open ticket, and a
-    /// reference that an earlier free [left](Self::count_given).
+    /// reference that an earlier free [left](Self::keep_spare).
     pub(crate) fn count_taken<O: CacheOwner>(
         &self,
         bytes: u64,
@@ -721,25 +801,6 @@ impl StreamCache {
         let mut state = self.state.lock();
         state.counters.count(event, bytes, rounding);
         (state.open, state.cache.references.take())
-    }
-
-    /// Counts a block that was given back to a source of segments in the order of the stream, and leaves its reference
-    /// with the stream, if there is room.
-    pub(crate) fn count_given<O: CacheOwner>(
-        owner: &mut Option<Arc<O>>,
-        cache_of: impl FnOnce(&O) -> &Self,
-        block: &Use,
-    ) {
-        let Some(registration) = owner else {
-            return;
-        };
-        // As in `free_at_once`.
-        let slot = cache_of(registration).state.slot();
-        let mut state = slot.lock();
-        state
-            .counters
-            .count(BlockEvent::Free, block.bytes, block.rounding);
-        state.cache.references.leave(owner);
     }
 
     /// Returns the figures, with the high-water mark since `mark`, given the last ticket that is complete.

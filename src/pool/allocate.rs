@@ -202,7 +202,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         }
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         match wish.terms.tag {
-            None => take_large(pool, registration, self.layout),
+            None => take_cached(pool, registration, self.layout),
             Some(tag) => take_charged(pool, registration, self.layout, tag),
         }
     }
@@ -215,12 +215,6 @@ impl<H: Handles> Kind for ForBlock<H> {
             pool.presence.expect_own(registration)?;
         }
         let Attempt { tag, caller } = attempt;
-        if registration.service.engine.shared.settings.is_ordered
-            && (tag.is_none() && self.room.is_none() && caller.fill.is_none())
-            && let Some(block) = take_in_order(pool, registration, self.layout)
-        {
-            return Ok(Begun::Taken(block));
-        }
         if let Some(route) = registration.route() {
             return self.take_captured(&route, caller).map(Begun::Taken);
         }
@@ -293,31 +287,24 @@ fn take_charged(
     taken
 }
 
-/// Takes the plain case of a size that has no stack. A size that has one was searched [at once](take_from_lane).
+/// Takes the plain case of a size that has no stack, or of an ordered source of segments. A size that has a stack was
+/// searched [at once](take_from_lane).
 #[inline(always)]
-fn take_large(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> Option<Block> {
+pub(super) fn take_cached(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    layout: Layout,
+) -> Option<Block> {
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
-    let cached = registration.lane.cache.take_large(rounded, rounding)?;
-    let allocation = Allocation::of_cache(cached);
-    Some(Block::of(
-        registration.clone(),
-        allocation,
-        rounding,
-        None,
-        Rare::NONE,
-    ))
-}
-
-/// Takes the plain case of an ordered source of segments.
-#[inline(never)]
-fn take_in_order(pool: &Pool, registration: &Arc<Registration>, layout: Layout) -> Option<Block> {
-    let bytes = plain_size(pool, registration, layout)?;
-    let rounding = (bytes - layout.bytes) as u32;
     let Registration { service, lane, .. } = &**registration;
-    let taken = pass_through::take(&service.engine, lane, bytes)?;
-    let (after, left) = lane.cache.count_taken(bytes, rounding);
-    let allocation = Allocation { after, ..taken };
+    let (allocation, left) = match service.engine.shared.settings.is_ordered {
+        true => pass_through::take(&service.engine, lane, rounded, rounding)?,
+        false => {
+            let cached = lane.cache.take_large(rounded, rounding)?;
+            (Allocation::of_cache(cached), None)
+        }
+    };
     let registration = left.unwrap_or_else(|| registration.clone());
     Some(Block::of(
         registration,

@@ -72,7 +72,8 @@ impl Pool {
     }
 
     /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory
-    /// that the device has. Returns the new capacity, and how much of the memory above it was released.
+    /// that the device has, or that a [source of the capacity](crate::PoolBuilder::capacity_source) ever lends. Returns the
+    /// new capacity, and how much of the memory above it was released.
     ///
     /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory
     /// above the capacity is released immediately, and used memory some time after it is freed (see

@@ -56,7 +56,6 @@ pub use info::{Health, PoolDescription};
 pub use layout::Layout;
 pub use peers::AccessGuard;
 pub use request::Request;
-use request::{Kind, Wish};
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
 pub use weak::WeakPool;
@@ -297,10 +296,13 @@ impl Pool {
         bytes: u64,
         location: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
-        let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
-        match kind.take_cached(&Wish::default()) {
+        let layout = Layout::new(bytes);
+        match allocate::take_cached(self, stream.registration(), layout) {
             Some(block) => Ok(block),
-            None => Request::new(kind, location).search_now(),
+            None => {
+                let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
+                Request::new(kind, location).search_now()
+            }
         }
     }
 

@@ -44,8 +44,6 @@ impl Settings {
         name: Option<&str>,
     ) -> Result<(), BuildError> {
         let excluded = [
-            // Another source may keep memory that the pool has given back to it.
-            (self.has_source, "segment_source"),
             (self.kind != MemoryKind::Device, "upstream"),
             (self.initial > 0, "initial_size"),
         ];
@@ -173,7 +171,7 @@ impl PoolConfig {
         // More than this can never be reserved, and a request for it would wait for ever.
         let total = device.memory_info(kind)?.total.min(most);
         Ok(Settings {
-            geometry: self.geometry(step, is_virtual, total)?,
+            geometry: self.geometry(step, is_virtual, is_ordered, total)?,
             upstream: self.upstream,
             kind,
             segments,
@@ -218,6 +216,7 @@ impl PoolConfig {
         &self,
         granularity: u64,
         is_virtual: bool,
+        is_ordered: bool,
         total: u64,
     ) -> Result<Geometry, BuildError> {
         let capacity = self.capacity.bytes(total)?.min(total);
@@ -244,6 +243,7 @@ impl PoolConfig {
             granularity,
             virtual_memory: is_virtual,
             growth: self.growth,
+            keeps_spares: is_ordered,
         })
     }
 
@@ -293,6 +293,7 @@ impl PoolConfig {
             // The source keeps the order of frees: no event has to be recorded.
             return CacheBounds {
                 unsealed: u64::MAX,
+                spares: self.lane_bytes,
                 ..CacheBounds::NONE
             };
         }
@@ -314,6 +315,7 @@ impl PoolConfig {
                 _ if self.lane_bytes == 0 => 0,
                 _ => self.lane_large_bytes,
             },
+            spares: 0,
             unsealed: self.sealing.bound(),
             may_widen: matches!(self.sealing, Sealing::Spaced(_)),
             is_sharded: self.per_thread_caches,

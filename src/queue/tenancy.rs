@@ -2,7 +2,7 @@
 //! polled for it.
 //!
 //! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
-//! back to the device, first free memory of the heap, and then cached blocks. A recall that is *binding* also evicts
+//! back to the device, first free memory of the heap, then cached blocks, and what a source of segments keeps. A recall that is *binding* also evicts
 //! [evictable](crate::Evictable) memory, and holds requests back that would use more. The source is told whenever memory
 //! comes back, like a [drain](super::drain).
 
@@ -113,6 +113,7 @@ impl Service {
             // Free memory was not enough.
             let _ = maintenance::evict_above(engine, bound);
         }
+        engine.supply.trim_source(&engine.shared, bound);
         if is_binding && engine.supply.held(&engine.store) <= bound {
             // No more than is held can be in use. Requests may wait for memory that is pending, within the bound.
             engine

@@ -14,12 +14,13 @@ use std::fmt;
 /// thread: to raise the bound is to grant memory, and to lower it is to recall memory.
 ///
 /// The pool calls the other methods while no lock of it is held. They may call the pool, but those that a waiting
-/// request leads to keep other requests waiting until they return. If one panics, the pool goes on within its bounds.
+/// request leads to keep other requests waiting until they return. If one of these panics, the pool goes on within its
+/// bounds; a panic of `join` or `start` is one of `build`.
 ///
-/// One source is for one pool.
+/// One source is for one pool: it refuses to be joined twice. The pool drops it when it ends.
 pub trait CapacitySource: Any + fmt::Debug + Send + Sync {
-    /// Joins, before the pool exists. Returns the most bytes that the pool may ever hold, which lowers its capacity; `None`
-    /// if the pool is to run without the source.
+    /// Joins, before the pool exists. Returns the most bytes that the pool may ever hold, which lowers its capacity, to whole
+    /// chunks; `None` if the pool is to run without the source, which then hears no more of it.
     ///
     /// # Errors
     /// Returns the reason why there is no capacity for the pool: `build` fails with it.
@@ -47,7 +48,8 @@ pub trait CapacitySource: Any + fmt::Debug + Send + Sync {
     /// Must not wait, nor apply bounds in this call.
     fn memory_returned(&self) {}
 
-    /// The pool has ended, or was not built, and its memory is back with the device. Called once, on any thread.
+    /// The pool has ended, and its memory is back with the device. Called once, on any thread; also if `build` failed
+    /// after [`join`](Self::join) returned the bytes of a lease.
     fn ended(&self) {}
 
     /// Returns what keeps the source from working, in a few words for [`Health`](crate::Health).

@@ -92,7 +92,8 @@ debug_in_units!(struct Memory { reserved as bytes, pending as bytes, free as byt
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields say what they are")]
 pub enum Fact<'a> {
-    /// A block was granted to a request of this many bytes. Its user does not have it yet.
+    /// A request of this many bytes is about to hand out its block. Of a request that is dropped between its grant and that
+    /// moment, nothing is told but that it was [cancelled](Self::Waited).
     Granted {
         address: DeviceAddress,
         size: u64,
@@ -104,7 +105,7 @@ pub enum Fact<'a> {
         waited: bool,
         site: &'static Location<'static>,
     },
-    /// A block is about to grow in place by this many bytes, which were requested for it.
+    /// A block is about to grow in place by this many bytes: those that were requested, rounded up.
     Extended {
         address: DeviceAddress,
         bytes: u64,
@@ -119,6 +120,8 @@ pub enum Fact<'a> {
         stream: StreamId,
         /// Further streams that it was used on, in the order of their first use.
         further: &'a [StreamId],
+        /// The tag that it was charged to. A block of a reservation has none: its tag is charged for the reservation.
+        tag: Option<Tag>,
         /// Where it was deallocated. A drop does not know its caller.
         site: Option<&'static Location<'static>>,
     },

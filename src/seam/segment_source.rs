@@ -62,7 +62,9 @@ pub unsafe trait SegmentSource: Any + fmt::Debug + Send + Sync {
     /// [`RawStream::HOST`].
     ///
     /// # Errors
-    /// The pool keeps the segment then, and gives it back later. At its end it leaks what it cannot give back.
+    /// The pool keeps the segment then, and gives it back later. At its end it leaks what it cannot give back. An ordered
+    /// source returns [`Unsupported`](DeviceErrorKind::Unsupported) if the stream is being captured: a capture may have
+    /// begun meanwhile.
     ///
     /// # Safety
     /// [`take`](Self::take) returned the segment, of this size, and it was not given back. The stream is one of the

@@ -9,7 +9,7 @@ use std::thread;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::extend::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, BuildError, Pool, Stream, Upstream};
+use weirpool::{AllocError, BuildError, Pool, ReleaseThreshold, Stream, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 type Answer<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -355,12 +355,41 @@ fn settings_that_no_source_covers_are_refused() {
         }
     };
     let builder = || Pool::builder(SimDevice::new());
-    let over_driver_pool = {
-        let device = SimDevice::new();
-        let default = DriverPool::default_of(&device).unwrap();
-        Pool::builder(device).segment_source(default.segments(DriverPoolUse::SubAllocated))
-    };
     assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
-    assert_eq!(conflict(over_driver_pool), "segment_source");
+}
+
+/// The bound holds for what a pool of the driver keeps of the memory that it got back, too.
+#[test]
+fn recall_reaches_what_a_source_of_segments_keeps() {
+    for how in [DriverPoolUse::SubAllocated, DriverPoolUse::PassedThrough] {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Wall)
+            .build();
+        let driver_pool = DriverPool::builder(&device).build().unwrap();
+        let keep = ReleaseThreshold::Keep;
+        driver_pool.set_release_threshold(keep).unwrap();
+        let source = Orchestrated::new(|_, _| {});
+        let builder = Pool::builder(device).segment_source(driver_pool.segments(how));
+        let pool = builder.capacity_source(source.clone()).build().unwrap();
+        let stream = pool.create_stream().unwrap();
+        let reserved = || driver_pool.reserved().unwrap().current;
+        assert!(pool.try_allocate(&stream, MIB).is_err(), "nothing is lent");
+        let mut request = not_ready(pool.allocate(&stream, 16 * MIB));
+        assert_eq!(source.set_limit(32 * MIB).unwrap().held, 16 * MIB);
+        let first = now(&mut request).unwrap();
+        let second = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        assert!(pool.try_allocate(&stream, MIB).is_err(), "all is held");
+        drop(second);
+        assert_eq!(source.set_limit(16 * MIB).unwrap().held, 16 * MIB);
+        eventually(|| reserved() == 16 * MIB);
+        let mut request = not_ready(pool.allocate(&stream, 16 * MIB));
+        drop(first);
+        let again = now(&mut request).unwrap();
+        assert_eq!(source.set_limit(0).unwrap().held, 16 * MIB, "in use");
+        drop(again);
+        eventually(|| source.set_limit(0).unwrap().held == 0 && reserved() == 0);
+        pool.check_conserved().unwrap();
+    }
 }

@@ -1,6 +1,6 @@
 //! The seams of a pool at once: memory of others and charges for it, an observer that keeps books of its own, requests whose
-//! owner frees memory when they stall, and a source that grants and recalls capacity or, since a pool takes no more than one
-//! of the two, a source of segments.
+//! owner frees memory when they stall, a source that grants and recalls capacity, and a source of segments: plain ones, or
+//! those of a pool of the driver, in the order of streams. Some seeds leave one of the two sources out.
 //!
 //! After each step, no more is held than the source allows, or than was held when it recalled some. When nothing moves any
 //! more, the observer's books are those of the pool, and the request that is next cannot be served.
@@ -23,6 +23,7 @@ use weirpool::extend::{
 };
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Download, Evictable, Pool, Stream};
+use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 const CAPACITY: u64 = 16 * MIB;
 const PIECE: u64 = 2 * MIB;
@@ -208,6 +209,7 @@ struct World {
     books: Arc<Books>,
     arena: Arc<Arena>,
     is_leased: bool,
+    counts_segments: bool,
     bound: u64,
     /// The most that may be held: the bound, or the bytes held when it fell, as far as they were not released since.
     most: u64,
@@ -233,12 +235,21 @@ impl World {
             taken: Mutex::default(),
         });
         let (lender, books) = (Arc::new(Lender::default()), Arc::new(Books::default()));
-        let is_leased = seed.is_multiple_of(2);
+        let (is_leased, from) = (seed % 5 > 0, seed % 4);
         let builder = builder(&device, CAPACITY);
-        let builder = match is_leased {
-            true => builder.capacity_source(lender.clone()),
-            false => builder.segment_source(segments.clone()),
+        let mut builder = match from {
+            0 => builder,
+            1 => {
+                let driver_pool = DriverPool::builder(&device).build().unwrap();
+                let passed = driver_pool.segments(DriverPoolUse::PassedThrough);
+                let builder = Pool::builder(device.clone()).capacity(CAPACITY);
+                builder.segment_source(passed)
+            }
+            _ => builder.segment_source(segments.clone()),
         };
+        if is_leased {
+            builder = builder.capacity_source(lender.clone());
+        }
         let builder = builder.observer(books.clone());
         let pool = builder.deadlock_grace(us(1_000_000_000)).build().unwrap();
         Self {
@@ -257,6 +268,7 @@ impl World {
             bound: if is_leased { 0 } else { CAPACITY },
             most: if is_leased { 0 } else { CAPACITY },
             is_leased,
+            counts_segments: from > 1,
             tasks: Vec::new(),
             blocks: Vec::new(),
             foreign: Vec::new(),
@@ -483,7 +495,7 @@ impl World {
         assert_eq!(entries.reserved, figures.reserved.current);
         assert_eq!(entries.evicted, figures.evicted);
         assert_eq!(entries.waiting.len(), figures.waits.waiting);
-        if !self.is_leased {
+        if self.counts_segments {
             let taken: u64 = self.segments.taken.lock().unwrap().values().sum();
             assert_eq!(taken, figures.reserved.current);
         }

@@ -150,6 +150,8 @@ pub struct Geometry {
     pub virtual_memory: bool,
     /// How much is taken at a time.
     pub growth: GrowBy,
+    /// Whether the memory of a block that a stream's cache keeps is back with its source: see [`Heap::take_back`].
+    pub keeps_spares: bool,
 }
 
 /// The shared records; see the [module](self).
@@ -170,6 +172,7 @@ impl Heap {
             map: BlockMap::new(Units {
                 chunk_bytes: geometry.chunk_bytes,
                 granularity: geometry.granularity,
+                keeps_spares: geometry.keeps_spares,
                 virtual_memory: geometry.virtual_memory,
             }),
             completed: Completed::default(),
@@ -458,7 +461,15 @@ impl Heap {
     /// Takes back a block that a lane cached.
     pub fn take_back(&mut self, id: BlockId, fences: Fences) {
         self.map.totals_mut().taken_back += 1;
-        self.give_back(id, fences);
+        match self.map.units().keeps_spares {
+            true => self.remove_segment(id),
+            false => _ = self.give_back(id, fences),
+        }
+    }
+
+    /// Gives a used block that is a whole segment another address.
+    pub fn move_segment(&mut self, id: BlockId, address: u64) {
+        self.map.move_segment(id, address);
     }
 
     /// Takes back a used block. It is free once the fences are complete.

@@ -7,6 +7,7 @@
 //! | `pools` | what a pool takes from a pool of the driver, and when |
 //! | `random` | random use of one pool of the driver by two pools |
 //! | `short_path` | blocks that are passed through without a search |
+//! | `spares` | the room that freed blocks leave to the next ones |
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
@@ -15,3 +16,4 @@ mod calls;
 mod pools;
 mod random;
 mod short_path;
+mod spares;
