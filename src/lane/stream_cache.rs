@@ -737,9 +737,11 @@ impl StreamCache {
         Some((spare, state.open, state.cache.references.take()))
     }
 
-    /// Counts a block whose memory was given back to the source in the order of the stream. Unless the gate is closed, keeps
-    /// its record as a spare, and leaves its reference with the stream, if there is room for them. Returns whether the
-    /// record is kept.
+    /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, and
+    /// leaves its reference with the stream, if there is room for them. Returns whether the record is kept.
+    ///
+    /// A flush leaves no unused entry. So where there is one, the cache was not flushed since the gate was closed, and the
+    /// spare will be found.
     #[inline]
     pub(crate) fn keep_spare<O: CacheOwner>(
         owner: &mut Option<Arc<O>>,
@@ -756,9 +758,6 @@ impl StreamCache {
         state
             .counters
             .count(BlockEvent::Free, block.bytes, block.rounding);
-        if this.is_bypassed() && !injected("spare-kept-beside-a-waiter") {
-            return false;
-        }
         let spare = CachedBlock::freed(block, Ticket::ZERO);
         if !state.cache.push_at_once(spare, this.bounds.spares)
             && !this.keep_first(&mut state, spare)
@@ -770,12 +769,13 @@ impl StreamCache {
         true
     }
 
-    /// Keeps a spare after a flush.
+    /// Keeps a spare where the cache has no unused entry, perhaps after a flush.
     #[cold]
     #[inline(never)]
     fn keep_first(&self, state: &mut StreamState, spare: CachedBlock) -> bool {
         self.activity.begin();
-        let is_refused = self.is_bypassed() || state.is_retired || state.capture.is_some();
+        let is_bypassed = self.is_bypassed() && !injected("spare-kept-beside-a-waiter");
+        let is_refused = is_bypassed || state.is_retired || state.capture.is_some();
         !is_refused && state.cache.push(spare, self.bounds.spares)
     }
 }
