@@ -22,7 +22,8 @@ pub(crate) struct CacheBounds {
     pub(crate) largest: u64,
     /// Maximum number of bytes kept in larger blocks.
     pub(crate) large_cache: u64,
-    /// Maximum number of bytes kept in [spares](super::StreamCache::keep_spare); where there are any, no blocks are kept.
+    /// Maximum number of bytes kept in [spares](super::StreamCache::keep_spare) that have a stack, beside a few large ones.
+    /// Where there are any, no blocks are kept.
     pub(crate) spares: u64,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,

@@ -83,6 +83,16 @@ impl LargeCache {
         true
     }
 
+    /// Keeps a block whatever the stream does, if there is room. Returns whether it did.
+    pub(super) fn push(&mut self, cached: CachedBlock) -> bool {
+        let has_room = self.all.len() < ROOM;
+        if has_room {
+            let since = Duration::ZERO;
+            self.all.push(LargeBlock { cached, since });
+        }
+        has_room
+    }
+
     /// Returns whether the next block that is freed may be kept.
     pub(super) fn alternates(&self) -> bool {
         self.alternation.streak + 1 >= ENOUGH

@@ -727,7 +727,7 @@ impl StreamCache {
         rounding: u32,
     ) -> Option<(CachedBlock, Ticket, Option<Arc<O>>)> {
         let mut state = self.state.lock();
-        let spare = state.cache.pop_stacked(bytes);
+        let spare = state.cache.pop(bytes);
         if !state.cache.has_stacked(bytes) {
             self.spare.store(0, Ordering::Relaxed);
         }
@@ -769,14 +769,19 @@ impl StreamCache {
         true
     }
 
-    /// Keeps a spare where the cache has no unused entry, perhaps after a flush.
+    /// Keeps a spare that is large, or where the cache has no unused entry, perhaps after a flush.
     #[cold]
     #[inline(never)]
     fn keep_first(&self, state: &mut StreamState, spare: CachedBlock) -> bool {
         self.activity.begin();
         let is_bypassed = self.is_bypassed() && !injected("spare-kept-beside-a-waiter");
-        let is_refused = is_bypassed || state.is_retired || state.capture.is_some();
-        !is_refused && state.cache.push(spare, self.bounds.spares)
+        if is_bypassed || state.is_retired || state.capture.is_some() || self.bounds.spares == 0 {
+            return false;
+        }
+        match state.cache.has_stack(spare.bytes) {
+            true => state.cache.push(spare, self.bounds.spares),
+            false => state.cache.large.push(spare),
+        }
     }
 }
 

@@ -39,6 +39,11 @@ fn room_that_spares_hold_serves_every_request() {
     assert_eq!(pool.resize(MIB).unwrap().reserved, 0, "a smaller capacity");
     let resized = pool.resize(4 * MIB);
     assert_eq!(resized.unwrap().reserved, 0);
+    // Larger ones, of which a stream keeps no more than a few.
+    leave_spares(&pool, &stream, &[3 * MIB]);
+    drop(pool.try_allocate(&other, 4 * MIB).expect("another stream"));
+    leave_spares(&pool, &stream, &[4 * MIB]);
+    drop(pool.try_allocate(&stream, 3 * MIB).expect("another size"));
     leave_spares(&pool, &stream, &spares);
     drop(stream);
     drop(now(pool.allocate(&other, 4 * MIB)).expect("the stream is gone"));
@@ -126,7 +131,7 @@ fn spares_that_are_removed_meanwhile_lose_nothing() {
                 let mut blocks = Vec::new();
                 while !is_over.load(SeqCst) {
                     let stream = &streams[random.usize(..3)];
-                    let bytes = [512, 4096, MIB][random.usize(..3)];
+                    let bytes = [512, 4096, MIB, 3 * MIB][random.usize(..4)];
                     blocks.extend(pool.try_allocate(stream, bytes));
                     if blocks.len() > 3 || random.bool() {
                         blocks.pop();
