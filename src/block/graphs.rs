@@ -4,7 +4,7 @@
 //! value, and ends with that graph. Launches are uses, besides those that the block notes itself.
 
 use super::uses::Points;
-use super::{Block, Deallocation, Uses};
+use super::{Block, Uses};
 use crate::capture::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::{ordering, release};
@@ -94,17 +94,20 @@ impl Block {
         self.extra(|extra| extra.graphs.as_ref()?.keeper())
     }
 
-    /// Leaves a block that ends to a graph that keeps it. Returns whether there is one.
+    /// Returns the graph that keeps the block when it ends, if there is one.
     #[inline]
-    pub(super) fn leave_to_graph(&mut self) -> bool {
+    pub(super) fn keeper(&mut self) -> Option<plain::Arc<GraphUses>> {
         // Without the lock, since nothing else has the block.
-        let extra = self.extra.get_mut().as_ref();
-        let Some(graphs) = extra.and_then(|extra| extra.graphs.as_ref()) else {
-            return false;
-        };
-        let Some(graph) = graphs.keeper().filter(|_| self.allocation.is_some()) else {
-            return false;
-        };
+        let extra = self.extra.get_mut().as_ref()?;
+        extra
+            .graphs
+            .as_ref()?
+            .keeper()
+            .filter(|_| self.allocation.is_some())
+    }
+
+    /// Leaves the block to a graph, which owns it from then on.
+    pub(super) fn leave_to(&mut self, graph: &GraphUses) {
         let none = Mutex::new(Guards::Block, Rare::NONE);
         graph.keep(Box::new(Self {
             registration: self.registration.take(),
@@ -112,14 +115,10 @@ impl Block {
             charge: self.charge,
             extra: std::mem::replace(&mut self.extra, none),
         }));
-        true
     }
 
-    /// Leaves a block to a graph that keeps it, if there is one. The graph owns it from then on: the future is ready once
-    /// its uses so far are complete.
-    pub(super) fn deallocate_to_graph(&mut self) -> Option<Deallocation> {
-        let extra = self.extra.get_mut().as_ref();
-        extra?.graphs.as_ref()?.keeper()?;
+    /// Ends the uses of a block so far, and of the launches. Returns what they wait for.
+    pub(super) fn end_uses(&mut self) -> Passages {
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes(), uses.fence_left_behind());
         let service = self.registration().service.clone();
@@ -128,7 +127,7 @@ impl Block {
         for (registration, point) in uses.launches() {
             passages.add(registration.passage(point));
         }
-        self.leave_to_graph().then(|| Deallocation(passages))
+        passages
     }
 }
 

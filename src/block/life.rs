@@ -313,17 +313,15 @@ impl Block {
     /// to the graph instead: then the future is ready when its uses and the launches so far are complete.
     #[track_caller]
     pub fn deallocate(mut self) -> Deallocation {
-        if self.extra.get_mut().is_some()
-            && let Some(deallocation) = self.deallocate_to_graph()
-        {
-            return deallocation;
-        }
-        let deallocation = self.free_awaited(Location::caller());
+        let passages = self.end(Some(Location::caller()));
+        let passages = passages.expect("it has not ended yet");
         // Last: the block is freed even if this panics.
-        if let Some(observers) = self.registration().observers.as_deref() {
+        if let Some(registration) = &self.registration
+            && let Some(observers) = &registration.observers
+        {
             observers.call_out();
         }
-        deallocation
+        Deallocation(passages)
     }
 
     /// Frees the block in the order of `stream`, and of all streams that it was used on, its own included.
@@ -341,18 +339,36 @@ impl Block {
         }
     }
 
-    fn free_awaited(&mut self, location: &'static Location<'static>) -> Deallocation {
-        let block = self.end(Some(location));
-        let block = block.expect("present until the block has ended");
-        let extra = self.extra.get_mut().as_mut();
-        let lanes = match extra.map(|extra| extra.deallocated_at = Some(location)) {
-            Some(()) => self.uses().lanes_with_launches(),
-            None => self.uses().lanes(),
-        };
+    /// Ends the block. Every ending is this one, but for those of plain blocks in [`drop`](Self#impl-Drop-for-Block): a block
+    /// that a graph keeps passes to the graph, a plain one of a reservation may stay with it for the stream, and any other is
+    /// freed. Returns what a free that is awaited waits for: `awaited_at` is its place. Nothing happens to a block that has
+    /// ended already.
+    #[cold]
+    #[inline(never)]
+    fn end(&mut self, awaited_at: Option<&'static Location<'static>>) -> Option<Passages> {
+        let is_awaited = awaited_at.is_some();
+        if let Some(graph) = self.keeper() {
+            let passages = is_awaited.then(|| self.end_uses());
+            self.leave_to(&*graph);
+            return passages;
+        }
+        self.tell_ending(awaited_at);
+        if !is_awaited && self.end_kept() {
+            return None;
+        }
+        let block = self.take()?;
+        let lanes = is_awaited.then(|| {
+            let extra = self.extra.get_mut().as_mut();
+            match extra.map(|extra| extra.deallocated_at = awaited_at) {
+                Some(()) => self.uses().lanes_with_launches(),
+                None => self.uses().lanes(),
+            }
+        });
         let fences = self.free(block);
-        let passages = Passages::new(&self.registration().service, &lanes, &fences);
+        let passages =
+            lanes.map(|lanes| Passages::new(&self.registration().service, &lanes, &fences));
         self.uncharge_freed(block);
-        Deallocation(passages)
+        passages
     }
 
     /// Returns whether the block's stream is being captured in the capture that the block was allocated in, if it was
@@ -404,12 +420,6 @@ impl Block {
         let uses = self.uses();
         let (lanes, earlier) = (uses.lanes_with_launches(), uses.fence_left_behind());
         release::free_many(&service.engine, lane, &lanes, earlier, &block)
-    }
-
-    /// Ends the block: tells observers, and takes the allocation. Returns `None` if the block has ended already.
-    fn end(&mut self, location: Option<&'static Location<'static>>) -> Option<Use> {
-        self.tell_ending(location);
-        self.take()
     }
 
     /// Takes the allocation of a block of whose end observers were told.
@@ -483,22 +493,6 @@ impl Block {
             tag: self.charge.tag(),
         };
         observers.ending(&registration.service.engine, ending);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn end_slowly(&mut self) {
-        if self.leave_to_graph() {
-            return;
-        }
-        self.tell_ending(None);
-        if self.end_kept() {
-            return;
-        }
-        if let Some(block) = self.take() {
-            let _ = self.free(block);
-            self.uncharge_freed(block);
-        }
     }
 
     /// Frees a block of a reservation in the plain case, in which the reservation keeps it for the stream. Returns whether
@@ -593,7 +587,8 @@ impl Drop for Block {
             return;
         };
         if registration.observers.is_some() || self.extra.get_mut().is_some() {
-            return self.end_slowly();
+            self.end(None);
+            return;
         }
         if self.charge.is_tagged() {
             return self.end_charged();
