@@ -10,7 +10,7 @@ use crate::error::BuildError;
 use crate::heap::{High, ReleaseThreshold, Reuse};
 use crate::measure::Tag;
 use crate::observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
-use crate::queue::{Drain, QueueLimit, Reclaimer, Service, WaitingRequest};
+use crate::queue::{Drain, QueueLimit, Reclaimer, WaitingRequest, serving};
 use crate::seam::{CapacitySource, Fact, Observer, SegmentSource};
 use crate::stream::Stream;
 use crate::sync::plain::Arc;
@@ -112,7 +112,7 @@ impl Pool {
         }
         let resized = maintenance::resize(engine, capacity);
         // Even if memory could not be released: requests that exceed the capacity are told.
-        Service::apply_terms(self.service());
+        serving::apply_terms(self.service());
         Ok(resized?)
     }
 
@@ -223,7 +223,7 @@ impl Pool {
     pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
         let service = self.service();
         let before = service.engine.shared.change_reuse(change);
-        Service::apply_terms(service);
+        serving::apply_terms(service);
         before
     }
 
@@ -235,7 +235,7 @@ impl Pool {
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = reaping::reap(&self.service().engine)?;
         access::settle_access(&self.service().engine);
-        Service::serve(self.service());
+        serving::serve(self.service());
         Ok(has_news)
     }
 
@@ -474,7 +474,7 @@ impl Pool {
     /// `weirpool_observe::leaks` lists them.
     pub fn close(&self) {
         let engine = &self.service().engine;
-        if Service::close(self.service()) && engine.store.announcer.is_open() {
+        if serving::close(self.service()) && engine.store.announcer.is_open() {
             tell_of_leaks(self);
         }
     }

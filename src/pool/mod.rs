@@ -69,7 +69,7 @@ use crate::device::{Device, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::handles::{Presence, Registration};
 use crate::heap::Placement;
-use crate::queue::Service;
+use crate::queue::{self, Service};
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -129,7 +129,7 @@ impl Pool {
             .shared
             .device
             .explain_with(explainer);
-        Service::start(&presence.service);
+        queue::start(&presence.service);
         Ok(Self { presence })
     }
 

@@ -3,7 +3,7 @@
 use super::Pool;
 use crate::measure::Tag;
 use crate::observe::TagStatistics;
-use crate::queue::{QueueLimit, Service};
+use crate::queue::{QueueLimit, serving};
 use std::time::Duration;
 
 /// The account of a [`Tag`] with a pool; of [`Pool::tag`].
@@ -79,7 +79,7 @@ impl<'a> TagAccount<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_limit(&self, limit: Option<u64>) {
-        Service::set_tag_limit(self.pool.service(), self.tag, limit);
+        serving::set_tag_limit(self.pool.service(), self.tag, limit);
     }
 
     /// Returns how many requests of the tag may wait at once.

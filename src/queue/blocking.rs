@@ -1,6 +1,6 @@
 //! Waiting on a thread, for callers without an executor: the thread polls, and is parked in between.
 
-use super::spawn;
+use super::runtime;
 use crate::sync::plain;
 use plain::{AtomicBool, Ordering, thread};
 use std::future::Future;
@@ -17,12 +17,12 @@ pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(mut future: F) -> Optio
 /// Returns whether this thread may block: it runs no task of a current-thread tokio runtime. A task that asks this must
 /// yield before it awaits anything of the runtime, so ask once the answer matters.
 pub(crate) fn may_block() -> bool {
-    !spawn::is_in_single_thread_task()
+    !runtime::is_in_single_thread_task()
 }
 
 /// Returns whether this thread is known to block no task, without asking the runtime.
 pub(crate) fn is_far_from_tasks() -> bool {
-    !spawn::knows_single_thread_runtime()
+    !runtime::knows_single_thread_runtime()
 }
 
 /// Most futures are ready at once, and need no waker. Any other is polled again.

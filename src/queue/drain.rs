@@ -5,10 +5,10 @@
 //! the last one, and by the device; it does not poll in between.
 
 use super::funnel::Member;
-use super::{Service, blocking};
-use crate::engine::{gate, reaping};
+use super::{Service, blocking, serving};
+use crate::engine::reaping;
 use crate::error::DrainError;
-use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
+use crate::sync::{Arc, plain};
 use crate::timer::Deadline;
 use std::any::Any;
 use std::future::Future;
@@ -81,7 +81,9 @@ impl Drain {
         let service = &self.service;
         if matches!(self.stage, Stage::New) {
             self.stage = Stage::Draining {
-                member: service.drains.begin(service),
+                member: service
+                    .drains
+                    .begin(&service.engine.shared, &service.funnel),
                 since: service.now(),
                 deadline: service.timer.deadline(true),
             };
@@ -99,7 +101,7 @@ impl Drain {
         service.engine.store.evictables.evict(u64::MAX, None);
         let settled = reaping::settle(&service.engine);
         // Serves waiting requests, and starts the watches on streams.
-        Service::serve_change(service);
+        serving::serve_change(service);
         if is_drained(service) {
             return Poll::Ready(Ok(()));
         }
@@ -117,9 +119,11 @@ impl Drain {
     fn finish(&mut self) {
         if let Stage::Draining { member, .. } = std::mem::replace(&mut self.stage, Stage::Done) {
             let service = &self.service;
-            service.drains.end(service, member);
+            service
+                .drains
+                .end(&service.engine.shared, &service.funnel, member);
             // Nothing is watched for this drain any more.
-            Service::serve_candidate(service);
+            serving::serve_candidate(service);
         }
     }
 }
@@ -139,44 +143,6 @@ impl Future for Drain {
 impl Drop for Drain {
     fn drop(&mut self) {
         self.finish();
-    }
-}
-
-/// The number of drains that wait.
-#[derive(Debug)]
-pub(super) struct Drains(Mutex<usize>);
-
-impl Drains {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(Guards::Queue, 0))
-    }
-
-    /// Counts a drain. The gate's bit is set and cleared under the lock, so that it is set while any drain waits.
-    fn begin(&self, service: &Service) -> Member {
-        let mut drains = self.0.lock();
-        *drains += 1;
-        if *drains == 1 {
-            service
-                .engine
-                .shared
-                .gate
-                .fetch_or(gate::DRAINING, Ordering::SeqCst);
-        }
-        drop(drains);
-        service.funnel.name_drain()
-    }
-
-    fn end(&self, service: &Service, member: Member) {
-        drop(service.funnel.resign(member));
-        let mut drains = self.0.lock();
-        *drains -= 1;
-        if *drains == 0 {
-            service
-                .engine
-                .shared
-                .gate
-                .fetch_and(!gate::DRAINING, Ordering::SeqCst);
-        }
     }
 }
 

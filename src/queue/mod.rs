@@ -10,7 +10,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `service` | the engine with its queue, and when the queue is served |
+//! | `service` | the engine with its queue |
+//! | `serving` | who serves the queue, and when; memory calls that block, away from the runtime's workers |
 //! | `funnel` | notifies requests and reclaimers of changes |
 //! | `pass` | one pass over the queue: grants what the engine finds |
 //! | `deadlock`, `throttled` | what happens when nothing changes any more; for requests that wait for the limit of a tag |
@@ -22,13 +23,12 @@
 //! | `demand` | size, alignment and account of a request |
 //! | `attempt`, `waiting` | a request without waiting; its position in the queue |
 //! | `stall` | whether the owner of a request is to be told that nothing can serve it |
-//! | `grower` | memory calls that block, away from the runtime's workers |
-//! | `reclaimer`, `spawn` | the future that serves the queue; tokio's part |
-//! | `blocking` | waiting on a thread, without an executor |
-//! | `drain` | waiting until all memory is back |
+//! | `reclaimer`, `spawned` | the future that serves the queue; the pool's side of one that was spawned |
+//! | `blocking`, `runtime` | waiting on a thread, without an executor; what tokio knows of the thread |
+//! | `drain`, `drains` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
 //! | `tenancy` | applies what a source of capacity grants and recalls |
-//! | `link` | what the timer calls |
+//! | `link`, `wakers` | a link to the pool that can be cut; what timer and device call |
 
 mod attempt;
 mod blocking;
@@ -36,15 +36,17 @@ mod charge;
 mod deadlock;
 mod demand;
 mod drain;
+mod drains;
 mod funnel;
-mod grower;
 mod link;
 mod pass;
 mod passage;
 mod reclaimer;
+mod runtime;
 mod scopes;
 mod service;
-mod spawn;
+pub(crate) mod serving;
+mod spawned;
 mod stall;
 mod tenancy;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
@@ -55,6 +57,7 @@ mod waiter;
 mod waiters;
 mod waiting;
 mod waiting_request;
+mod wakers;
 
 pub(crate) use attempt::{Ask, Asker, Denied, error_of, try_now};
 pub(crate) use blocking::{block_on_unless_in_task, is_far_from_tasks, may_block};
@@ -68,5 +71,6 @@ pub(crate) use service::Service;
 pub(crate) use tenancy::Tenant;
 pub(crate) use waiting::{Made, Waiting};
 pub use waiting_request::WaitingRequest;
+pub(crate) use wakers::start;
 pub(crate) use weirpool_queue::Rules;
 pub use weirpool_queue::{Overtaking, QueueLimit, Terms};

@@ -40,6 +40,15 @@ pub(super) enum Served {
     NeedsThread,
 }
 
+/// How a pass ended.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    /// The request for which memory calls are needed that may not be made here.
+    pub(super) needy: Option<Arc<Waiter>>,
+    /// When to look again, whatever happens until then.
+    pub(super) next_look: Option<Duration>,
+}
+
 /// One pass over the queue. It goes on after each request that leaves the queue, so that it finds every candidate.
 pub(super) struct Pass<'a> {
     pub(super) service: &'a Arc<Service>,
@@ -59,8 +68,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Serves every request that can be served. Returns when to look again, whatever happens until then.
-    pub(super) fn run(mut self) -> Option<Duration> {
+    /// Serves every request that can be served.
+    pub(super) fn run(self) -> Ended {
         let service = self.service;
         let lease = &service.engine.store.lease;
         if lease.lender.is_some() {
@@ -71,23 +80,22 @@ impl<'a> Pass<'a> {
                 Served::Short => self.serve_past(&head),
                 served => served,
             };
-            match served {
+            let needy = match served {
                 Served::Granted | Served::Gone => continue,
                 // The search for another request found memory complete that may suit the head.
                 Served::Short if !head.was_searched_at(self.moment()) => continue,
                 Served::Short if self.set_aside(&head) => continue,
-                Served::Short => service.stall(&head),
-                Served::NeedsThread if service.grower.start_for(head, service) => {}
-                Served::NeedsThread => {
-                    // No thread can be started: a call that blocks is better than a request that waits for ever.
-                    self.effort = Effort::Thread;
-                    continue;
+                Served::Short => {
+                    service.stall(&head);
+                    None
                 }
-            }
-            return self.next_look.get();
+                Served::NeedsThread => Some(head),
+            };
+            let next_look = self.next_look.get();
+            return Ended { needy, next_look };
         }
         service.end_deadlock();
-        None
+        Ended::default()
     }
 
     /// Asks for another pass at that time, or earlier.

@@ -1,12 +1,13 @@
 //! The reclaimer: a future that serves the queue.
 
-use super::Service;
 use super::funnel::Member;
 use super::link::Link;
+use super::spawned::Spawned;
+use super::{Service, serving};
 use crate::sync::Arc;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 /// Frees pending memory and grants it to waiting requests, whenever a stream gets further or a block is freed. It
 /// sleeps while no request waits.
@@ -22,24 +23,9 @@ use std::task::{Context, Poll, Waker};
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled or spawned"]
 pub struct Reclaimer {
-    link: Link,
+    link: Link<Service>,
     member: Member,
     lasts: bool,
-}
-
-/// The service's part of a reclaimer that was spawned for as long as requests wait.
-#[derive(Debug)]
-pub(super) struct Spawned {
-    link: Link,
-    member: Member,
-}
-
-impl Spawned {
-    /// Ends the reclaimer. Returns the waker that tells its task so.
-    pub(super) fn dismiss(self, service: &Service) -> Option<Waker> {
-        drop(self.link.cut());
-        service.funnel.resign(self.member).flatten()
-    }
 }
 
 impl Reclaimer {
@@ -48,7 +34,7 @@ impl Reclaimer {
         not(feature = "tokio"),
         allow(dead_code, reason = "only the task on tokio's runtime")
     )]
-    pub(super) fn while_awaited(service: &Arc<Service>) -> (Self, Spawned) {
+    fn while_awaited(service: &Arc<Service>) -> (Self, Spawned<Service>) {
         let reclaimer = Self::new(service, false);
         let spawned = Spawned {
             link: reclaimer.link.clone(),
@@ -76,7 +62,7 @@ impl Future for Reclaimer {
         };
         // Enlists before it looks: a change in between notifies it. A poll without a change searches nothing.
         service.funnel.enlist(self.member, context.waker());
-        Service::serve(&service);
+        serving::serve(&service);
         // Requests own or borrow a handle. Any that wait without one were forgotten.
         let is_over = self.lasts && service.is_orphaned();
         if is_over || self.link.service().is_none() {
@@ -98,4 +84,32 @@ impl Drop for Reclaimer {
             service.funnel.pass_on();
         }
     }
+}
+
+/// Spawns a reclaimer for the requests that wait, if a runtime runs here and none was spawned yet. Waiters serve as
+/// well, so nothing rests on the runtime.
+pub(super) fn ensure(service: &Arc<Service>) {
+    if service.spawned.read(|spawned| spawned.is_some()) {
+        return;
+    }
+    if let Some(spawned) = spawn(service) {
+        let other = service.spawned.replace(Some(spawned));
+        drop(other.and_then(|other| other.dismiss(&service.funnel)));
+    }
+}
+
+/// Spawns a reclaimer on the tokio runtime that is running here, if one is.
+#[cfg(feature = "tokio")]
+fn spawn(service: &Arc<Service>) -> Option<Spawned<Service>> {
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    let (reclaimer, spawned) = Reclaimer::while_awaited(service);
+    // A runtime that is shutting down drops the task at once; the waiters then drive.
+    drop(runtime.spawn(reclaimer));
+    Some(spawned)
+}
+
+/// Without a runtime the waiters drive.
+#[cfg(not(feature = "tokio"))]
+fn spawn(_service: &Arc<Service>) -> Option<Spawned<Service>> {
+    None
 }

@@ -1,21 +1,16 @@
 //! The service: the engine with its queue, shared by futures and reclaimers.
 
-use super::drain::Drains;
-use super::funnel::{Funnel, wake_all};
-use super::grower::Grower;
-use super::link::{Keeper, Link, Progress, StandIn};
-use super::pass::Pass;
-use super::reclaimer::Spawned;
-use super::spawn;
-use super::tenancy::Tenancy;
+use super::drains::Drains;
+use super::funnel::{Funnel, Member, wake_all};
+use super::link::Link;
+use super::spawned::Spawned;
 use super::waiter::Waiter;
 use super::waiters::{Displaced, Waiters};
 use super::{Demand, Rules, Terms};
-use crate::background::Background;
+use crate::background::{Background, Errand};
 use crate::device::Device;
 use crate::engine::{
-    Change, Effort, Engine, Group, OtherPools, Settings, Watches, access, figures, gate,
-    maintenance, reaping,
+    Change, Engine, Group, OtherPools, Settings, Watches, access, figures, maintenance,
 };
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::fault::injected;
@@ -25,7 +20,6 @@ use crate::seam::Fact;
 use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::timer::{Deadline, Timer};
 use std::fmt;
-use std::task::Waker;
 use std::time::Duration;
 use weirpool_queue::{Moved, Standstill};
 
@@ -41,19 +35,25 @@ pub(crate) struct Service {
     pub(super) standstill: Mutex<Standstill>,
     /// The device's watches on streams. Changed by the serving thread only: two threads that looked at different times
     /// would undo each other's watches.
-    watches: ForeignOption<Watches>,
+    pub(super) watches: ForeignOption<Watches>,
     /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
-    next_look: Deadline,
-    pub(super) grower: Grower,
+    pub(super) next_look: Deadline,
+    /// Serves where memory calls block, on a thread of its own.
+    pub(super) growth: Errand,
+    /// The request that it was called for.
+    pub(super) needy: ForeignOption<Arc<Waiter>>,
     /// Makes memory calls that block: those of the growth, and of the maintenance.
     pub(super) background: Background,
     /// The link of the wakers that timer and device call, until the last handle is gone.
-    link: ForeignOption<Link>,
+    pub(super) link: ForeignOption<Link<Self>>,
     /// The reclaimer that was spawned for the requests that wait now.
-    spawned: ForeignOption<Spawned>,
+    pub(super) spawned: ForeignOption<Spawned<Self>>,
     is_orphaned: SharedFlag,
     pub(super) drains: Drains,
-    pub(super) tenancy: Tenancy,
+    /// Tells the source of the capacity when memory comes back, while a recall is binding.
+    pub(super) lender_member: Mutex<Option<Member>>,
+    /// The link of that source.
+    pub(super) tenant: ForeignOption<Link<Self>>,
 }
 
 impl Service {
@@ -80,134 +80,28 @@ impl Service {
             watches: ForeignOption::new(Guards::Queue, None),
             next_look: timer.deadline(false),
             timer,
-            grower: Grower::new(),
+            growth: Errand::default(),
+            needy: ForeignOption::new(Guards::Queue, None),
             background: Background::default(),
             link: ForeignOption::new(Guards::Queue, None),
             spawned: ForeignOption::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
-            tenancy: Tenancy::new(),
+            lender_member: Mutex::new(Guards::Queue, None),
+            tenant: ForeignOption::new(Guards::Queue, None),
         })
-    }
-
-    /// Starts the maintenance, and the stand-in that answers notifications when no server does.
-    pub(crate) fn start(this: &Arc<Self>) {
-        let link = Link::new(this);
-        let keeper = Waker::from(plain::Arc::new(Keeper::new(link.clone())));
-        let progress = Waker::from(plain::Arc::new(Progress(link.clone())));
-        this.engine.maintenance.start_maintenance(keeper, progress);
-        let stand_in = Waker::from(plain::Arc::new(StandIn(link.clone())));
-        this.funnel.stand_in.set_waker(Some(stand_in));
-        this.link.set(Some(link));
     }
 
     pub(super) fn now(&self) -> Duration {
         self.engine.shared.device.now()
     }
 
-    /// Serves the queue if anything was published since the last search, without memory calls where they block. If
-    /// another thread serves, that thread looks again.
-    pub(crate) fn serve(this: &Arc<Self>) {
-        if let Some(generation) = this.funnel.begin() {
-            Self::serve_from(this, generation, Effort::Poll);
-        }
-    }
-
-    /// Serves the queue because of a change that is the caller's own.
-    pub(crate) fn serve_change(this: &Arc<Self>) {
-        this.funnel.mark_change();
-        Self::serve(this);
-    }
-
-    /// Serves the queue because a request joined, or another one moved up.
-    pub(super) fn serve_candidate(this: &Arc<Self>) {
-        this.funnel.mark_candidate();
-        Self::serve(this);
-    }
-
-    /// Serves the queue with memory calls, for a thread of its own. Returns whether it did: no other thread may serve
-    /// at the time, since that one may not make the calls.
-    pub(super) fn try_serve_fully(this: &Arc<Self>) -> bool {
-        let generation = this.funnel.begin_anyway();
-        if let Some(generation) = generation {
-            Self::serve_from(this, generation, Effort::Thread);
-        }
-        generation.is_some()
-    }
-
-    fn serve_from(this: &Arc<Self>, generation: u64, effort: Effort) {
-        let give_up = GiveUpOnPanic(&this.funnel);
-        let mut next = Some(generation);
-        while let Some(generation) = next {
-            let progress = || this.engine.store.totals().progress;
-            let before = progress();
-            let look_again_at = Pass::new(this, effort, generation).run();
-            if progress() != before {
-                this.funnel.tell_of_progress();
-            }
-            let has_unrecorded = this.watch();
-            // The record is tried again in the next pass.
-            let retry_at = has_unrecorded.then(|| {
-                this.now()
-                    .saturating_add(this.engine.maintenance.interval())
-            });
-            let next_look = look_again_at.into_iter().chain(retry_at).min();
-            this.next_look
-                .set(next_look.map(|at| (at, Waker::from(this.funnel.clone()))));
-            next = this.funnel.end();
-        }
-        // Another thread may serve by now: there is nothing to give up, even if this thread unwinds.
-        std::mem::forget(give_up);
-    }
-
-    /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was
-    /// spawned for the requests ends with them. Returns whether a [record](crate::engine::reaping::watch_streams) is to
-    /// be tried again.
-    fn watch(&self) -> bool {
-        let is_awaited = !self.queue.is_empty();
-        if !is_awaited {
-            self.dismiss_reclaimer();
-        }
-        // Out of the lock: a watch may call at once.
-        let mut watches = self.watches.take().unwrap_or_default();
-        if !is_awaited {
-            self.engine.store.lease.withdraw();
-        }
-        let is_idle = !is_awaited && self.queue.scopes.is_empty();
-        if is_idle && !self.engine.shared.is_draining() && !self.engine.shared.is_recalled() {
-            drop(watches);
-            return false;
-        }
-        let waker = Waker::from(self.funnel.clone());
-        let has_unrecorded = reaping::watch_streams(&self.engine, &mut watches, &waker);
-        self.watches.set(Some(watches));
-        has_unrecorded
-    }
-
-    fn dismiss_reclaimer(&self) {
+    pub(super) fn dismiss_reclaimer(&self) {
         let spawned = self.spawned.take();
         wake_all(
             &self.engine.store.announcer,
-            spawned.and_then(|spawned| spawned.dismiss(self)),
+            spawned.and_then(|spawned| spawned.dismiss(&self.funnel)),
         );
-    }
-
-    /// Spawns a reclaimer for the requests that wait, if a runtime runs here and none was spawned yet. Waiters serve as
-    /// well, so nothing rests on the runtime.
-    pub(super) fn ensure_reclaimer(this: &Arc<Self>) {
-        if this.spawned.read(|spawned| spawned.is_some()) {
-            return;
-        }
-        if let Some(spawned) = spawn::reclaimer(this) {
-            let other = this.spawned.replace(Some(spawned));
-            drop(other.and_then(|other| other.dismiss(this)));
-        }
-    }
-
-    /// Serves if no server answered a notification in time.
-    pub(super) fn stand_in(this: &Arc<Self>) {
-        this.funnel.stand_in.mark_called();
-        Self::serve(this);
     }
 
     /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
@@ -220,22 +114,6 @@ impl Service {
         maintenance::resume(&self.engine);
         self.relieve_new_first(waiter.demand.tag, moved);
         moved.has_candidate
-    }
-
-    /// Removes a request whose future ends. Serves requests that move up, because their own executors may be dead; also
-    /// if the request was notified and did not serve. After the last request nothing is watched any more.
-    pub(super) fn depart(this: &Arc<Self>, waiter: &Waiter, waited: Option<Duration>) {
-        let has_candidate = this.leave(waiter, waited);
-        if waited.is_none() {
-            this.uncharge_unserved(waiter);
-        }
-        if has_candidate || this.queue.is_empty() {
-            this.funnel.mark_candidate();
-        }
-        Self::serve(this);
-        if this.engine.shared.is_draining() {
-            this.funnel.wake_drains();
-        }
     }
 
     /// Notes that a request joined. The poll that comes next searches for it, unless it waits for the limit of its tag.
@@ -267,7 +145,7 @@ impl Service {
     }
 
     /// Notifies after requests moved into the fair queue.
-    fn notify_of_moved(&self, moved: Moved) {
+    pub(super) fn notify_of_moved(&self, moved: Moved) {
         if moved.has_candidate {
             self.funnel.notify_candidate();
         }
@@ -304,20 +182,11 @@ impl Service {
     }
 
     /// Gives the bytes of a request that was not served back to its tag, once.
-    fn uncharge_unserved(&self, waiter: &Waiter) {
+    pub(super) fn uncharge_unserved(&self, waiter: &Waiter) {
         if let (Some(tag), false) = (waiter.demand.tag, waiter.is_throttled())
             && waiter.mark_uncharged()
         {
             self.uncharge(tag, waiter.demand.request.bytes);
-        }
-    }
-
-    /// Fails the requests that can never be served under the present terms, wherever they wait.
-    fn fail_hopeless(&self) {
-        for waiter in self.queue.first(usize::MAX) {
-            if let Some(refusal) = self.refusal_of(&waiter.demand) {
-                self.fail(&waiter, refusal);
-            }
         }
     }
 
@@ -331,35 +200,6 @@ impl Service {
     /// Publishes a change, if any request or drain can wait for it.
     pub(crate) fn publish(&self, change: Change) {
         self.engine.shared.publish(change);
-    }
-
-    /// Serves the queue under changed terms of the pool, fails requests that they exclude, and has throttled requests
-    /// look at theirs.
-    pub(crate) fn apply_terms(this: &Arc<Self>) {
-        this.fail_hopeless();
-        Self::serve_change(this);
-        let throttled = this.queue.wakers_of_throttled();
-        wake_all(&this.engine.store.announcer, throttled);
-    }
-
-    /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
-    pub(crate) fn set_tag_limit(this: &Arc<Self>, tag: Tag, limit: Option<u64>) {
-        let gate = &this.engine.shared.gate;
-        let moved = this.queue.set_limit(tag, limit, this.now(), gate);
-        this.notify_of_moved(moved);
-        for waiter in this.queue.over_limit(tag) {
-            if let Some(refusal) = this.refusal_of(&waiter.demand) {
-                this.fail(&waiter, refusal);
-            }
-        }
-        this.relieve(tag);
-        Self::serve_change(this);
-        // The others look once they are first.
-        let first = this.queue.first_throttled(tag);
-        wake_all(
-            &this.engine.store.announcer,
-            first.and_then(|first| first.notify()),
-        );
     }
 
     /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
@@ -437,21 +277,6 @@ impl Service {
         }
         access::settle_access(&self.engine);
         maintenance::release_synchronized(&self.engine);
-    }
-
-    /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
-    pub(crate) fn close(this: &Arc<Self>) -> bool {
-        let before = this
-            .engine
-            .shared
-            .gate
-            .fetch_or(gate::ENDED, Ordering::SeqCst);
-        let is_first = before & gate::ENDED == 0;
-        if is_first {
-            this.engine.store.announcer.tell(|| Fact::Closed);
-        }
-        Self::apply_terms(this);
-        is_first
     }
 
     /// Estimates how long a request of a tag with default terms would wait that came now. With `over`, the request is over
@@ -559,7 +384,7 @@ impl Service {
         self.dismiss_reclaimer();
         self.engine.maintenance.end_maintenance();
         self.funnel.stand_in.set_waker(None);
-        let tenant = self.tenancy.link.take();
+        let tenant = self.tenant.take();
         for link in self.link.take().into_iter().chain(tenant) {
             drop(link.cut());
         }
@@ -574,14 +399,5 @@ impl Service {
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Service").finish_non_exhaustive()
-    }
-}
-
-/// If serving panics, other threads serve again.
-struct GiveUpOnPanic<'a>(&'a Funnel);
-
-impl Drop for GiveUpOnPanic<'_> {
-    fn drop(&mut self) {
-        self.0.give_up();
     }
 }

@@ -6,7 +6,7 @@ use super::throttled;
 use super::unclaimed::Unclaimed;
 use super::waiter::{Waiter, outcome_of};
 use super::waiters::{JoinRefused, Joined, Newcomer};
-use super::{Demand, Service, Terms};
+use super::{Demand, Service, Terms, reclaimer, serving};
 use crate::engine::{Allocations, Expected, NoMemory};
 use crate::error::{AllocError, Shortfall};
 use crate::fault::injected;
@@ -194,8 +194,8 @@ impl Waiting {
         let is_new = service.queue.watch(waiter);
         match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
             Some(tag) => service.relieve(tag),
-            None if is_new => Service::serve_candidate(service),
-            None => Service::serve(service),
+            None if is_new => serving::serve_candidate(service),
+            None => serving::serve(service),
         }
         match service.queue.tell_of_stall(waiter) {
             true => Poll::Ready(service.shortfall(&waiter.demand)),
@@ -237,7 +237,7 @@ impl Waiting {
             true => WaitOutcome::Served,
             false => waiter.unserved(),
         };
-        Service::depart(service, &waiter, waited);
+        serving::depart(service, &waiter, waited);
         service.engine.store.tell(|| Fact::Waited {
             since: told,
             stream: waiter.lane.id.of_a_stream(),
@@ -281,13 +281,13 @@ impl Membership {
                 }
                 if waiter.scope.is_some() {
                     // Starts the watches on streams.
-                    Service::serve_candidate(service);
+                    serving::serve_candidate(service);
                 }
             }
             None => {
                 self.standstill = None;
-                Service::ensure_reclaimer(service);
-                Service::serve(service);
+                reclaimer::ensure(service);
+                serving::serve(service);
             }
         }
         if let Some(answer) = waiter.take(waker) {
