@@ -4,16 +4,17 @@
 //! |---|---|
 //! | this file | [`Presence`]: what handles of a pool and its registrations share |
 //! | `registration` | what a stream's handles, blocks and futures share |
-//! | `natives` | streams by the names and objects of the backend |
+//! | `native`, `roll` | a stream's object of the backend; registrations by the backend's names |
 //! | `reserved` | what a reservation and the blocks drawn from it share |
 //! | `observers` | observers of each block's life |
 //! | `fills` | filling blocks when they are granted and freed |
 
 mod fills;
-mod natives;
+mod native;
 mod observers;
 mod registration;
 mod reserved;
+mod roll;
 
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
@@ -23,7 +24,7 @@ use crate::device::Explain;
 use crate::error::AllocError;
 use crate::queue::Service;
 use crate::sync::{Arc, plain};
-use natives::Roll;
+use roll::Roll;
 use std::fmt;
 
 /// What handles of the pool and its registrations share. Dropping the last of them ends lasting reclaimers.

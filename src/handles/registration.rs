@@ -1,6 +1,6 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
-use super::natives::Native;
+use super::native::Native;
 use super::{Observers, Presence};
 use crate::capture::{CaptureClock, CapturedPoint, GraphUses, Route};
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};

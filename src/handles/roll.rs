@@ -1,36 +1,14 @@
-//! Streams by the names and objects that the backend has for them.
+//! Registrations by the names that the backend has for their streams.
 //!
 //! The roll is for callers that have a stream of the backend's, or of another pool, and no registration.
 
 use super::Registration;
-use crate::device::{Device, DeviceId, DeviceStream, RawStream};
+use crate::device::{DeviceId, RawStream};
 #[cfg(not(weirpool_loom))]
 use crate::id::StreamId;
 use crate::sync::{Arc, plain};
-use std::any::Any;
 #[cfg(not(weirpool_loom))]
 use std::collections::BTreeMap;
-
-/// The backend's own object of a stream, in which a [`NativeStream`](crate::device::NativeStream) is found.
-#[derive(Debug)]
-pub(crate) struct Native(Option<plain::Arc<dyn Any + Send + Sync>>);
-
-impl Native {
-    /// Takes the object from the stream's owner, or from the device. An external stream has none: nothing may keep it.
-    pub(super) fn of(stream: &dyn DeviceStream, device: &dyn Device) -> Self {
-        let of_device = || device.native_stream(stream.raw());
-        let is_external = stream.external_id().is_some();
-        Self(stream.native().or_else(|| (!is_external).then(of_device)?))
-    }
-
-    pub(crate) fn shared(&self) -> Option<plain::Arc<dyn Any + Send + Sync>> {
-        self.0.clone()
-    }
-
-    pub(crate) fn get(&self) -> Option<&(dyn Any + Send + Sync)> {
-        self.0.as_deref()
-    }
-}
 
 /// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has
 /// the name meanwhile. External streams are not kept, and are not entered.
