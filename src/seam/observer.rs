@@ -92,8 +92,8 @@ debug_in_units!(struct Memory { reserved as bytes, pending as bytes, free as byt
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields say what they are")]
 pub enum Fact<'a> {
-    /// A request of this many bytes is about to hand out its block. Of a request that is dropped between its grant and that
-    /// moment, nothing is told but that it was [cancelled](Self::Waited).
+    /// A request of this many bytes is about to hand out its block. A request that is dropped between its grant and that
+    /// moment is told as [cancelled](Self::Waited) alone.
     Granted {
         address: DeviceAddress,
         size: u64,

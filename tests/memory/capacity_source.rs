@@ -375,7 +375,7 @@ fn recall_reaches_what_a_source_of_segments_keeps() {
         let pool = builder.capacity_source(source.clone()).build().unwrap();
         let stream = pool.create_stream().unwrap();
         let reserved = || driver_pool.reserved().unwrap().current;
-        assert!(pool.try_allocate(&stream, MIB).is_err(), "nothing is lent");
+        assert!(pool.try_allocate(&stream, MIB).is_err(), "the bound is 0");
         let mut request = not_ready(pool.allocate(&stream, 16 * MIB));
         assert_eq!(source.set_limit(32 * MIB).unwrap().held, 16 * MIB);
         let first = now(&mut request).unwrap();

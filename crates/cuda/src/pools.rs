@@ -209,7 +209,7 @@ impl CudaDevice {
         pools.seen_by_host.lock().get(&pool).copied()
     }
 
-    /// Begins an allocation or a free in the order of a stream. Of a default stream, fails if it is captured.
+    /// Begins an allocation or a free in the order of a stream. Fails for a default stream that is captured.
     ///
     /// The thread's context stays as it is, unless the stream is a default one, which is that of the current context. Any
     /// other stream has a context of its own. The capture mode is relaxed: in the global one, an allocation breaks a capture
