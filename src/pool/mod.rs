@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `mod` | construction, streams, and the requests that a pool takes |
 //! | `manage` | memory that a pool holds, its figures, its limits, its end |
-//! | `config` | the configuration: every setting and its default |
 //! | `attributes` | attributes of CUDA's and HIP's pools |
-//! | `builder` | sets a configuration field by field |
-//! | `settings` | checks a configuration, and makes the choices that it leaves open |
+//! | `builder` | the settings of a pool |
+//! | `tuning` | settings that a pool hardly ever needs, and every default |
+//! | `settings` | checks the settings, and makes the choices that they leave open |
 //! | `request` | how a request waits, whatever it asks for |
 //! | `allocate` | requests for blocks |
 //! | `layout` | the size and alignment of a block, and rounding |
@@ -30,7 +30,6 @@ mod allocate;
 mod attributes;
 mod builder;
 mod charge;
-mod config;
 mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
@@ -44,12 +43,12 @@ mod request;
 mod reservation;
 mod settings;
 mod tags;
+mod tuning;
 mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
-pub use builder::PoolBuilder;
+pub use builder::{Capacity, FillAt, PoolBuilder};
 pub use charge::ChargeFor;
-pub use config::{Capacity, PoolConfig, TagConfig};
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
@@ -59,6 +58,7 @@ pub use request::Request;
 use request::{Kind, Wish};
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
+pub use tuning::Tuning;
 pub use weak::WeakPool;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
@@ -109,14 +109,6 @@ impl Pool {
     /// Begins a pool over `device`, to be configured.
     pub fn builder(device: impl Device) -> PoolBuilder {
         PoolBuilder::new(plain::Arc::new(device))
-    }
-
-    /// Builds a pool over `device` with a complete configuration.
-    ///
-    /// # Errors
-    /// Returns the errors of [`PoolBuilder::build`].
-    pub fn with_config(device: impl Device, config: PoolConfig) -> Result<Self, BuildError> {
-        Self::builder(device).config(config).build()
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {

@@ -27,7 +27,7 @@ use crate::timer::{Deadline, Timer};
 use std::fmt;
 use std::task::Waker;
 use std::time::Duration;
-use weirpool_queue::{Moved, Standstill};
+use weirpool_queue::{Moved, Standstill, due};
 
 /// See the [module](self).
 pub(crate) struct Service {
@@ -147,10 +147,7 @@ impl Service {
             }
             let has_unrecorded = this.watch();
             // The record is tried again in the next pass.
-            let retry_at = has_unrecorded.then(|| {
-                this.now()
-                    .saturating_add(this.engine.maintenance.interval())
-            });
+            let retry_at = has_unrecorded.then(|| this.now().saturating_add(maintenance::INTERVAL));
             let next_look = look_again_at.into_iter().chain(retry_at).min();
             this.next_look
                 .set(next_look.map(|at| (at, Waker::from(this.funnel.clone()))));
@@ -463,8 +460,8 @@ impl Service {
         bytes: u64,
     ) -> Option<Duration> {
         let now = self.now();
-        let due = self.rules.due(&Terms::default(), now);
-        self.queue.expected_wait(over, tag, bytes, due, now)
+        let due_at = due(&Terms::default(), now);
+        self.queue.expected_wait(over, tag, bytes, due_at, now)
     }
 
     /// Returns whether a thread searches memory for the requests that wait.

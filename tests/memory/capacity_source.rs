@@ -360,7 +360,10 @@ fn settings_that_no_source_covers_are_refused() {
         let default = DriverPool::default_of(&device).unwrap();
         Pool::builder(device).segment_source(default.segments(DriverPoolUse::SubAllocated))
     };
-    assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
+    assert_eq!(
+        conflict(builder().tuning(|tuning| tuning.initial_size = 2 * MIB)),
+        "initial_size"
+    );
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
     assert_eq!(conflict(over_driver_pool), "segment_source");
 }

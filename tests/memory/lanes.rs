@@ -165,7 +165,7 @@ fn lane_of_many_bytes_keeps_blocks_of_up_to_an_eighth_of_them() {
             .clock(Clock::Manual)
             .build();
         let pool = builder(&device, 1 << 30)
-            .lane_bytes(lane_bytes)
+            .tuning(|tuning| tuning.lane_bytes = lane_bytes)
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -189,7 +189,7 @@ fn blocks_of_a_lane_of_many_bytes_serve_other_streams() {
         let device = SimDevice::builder().memory(1 << 30).checker(checker);
         let device = device.clock(Clock::Manual).build();
         let pool = builder(&device, 128 * MIB)
-            .lane_bytes(128 * MIB)
+            .tuning(|tuning| tuning.lane_bytes = 128 * MIB)
             .build()
             .unwrap();
         let ((_, first), (_, second)) = (stream(&device, &pool), stream(&device, &pool));

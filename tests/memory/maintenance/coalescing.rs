@@ -8,7 +8,10 @@ use weirpool::testing::Invariants;
 #[test]
 fn coalescing_makes_one_range_and_moves_no_used_memory() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let pool = builder(&device, 64 * MIB)
+            .tuning(|tuning| tuning.lane_bytes = 0)
+            .build()
+            .unwrap();
         let (work, stream) = stream(&device, &pool);
         let kept = every_other_one(&pool, &stream, 16);
         for (block, value) in kept.iter().zip(1..) {
@@ -50,7 +53,10 @@ fn coalescing_makes_one_range_and_moves_no_used_memory() {
 #[test]
 fn coalescing_again_does_nothing() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let pool = builder(&device, 64 * MIB)
+            .tuning(|tuning| tuning.lane_bytes = 0)
+            .build()
+            .unwrap();
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 16);
         device.advance_to_end();
@@ -67,7 +73,10 @@ fn coalescing_again_does_nothing() {
 #[test]
 fn pending_memory_is_left_alone_until_it_is_complete() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let pool = builder(&device, 64 * MIB)
+            .tuning(|tuning| tuning.lane_bytes = 0)
+            .build()
+            .unwrap();
         let (work, stream) = stream(&device, &pool);
         let take = |_| pool.try_allocate(&stream, CHUNK).unwrap();
         let blocks: Vec<_> = (0..8).map(take).collect();
@@ -95,8 +104,10 @@ fn pending_memory_is_left_alone_until_it_is_complete() {
 fn heuristic_coalesces_without_a_call() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::blocks_releasable(3))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable(3));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -132,8 +143,10 @@ fn heuristics_shrink_to_the_mark_and_may_be_custom() {
             CoalesceHeuristic::percent_releasable_hwm(75)
         };
         let pool = builder(&device, 64 * MIB)
-            .coalesce(heuristic)
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(heuristic);
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -160,8 +173,10 @@ fn heuristics_shrink_to_the_mark_and_may_be_custom() {
 fn odd_mark_does_not_cause_reallocation_at_every_turn() {
     for device in devices() {
         let pool = builder(&device, 256 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::percent_releasable_hwm(100));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (work, stream) = stream(&device, &pool);
@@ -186,8 +201,10 @@ fn odd_mark_does_not_cause_reallocation_at_every_turn() {
 fn coalescing_is_deferred_while_a_request_waits() {
     let device = manual();
     let pool = builder(&device, 16 * CHUNK)
-        .coalesce(CoalesceHeuristic::blocks_releasable(1))
-        .lane_bytes(0)
+        .tuning(|tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable(1));
+            tuning.lane_bytes = 0;
+        })
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -205,8 +222,10 @@ fn coalescing_is_deferred_while_a_request_waits() {
 fn target_of_a_heuristic_is_bounded_by_the_capacity() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::new(|_| u64::MAX))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::new(|_| u64::MAX));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -224,8 +243,10 @@ fn target_of_a_heuristic_is_bounded_by_the_capacity() {
 fn shrunk_pool_is_one_range() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::new(|_| 4 * CHUNK))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::new(|_| 4 * CHUNK));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -251,8 +272,10 @@ fn shrunk_pool_is_one_range() {
 fn coalescing_does_not_count_as_use() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .initial_size(4 * CHUNK)
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.initial_size = 4 * CHUNK;
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         assert_eq!(pool.statistics().used.high, 0);
@@ -273,7 +296,7 @@ fn coalescing_does_not_count_as_use() {
 fn percent_releasable_fires_for_small_blocks() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable(100))
+            .tuning(|tuning| tuning.coalesce = Some(CoalesceHeuristic::percent_releasable(100)))
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -299,8 +322,10 @@ fn heuristic_with_a_larger_target_grows_the_pool() {
     for device in devices() {
         let target = 12 * CHUNK;
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::new(move |_| target))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::new(move |_| target));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -320,8 +345,10 @@ fn heuristic_with_a_larger_target_grows_the_pool() {
 fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::blocks_releasable_hwm(1))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable_hwm(1));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -344,7 +371,7 @@ fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
 fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
+            .tuning(|tuning| tuning.coalesce = Some(CoalesceHeuristic::percent_releasable_hwm(100)))
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -385,8 +412,10 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
 fn high_water_mark_heuristic_shrinks_one_free_piece() {
     for device in devices() {
         let pool = builder(&device, 128 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
-            .lane_bytes(0)
+            .tuning(|tuning| {
+                tuning.coalesce = Some(CoalesceHeuristic::percent_releasable_hwm(100));
+                tuning.lane_bytes = 0;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);

@@ -9,7 +9,7 @@ fn closed_ticket_keeps_its_stream_until_it_is_published() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = builder(&dev, 2 * MIB)
-        .reuse(only_host_waits())
+        .tuning(|tuning| tuning.reuse = only_host_waits())
         .build()
         .unwrap();
     let work_a = sim.create_stream();
@@ -36,7 +36,7 @@ fn grant_to_a_dropped_waiter_keeps_its_fences() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = builder(&dev, 8 * MIB)
-        .wait_limit(WaitLimit::Unlimited)
+        .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
         .build()
         .unwrap();
     let work_a = sim.create_stream();

@@ -20,7 +20,10 @@ use weirpool::*;
 
 /// 32 MiB in handles of 2 MiB, of which nothing is kept by lanes.
 fn small(device: &SimDevice) -> Pool {
-    builder(device, 32 * MIB).lane_bytes(0).build().unwrap()
+    builder(device, 32 * MIB)
+        .tuning(|tuning| tuning.lane_bytes = 0)
+        .build()
+        .unwrap()
 }
 
 fn used(pool: &Pool) -> u64 {

@@ -64,8 +64,10 @@ fn whole_chunks_are_drawn_from_a_full_pool() {
 fn pieces_are_exchanged_for_a_contiguous_range() {
     for device in devices() {
         let pool = builder(&device, 32 * MIB)
-            .lane_bytes(0)
-            .initial_size(32 * MIB)
+            .tuning(|tuning| {
+                tuning.lane_bytes = 0;
+                tuning.initial_size = 32 * MIB;
+            })
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);

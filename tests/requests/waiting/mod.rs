@@ -21,7 +21,7 @@ use weirpool::*;
 /// A pool with a block that takes all of it, on a stream of its own.
 fn full(device: &SimDevice) -> (Pool, weirpool::device::sim::SimStream, Stream, Block) {
     let pool = builder(device, 8 * MIB)
-        .reuse(only_host_waits())
+        .tuning(|tuning| tuning.reuse = only_host_waits())
         .build()
         .unwrap();
     let (work, stream) = stream(device, &pool);

@@ -4,7 +4,7 @@ use super::*;
 use crate::common::External;
 use weirpool::device::DeviceErrorKind::{self, Other, Sticky};
 use weirpool::device::sim::Call;
-use weirpool::{AllocError, StreamError, TaskError};
+use weirpool::{AllocError, StreamError, TaskError, Upstream};
 use weirpool_compat::RawPool;
 
 #[test]
@@ -281,7 +281,10 @@ fn captured_stream_takes_device_work_alone() {
 #[test]
 fn unpooled_memory_is_refused_in_a_capture() {
     let device = manual();
-    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let pool = Pool::builder(device.clone())
+        .upstream(Upstream::Unpooled)
+        .build()
+        .unwrap();
     let stream = pool.create_stream().unwrap();
     let capture = pool.capture(&stream).unwrap();
     let refused = pool.try_allocate(&stream, MIB).unwrap_err();
