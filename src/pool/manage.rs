@@ -75,8 +75,7 @@ impl Pool {
     /// that the device has. Returns the new capacity, and how much of the memory above it was released.
     ///
     /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory
-    /// above the capacity is released immediately, and used memory some time after it is freed (see
-    /// [`PoolConfig::maintenance_interval`](crate::PoolConfig::maintenance_interval)).
+    /// above the capacity is released immediately, and used memory 10 ms after it is freed.
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};

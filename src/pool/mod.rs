@@ -261,7 +261,7 @@ impl Pool {
     /// [`allocate`](Self::allocate) in async code.
     ///
     /// As the last resort, makes the stream wait on the device for pending memory of another stream, however long that
-    /// takes: [`WaitLimit`](crate::WaitLimit) bounds only earlier steps of the search. Later work of the stream is
+    /// takes: [`WhenShort`](crate::WhenShort) bounds only earlier steps of the search. Later work of the stream is
     /// delayed, and the host is not. Without `internal_dependencies` in the pool's [`Reuse`](crate::Reuse), the call
     /// fails instead; [`allocate`](Self::allocate) waits in the queue instead.
     ///
@@ -329,7 +329,7 @@ impl Pool {
     }
 
     /// Sets `bytes` bytes aside, in one piece that is complete on every stream, and waits for them if they are not
-    /// free. Where memory is virtual, a piece of a [chunk](crate::PoolConfig::chunk_bytes) or more begins with a
+    /// free. Where memory is virtual, a piece of a [chunk](crate::PoolBuilder::chunk_bytes) or more begins with a
     /// chunk. See [`Reservation`] for its guarantees, and [`Request`] for the terms of waiting and errors.
     ///
     /// ```

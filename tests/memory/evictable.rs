@@ -97,10 +97,7 @@ fn every_request_evicts_before_it_waits() {
     for device in devices() {
         let is_virtual = device.capabilities().virtual_memory;
         for order in [WhenShort::GrowFirst, WhenShort::WaitBriefly] {
-            let pool = builder(&device, 8 * MIB)
-                .tuning(|tuning| tuning.when_short = order)
-                .build()
-                .unwrap();
+            let pool = tuned(&device, 8 * MIB, |tuning| tuning.when_short = order);
             let (_, stream) = stream(&device, &pool);
             let fill = || cached::<4>(&pool, &stream);
             let blocks = fill();
@@ -182,10 +179,7 @@ fn nothing_is_evicted_if_all_of_it_is_not_enough() {
 #[test]
 fn eviction_goes_on_until_a_contiguous_range_is_free() {
     let device = &devices()[1];
-    let pool = builder(device, 16 * MIB)
-        .tuning(|tuning| tuning.initial_size = 16 * MIB)
-        .build()
-        .unwrap();
+    let pool = tuned(device, 16 * MIB, |tuning| tuning.initial_size = 16 * MIB);
     let (_, stream) = stream(device, &pool);
     let blocks: [_; 8] = cached(&pool, &stream);
     // Every second one is used: the oldest ones are scattered, and go with a neighbour.
@@ -498,10 +492,7 @@ fn evictions_follow_a_model() {
         let mut random = fastrand::Rng::with_seed(seed);
         let device = &devices()[usize::from(seed % 2 == 0)];
         let capacity = 24 * MIB;
-        let pool = builder(device, capacity)
-            .tuning(|tuning| tuning.initial_size = capacity)
-            .build()
-            .unwrap();
+        let pool = tuned(device, capacity, |tuning| tuning.initial_size = capacity);
         let (_, stream) = stream(device, &pool);
         let mut blocks: Vec<(u32, Evictable)> = Vec::new();
         let mut pins = Vec::new();

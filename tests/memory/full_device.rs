@@ -153,10 +153,7 @@ fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
                     .virtual_memory(is_virtual)
                     .clock(Clock::Manual)
                     .build();
-                let pool = builder(&device, 16 * MIB)
-                    .tuning(|tuning| tuning.when_short = order)
-                    .build()
-                    .unwrap();
+                let pool = tuned(&device, 16 * MIB, |tuning| tuning.when_short = order);
                 let (_, stream) = stream(&device, &pool);
                 let blocks: [_; 4] = cached(&pool, &stream);
                 for nth in 1..=failures {
@@ -182,10 +179,9 @@ fn request_evicts_no_more_while_evicted_memory_is_pending() {
             .memory(64 * MIB)
             .clock(Clock::Manual)
             .build();
-        let pool = builder(&device, 64 * MIB)
-            .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.when_short = WhenShort::GrowThenWait
+        });
         let [(work, a), (_, b)] = streams(&device, &pool);
         let blocks: [_; 12] = std::array::from_fn(|_| {
             let block = pool.try_allocate(&a, 2 * MIB).unwrap();

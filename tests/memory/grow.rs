@@ -10,10 +10,7 @@ use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
 fn site() -> (SimDevice, Pool) {
     let device = manual();
-    let pool = builder(&device, 32 * MIB)
-        .tuning(|tuning| tuning.lane_bytes = 0)
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 32 * MIB, |tuning| tuning.lane_bytes = 0);
     (device, pool)
 }
 
@@ -91,13 +88,10 @@ fn block_without_room_grows_up_to_the_next_used_block() {
             .virtual_memory(virtual_memory)
             .clock(device::sim::Clock::Manual)
             .build();
-        let pool = builder(&device, 32 * MIB)
-            .tuning(|tuning| {
-                tuning.initial_size = 32 * MIB;
-                tuning.lane_bytes = 0;
-            })
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 32 * MIB, |tuning| {
+            tuning.initial_size = 32 * MIB;
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let mut block = pool.try_allocate(&stream, 1000).unwrap();
         block.grow(4000).try_now().unwrap();

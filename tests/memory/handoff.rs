@@ -232,8 +232,7 @@ fn work_that_completes_sooner_than_expected_counts() {
 fn stream_queries_before_a_long_wait() {
     let device = manual();
     let limit = WhenShort::GrowThenWait;
-    let builder = builder(&device, 3 * BLOCK).tuning(|tuning| tuning.when_short = limit);
-    let pool = builder.build().unwrap();
+    let pool = tuned(&device, 3 * BLOCK, |tuning| tuning.when_short = limit);
     let [slow, quick, taker] = streams(&device, &pool);
     let used = |on: &(SimStream, Stream), bytes, time| {
         let block = pool.try_allocate(&on.1, bytes).unwrap();
@@ -267,8 +266,7 @@ fn stream_queries_before_a_long_wait() {
 fn stream_with_loose_fit_does_not_wait_for_others() {
     let device = manual();
     let limit = WhenShort::GrowThenWait;
-    let builder = builder(&device, 6 * CHUNK).tuning(|tuning| tuning.when_short = limit);
-    let pool = builder.build().unwrap();
+    let pool = tuned(&device, 6 * CHUNK, |tuning| tuning.when_short = limit);
     let [own, other] = streams(&device, &pool);
     let large = pool.try_allocate(&own.1, 4 * CHUNK).unwrap();
     let used = || {

@@ -42,10 +42,7 @@ fn each_thread_caches_blocks_that_it_freed() {
 #[test]
 fn shards_are_bounded() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .tuning(|tuning| tuning.lane_bytes = 4 * MIB)
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = 4 * MIB);
     let (_, stream) = sharded_stream(&device, &pool);
     let blocks: Vec<_> = (0..32)
         .map(|_| pool.try_allocate(&stream, MIB / 2).unwrap())
@@ -59,8 +56,7 @@ fn shards_are_bounded() {
 #[test]
 fn cached_block_of_a_shard_is_sealed_for_another_stream() {
     let device = manual();
-    let builder = builder(&device, 4 * MIB).tuning(|tuning| tuning.reuse = only_host_waits());
-    let pool = builder.build().unwrap();
+    let pool = tuned(&device, 4 * MIB, |tuning| tuning.reuse = only_host_waits());
     let (work, stream) = sharded_stream(&device, &pool);
     let (_, other) = crate::common::stream(&device, &pool);
     let _rest = pool.try_allocate(&other, 3 * MIB).unwrap();

@@ -27,6 +27,10 @@ fn order_of<'a>(
         let allocate = not_ready(terms(pool.allocate(stream, ALL)));
         waiting.push((number, allocate));
         device.advance(apart);
+        // Tasks that do not answer would lose their turn.
+        for (_, allocate) in &mut waiting {
+            assert!(poll(allocate).is_pending());
+        }
     }
     drop(all);
     let mut order = Vec::new();

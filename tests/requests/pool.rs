@@ -16,10 +16,7 @@ fn policy_decides_whether_an_awaited_event_makes_memory_reusable() {
             internal_dependencies: false,
             ..Reuse::ALL
         };
-        let pool = builder(&device, 8 * MIB)
-            .tuning(|tuning| tuning.reuse = reuse)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 8 * MIB, |tuning| tuning.reuse = reuse);
         let [(work, a), (work_b, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(100));
@@ -45,10 +42,7 @@ fn only_a_synchronization_frees_without_the_opportunistic_policy() {
         internal_dependencies: false,
         ..Reuse::ALL
     };
-    let pool = builder(&device, 16 * MIB)
-        .tuning(|tuning| tuning.reuse = reuse)
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 16 * MIB, |tuning| tuning.reuse = reuse);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(100));
@@ -110,10 +104,7 @@ fn no_stream_is_made_to_wait_without_internal_dependencies() {
             internal_dependencies: internal,
             ..Reuse::ALL
         };
-        let pool = builder(&device, 8 * MIB)
-            .tuning(|tuning| tuning.reuse = reuse)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 8 * MIB, |tuning| tuning.reuse = reuse);
         let [(work, a), (work_b, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(100));
@@ -242,8 +233,7 @@ enum Own {
 /// could grow.
 fn source_beside_pending(when_short: WhenShort, own: Own, bytes: u64) -> Source {
     let device = manual();
-    let settings = builder(&device, 64 * MIB).tuning(|tuning| tuning.when_short = when_short);
-    let pool = settings.build().unwrap();
+    let pool = tuned(&device, 64 * MIB, |tuning| tuning.when_short = when_short);
     let streams: [_; 3] = streams(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 /// What a pool does first when free memory does not suffice, and how far a wait on the device may delay a stream.
 ///
-/// A wait is *brief* if the stream's own work is expected to end no earlier than the memory is complete, or at most 32 µs
-/// before: the stream hardly ever stalls. A task that waits on the host instead submits its work about as late. The
-/// expectation comes from how long each stream's events took so far.
+/// A wait is *brief* if the memory is expected before the stream's own work ends, or at most 32 µs later: the stream hardly
+/// ever stalls. The expectation comes from how long each stream's events took so far.
 ///
 /// A call that does not wait on the host, such as [`Pool::try_allocate`](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.try_allocate), makes a wait of any
 /// length as its last resort.
@@ -16,21 +15,17 @@ use std::time::Duration;
 /// ```
 /// use std::time::Duration;
 /// use weirpool::device::sim::{Operation, SimDevice};
-/// use weirpool::{Pool, Source, WhenShort};
+/// use weirpool::{Pool, Source, WhenShort::{GrowFirst, WaitBriefly, WaitFirst}};
 ///
-/// for (when_short, source) in [
-///     (WhenShort::GrowFirst, Source::Grown),
-///     (WhenShort::GrowThenWait, Source::Grown),
-///     (WhenShort::WaitBriefly, Source::Grown), // the other stream has nothing to do, and would stall for a millisecond
-///     (WhenShort::WaitFirst, Source::DeviceWait),
-/// ] {
+/// let cases = [(GrowFirst, Source::Grown), (WaitBriefly, Source::Grown), (WaitFirst, Source::DeviceWait)];
+/// for (when_short, source) in cases {
 ///     let device = SimDevice::new();
 ///     let pool = Pool::builder(device.clone()).tuning(|tuning| tuning.when_short = when_short).build()?;
 ///     let (work, other) = (device.create_stream(), device.create_stream());
 ///     let (first, second) = (pool.register(&work)?, pool.register(&other)?);
 ///     let block = pool.try_allocate(&first, 32 << 20)?;
 ///     work.submit(Operation::new(Duration::from_millis(1))); // uses it
-///     drop(block); // pending: the second stream takes more from the device, or waits
+///     drop(block); // pending: the second stream, which has nothing to do, would stall for a millisecond
 ///     assert_eq!(pool.try_allocate(&second, 32 << 20)?.source(), source);
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -42,12 +37,11 @@ use std::time::Duration;
     serde(rename_all = "snake_case")
 )]
 pub enum WhenShort {
-    /// Take more memory from the device, or map free memory elsewhere, before making a stream wait, and then only
-    /// briefly. The default. [`Remapping`](crate::Remapping) chooses between the two.
-    ///
-    /// A service grows a few times in its life, but would stall at every turn. Where no more memory can be taken or
-    /// mapped, a stream may wait on the device for pending memory of exactly the requested size before the pool polls
-    /// for completed events. It does so if the wait delays the stream by at most a millisecond beyond its own work.
+    /// Take more memory from the device, or map free memory elsewhere ([`Remapping`](crate::Remapping) chooses), before
+    /// making a stream wait, and then only briefly. The default: a service grows a few times in its life, but would stall
+    /// at every turn. Where no more memory can be taken or mapped, a stream may wait on the device for pending memory of
+    /// exactly the requested size before the pool polls for completed events, if the wait delays it by at most a
+    /// millisecond beyond its own work.
     #[default]
     GrowFirst,
     /// Do as [`GrowFirst`](Self::GrowFirst), but where no more memory can be taken, wait for any pending memory. Among

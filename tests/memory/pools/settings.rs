@@ -90,10 +90,7 @@ fn growing_ahead_is_a_wish() {
 fn every_block_has_the_alignment_of_its_pool() {
     let device = manual();
     for alignment in [1, 512, 4096, 65536, 2 * MIB] {
-        let pool = crate::common::builder(&device, 64 * MIB)
-            .tuning(|tuning| tuning.alignment = alignment)
-            .build()
-            .unwrap();
+        let pool = crate::common::tuned(&device, 64 * MIB, |tuning| tuning.alignment = alignment);
         let (_work, home) = stream(&device, &pool);
         let step = alignment.max(512);
         for bytes in [1, 700, 5000, 100_000] {
@@ -123,10 +120,7 @@ fn every_block_has_the_alignment_of_its_pool() {
 #[test]
 fn one_allocation_may_ask_for_more_than_its_pool() {
     let device = manual();
-    let pool = crate::common::builder(&device, 64 * MIB)
-        .tuning(|tuning| tuning.alignment = 4096)
-        .build()
-        .unwrap();
+    let pool = crate::common::tuned(&device, 64 * MIB, |tuning| tuning.alignment = 4096);
     let (_work, home) = stream(&device, &pool);
     let _shifts = pool.try_allocate(&home, 1).unwrap();
     let block = now(pool.allocate(&home, 1).alignment(1 << 16)).unwrap();

@@ -73,13 +73,10 @@ fn requests_for_several_blocks_do_not_deadlock() {
 #[test]
 fn failed_attempt_for_several_blocks_delays_no_memory() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB)
-        .tuning(|tuning| {
-            tuning.lane_bytes = 0;
-            tuning.when_short = WhenShort::GrowThenWait;
-        })
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 8 * MIB, |tuning| {
+        tuning.lane_bytes = 0;
+        tuning.when_short = WhenShort::GrowThenWait;
+    });
     let [(short, a), (long, b), (_, c)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 4 * MIB).unwrap();
     let held = pool.try_allocate(&a, 4 * MIB).unwrap();
@@ -100,13 +97,10 @@ fn failed_attempt_for_several_blocks_delays_no_memory() {
 
 /// Creates a pool of 8 MiB with unlimited device-side waits, half of it pending on one stream.
 fn half_pending(device: &SimDevice) -> (Pool, Stream, Block) {
-    let pool = builder(device, 8 * MIB)
-        .tuning(|tuning| {
-            tuning.lane_bytes = 0;
-            tuning.when_short = WhenShort::GrowThenWait;
-        })
-        .build()
-        .unwrap();
+    let pool = tuned(device, 8 * MIB, |tuning| {
+        tuning.lane_bytes = 0;
+        tuning.when_short = WhenShort::GrowThenWait;
+    });
     let (work, a) = stream(device, &pool);
     let block = pool.try_allocate(&a, 4 * MIB).unwrap();
     let held = pool.try_allocate(&a, 4 * MIB).unwrap();

@@ -28,8 +28,7 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
             times: 1,
             bytes: 4 * MIB,
         };
-        let pool = builder(&device, 4 * MIB).tuning(|tuning| tuning.overtaking = overtaking);
-        let pool = pool.build().unwrap();
+        let pool = tuned(&device, 4 * MIB, |tuning| tuning.overtaking = overtaking);
         let (_, a) = stream(&device, &pool);
         let held = pool.try_allocate(&a, MIB).unwrap();
         let parts = async { pool.allocate_many(&a, [2 * MIB, 2 * MIB]).await.map(drop) };
@@ -461,12 +460,11 @@ fn refused_head_is_asked_for_again_after_another_request_grew() {
             times: 8,
             bytes: 64 * MIB,
         };
-        let settings = builder(&device, 16 * MIB).tuning(|tuning| {
+        let pool = tuned(&device, 16 * MIB, |tuning| {
             tuning.lane_bytes = 0;
             tuning.reuse = only_host_waits();
             tuning.overtaking = all;
         });
-        let pool = settings.build().unwrap();
         let [(work, a), (_, b)] = streams(&device, &pool);
         // Pending for so long that there is no deadlock.
         let pending = pool.try_allocate(&a, 2 * MIB).unwrap();

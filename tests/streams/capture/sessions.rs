@@ -290,7 +290,10 @@ fn unpooled_memory_is_refused_in_a_capture() {
     let refused = pool.try_allocate(&stream, MIB).unwrap_err();
     assert_eq!(refused, AllocError::NotReservable);
     let text = refused.to_string();
-    assert!(text.contains("build it without `unpooled`"), "{text}");
+    assert!(
+        text.contains("build it without `Upstream::Unpooled`"),
+        "{text}"
+    );
     let memory = capture.memory().clone();
     drop(capture.end().unwrap());
     let outside = memory.allocate(&stream, MIB).unwrap_err();
