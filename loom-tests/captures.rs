@@ -3,35 +3,27 @@
 use super::*;
 use loom::thread;
 use weirpool::device::sim::Call;
+use weirpool::testing::give_threads_caches;
 
 const SMALL: u64 = 4096;
-
-fn sharded_pool(device: &SimDevice) -> Pool {
-    Pool::builder(device.clone())
-        .capacity(4 * MIB)
-        .chunk_bytes(2 * MIB)
-        .lane_bytes(4 * SMALL)
-        .per_thread_caches()
-        .build()
-        .unwrap()
-}
 
 fn plain_pool(device: &SimDevice) -> Pool {
     Pool::builder(device.clone())
         .capacity(4 * MIB)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(4 * SMALL)
+        .tuning(|tuning| tuning.lane_bytes = 4 * SMALL)
         .build()
         .unwrap()
 }
 
 /// A block is freed on the stream while its capture begins. The capture does not get the block, and the block is free
 /// after the capture.
-fn free_against_a_capture(name: &str, pool: impl Fn(&SimDevice) -> Pool + Send + Sync + 'static) {
+fn free_against_a_capture(name: &str, begin: fn(&Stream)) {
     model(name, move || {
         let device = device();
-        let pool = pool(&device);
+        let pool = plain_pool(&device);
         let (work, a) = stream(&device, &pool);
+        begin(&a);
         let block = pool.try_allocate(&a, SMALL).unwrap();
         let address = block.address();
         // Until then the memory is the stream's alone.
@@ -51,7 +43,7 @@ fn free_against_a_capture(name: &str, pool: impl Fn(&SimDevice) -> Pool + Send +
 
 #[test]
 fn free_against_the_beginning_of_a_capture() {
-    free_against_a_capture("free against the beginning of a capture", plain_pool);
+    free_against_a_capture("free against the beginning of a capture", |_| ());
 }
 
 /// The shard has an entry for the block, so that its lock is all that the free takes.
@@ -60,8 +52,9 @@ fn further_free_to_a_shard_against_the_beginning_of_a_capture() {
     let name = "further free to a shard against the beginning of a capture";
     model(name, || {
         let device = unwatched();
-        let pool = sharded_pool(&device);
+        let pool = plain_pool(&device);
         let (work, a) = stream(&device, &pool);
+        give_threads_caches(&a);
         let take = || pool.try_allocate(&a, SMALL).unwrap();
         drop(take());
         let block = take();
@@ -88,7 +81,7 @@ fn further_free_to_a_shard_against_the_beginning_of_a_capture() {
 #[test]
 fn free_to_a_shard_against_the_beginning_of_a_capture() {
     let name = "free to a shard against the beginning of a capture";
-    free_against_a_capture(name, sharded_pool);
+    free_against_a_capture(name, give_threads_caches);
 }
 
 /// Another thread seals the stream while its capture begins. No event is recorded while the stream is captured.

@@ -4,7 +4,7 @@ use super::*;
 use loom::thread;
 use std::any::Any;
 use weirpool::device::{DeviceId, DeviceStream, RawStream};
-use weirpool::{AllocError, Source, WaitLimit};
+use weirpool::{AllocError, Source, WhenShort};
 
 /// A stream that the pool cannot keep alive.
 struct External(DeviceId, RawStream);
@@ -33,8 +33,10 @@ fn waiting_pool(device: &SimDevice) -> Pool {
     Pool::builder(device.clone())
         .capacity(2 * MIB)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(4096)
-        .wait_limit(WaitLimit::Unlimited)
+        .tuning(|tuning| {
+            tuning.lane_bytes = 4096;
+            tuning.when_short = WhenShort::GrowThenWait;
+        })
         .build()
         .unwrap()
 }

@@ -15,10 +15,10 @@ fn statistics_are_consistent_while_a_block_changes_threads() {
             let pool = Pool::builder(device.clone())
                 .capacity(2 * MIB)
                 .chunk_bytes(2 * MIB)
-                .per_thread_caches()
                 .build()
                 .unwrap();
             let (_, stream) = stream(&device, &pool);
+            weirpool::testing::give_threads_caches(&stream);
             // Cached by this thread's shard: it is allocated again without the heap's lock.
             drop(pool.try_allocate(&stream, 4096).unwrap());
             let handed_on = loom::sync::Arc::new(loom::sync::Mutex::new(None));

@@ -39,7 +39,10 @@ fn lane_free_against_enqueue() {
 fn larger_block_from_the_lane_against_a_flush() {
     model("larger block from the lane against a flush", || {
         let device = unwatched();
-        let pool = builder(&device).lane_bytes(8192).build().unwrap();
+        let pool = builder(&device)
+            .tuning(|tuning| tuning.lane_bytes = 8192)
+            .build()
+            .unwrap();
         let [(_, a), (_, b)] = streams(&device, &pool);
         drop(pool.try_allocate(&a, 4608).unwrap());
         let taking = {

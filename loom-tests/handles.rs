@@ -13,16 +13,12 @@ type Alive = Weak<dyn Any + Send + Sync>;
 /// Models a pool and a stream with one used block and one freed block. The pool keeps nothing of the stream after
 /// `play`.
 fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
-    model_of_an_end_with(|builder| builder, name, play);
+    model_of_an_end_with(false, name, play);
 }
 
-fn model_of_an_end_with(
-    set: fn(PoolBuilder) -> PoolBuilder,
-    name: &'static str,
-    play: fn(&Pool, Stream, Block),
-) {
+fn model_of_an_end_with(is_sharded: bool, name: &'static str, play: fn(&Pool, Stream, Block)) {
     model(name, move || {
-        let (pool, stream, alive) = pool_and_stream(set);
+        let (pool, stream, alive) = pool_and_stream(is_sharded);
         let take = || pool.try_allocate(&stream, SMALL).unwrap();
         // The first blocks of a size leave no reference: the cache has no entries for them yet.
         drop((take(), take()));
@@ -35,12 +31,17 @@ fn model_of_an_end_with(
     });
 }
 
-fn pool_and_stream(set: fn(PoolBuilder) -> PoolBuilder) -> (Pool, Stream, Alive) {
+fn pool_and_stream(is_sharded: bool) -> (Pool, Stream, Alive) {
     let device = unwatched();
-    let pool = builder(&device).lane_bytes(2 * SMALL);
-    let pool = set(pool).build().unwrap();
+    // A shard keeps a quarter of it.
+    let bytes = if is_sharded { 8 * SMALL } else { 2 * SMALL };
+    let pool = builder(&device).tuning(|tuning| tuning.lane_bytes = bytes);
+    let pool = pool.build().unwrap();
     let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
+    if is_sharded {
+        weirpool::testing::give_threads_caches(&stream);
+    }
     (pool, stream, std::sync::Arc::downgrade(&work.keep_alive()))
 }
 
@@ -76,7 +77,7 @@ fn a_grant_against_a_free_and_the_last_handle() {
 #[test]
 fn the_last_handle_against_a_free_to_a_shard() {
     let name = "the last handle against a free to a shard";
-    model_of_an_end_with(sharded, name, |_, stream, block| {
+    model_of_an_end_with(true, name, |_, stream, block| {
         let leaving = thread::spawn(move || drop(stream));
         drop(block);
         leaving.join().unwrap();
@@ -87,7 +88,7 @@ fn the_last_handle_against_a_free_to_a_shard() {
 #[test]
 fn a_grant_and_the_last_handle_against_a_free_to_a_shard() {
     let name = "a grant and the last handle against a free to a shard";
-    model_of_an_end_with(sharded, name, |pool, stream, block| {
+    model_of_an_end_with(true, name, |pool, stream, block| {
         let pool = pool.clone();
         let leaving = thread::spawn(move || {
             let granted = pool.try_allocate(&stream, SMALL).unwrap();
@@ -97,11 +98,6 @@ fn a_grant_and_the_last_handle_against_a_free_to_a_shard() {
         drop(block);
         leaving.join().unwrap();
     });
-}
-
-fn sharded(builder: PoolBuilder) -> PoolBuilder {
-    // A shard keeps a quarter of it.
-    builder.lane_bytes(8 * SMALL).per_thread_caches()
 }
 
 /// Two handles are dropped at once, one of them after a free.

@@ -77,7 +77,7 @@ fn leased_of(device: &SimDevice, capacity: u64) -> (Pool, Arc<Leased>) {
     let pool = Pool::builder(device.clone())
         .capacity(capacity)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(4096)
+        .tuning(|tuning| tuning.lane_bytes = 4096)
         .capacity_source(source.clone())
         .build()
         .unwrap();

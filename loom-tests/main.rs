@@ -72,8 +72,10 @@ fn builder(device: &SimDevice) -> PoolBuilder {
     Pool::builder(device.clone())
         .capacity(2 * MIB)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(4096)
-        .reuse(reuse)
+        .tuning(|tuning| {
+            tuning.lane_bytes = 4096;
+            tuning.reuse = reuse;
+        })
 }
 
 fn pool(device: &SimDevice) -> Pool {

@@ -10,8 +10,12 @@ use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
 /// after the freeing stream's work.
-pub(super) fn seal_against_a_free(device: &SimDevice, pool: &Pool, bytes: u64) {
-    let [(work_a, a), (work_b, b)] = streams(device, pool);
+pub(super) fn seal_against_a_free(
+    device: &SimDevice,
+    pool: &Pool,
+    [(work_a, a), (work_b, b)]: [(SimStream, Stream); 2],
+    bytes: u64,
+) {
     let block = pool.try_allocate(&a, bytes).unwrap();
     let freeing = thread::spawn(move || {
         run(&work_a, 10);
@@ -35,7 +39,8 @@ pub(super) fn seal_against_a_free(device: &SimDevice, pool: &Pool, bytes: u64) {
 fn sealing_against_a_free() {
     model("sealing against a free", || {
         let device = device();
-        seal_against_a_free(&device, &pool(&device), 2 * MIB);
+        let pool = pool(&device);
+        seal_against_a_free(&device, &pool, streams(&device, &pool), 2 * MIB);
     });
 }
 
@@ -370,7 +375,10 @@ fn two_changes_of_the_reuse_flags() {
 fn synchronization_against_a_free() {
     model("synchronization against a free", || {
         let device = device();
-        let pool = builder(&device).lane_bytes(0).build().unwrap();
+        let pool = builder(&device)
+            .tuning(|tuning| tuning.lane_bytes = 0)
+            .build()
+            .unwrap();
         pool.set_attribute(PoolAttribute::ReleaseThreshold, 0)
             .unwrap();
         let (_, a) = stream(&device, &pool);

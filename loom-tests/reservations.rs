@@ -3,15 +3,17 @@
 use super::external::external;
 use super::*;
 use loom::thread;
-use weirpool::{AllocError, Reservation, Source, WaitLimit};
+use weirpool::{AllocError, Reservation, Source, WhenShort};
 
 /// Creates a pool that makes streams wait for each other on the device.
 fn waiting_pool(device: &SimDevice, capacity: u64) -> Pool {
     Pool::builder(device.clone())
         .capacity(capacity)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(4096)
-        .wait_limit(WaitLimit::Unlimited)
+        .tuning(|tuning| {
+            tuning.lane_bytes = 4096;
+            tuning.when_short = WhenShort::GrowThenWait;
+        })
         .build()
         .unwrap()
 }

@@ -221,7 +221,10 @@ fn two_overtakers_against_the_bound() {
             times: 1,
             bytes: MIB,
         };
-        let pool = builder(&device).overtaking(bound).build().unwrap();
+        let pool = builder(&device)
+            .tuning(|tuning| tuning.overtaking = bound)
+            .build()
+            .unwrap();
         let [(_, a), (_, b)] = streams(&device, &pool);
         let held = pool.try_allocate(&a, MIB).unwrap();
         let mut head = pool.allocate(&a, 2 * MIB);

@@ -4,13 +4,23 @@ use super::releases::seal_against_a_free;
 use super::*;
 use loom::future::block_on;
 use loom::thread;
+use weirpool::testing::give_threads_caches;
 
 const SMALL: u64 = 4096;
 
-/// Creates a pool as [`pool`](super::pool) does, with a cache for each thread.
-fn sharded_pool(device: &SimDevice) -> Pool {
-    let builder = builder(device).lane_bytes(4 * SMALL);
-    builder.per_thread_caches().build().unwrap()
+/// Creates a pool as [`pool`](super::pool) does, whose shards have room.
+fn roomy_pool(device: &SimDevice) -> Pool {
+    let builder = builder(device).tuning(|tuning| tuning.lane_bytes = 4 * SMALL);
+    builder.build().unwrap()
+}
+
+/// Creates streams with a cache for each thread.
+fn sharded_streams<const N: usize>(device: &SimDevice, pool: &Pool) -> [(SimStream, Stream); N] {
+    let streams = streams(device, pool);
+    streams
+        .each_ref()
+        .map(|(_, stream)| give_threads_caches(stream));
+    streams
 }
 
 /// The block is freed to a shard.
@@ -18,7 +28,8 @@ fn sharded_pool(device: &SimDevice) -> Pool {
 fn sealing_against_a_free_to_a_shard() {
     model("sealing against a free to a shard", || {
         let device = device();
-        seal_against_a_free(&device, &sharded_pool(&device), SMALL);
+        let pool = roomy_pool(&device);
+        seal_against_a_free(&device, &pool, sharded_streams(&device, &pool), SMALL);
     });
 }
 
@@ -28,8 +39,8 @@ fn sealing_against_a_free_to_a_shard() {
 fn free_to_a_shard_against_a_waiter() {
     model("free to a shard against a waiter", || {
         let device = device();
-        let pool = sharded_pool(&device);
-        let [(_, a), (_, b)] = streams(&device, &pool);
+        let pool = roomy_pool(&device);
+        let [(_, a), (_, b)] = sharded_streams(&device, &pool);
         let block = pool.try_allocate(&a, SMALL).unwrap();
         let freeing = thread::spawn(move || drop(block));
         let all = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
@@ -44,8 +55,8 @@ fn free_to_a_shard_against_a_waiter() {
 fn further_free_to_a_shard_against_a_waiter() {
     model("further free to a shard against a waiter", || {
         let device = unwatched();
-        let pool = sharded_pool(&device);
-        let [(_, a), (_, b)] = streams(&device, &pool);
+        let pool = roomy_pool(&device);
+        let [(_, a), (_, b)] = sharded_streams(&device, &pool);
         let take = || pool.try_allocate(&a, SMALL).unwrap();
         drop(take());
         // An event covers that free: only the next one is left to be covered.
@@ -67,8 +78,8 @@ fn further_free_to_a_shard_against_a_waiter() {
 fn sealing_against_a_further_free_to_a_shard() {
     model("sealing against a further free to a shard", || {
         let device = unwatched();
-        let pool = sharded_pool(&device);
-        let [(work_a, a), (work_b, b)] = streams(&device, &pool);
+        let pool = roomy_pool(&device);
+        let [(work_a, a), (work_b, b)] = sharded_streams(&device, &pool);
         let take = || pool.try_allocate(&a, SMALL).unwrap();
         drop(take());
         let block = take();
@@ -100,8 +111,8 @@ fn sealing_against_a_further_free_to_a_shard() {
 fn frees_to_two_shards_against_a_waiter() {
     model("frees to two shards against a waiter", || {
         let device = device();
-        let pool = sharded_pool(&device);
-        let [(_, a), (_, b)] = streams(&device, &pool);
+        let pool = roomy_pool(&device);
+        let [(_, a), (_, b)] = sharded_streams(&device, &pool);
         let [first, second] = [0; 2].map(|_| pool.try_allocate(&a, SMALL).unwrap());
         let mut waiting = pool.allocate(&b, 2 * MIB);
         assert!(poll(&mut waiting).is_pending());
@@ -120,8 +131,8 @@ fn frees_to_two_shards_against_a_waiter() {
 fn two_shards_of_one_stream() {
     model("two shards of one stream", || {
         let device = device();
-        let pool = sharded_pool(&device);
-        let (_, a) = stream(&device, &pool);
+        let pool = roomy_pool(&device);
+        let [(_, a)] = sharded_streams(&device, &pool);
         drop(pool.try_allocate(&a, SMALL).unwrap());
         let other = {
             let (pool, a) = (pool.clone(), a.clone());

@@ -238,8 +238,10 @@ fn execute(setting: Setting) {
     let pool = Pool::builder(device.clone())
         .capacity(4 * MIB)
         .chunk_bytes(2 * MIB)
-        .lane_bytes(setting.lane_bytes)
-        .overtaking(setting.overtaking)
+        .tuning(|tuning| {
+            tuning.lane_bytes = setting.lane_bytes;
+            tuning.overtaking = setting.overtaking;
+        })
         .build()
         .unwrap();
     let tag = Tag::new("limited");

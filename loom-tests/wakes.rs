@@ -228,7 +228,10 @@ fn progress_found_for_another_request_serves_the_head() {
             times: 1,
             bytes: 2 * MIB,
         };
-        let pool = builder(&device).overtaking(overtaking).build().unwrap();
+        let pool = builder(&device)
+            .tuning(|tuning| tuning.overtaking = overtaking)
+            .build()
+            .unwrap();
         let [(work, a), (_, b)] = streams(&device, &pool);
         let _held = pool.try_allocate(&b, MIB).unwrap();
         let block = pool.try_allocate(&a, MIB).unwrap();

@@ -40,11 +40,11 @@ use sealed::Memory;
 /// copies it nor reports it.
 ///
 /// The pool evicts when a request finds no memory in any other place: after growing, flushing caches and
-/// [waiting on the device](crate::WaitLimit), but before the request waits in the queue, fails, or
+/// [waiting on the device](crate::WhenShort), but before the request waits in the queue, fails, or
 /// [stalls](crate::Request::poll_stalled). It evicts no more than the request lacks, as far as blocks can be joined. It
 /// evicts nothing if all evictable memory would not be enough. A request at the limit of its [tag](crate::Tag)
 /// evicts memory of that tag, and a [drain](crate::Pool::drain) evicts all of it. Where
-/// [waiting comes first](crate::Order::WaitFirst), a request first waits for the memory that is about to be free.
+/// [waiting comes first](crate::WhenShort::WaitFirst), a request first waits for the memory that is about to be free.
 ///
 /// Evicted memory is pending while its stream is at work. A `try_allocate` does not evict more memory in its place. A
 /// waiting request may evict more memory each time the pool searches for it.

@@ -143,16 +143,16 @@ pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
 pub use observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 pub use pool::{
-    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
-    GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
-    Reservation, Reserve, TagAccount, TagConfig, WeakPool,
+    AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, FillAt,
+    Grow, GrowReservation, Health, Layout, Pool, PoolBuilder, PoolDescription, Request,
+    Reservation, Reserve, TagAccount, Tuning, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
-    GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,
+    GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, WhenShort, id::StreamId,
 };
 pub(crate) use weirpool_sync::{self as sync, background, timer, worker};
 

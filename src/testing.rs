@@ -16,6 +16,12 @@
 //! ```
 
 use crate::pool::Pool;
+use crate::stream::Stream;
+
+/// Gives each thread that uses the stream a cache of its own, as threads get once they have met at the stream often enough.
+pub fn give_threads_caches(stream: &Stream) {
+    stream.registration().lane.cache.share();
+}
 
 /// The invariants of a pool, as executable checks. Each check takes time in proportion to the number of blocks,
 /// under the heap's lock.

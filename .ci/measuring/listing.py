@@ -5,27 +5,31 @@ import re
 from measuring import sources
 
 FUNCTION = r"^pub (?:const |unsafe |async )*fn "
+# What a pool is given as code, and the way to the fields of `Tuning`, which count themselves.
+NO_KNOBS = ["observer", "segment_source", "capacity_source", "tuning"]
 
 
 def figures(listing):
-    """Returns the number of settings of each kind, and of all public functions.
+    """Returns the number of settings, and of all public functions.
 
-    >>> figures("pub p::PoolConfig::a: u8\\npub fn p::PoolBuilder::a(self, u8) -> Self\\npub fn p::Pool::set_a(&self)")
+    A setting is a setter of the builder that takes no code, a field of `Tuning`, a term of a request, a setter of another
+    type, or a setter at run time. Methods of the seams, which a pool calls, are none.
+
+    >>> figures("pub weirpool::Tuning::a: u8\\npub fn weirpool::PoolBuilder::a(self, u8) -> Self\\n"
+    ...         "pub fn weirpool::PoolBuilder::tuning(self, u8) -> Self\\npub fn weirpool::Pool::set_a(&self)\\n"
+    ...         "pub fn weirpool_beside::Other::b(self, u8) -> Self\\npub fn weirpool::extend::Source::set_b(&self)")
     ... # doctest: +NORMALIZE_WHITESPACE
-    {'interface: fields of PoolConfig': 1, 'interface: setters of PoolBuilder': 1, 'interface: terms of a request': 0,
-     'interface: setters of other types': 0, 'interface: setters at run time': 1, 'interface: public functions': 2}
+    {'interface: settings': 3, 'interface: settings of the crates beside it': 1, 'interface: public functions': 5}
     """
-    count = lambda pattern: len(re.findall(pattern, listing, re.M))
-    # A setter takes a value and returns it.
-    setters = re.findall(FUNCTION + r"(?:\w+::)*(\w+)(?:<.*>)?::\w+\(self\b.*\) -> Self$", listing, re.M)
-    at_build, terms = setters.count("PoolBuilder"), sum(name in ("Request", "Terms") for name in setters)
+    # A setter takes a value and returns it, or is named so.
+    setters = re.findall(FUNCTION + r"(\w+)::(.*::(?:\w+\(self\b.*\) -> Self$|(?:set_\w+|resize)\())", listing, re.M)
+    names = "|".join(NO_KNOBS)
+    knobs = [of for of, rest in setters if not re.match(rf"extend::|PoolBuilder::(?:{names})\(", rest)]
+    fields = len(re.findall(r"^pub weirpool::Tuning::\w+: ", listing, re.M))
     return {
-        "interface: fields of PoolConfig": count(r"^pub \w+(?:::\w+)*::PoolConfig::\w+: "),
-        "interface: setters of PoolBuilder": at_build,
-        "interface: terms of a request": terms,
-        "interface: setters of other types": len(setters) - at_build - terms,
-        "interface: setters at run time": count(FUNCTION + r".*::(?:set_\w+|resize)\("),
-        "interface: public functions": count(FUNCTION),
+        "interface: settings": knobs.count("weirpool") + fields,
+        "interface: settings of the crates beside it": len(knobs) - knobs.count("weirpool"),
+        "interface: public functions": len(re.findall(FUNCTION, listing, re.M)),
     }
 
 

@@ -122,10 +122,10 @@ impl Run {
         let pool = PoolBuilder::new(machine.device.clone())
             .capacity(kind.capacity(options))
             // All memory at the start, so that requests wait for each other and not for the driver.
-            .initial_size(kind.capacity(options))
+            .tuning(|tuning| tuning.initial_size = kind.capacity(options))
             .chunk_bytes(model::CHUNK)
             // A request holds its memory for many steps, which is no deadlock.
-            .deadlock_grace(PATIENCE)
+            .fail_deadlocks_after(10 * PATIENCE)
             .build()?;
         let streams = (0..options.limits.streams).map(|_| pool.create_stream());
         let streams: Vec<_> = streams.collect::<Result<_, _>>()?;

@@ -145,9 +145,9 @@ impl DevicePool {
             .build()
             .map_err(|error| error.to_string())?;
         let builder = Pool::builder(device.clone())
-            .remapping(remapping)
+            .tuning(|tuning| tuning.remapping = remapping)
             .sealing(sealing)
-            .lane_bytes(LANE_BYTES);
+            .tuning(|tuning| tuning.lane_bytes = LANE_BYTES);
         let builder = match capacity {
             Some(bytes) => builder.capacity(bytes),
             None => builder,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `WEIRPOOL_CAPACITY` | the most memory of its device that a pool may reserve, such as `6GiB`, `1500MB` or `4096`; all if not set |
 //! | `WEIRPOOL_REMAPPING` | the share of time that may go into mapping free memory elsewhere, such as `0.02`, `always` or `never`; the pool's default if not set |
-//! | `WEIRPOOL_SEALING` | when the event of a free is recorded: `every-free`, `on-demand`, or after this many freed bytes, such as `4MiB`; `on-demand` if not set |
+//! | `WEIRPOOL_SEALING` | when the event of a free is recorded: `every-free`, `on-demand`, or after this many freed bytes, such as `4MiB`, and up to eight times as many where frees come close; `on-demand` if not set |
 //! | `WEIRPOOL_BROKER` | the socket of a broker that leases memory to the pools of several processes; none if not set |
 //! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
 
@@ -126,7 +126,7 @@ fn sealing(text: OsString) -> Result<Sealing, String> {
     }
     let expected = "expected every-free, on-demand, or freed bytes, such as 4MiB";
     bytes(&text)
-        .map(Sealing::Bytes)
+        .map(Sealing::Spaced)
         .ok_or_else(|| format!("{SEALING} is {text:?}: {expected}"))
 }
 
@@ -192,7 +192,7 @@ mod tests {
         for (text, sealing) in [
             ("every-free", Sealing::EveryFree),
             (" on-demand", Sealing::OnDemand),
-            ("4MiB", Sealing::Bytes(4 << 20)),
+            ("4MiB", Sealing::Spaced(4 << 20)),
         ] {
             let settings = read(&[(SEALING, text)]).unwrap();
             assert_eq!(settings.sealing, sealing, "{text}");

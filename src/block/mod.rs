@@ -50,7 +50,7 @@ use std::panic::Location;
 /// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A
 /// drop never blocks and never panics. It records at most one event on each of those streams, as the [sealing
 /// policy](crate::Sealing) asks for, and occasionally queries a few events to recycle them. If the pool
-/// [fills](crate::PoolConfig::fill_on_free) freed memory, the drop also submits that fill.
+/// [fills](crate::FillAt::Free) freed memory, the drop also submits that fill.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
     /// A reference to the stream; present until the block has ended. See `lane::RefCache`.

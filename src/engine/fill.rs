@@ -1,7 +1,6 @@
 //! The byte that memory is filled with, and when a pool fills its memory.
 
-/// The byte that memory is filled with: see [`PoolBuilder::fill_on_allocate`](crate::PoolBuilder::fill_on_allocate) and
-/// [`PoolBuilder::fill_on_free`](crate::PoolBuilder::fill_on_free), and the
+/// The byte that memory is filled with: see [`PoolBuilder::fill`](crate::PoolBuilder::fill), and the
 /// [page on debugging](crate::guide::observability) for when each is of use.
 ///
 /// ```

@@ -27,15 +27,15 @@ use crate::timer::{DelayedCall, Timer};
 use std::task::Waker;
 use std::time::Duration;
 
-/// The shortest interval: maintenance that is due at once would be due again at once.
-const SHORTEST_INTERVAL: Duration = Duration::from_micros(100);
+/// The time from when maintenance is due to when it is done: long against a batch of requests, after which memory is taken
+/// again; short against a person's patience.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(10);
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Maintenance {
     threshold: SharedNumber,
     heuristic: Option<CoalesceHeuristic>,
-    interval: Duration,
     /// The capacity was set below the bytes that were held.
     is_shrunk: SharedFlag,
     /// A caller has synchronized since the last maintenance.
@@ -65,7 +65,6 @@ impl Maintenance {
         Self {
             threshold: SharedNumber::new(settings.threshold),
             heuristic: settings.heuristic.clone(),
-            interval: settings.interval.max(SHORTEST_INTERVAL),
             is_shrunk: SharedFlag::new(false),
             is_synchronized: SharedFlag::new(false),
             is_put_off: SharedFlag::new(false),
@@ -73,10 +72,6 @@ impl Maintenance {
             watches: ForeignOption::new(Guards::Registry, None),
             progress: ForeignOption::new(Guards::Registry, None),
         }
-    }
-
-    pub(crate) fn interval(&self) -> Duration {
-        self.interval
     }
 
     pub(crate) fn threshold(&self) -> u64 {
@@ -219,7 +214,7 @@ pub(super) fn schedule(engine: &Engine) {
     }
     engine.maintenance.keeper.ask(|| {
         engine.store.heap.lock().mark_free();
-        engine.maintenance.interval
+        INTERVAL
     });
 }
 

@@ -11,7 +11,6 @@ use crate::measure::Waits;
 use crate::seam::{Fact, SegmentSource};
 use crate::sync::{Guards, Mutex, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
-use std::time::Duration;
 
 /// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
 /// request waits, when the last one leaves, and when the pool ends: its cache line stays shared among readers.
@@ -39,8 +38,6 @@ pub(crate) struct MaintenanceSettings {
     /// Free memory is released while more bytes than this are reserved.
     pub(crate) threshold: u64,
     pub(crate) heuristic: Option<CoalesceHeuristic>,
-    /// The time from when maintenance is due to when it is done.
-    pub(crate) interval: Duration,
 }
 
 /// The validated settings of a pool.

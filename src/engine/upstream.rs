@@ -3,7 +3,7 @@
 use crate::device::{Capabilities, MemoryKind};
 use std::fmt;
 
-/// The memory that a pool takes from its device. RMM and Umpire call these upstream resources. Memory from elsewhere comes
+/// The memory that a pool takes from its device, and whether it keeps what was freed. RMM and Umpire call these upstream resources. Memory from elsewhere comes
 /// from a [source of segments](crate::extend::SegmentSource).
 ///
 /// ```
@@ -33,6 +33,10 @@ pub enum Upstream {
     Virtual,
     /// Memory of the device, in segments that stay as they are.
     Device,
+    /// Memory of the device, of which the pool keeps nothing: it has no caches and a release threshold of 0, and every
+    /// block is a segment of whole steps of the device. For tools that watch the device's own allocations, and to
+    /// measure the benefit of pooling.
+    Unpooled,
     /// Page-locked memory of the host, which the device accesses too.
     Pinned,
     /// Memory that host and device access, and that moves to where it is used.
@@ -53,7 +57,7 @@ impl Upstream {
     /// Returns the kind of its memory.
     pub const fn kind(self) -> MemoryKind {
         match self {
-            Self::Virtual | Self::Device => MemoryKind::Device,
+            Self::Virtual | Self::Device | Self::Unpooled => MemoryKind::Device,
             Self::Pinned => MemoryKind::Pinned,
             Self::Managed => MemoryKind::Managed,
             Self::Host => MemoryKind::Host,

@@ -95,13 +95,13 @@ pub enum AllocError {
         /// The figures of the pool when the request failed.
         shortfall: Box<Shortfall>,
     },
-    /// As many requests wait for memory as the [queue limit](crate::PoolConfig::queue_limit) allows, or the [queue
+    /// As many requests wait for memory as the [queue limit](crate::PoolBuilder::queue_limit) allows, or the [queue
     /// limit of their tag](crate::TagAccount::set_queue_limit). Retry later, or raise the limit with
     /// [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
     #[error("{0}; retry later, or raise the limit (request of {requested})", requested = Bytes(.0.requested))]
     QueueFull(Box<FullQueue>),
     /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only
-    /// where the pool [sheds load](crate::PoolConfig::load_shedding).
+    /// where the pool [sheds load](crate::PoolBuilder::load_shedding).
     #[error(
         "expected wait {expected:?} exceeds the timeout or deadline of {limit:?}; retry later, or allow a longer wait"
     )]
@@ -113,7 +113,7 @@ pub enum AllocError {
     },
     /// No waiting request can be granted, and no memory is on its way back: the waiters hold what the others wait for,
     /// or a block is held for long. Free memory and retry, or [reserve](crate::Pool::reserve) all that a request needs
-    /// up front. Only where the pool [fails deadlocks](crate::PoolConfig::fail_deadlocks_after).
+    /// up front. Only where the pool [fails deadlocks](crate::PoolBuilder::fail_deadlocks_after).
     #[error(
         "deadlocked: no waiting request can be granted, and no memory is on its way back: {0}; free memory and retry, \
          or reserve up front"
@@ -122,7 +122,7 @@ pub enum AllocError {
     /// The tag holds as much as its limit allows, and its requests hold that memory themselves while they wait for
     /// more. Free memory and retry, [reserve](crate::Pool::reserve) all that a request needs up front, or raise the
     /// limit with [`TagAccount::set_limit`](crate::TagAccount::set_limit). Only where the pool [fails
-    /// deadlocks](crate::PoolConfig::fail_deadlocks_after).
+    /// deadlocks](crate::PoolBuilder::fail_deadlocks_after).
     #[error(
         "deadlocked at the limit of tag {tag}: the request of {} waits, {} of {} are held by requests that wait for each \
          other; free memory and retry, reserve up front, or raise the limit",
@@ -180,11 +180,12 @@ pub enum AllocError {
     )]
     StreamCaptured,
     /// A pool that keeps no freed memory cannot set any aside, for a reservation or a capture. Build it without
-    /// [`unpooled`](crate::PoolBuilder::unpooled), or over a source of segments that is not
+    /// [`Upstream::Unpooled`](crate::Upstream::Unpooled), or over a source of segments that is not
     /// [ordered](crate::extend::SegmentProperties::is_ordered).
     #[error(
         "the pool keeps no freed memory, so it cannot set any aside for a reservation or a capture; build it without \
-         `unpooled`, or over a source of segments that is not ordered, such as one with `DriverPoolUse::SubAllocated`"
+         `Upstream::Unpooled`, or over a source of segments that is not ordered, such as one with \
+         `DriverPoolUse::SubAllocated`"
     )]
     NotReservable,
     /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken.

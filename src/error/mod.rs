@@ -141,7 +141,7 @@ pub enum BuildError {
         other: &'static str,
     },
     /// The device lacks a feature that has no substitute. Build the pool over another
-    /// [upstream](crate::PoolConfig::upstream).
+    /// [upstream](crate::PoolBuilder::upstream).
     #[error("{feature} is not supported by {device}; build the pool over another upstream")]
     Unsupported {
         /// The feature.

@@ -355,15 +355,13 @@ mod tests {
         const ROUNDS: usize = 2000;
         let device = SimDevice::new();
         for is_sharded in [false, true] {
-            let builder = Pool::builder(device.clone());
-            let builder = match is_sharded {
-                true => builder.per_thread_caches(),
-                false => builder,
-            };
-            let pool = builder.build().unwrap();
+            let pool = Pool::builder(device.clone()).build().unwrap();
             let (mut used, mut slots) = (0, HashSet::new());
             for _ in 0..ROUNDS {
                 let stream = pool.register(&device.create_stream()).unwrap();
+                if is_sharded {
+                    stream.registration().lane.cache.share();
+                }
                 drop(pool.try_allocate(&stream, 4096).unwrap());
                 let locks = stream.registration().lane.cache.addresses_of_locks();
                 used += locks.len();

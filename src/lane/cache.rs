@@ -29,8 +29,6 @@ pub(crate) struct CacheBounds {
     pub(crate) unsealed: u64,
     /// The bound on unsealed bytes may widen while frees follow each other closely.
     pub(crate) may_widen: bool,
-    /// Threads have shards from the start, rather than once they contend.
-    pub(crate) is_sharded: bool,
 }
 
 impl CacheBounds {
@@ -42,7 +40,6 @@ impl CacheBounds {
         spares: 0,
         unsealed: 0,
         may_widen: false,
-        is_sharded: false,
     };
 }
 

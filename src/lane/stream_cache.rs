@@ -203,7 +203,7 @@ impl StreamCache {
     #[inline(always)]
     fn enter<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         if cfg!(weirpool_loom) {
-            // Models have shards from the start, or none.
+            // Models ask for shards.
             return slot.lock();
         }
         match slot.try_lock() {
@@ -216,10 +216,22 @@ impl StreamCache {
     #[inline(never)]
     fn enter_contended<'a>(&self, slot: &'a Slot<StreamState>) -> Guard<'a, StreamState> {
         let state = slot.lock();
-        if self.shards.count_contention() && self.has_shards(state.is_host) {
-            self.shards.make(state.open, &state.cache);
+        if self.shards.count_contention() {
+            self.make_shards(&state);
         }
         state
+    }
+
+    /// Gives threads shards, except where the host frees: such memory is complete anyway, and shared.
+    fn make_shards(&self, state: &StreamState) {
+        if self.bounds.bytes > 0 && !state.is_host {
+            self.shards.make(state.open, &state.cache);
+        }
+    }
+
+    /// Gives threads shards, as if they had contended often enough.
+    pub(crate) fn share(&self) {
+        self.make_shards(&self.state.lock());
     }
 
     /// Returns whether the stream is being captured in a session of the pool.
@@ -261,7 +273,7 @@ impl StreamCache {
     ) -> Self {
         let stacks = bounds.largest.max(bounds.spares.min(LARGEST_SPARE));
         let state = StreamState::new(stacks, is_host);
-        let this = Self {
+        Self {
             bounds,
             gate,
             activity,
@@ -273,18 +285,7 @@ impl StreamCache {
             spare: AtomicU64::new(0),
             state: OwnedSlot::new(state),
             submissions: SharedNumber::new(0),
-        };
-        if bounds.is_sharded && this.has_shards(is_host) {
-            let state = this.state.lock();
-            this.shards.make(state.open, &state.cache);
-            drop(state);
         }
-        this
-    }
-
-    /// Returns whether threads may have shards: memory that the host freed is complete anyway, and shared.
-    fn has_shards(&self, is_host: bool) -> bool {
-        self.bounds.bytes > 0 && !is_host
     }
 
     /// Grants a block that this stream freed (source 1). Grants nothing while the gate is closed: waiters come before a

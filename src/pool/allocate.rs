@@ -116,7 +116,7 @@ impl<H: Handles> Request<ForBlock<H>> {
     /// Keeps addresses for `bytes` more bytes above the block, into which it can [grow](Block::grow). Room takes
     /// addresses and no memory; the memory comes as the block grows.
     ///
-    /// This needs virtual memory. The block is made of whole [chunks](crate::PoolConfig::chunk_bytes): choose
+    /// This needs virtual memory. The block is made of whole [chunks](crate::PoolBuilder::chunk_bytes): choose
     /// small chunks for blocks that begin small. A pool has several times as many addresses as its capacity; room
     /// that one block keeps is unavailable to others until the block is freed.
     ///

@@ -26,7 +26,7 @@ impl Block {
     /// generation do (the idea is vAttention's: Prabhu et al., 2024).
     ///
     /// Growth is limited by addresses. A block that was allocated with [room](crate::Allocate::room) grows in steps
-    /// of the pool's [chunks](crate::PoolConfig::chunk_bytes) up to the size of its room. Any other block grows
+    /// of the pool's [chunks](crate::PoolBuilder::chunk_bytes) up to the size of its room. Any other block grows
     /// while the memory right above it happens to be free. A block of a reservation does not grow.
     ///
     /// The added bytes are for use in the order of the same streams as the block. A task that holds a block and

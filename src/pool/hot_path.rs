@@ -1,8 +1,9 @@
 //! Tests of the hot path by counting: each call takes one lock, the lane's, and writes no shared cache line.
 
-use super::{Pool, PoolBuilder};
+use super::Pool;
 use crate::device::sim::{Checker, Clock, SimDevice};
 use crate::sync::{Arc, Guards, census};
+use crate::testing::give_threads_caches;
 use crate::{Stream, Tag};
 use std::future::Future;
 use std::pin::pin;
@@ -11,18 +12,11 @@ use std::task::{Context, Poll, Waker};
 const PAIRS: u64 = 10_000;
 
 fn start(checker: Checker) -> (SimDevice, Pool, Stream) {
-    start_with(checker, |builder| builder)
-}
-
-fn start_with(
-    checker: Checker,
-    set: impl FnOnce(PoolBuilder) -> PoolBuilder,
-) -> (SimDevice, Pool, Stream) {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .checker(checker)
         .build();
-    let pool = set(Pool::builder(device.clone())).build().unwrap();
+    let pool = Pool::builder(device.clone()).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();
     (device, pool, stream)
 }
@@ -30,14 +24,12 @@ fn start_with(
 /// Runs pairs of an allocation and a free, and counts their shared writes. Checks that they take no lock but the
 /// lane's, and make no device call.
 fn shared_writes(pair: impl Fn(&Pool, &Stream)) -> u64 {
-    shared_writes_with(|builder| builder, pair)
+    shared_writes_after(|_| (), pair)
 }
 
-fn shared_writes_with(
-    set: impl FnOnce(PoolBuilder) -> PoolBuilder,
-    pair: impl Fn(&Pool, &Stream),
-) -> u64 {
-    let (device, pool, stream) = start_with(Checker::Off, set);
+fn shared_writes_after(begin: fn(&Stream), pair: impl Fn(&Pool, &Stream)) -> u64 {
+    let (device, pool, stream) = start(Checker::Off);
+    begin(&stream);
     pair(&pool, &stream);
     // The first block of a size has no place in the lane yet.
     (0..2).for_each(|_| drop(pool.try_allocate(&stream, 4096).unwrap()));
@@ -77,7 +69,7 @@ fn ten_thousand_hot_pairs_write_nothing_shared() {
 /// The lane is that of the thread alone: its cache, and the reference to the stream.
 #[test]
 fn hot_pairs_in_a_cache_for_each_thread_write_nothing_shared() {
-    let writes = shared_writes_with(PoolBuilder::per_thread_caches, |pool, stream| {
+    let writes = shared_writes_after(give_threads_caches, |pool, stream| {
         drop(pool.try_allocate(stream, 4096).unwrap());
     });
     assert_eq!(writes, 0);
@@ -124,13 +116,13 @@ fn reserved_hot_pairs_leave_the_heap_alone() {
 /// Nothing of the stream is in use because of what its blocks left, and it takes up no more than a few counts.
 #[test]
 fn references_left_with_a_stream_do_not_count_as_its_use() {
-    let settings: [fn(PoolBuilder) -> PoolBuilder; 2] =
-        [|builder| builder, PoolBuilder::per_thread_caches];
-    settings.into_iter().for_each(leave_references);
+    let begins: [fn(&Stream); 2] = [|_| (), give_threads_caches];
+    begins.into_iter().for_each(leave_references);
 }
 
-fn leave_references(set: fn(PoolBuilder) -> PoolBuilder) {
-    let (_, pool, stream) = start_with(Checker::Off, set);
+fn leave_references(begin: fn(&Stream)) {
+    let (_, pool, stream) = start(Checker::Off);
+    begin(&stream);
     let take = |_| pool.try_allocate(&stream, 4096).unwrap();
     drop((0..100).map(take).collect::<Vec<_>>());
     assert!(Arc::strong_count(stream.registration()) < 20);

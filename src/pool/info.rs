@@ -37,7 +37,7 @@ pub struct PoolDescription {
     pub is_passed_through: bool,
     /// Whether free chunks can be mapped elsewhere, so that they make one piece.
     pub is_virtual: bool,
-    /// Whether freed memory is kept; see [`PoolConfig::is_pooled`](crate::PoolConfig::is_pooled).
+    /// Whether freed memory is kept; see [`Upstream::Unpooled`].
     pub is_pooled: bool,
     /// The most bytes that the pool may reserve from the device.
     pub capacity: u64,
@@ -74,7 +74,7 @@ impl PoolDescription {
         }
         match (self.upstream, self.memory_kind) {
             _ if self.is_virtual => "virtual device memory".into(),
-            (Upstream::Virtual, _) if self.is_pooled => {
+            (Upstream::Virtual, _) => {
                 "plain device memory (virtual memory is not supported)".into()
             }
             (_, MemoryKind::Device) => "plain device memory".into(),

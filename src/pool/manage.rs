@@ -76,8 +76,7 @@ impl Pool {
     /// new capacity, and how much of the memory above it was released.
     ///
     /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory
-    /// above the capacity is released immediately, and used memory some time after it is freed (see
-    /// [`PoolConfig::maintenance_interval`](crate::PoolConfig::maintenance_interval)).
+    /// above the capacity is released immediately, and used memory 10 ms after it is freed.
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
@@ -204,7 +203,7 @@ impl Pool {
     /// ```
     /// # use weirpool::{Pool, Reuse, Source, device::sim::SimDevice};
     /// # let device = SimDevice::new();
-    /// let pool = Pool::builder(device.clone()).capacity(32 << 20).reuse(Reuse::NONE).build()?;
+    /// let pool = Pool::builder(device.clone()).capacity(32 << 20).tuning(|tuning| tuning.reuse = Reuse::NONE).build()?;
     /// # let (first, second) = (pool.create_stream()?, pool.create_stream()?);
     /// drop(pool.try_allocate(&first, 32 << 20)?); // pending on the first stream
     /// assert!(pool.try_allocate(&second, 32 << 20).is_err());

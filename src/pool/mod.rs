@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `mod` | construction, streams, and the requests that a pool takes |
 //! | `manage` | memory that a pool holds, its figures, its limits, its end |
-//! | `config` | the configuration: every setting and its default |
 //! | `attributes` | attributes of CUDA's and HIP's pools |
-//! | `builder` | sets a configuration field by field |
-//! | `settings` | checks a configuration, and makes the choices that it leaves open |
+//! | `builder` | the settings of a pool |
+//! | `tuning` | settings that a pool hardly ever needs, and every default |
+//! | `settings` | checks the settings, and makes the choices that they leave open |
 //! | `request` | how a request waits, whatever it asks for |
 //! | `allocate` | requests for blocks |
 //! | `layout` | the size and alignment of a block, and rounding |
@@ -30,7 +30,6 @@ mod allocate;
 mod attributes;
 mod builder;
 mod charge;
-mod config;
 mod entered_scope;
 mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
@@ -44,12 +43,12 @@ mod request;
 mod reservation;
 mod settings;
 mod tags;
+mod tuning;
 mod weak;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
-pub use builder::PoolBuilder;
+pub use builder::{Capacity, FillAt, PoolBuilder};
 pub use charge::ChargeFor;
-pub use config::{Capacity, PoolConfig, TagConfig};
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
@@ -58,6 +57,7 @@ pub use peers::AccessGuard;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
+pub use tuning::Tuning;
 pub use weak::WeakPool;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
@@ -108,14 +108,6 @@ impl Pool {
     /// Begins a pool over `device`, to be configured.
     pub fn builder(device: impl Device) -> PoolBuilder {
         PoolBuilder::new(plain::Arc::new(device))
-    }
-
-    /// Builds a pool over `device` with a complete configuration.
-    ///
-    /// # Errors
-    /// Returns the errors of [`PoolBuilder::build`].
-    pub fn with_config(device: impl Device, config: PoolConfig) -> Result<Self, BuildError> {
-        Self::builder(device).config(config).build()
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
@@ -268,7 +260,7 @@ impl Pool {
     /// [`allocate`](Self::allocate) in async code.
     ///
     /// As the last resort, makes the stream wait on the device for pending memory of another stream, however long that
-    /// takes: [`WaitLimit`](crate::WaitLimit) bounds only earlier steps of the search. Later work of the stream is
+    /// takes: [`WhenShort`](crate::WhenShort) bounds only earlier steps of the search. Later work of the stream is
     /// delayed, and the host is not. Without `internal_dependencies` in the pool's [`Reuse`](crate::Reuse), the call
     /// fails instead; [`allocate`](Self::allocate) waits in the queue instead.
     ///
@@ -339,7 +331,7 @@ impl Pool {
     }
 
     /// Sets `bytes` bytes aside, in one piece that is complete on every stream, and waits for them if they are not
-    /// free. Where memory is virtual, a piece of a [chunk](crate::PoolConfig::chunk_bytes) or more begins with a
+    /// free. Where memory is virtual, a piece of a [chunk](crate::PoolBuilder::chunk_bytes) or more begins with a
     /// chunk. See [`Reservation`] for its guarantees, and [`Request`] for the terms of waiting and errors.
     ///
     /// ```

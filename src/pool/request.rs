@@ -42,9 +42,9 @@ use std::time::Duration;
 ///
 /// Instead of waiting:
 /// - [`QueueFull`](AllocError::QueueFull): as many requests wait as the [queue
-///   limit](crate::PoolConfig::queue_limit) allows.
+///   limit](crate::PoolBuilder::queue_limit) allows.
 /// - [`Shed`](AllocError::Shed): the expected wait exceeds the timeout or deadline, where the pool [sheds
-///   load](crate::PoolConfig::load_shedding).
+///   load](crate::PoolBuilder::load_shedding).
 /// - [`Exhausted`](AllocError::Exhausted), [`LimitReached`](AllocError::LimitReached): of `try_now`.
 ///
 /// Inside a [capture](crate::Pool::capture), where no request waits:
@@ -54,7 +54,7 @@ use std::time::Duration;
 /// After waiting:
 /// - [`TimedOut`](AllocError::TimedOut): the [timeout](Self::timeout) or [deadline](Self::deadline) is over.
 /// - [`Deadlocked`](AllocError::Deadlocked), [`DeadlockedAtLimit`](AllocError::DeadlockedAtLimit): nothing can make
-///   progress, where the pool [fails deadlocks](crate::PoolConfig::fail_deadlocks_after).
+///   progress, where the pool [fails deadlocks](crate::PoolBuilder::fail_deadlocks_after).
 ///
 /// At any time:
 /// - [`Closed`](AllocError::Closed): the pool was closed.
@@ -197,7 +197,7 @@ impl<K: IsUsable> Request<K> {
     }
 
     /// Fills the memory with one byte before its first use: the [`Block::size`] bytes of each block, or the bytes that
-    /// a growth adds. A pool that [fills](crate::PoolConfig::fill_on_allocate) allocated memory uses this byte instead
+    /// a growth adds. A pool that [fills](crate::FillAt::Allocation) allocated memory uses this byte instead
     /// of its own.
     ///
     /// The fill is work of the block's stream, submitted with the grant: no thread waits for it, and uses of the block
@@ -261,8 +261,8 @@ impl<K: Kind> Request<K> {
     }
 
     /// Waits at most `within`, like a [timeout](Self::timeout), and is due at the end of it. Requests wait in
-    /// the order in which they are due; a request without a deadline is due a
-    /// [fixed time](crate::PoolConfig::due_after) after it came, 1 s by default.
+    /// the order in which they are due; a request without a deadline is due 1 s
+    /// after it came.
     ///
     /// A request with a deadline therefore overtakes requests that are due later. No request is overtaken by
     /// requests that come after it is due, whatever their deadlines.
@@ -271,10 +271,9 @@ impl<K: Kind> Request<K> {
         self
     }
 
-    /// Makes the request due `steps` [priority steps](crate::PoolConfig::priority_step) earlier, of 1 s
-    /// each by default; later if negative. Default: 0.
+    /// Makes the request due `steps` seconds earlier; later if negative. Default: 0.
     ///
-    /// A request is overtaken by requests of `n` more steps that come up to `n` steps later, and by no others.
+    /// A request is overtaken by requests of `n` more steps that come up to `n` seconds later, and by no others.
     /// However many of them come, no request starves.
     ///
     /// ```

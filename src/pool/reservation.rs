@@ -39,7 +39,7 @@ pub type GrowReservation<'a> = Request<ForReservationGrowth<'a>>;
 /// - from [`reserve_many`](Pool::reserve_many), each layout can be allocated, on any stream, whenever the previous block
 ///   of that layout was freed, as long as nothing was [split](Self::split) off;
 /// - from [`reserve`](Pool::reserve), any sizes that together, each rounded up to the pool's
-///   [alignment](crate::PoolBuilder::alignment), do not exceed the reservation, as long as nothing was freed in
+///   [alignment](crate::Tuning::alignment), do not exceed the reservation, as long as nothing was freed in
 ///   between;
 /// - after frees, any size that a gap, or adjacent gaps, can hold. Where memory is
 ///   [virtual](crate::device::Capabilities::virtual_memory), also any multiple of the pool's
@@ -57,7 +57,7 @@ pub type GrowReservation<'a> = Request<ForReservationGrowth<'a>>;
 /// complete.
 ///
 /// An allocation still fails if the pool is closed, if the device has failed, or if the device cannot
-/// [fill](crate::PoolBuilder::fill_on_allocate) the block.
+/// [fill](crate::FillAt::Allocation) the block.
 ///
 /// # Lifetime
 ///
@@ -188,7 +188,7 @@ impl Reservation {
     }
 
     /// Moves `bytes` that are not allocated into a reservation of their own. `bytes` is rounded up to the pool's
-    /// [alignment](crate::PoolBuilder::alignment).
+    /// [alignment](crate::Tuning::alignment).
     ///
     /// # Errors
     /// Returns [`AllocError::NotReserved`] if fewer bytes are left. Nothing is split then.

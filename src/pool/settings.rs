@@ -1,17 +1,16 @@
-//! From a configuration to the settings of an engine and the rules of a queue: checks every setting once, and makes
-//! the choices that a configuration leaves open.
+//! From a builder to the settings of an engine and the rules of a queue: checks every setting once, and makes the choices
+//! that the builder leaves open.
 
-use super::config::{Capacity, PoolConfig};
+use super::builder::{Capacity, PoolBuilder};
 use crate::device::{Device, MemoryKind};
-use crate::engine::{
-    Announcer, Fills, Lender, MaintenanceSettings, PlainMemory, Settings, Upstream,
-};
+use crate::engine::{Announcer, Lender, MaintenanceSettings, PlainMemory, Settings, Upstream};
 use crate::error::BuildError;
 use crate::heap::{GRANULE, Geometry, GrowBy, ReleaseThreshold, Remapping, Sealing};
 use crate::lane::CacheBounds;
 use crate::queue::Rules;
 use crate::seam::{CapacitySource, Joining, SegmentProperties, SegmentSource};
 use crate::sync::plain;
+use std::time::Duration;
 
 /// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.
 const LARGEST_IN_LANE: u64 = 2 << 20;
@@ -21,6 +20,15 @@ const PART_OF_LANE: u64 = 8;
 
 /// Each lane has a word for each size, up to this one.
 const MOST_IN_LANE: u64 = 64 << 20;
+
+/// A lane keeps this many times as many bytes in larger blocks: a request's largest buffer, or a few of a batch.
+const LARGE_IN_LANE: u64 = 8;
+
+/// How long nothing may change before a queue counts as deadlocked, if deadlocks fail no request: long against a kernel and
+/// a task's turn, short against a request's patience. If they do, this part of the time until then.
+const DEADLOCK_GRACE: Duration = Duration::from_millis(10);
+const PART_OF_DEADLOCK: u32 = 10;
+const SHORTEST_GRACE: Duration = Duration::from_millis(1);
 
 /// The size of chunks where the capacity allows it. On an H200 a chunk takes about 22 µs to make accessible whatever
 /// its size up to 32 MiB, so fewer chunks are cheaper; but only wholly free chunks can be mapped elsewhere, so larger
@@ -76,17 +84,16 @@ impl Settings {
     }
 }
 
-impl PoolConfig {
+impl PoolBuilder {
     /// Returns the rules by which requests wait.
     pub(super) fn rules(&self) -> Rules {
+        let part = |limit: Duration| (limit / PART_OF_DEADLOCK).max(SHORTEST_GRACE);
         Rules {
-            due_after: self.due_after,
-            priority_step: self.priority_step,
-            overtaking: self.overtaking,
-            deadlock_grace: self.deadlock_grace,
+            overtaking: self.tuning.overtaking,
+            deadlock_grace: self.fail_deadlocks_after.map_or(DEADLOCK_GRACE, part),
             deadlock_limit: self.fail_deadlocks_after,
             queue_limit: self.queue_limit,
-            sheds: self.load_shedding,
+            sheds: self.sheds,
         }
     }
 
@@ -97,37 +104,75 @@ impl PoolConfig {
     pub(super) fn settings(
         &self,
         device: &plain::Arc<dyn Device>,
-        given: Option<plain::Arc<dyn SegmentSource>>,
         announcer: plain::Arc<Announcer>,
     ) -> Result<Settings, BuildError> {
-        let has_source = given.is_some();
-        let (segments, is_virtual) = match given {
+        let (segments, is_virtual) = match &self.segment_source {
             Some(given) => (self.checked(&**device, given)?, false),
             None => self.own_memory(device)?,
         };
+        let SegmentProperties {
+            kind,
+            granularity: step,
+            most,
+            is_ordered,
+            ..
+        } = segments.properties();
         // A block of an ordered source is a whole segment.
-        let is_pooled = self.is_pooled && !segments.properties().is_ordered;
-        let config = Self {
+        let is_pooled = self.upstream != Upstream::Unpooled && !is_ordered;
+        if !is_pooled {
+            self.check_conflicts(match is_ordered {
+                true => "segment_source",
+                false => "Upstream::Unpooled",
+            })?;
+        }
+        check_remapping(self.tuning.remapping)?;
+        // More than this can never be reserved, and a request for it would wait for ever.
+        let total = device.memory_info(kind)?.total.min(most);
+        let tuning = &self.tuning;
+        Ok(Settings {
+            geometry: Geometry {
+                keeps_spares: is_ordered,
+                ..self.geometry(step, is_virtual, is_pooled, total)?
+            },
+            upstream: self.upstream,
+            kind,
+            segments,
+            has_source: self.segment_source.is_some(),
+            is_ordered,
             is_pooled,
-            ..self.clone()
-        };
-        let mut settings = config.settings_over(&**device, segments, is_virtual, announcer)?;
-        settings.has_source = has_source;
-        Ok(settings)
+            alignment: self.alignment_within(
+                device.capabilities().granularity,
+                match is_pooled {
+                    true => GRANULE,
+                    // A block is a whole segment.
+                    false => step,
+                },
+            )?,
+            initial: tuning.initial_size,
+            lane: self.lane_bounds(is_ordered, is_pooled),
+            order: tuning.when_short.order(),
+            reuse: tuning.reuse,
+            wait_limit: tuning.when_short.wait_limit(),
+            remapping: tuning.remapping,
+            maintenance: self.maintenance(is_pooled, total)?,
+            fills: self.fills,
+            lender: None,
+            announcer,
+        })
     }
 
     /// Returns a source of segments that is given, if it can be used.
     fn checked(
         &self,
         device: &dyn Device,
-        given: plain::Arc<dyn SegmentSource>,
+        given: &plain::Arc<dyn SegmentSource>,
     ) -> Result<plain::Arc<dyn SegmentSource>, BuildError> {
         if self.upstream != Upstream::default() {
             let (one, other) = ("segment_source", "upstream");
             return Err(BuildError::Conflict { one, other });
         }
         match given.properties().device == device.id() {
-            true => Ok(given),
+            true => Ok(given.clone()),
             false => Err(BuildError::ForeignSegments {
                 device: device.describe(),
             }),
@@ -146,67 +191,18 @@ impl PoolConfig {
         })?;
         let (device, kind) = (device.clone(), source.kind);
         let memory = plain::Arc::new(PlainMemory { device, kind });
-        Ok((memory, source.is_virtual && self.is_pooled))
-    }
-
-    fn settings_over(
-        &self,
-        device: &dyn Device,
-        segments: plain::Arc<dyn SegmentSource>,
-        is_virtual: bool,
-        announcer: plain::Arc<Announcer>,
-    ) -> Result<Settings, BuildError> {
-        let SegmentProperties {
-            kind,
-            granularity: step,
-            most,
-            is_ordered,
-            ..
-        } = segments.properties();
-        self.check_conflicts(match is_ordered {
-            true => "segment_source",
-            false => "unpooled",
-        })?;
-        check_remapping(self.remapping)?;
-        // More than this can never be reserved, and a request for it would wait for ever.
-        let total = device.memory_info(kind)?.total.min(most);
-        Ok(Settings {
-            geometry: self.geometry(step, is_virtual, is_ordered, total)?,
-            upstream: self.upstream,
-            kind,
-            segments,
-            has_source: false,
-            is_ordered,
-            is_pooled: self.is_pooled,
-            alignment: self.alignment_within(device.capabilities().granularity, step)?,
-            initial: self.initial_size,
-            lane: self.lane_bounds(is_ordered),
-            order: self.order,
-            reuse: self.reuse,
-            wait_limit: self.wait_limit,
-            remapping: self.remapping,
-            maintenance: self.maintenance(total)?,
-            fills: Fills {
-                on_allocate: self.fill_on_allocate,
-                on_free: self.fill_on_free,
-            },
-            lender: None,
-            announcer,
-        })
+        Ok((memory, source.is_virtual))
     }
 
     /// Settings that a pool which keeps nothing cannot have.
     fn check_conflicts(&self, other: &'static str) -> Result<(), BuildError> {
         let settings = [
-            (self.initial_size > 0, "initial_size"),
-            (self.growth != GrowBy::Chunks, "growth"),
+            (self.tuning.initial_size > 0, "initial_size"),
+            (self.tuning.growth != GrowBy::Chunks, "growth"),
             (self.chunk_bytes.is_some(), "chunk_bytes"),
-            (self.coalesce.is_some(), "coalesce"),
+            (self.tuning.coalesce.is_some(), "coalesce"),
         ];
-        let kept = settings
-            .iter()
-            .find(|(is_set, _)| *is_set && !self.is_pooled);
-        match kept {
+        match settings.iter().find(|(is_set, _)| *is_set) {
             Some((_, one)) => Err(BuildError::Conflict { one, other }),
             None => Ok(()),
         }
@@ -216,7 +212,7 @@ impl PoolConfig {
         &self,
         granularity: u64,
         is_virtual: bool,
-        is_ordered: bool,
+        is_pooled: bool,
         total: u64,
     ) -> Result<Geometry, BuildError> {
         let capacity = self.capacity.bytes(total)?.min(total);
@@ -231,7 +227,7 @@ impl PoolConfig {
                 check_chunk(chunk_bytes, granularity)?;
                 chunk_bytes.min(capacity / granularity * granularity)
             }
-            None if self.is_pooled => chunk_for(capacity, granularity),
+            None if is_pooled => chunk_for(capacity, granularity),
             // Every allocation is a segment of its own, no larger than it must be.
             None => granularity,
         };
@@ -242,83 +238,77 @@ impl PoolConfig {
             chunk_bytes,
             granularity,
             virtual_memory: is_virtual,
-            growth: self.growth,
-            keeps_spares: is_ordered,
+            growth: self.tuning.growth,
+            keeps_spares: false,
         })
     }
 
     fn check_sizes(&self, capacity: u64) -> Result<(), BuildError> {
-        if self.initial_size > capacity {
+        if self.tuning.initial_size > capacity {
             return Err(BuildError::InitialOverCapacity {
-                initial: self.initial_size,
+                initial: self.tuning.initial_size,
                 capacity,
             });
         }
-        match self.growth.fault(capacity) {
+        match self.tuning.growth.fault(capacity) {
             Some(reason) => Err(BuildError::InvalidGrowth { capacity, reason }),
             None => Ok(()),
         }
     }
 
-    /// Returns the alignment of every block. Without pooling it is at least the step of segments, so that a block is a
-    /// whole segment.
-    fn alignment_within(&self, granularity: u64, step: u64) -> Result<u64, BuildError> {
-        let alignment = self.alignment;
+    /// Returns the alignment of every block: at least `least`.
+    fn alignment_within(&self, granularity: u64, least: u64) -> Result<u64, BuildError> {
+        let alignment = self.tuning.alignment;
         if !alignment.is_power_of_two() || alignment > granularity {
             return Err(BuildError::InvalidAlignment {
                 alignment,
                 largest: granularity,
             });
         }
-        Ok(match self.is_pooled {
-            true => alignment.max(GRANULE),
-            false => alignment.max(step),
-        })
+        Ok(alignment.max(least))
     }
 
-    fn maintenance(&self, total: u64) -> Result<MaintenanceSettings, BuildError> {
+    fn maintenance(&self, is_pooled: bool, total: u64) -> Result<MaintenanceSettings, BuildError> {
         check_threshold(self.release_threshold)?;
         Ok(MaintenanceSettings {
-            threshold: match self.is_pooled {
+            threshold: match is_pooled {
                 true => self.release_threshold.bytes(total),
                 false => 0,
             },
-            heuristic: self.coalesce.clone(),
-            interval: self.maintenance_interval,
+            heuristic: self.tuning.coalesce.clone(),
         })
     }
 
-    fn lane_bounds(&self, is_ordered: bool) -> CacheBounds {
+    fn lane_bounds(&self, is_ordered: bool, is_pooled: bool) -> CacheBounds {
         if is_ordered {
             // The source keeps the order of frees: no event has to be recorded.
             return CacheBounds {
                 unsealed: u64::MAX,
-                spares: self.lane_bytes,
+                spares: self.tuning.lane_bytes,
                 ..CacheBounds::NONE
             };
         }
-        if !self.is_pooled {
+        if !is_pooled {
             // Each free is to be seen complete by itself.
             return CacheBounds::NONE;
         }
+        let bytes = self.tuning.lane_bytes;
         CacheBounds {
-            bytes: self.lane_bytes,
+            bytes,
             largest: LARGEST_IN_LANE
-                .max(self.lane_bytes / PART_OF_LANE)
-                .min(self.lane_bytes)
+                .max(bytes / PART_OF_LANE)
+                .min(bytes)
                 .min(MOST_IN_LANE)
                 / GRANULE
                 * GRANULE,
             large_cache: match self.sealing {
                 // Each free is to be seen complete by itself.
                 Sealing::EveryFree => 0,
-                _ if self.lane_bytes == 0 => 0,
-                _ => self.lane_large_bytes,
+                _ => bytes.saturating_mul(LARGE_IN_LANE),
             },
             spares: 0,
             unsealed: self.sealing.bound(),
             may_widen: matches!(self.sealing, Sealing::Spaced(_)),
-            is_sharded: self.per_thread_caches,
         }
     }
 }

@@ -12,7 +12,8 @@ use std::time::Duration;
 /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
 /// # let device = SimDevice::new();
 /// let guest = Tag::new("guest");
-/// let pool = Pool::builder(device.clone()).tag_limit(guest, 64 << 20).build()?;
+/// let pool = Pool::builder(device.clone()).build()?;
+/// pool.tag(guest).set_limit(Some(64 << 20));
 /// # let stream = pool.create_stream()?;
 /// let block = pool.allocate(&stream, 1 << 20).tag(guest).try_now()?;
 /// assert_eq!(pool.tag(guest).limit(), Some(64 << 20));
@@ -62,7 +63,8 @@ impl<'a> TagAccount<'a> {
     /// # use weirpool::{AllocError, Pool, Tag, device::sim::SimDevice};
     /// # let device = SimDevice::new();
     /// let guest = Tag::new("guest");
-    /// let pool = Pool::builder(device.clone()).tag_limit(guest, 64 << 20).build()?;
+    /// let pool = Pool::builder(device.clone()).build()?;
+    /// pool.tag(guest).set_limit(Some(64 << 20));
     /// # let stream = pool.create_stream()?;
     /// let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
     /// let block = allocate(48 << 20).try_now()?;
@@ -98,7 +100,8 @@ impl<'a> TagAccount<'a> {
     /// # use weirpool::{AllocError, Pool, Tag, device::sim::SimDevice};
     /// # let device = SimDevice::new();
     /// let guest = Tag::new("guest: few may wait");
-    /// let pool = Pool::builder(device.clone()).tag_limit(guest, 4 << 20).build()?;
+    /// let pool = Pool::builder(device.clone()).build()?;
+    /// pool.tag(guest).set_limit(Some(4 << 20));
     /// pool.tag(guest).set_queue_limit(Some(0.into())); // its requests never wait
     /// # let stream = pool.create_stream()?;
     /// let all = device.block_on(pool.allocate(&stream, 4 << 20).tag(guest))?;
@@ -144,9 +147,9 @@ impl<'a> TagAccount<'a> {
     /// let [paying, free] = ["paying", "free of charge"].map(Tag::new);
     /// let pool = Pool::builder(device.clone())
     ///     .capacity(2 << 20)
-    ///     .tag_weight(paying, 3)
-    ///     .tag_weight(free, 1)
     ///     .build()?;
+    /// pool.tag(free).set_weight(1);
+    /// pool.tag(paying).set_weight(3);
     /// # let stream = pool.create_stream()?;
     /// let block = pool.try_allocate(&stream, 2 << 20)?; // the whole capacity
     /// let wait_for = |tag| Box::pin(pool.allocate(&stream, 2 << 20).tag(tag));

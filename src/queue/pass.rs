@@ -240,8 +240,7 @@ impl<'a> Pass<'a> {
         let now = self.service.now();
         if waiter.was_refused() {
             // Other clients of the device hold the memory, and do not announce when they release it.
-            let interval = self.service.engine.maintenance.interval();
-            self.look_again_at(now.saturating_add(interval));
+            self.look_again_at(now.saturating_add(maintenance::INTERVAL));
         }
         let patience = &waiter.patience;
         let patience_ends = (!patience.fences.is_empty()).then_some(patience.until);

@@ -21,7 +21,7 @@ use crate::sync::{Arc, ForeignOption, Guards, Mutex, Ordering, SharedFlag, plain
 use crate::timer::{Deadline, Timer};
 use std::fmt;
 use std::time::Duration;
-use weirpool_queue::{Moved, Standstill};
+use weirpool_queue::{Moved, Standstill, due};
 
 /// See the [module](self).
 pub(crate) struct Service {
@@ -288,8 +288,8 @@ impl Service {
         bytes: u64,
     ) -> Option<Duration> {
         let now = self.now();
-        let due = self.rules.due(&Terms::default(), now);
-        self.queue.expected_wait(over, tag, bytes, due, now)
+        let due_at = due(&Terms::default(), now);
+        self.queue.expected_wait(over, tag, bytes, due_at, now)
     }
 
     /// Returns whether a thread searches memory for the requests that wait.

@@ -13,7 +13,7 @@ use super::Service;
 use super::funnel::{Funnel, wake_all};
 use super::pass::{Ended, Pass};
 use super::waiter::Waiter;
-use crate::engine::{Effort, gate, reaping, supply};
+use crate::engine::{Effort, gate, maintenance, reaping, supply};
 use crate::measure::Tag;
 use crate::seam::Fact;
 use crate::sync::{Arc, Ordering, plain::thread};
@@ -62,11 +62,7 @@ fn serve_from(service: &Arc<Service>, generation: u64, effort: Effort) {
         }
         let has_unrecorded = watch(service);
         // The record is tried again in the next pass.
-        let retry_at = has_unrecorded.then(|| {
-            service
-                .now()
-                .saturating_add(service.engine.maintenance.interval())
-        });
+        let retry_at = has_unrecorded.then(|| service.now().saturating_add(maintenance::INTERVAL));
         let next_look = look_again_at.into_iter().chain(retry_at).min();
         service
             .next_look

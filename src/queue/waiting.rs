@@ -19,7 +19,7 @@ use std::fmt;
 use std::panic::Location;
 use std::task::{Poll, Waker};
 use std::time::Duration;
-use weirpool_queue::{TagStandstill, longest_wait};
+use weirpool_queue::{TagStandstill, due, longest_wait};
 
 /// The place in the source, and the scope, in which a waiting request was made.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl Waiting {
             lane,
             demand: ask.demand,
             parts: ask.parts.clone(),
-            due: service.rules.due(terms, now),
+            due: due(terms, now),
             since: now,
             patience,
             waker,

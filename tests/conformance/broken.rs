@@ -53,8 +53,10 @@ pub(crate) fn assert_no_pool(built: Result<Pool, BuildError>) {
 
 /// Sets what a pool needs so that every kind of request waits.
 pub(crate) fn settings_for_waiters(builder: PoolBuilder) -> PoolBuilder {
-    let builder = builder.capacity(CAPACITY).lane_bytes(0);
-    builder.reuse(ONLY_COMPLETE).tag_limit(guest(), MIB)
+    builder.capacity(CAPACITY).tuning(|tuning| {
+        tuning.lane_bytes = 0;
+        tuning.reuse = ONLY_COMPLETE;
+    })
 }
 
 fn guest() -> Tag {
@@ -76,6 +78,7 @@ pub(crate) fn assert_all_waiters_fail<L>(
     strike: impl FnOnce(L),
 ) {
     let Scene { pool, held, .. } = &scene;
+    pool.tag(guest()).set_limit(Some(MIB));
     let guests = pool.allocate(held, MIB).tag(guest()).try_now().unwrap();
     let kept = pool.try_allocate(held, MIB).unwrap();
     let cache = pool.allocate(held, PIECE).room(CAPACITY).try_now().ok();

@@ -4,7 +4,6 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{ONLY_COMPLETE, Site, builder, eventually};
 use futures::executor::block_on;
-use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Shortfall, Source};
@@ -14,7 +13,7 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     let device = B::new().device();
     let build = |initial| {
         builder::<B>(device.clone(), 8 * MIB)
-            .initial_size(initial)
+            .tuning(|tuning| tuning.initial_size = initial)
             .build()
     };
     let refused = BuildError::InitialOverCapacity {
@@ -32,12 +31,14 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     ));
     for alignment in [0, 3, 1 << 40] {
         let refused = builder::<B>(device.clone(), 8 * MIB)
-            .alignment(alignment)
+            .tuning(|tuning| tuning.alignment = alignment)
             .build();
         assert!(matches!(refused, Err(BuildError::InvalidAlignment { .. })));
     }
     for growth in [GrowBy::AtLeast(9 * MIB), GrowBy::Factor(1.0)] {
-        let refused = builder::<B>(device.clone(), 8 * MIB).growth(growth).build();
+        let refused = builder::<B>(device.clone(), 8 * MIB)
+            .tuning(|tuning| tuning.growth = growth)
+            .build();
         assert!(matches!(refused, Err(BuildError::InvalidGrowth { .. })));
     }
     assert!(build(8 * MIB).is_ok());
@@ -47,9 +48,10 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
 /// capacity.
 pub(crate) fn pool_grows_by_steps<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
-        builder
-            .initial_size(4 * MIB)
-            .growth(GrowBy::AtLeast(12 * MIB))
+        builder.tuning(|tuning| {
+            tuning.initial_size = 4 * MIB;
+            tuning.growth = GrowBy::AtLeast(12 * MIB);
+        })
     });
     assert_eq!(probe.held(), 4 * MIB);
     let worker = site.worker();
@@ -67,7 +69,9 @@ pub(crate) fn pool_grows_by_steps<B: Bench>() {
 
 /// [6] An initial size equal to the maximum works. Growth beyond it fails cleanly, and the pool stays usable.
 pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
-    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.initial_size(8 * MIB));
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.initial_size = 8 * MIB)
+    });
     assert_eq!(probe.held(), 8 * MIB);
     let worker = site.worker();
     let block = worker.take_from(Source::Free, 6 * MIB);
@@ -122,7 +126,9 @@ pub(crate) fn memory_that_completed_meanwhile_is_found_by_the_next_attempt<B: Be
 
 /// [24] The device is full although the pool could grow: memory that has completed meanwhile suffices.
 pub(crate) fn full_device_is_compensated_by_completed_memory<B: Bench>() {
-    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let [first, second] = site.workers();
     let block = first.take(8 * MIB);
     let gate = first.use_until_opened(&block, 1);
@@ -271,8 +277,7 @@ pub(crate) fn memory_above_the_threshold_is_released<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder
             .release_threshold(ReleaseThreshold::Bytes(4 * MIB))
-            .maintenance_interval(Duration::from_millis(1))
-            .lane_bytes(0)
+            .tuning(|tuning| tuning.lane_bytes = 0)
     });
     let worker = site.worker();
     let [kept, freed @ ..] = [(); 8].map(|()| worker.take(2 * MIB));

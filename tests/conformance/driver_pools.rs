@@ -341,9 +341,7 @@ pub(crate) fn passed_through_pool_takes_no_reservations<B: Bench>() {
 
 /// If the driver refuses a free in the order of a stream, the block goes back once it is complete.
 pub(crate) fn refused_free_falls_back_to_the_pool<B: Bench>() {
-    let Some(through) = Through::<B>::with(16 * MIB, |builder| {
-        builder.maintenance_interval(Duration::from_millis(1))
-    }) else {
+    let Some(through) = Through::<B>::new(16 * MIB) else {
         return;
     };
     let (site, probe) = (&through.site, &through.probe);
@@ -407,7 +405,7 @@ pub(crate) fn driver_pool_outlives_its_handle<B: Bench>() {
     let refused = conflict.upstream(Upstream::Device).build();
     assert!(matches!(refused, Err(BuildError::Conflict { .. })));
     let conflict = PoolBuilder::new(probe.device()).segment_source(driver_pool.segments(THROUGH));
-    let refused = conflict.initial_size(MIB).build();
+    let refused = conflict.tuning(|tuning| tuning.initial_size = MIB).build();
     assert!(matches!(refused, Err(BuildError::Conflict { .. })));
     drop(driver_pool);
     let worker = site.worker();

@@ -7,7 +7,7 @@ use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
-use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WaitLimit};
+use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WhenShort};
 use weirpool_compat::RawPool;
 
 /// A pool with its table of streams, and a probe that counts the calls on each stream.
@@ -19,7 +19,12 @@ struct Guests<B: Bench> {
 
 impl<B: Bench> Guests<B> {
     fn new(capacity: u64, reuse: Reuse) -> Self {
-        let set = |builder: PoolBuilder| builder.reuse(reuse).wait_limit(WaitLimit::Unlimited);
+        let set = |builder: PoolBuilder| {
+            builder.tuning(|tuning| {
+                tuning.reuse = reuse;
+                tuning.when_short = WhenShort::GrowThenWait;
+            })
+        };
         let (site, probe) = Site::<B>::probed(capacity, set);
         let raw = RawPool::new(&site.pool);
         Self { site, raw, probe }

@@ -89,7 +89,9 @@ pub(crate) fn growth_that_fails_halfway_returns_its_memory_to_the_device<B: Benc
 fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
     const CHUNK: u64 = 8 * MIB;
     let (site, probe) = Site::<B>::probed(8 * CHUNK, |builder| {
-        builder.chunk_bytes(CHUNK).lane_bytes(0)
+        builder
+            .chunk_bytes(CHUNK)
+            .tuning(|tuning| tuning.lane_bytes = 0)
     });
     let worker = site.worker();
     // The driver's own memory is allocated by these first calls.

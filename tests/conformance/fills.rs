@@ -5,16 +5,16 @@ use crate::common::MIB;
 use crate::site::{Site, settle_all};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, Fill, PoolBuilder};
+use weirpool::{AllocError, Fill, FillAt, PoolBuilder};
 
 const POISON: u8 = Fill::Poison.byte();
 
 fn zero_on_allocate(builder: PoolBuilder) -> PoolBuilder {
-    builder.fill_on_allocate(Fill::Zero)
+    builder.fill(FillAt::Allocation, Fill::Zero)
 }
 
 fn poison_on_free(builder: PoolBuilder) -> PoolBuilder {
-    builder.fill_on_free(Fill::Poison)
+    builder.fill(FillAt::Free, Fill::Poison)
 }
 
 /// [jemalloc `zero`, CUDA's `cudaMemsetAsync`] All of a block is filled, whatever its source.

@@ -43,7 +43,10 @@ pub(crate) fn growing_blocks_keep_their_contents<B: Bench>() {
 /// What a block grows by comes after the work on it, of every stream that has the block.
 pub(crate) fn growth_of_a_block_comes_after_its_earlier_life<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| {
-        builder.lane_bytes(0).initial_size(8 * MIB)
+        builder.tuning(|tuning| {
+            tuning.lane_bytes = 0;
+            tuning.initial_size = 8 * MIB;
+        })
     });
     let [worker, other] = site.workers();
     let mut below = worker.take(2 * MIB);

@@ -14,10 +14,13 @@ fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
     let kinds = bench.device().capabilities().memory_kinds;
     kinds.contains(upstream.kind()).then(|| {
         let builder = plain_builder(bench.device(), 8 * MIB)
-            .initial_size(8 * MIB)
+            .tuning(|tuning| tuning.initial_size = 8 * MIB)
             .upstream(upstream);
         Site {
-            pool: builder.reuse(ONLY_COMPLETE).build().expect("memory"),
+            pool: builder
+                .tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+                .build()
+                .expect("memory"),
             witness: Witness::default(),
             bench,
         }

@@ -83,7 +83,7 @@ pub(crate) fn blocks_and_waits_outlive_the_handle<B: Bench>() {
 /// A runtime shuts down while its tasks and a thread outside it wait. The thread is served, and the pool continues
 /// without the runtime until its own end.
 pub(crate) fn runtime_can_end_before_the_pool<B: Bench>() {
-    let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE);
+    let set = |builder: PoolBuilder| builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE);
     let (site, probe) = Site::<B>::probed(8 * MIB, set);
     let [holder, inside, outside] = site.workers();
     let block = holder.take(8 * MIB);

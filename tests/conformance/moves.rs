@@ -4,7 +4,7 @@ use crate::bench::{Bench, Gate, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use weirpool::device::DeviceErrorKind;
-use weirpool::{Block, Fill, Source, StreamError};
+use weirpool::{Block, Fill, FillAt, Source, StreamError};
 use weirpool_compat::RawPool;
 
 /// Returns a block with contents, which was moved to the next stream and is read there.
@@ -31,7 +31,10 @@ fn expect_reuse_behind<B: Bench>(last: &Worker<B>, gate: Gate, taker: &Worker<B>
 pub(crate) fn moved_block_is_freed_in_the_order_of_its_new_stream_alone<B: Bench>() {
     for bytes in [8 * MIB, 64 << 10] {
         let site = Site::<B>::with(8 * MIB, |builder| {
-            builder.reuse(ONLY_COMPLETE).initial_size(8 * MIB)
+            builder.tuning(|tuning| {
+                tuning.reuse = ONLY_COMPLETE;
+                tuning.initial_size = 8 * MIB;
+            })
         });
         let [home, next, taker] = site.workers();
         let mut block = home.take(bytes);
@@ -49,7 +52,9 @@ pub(crate) fn moved_block_is_freed_in_the_order_of_its_new_stream_alone<B: Bench
 
 /// The new stream reuses the memory at once, and the old one only once the new one has passed the free.
 pub(crate) fn memory_of_a_moved_block_is_its_new_streams<B: Bench>() {
-    let site = Site::<B>::with(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let site = Site::<B>::with(8 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let [home, next] = site.workers();
     let mut block = home.take(8 * MIB);
     home.fill(&block, 1);
@@ -198,7 +203,10 @@ pub(crate) fn block_moves_on_and_back<B: Bench>() {
 /// What the block grows by has an earlier life on its first stream.
 pub(crate) fn growth_of_a_moved_block_comes_after_its_earlier_life<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| {
-        builder.lane_bytes(0).initial_size(8 * MIB)
+        builder.tuning(|tuning| {
+            tuning.lane_bytes = 0;
+            tuning.initial_size = 8 * MIB;
+        })
     });
     let [home, next] = site.workers();
     let mut below = home.take(2 * MIB);
@@ -254,7 +262,9 @@ pub(crate) fn moved_block_returns_to_its_reservation<B: Bench>() {
 
 /// Freed memory is filled behind the work of the stream that has the block.
 pub(crate) fn moved_block_is_filled_behind_its_new_stream<B: Bench>() {
-    let site = Site::<B>::with(8 * MIB, |builder| builder.fill_on_free(Fill::Byte(0xee)));
+    let site = Site::<B>::with(8 * MIB, |builder| {
+        builder.fill(FillAt::Free, Fill::Byte(0xee))
+    });
     let [home, next, taker] = site.workers();
     let mut block = home.take(8 * MIB);
     home.fill(&block, 1);
@@ -322,7 +332,9 @@ pub(crate) fn move_that_fails_halfway_leaves_the_block_where_it_was<B: Bench>() 
 }
 
 fn moves_in_spite_of<B: Bench>(call: &'static str, nth: u64) -> bool {
-    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let [home, reader, next, taker] = site.workers();
     let mut block = home.take(8 * MIB);
     let gate = home.use_until_opened(&block, 1);

@@ -204,8 +204,7 @@ pub(crate) fn unpooled_memory_is_released_once_it_is_complete<B: Bench>() {
     let bench = B::new();
     let probe = crate::probe::Probe::new(bench.device());
     let builder = PoolBuilder::new(probe.device()).capacity(8 * MIB);
-    let builder = B::memory(builder, &probe.device());
-    let pool = builder.unpooled().build().unwrap();
+    let pool = builder.upstream(Upstream::Unpooled).build().unwrap();
     let site = Site {
         bench,
         pool,

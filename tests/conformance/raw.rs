@@ -164,7 +164,9 @@ pub(crate) fn stream_is_found_again<B: Bench>() {
 /// [13] Memory that a further stream uses is reused only after that use, too. The user orders that stream after the
 /// grant, so the pool makes no call on it.
 pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
-    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let [own, further, heir] = site.workers();
     let raw = RawPool::new(&site.pool);
     let name = further.work.raw();
@@ -199,7 +201,9 @@ pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
 
 /// [21] A hook waits for memory, up to a time limit.
 pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
-    let site = Site::<B>::with(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let site = Site::<B>::with(8 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let [holder, waiter] = site.workers();
     let raw = RawPool::new(&site.pool);
     let held = raw.try_allocate(&holder.work, 8 * MIB).unwrap();

@@ -190,7 +190,9 @@ pub(crate) fn pending_memory_does_not_hide_complete_memory<B: Bench>() {
 /// Umpire's resource-aware pool looked for completed blocks only when it coalesced, and ran out of memory although
 /// there was free memory.
 pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
-    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let [first, second] = site.workers();
     let blocks: Vec<_> = (0..8).map(|_| first.take(MIB)).collect();
     let gate = first.use_until_opened(&blocks[0], 1);
@@ -211,7 +213,11 @@ pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
 /// Two threads that query a stream's progress at the same time learn what each of them asked, and no more. A thread
 /// whose points the other one has removed must not take the next points for them.
 pub(crate) fn concurrent_reaps_learn_no_more_than_either<B: Bench>() {
-    let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE).sealing(Sealing::EveryFree);
+    let set = |builder: PoolBuilder| {
+        builder
+            .tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+            .sealing(Sealing::EveryFree)
+    };
     let (site, probe) = Site::<B>::probed(8 * MIB, set);
     let [first, second] = site.workers();
     let [early, late] = halves(&first);

@@ -15,7 +15,8 @@ use weirpool_pressure::{Pressure, PressureHook, RelieveWith};
 /// others.
 pub(crate) fn tag_limit_throttles_only_its_own_requests<B: Bench>() {
     let guest = Tag::new("services: guest");
-    let site = Site::<B>::with(32 * MIB, |builder| builder.tag_limit(guest, 8 * MIB));
+    let site = Site::<B>::new(32 * MIB);
+    site.pool.tag(guest).set_limit(Some(8 * MIB));
     let worker = site.worker();
     let allocate = |bytes| site.pool.allocate(&worker.stream, bytes).tag(guest);
     let first = allocate(6 * MIB).try_now().unwrap();
@@ -69,8 +70,11 @@ pub(crate) fn head_is_overtaken_a_bounded_number_of_times<B: Bench>() {
     };
     let site = Site::<B>::with(16 * MIB, |builder| {
         // No deadlock is detected, however far a virtual clock moves while a thread of the pool works.
-        let builder = builder.deadlock_grace(Duration::from_secs(1 << 20));
-        builder.overtaking(bound).lane_bytes(0)
+        let builder = builder.fail_deadlocks_after(Duration::from_secs(1 << 24));
+        builder.tuning(|tuning| {
+            tuning.overtaking = bound;
+            tuning.lane_bytes = 0;
+        })
     });
     let worker = site.worker();
     let held = worker.take(8 * MIB);

@@ -31,7 +31,9 @@ impl<B: Bench> Site<B> {
 
     /// Creates a site whose streams are never made to wait on the device, so that incomplete memory is not available.
     pub(crate) fn without_device_waits(capacity: u64) -> Self {
-        Self::with(capacity, |builder| builder.reuse(ONLY_COMPLETE))
+        Self::with(capacity, |builder| {
+            builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+        })
     }
 
     pub(crate) fn with(capacity: u64, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {

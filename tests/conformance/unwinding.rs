@@ -72,7 +72,9 @@ async fn panics_with_hands_full<B: Bench>(
 /// A pool with all its handles is dropped by unwinding while work runs. The memory in use is not released early, and no
 /// memory is lost.
 pub(crate) fn panic_may_drop_the_pool<B: Bench>() {
-    let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let (site, probe) = Site::<B>::probed(64 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     let worker = site.worker();
     let (small, large) = (worker.take(MIB), worker.take(8 * MIB));
     let gate = worker.use_until_opened(&large, 1);

@@ -61,12 +61,10 @@ fn figures_are_data() {
 
 #[test]
 fn settings_are_data() {
-    assert_eq!(round_trip(&Order::WaitFirst), json!("wait_first"));
-    assert_eq!(round_trip(&WaitLimit::Tail), json!("tail"));
+    assert_eq!(round_trip(&WhenShort::WaitFirst), json!("wait_first"));
     assert_eq!(round_trip(&Remapping::Never), json!("never"));
     let share = Remapping::Share(0.5);
     assert_eq!(round_trip(&share), json!({ "share": 0.5 }));
-    assert_eq!(round_trip(&Sealing::Bytes(4096)), json!({ "bytes": 4096 }));
     assert_eq!(
         round_trip(&Sealing::Spaced(4096)),
         json!({ "spaced": 4096 })

@@ -19,7 +19,7 @@ use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
 use weirpool::testing::Invariants;
-use weirpool::{Fill, Pool, PoolBuilder, Source, TaskError, Upstream};
+use weirpool::{Fill, FillAt, Pool, PoolBuilder, Source, TaskError, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 type Here = Cuda<Mapped>;
@@ -329,8 +329,8 @@ pub(crate) fn captured_stream_keeps_its_freed_memory() {
 /// the capture continues.
 pub(crate) fn graph_has_no_fills() {
     let site = Site::<Here>::with(16 * MIB, |builder| {
-        let builder = builder.fill_on_allocate(Fill::Zero);
-        builder.fill_on_free(Fill::Poison)
+        let builder = builder.fill(FillAt::Allocation, Fill::Zero);
+        builder.fill(FillAt::Free, Fill::Poison)
     });
     let captured = site.worker();
     let gpu = &site.bench.gpu;

@@ -7,7 +7,7 @@ use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{Block, Order, PoolBuilder, Sealing, Source};
+use weirpool::{Block, PoolBuilder, Sealing, Source, WhenShort};
 
 /// A number in device memory, on which streams hand-shake.
 struct Flag {
@@ -58,10 +58,14 @@ impl Manner {
 /// event. The second stream gets that one, whenever the first block is sealed.
 pub(crate) fn handshake_is_not_waited_for_while_other_memory_suffices<S: Setting>() {
     let sealings = [Sealing::default(), Sealing::OnDemand];
-    let orders = [Order::GrowFirst, Order::WaitFirst];
+    let orders = [WhenShort::GrowFirst, WhenShort::WaitBriefly];
     for (sealing, order) in sealings.into_iter().flat_map(|s| orders.map(|o| (s, o))) {
         for bytes in [8 * MIB, MIB] {
-            let set = |builder: PoolBuilder| builder.sealing(sealing).order(order);
+            let set = |builder: PoolBuilder| {
+                builder
+                    .sealing(sealing)
+                    .tuning(|tuning| tuning.when_short = order)
+            };
             let site = Site::<Cuda<S>>::with(2 * bytes, set);
             shake_hands(&site, bytes);
             let waits = site.pool.statistics().device_waits;

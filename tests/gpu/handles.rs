@@ -85,7 +85,9 @@ fn bind(site: &Site<Here>) {
 /// The owner destroys the stream while its work on a block, which is already freed, still runs. Other streams get the
 /// memory after that work. The next stream may have the same handle, and is a different stream.
 pub(crate) fn raw_stream_is_served_and_dropped() {
-    let site = Site::<Here>::with(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let site = Site::<Here>::with(16 * MIB, |builder| {
+        builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
+    });
     bind(&site);
     let raw = RawPool::new(&site.pool);
     let [gatekeeper, heir] = site.workers();

@@ -99,7 +99,9 @@ pub(crate) fn missing_wait_is_detected<S: Setting>() {
 
 /// Overwrites the memory before it is checked, because the device lies. Returns why the pool gave it away.
 fn assert_seen<S: Setting>(reuse: Reuse, lie: &'static str) -> Source {
-    let (site, probe): (Site<Cuda<S>>, Probe) = Site::probed(BYTES, |builder| builder.reuse(reuse));
+    let (site, probe): (Site<Cuda<S>>, Probe) = Site::probed(BYTES, |builder| {
+        builder.tuning(|tuning| tuning.reuse = reuse)
+    });
     let [first, second] = site.workers();
     let block = first.take(BYTES);
     let address = block.address();

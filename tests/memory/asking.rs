@@ -50,8 +50,10 @@ impl Tried {
 
 #[test]
 fn complete_block_comes_before_a_wait_on_the_device() {
-    for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
-        let tried = Tried::new(manual_builder(), |builder| builder.wait_limit(limit));
+    for limit in [WhenShort::GrowFirst, WhenShort::GrowThenWait] {
+        let tried = Tried::new(manual_builder(), |builder| {
+            builder.tuning(|tuning| tuning.when_short = limit)
+        });
         // Another process takes all that is left.
         let _others = tried.device.faults().occupy(u64::MAX);
         tried.complete();
@@ -66,7 +68,9 @@ fn every_stream_is_asked_before_a_request_fails() {
         internal_dependencies: false,
         ..Reuse::default()
     };
-    let tried = Tried::new(manual_builder(), |builder| builder.reuse(reuse));
+    let tried = Tried::new(manual_builder(), |builder| {
+        builder.tuning(|tuning| tuning.reuse = reuse)
+    });
     let _others = tried.device.faults().occupy(u64::MAX);
     tried.pool.try_allocate(&tried.taker, SIZE).unwrap_err();
     tried.complete();

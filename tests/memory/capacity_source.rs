@@ -355,7 +355,10 @@ fn settings_that_no_source_covers_are_refused() {
         }
     };
     let builder = || Pool::builder(SimDevice::new());
-    assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
+    assert_eq!(
+        conflict(builder().tuning(|tuning| tuning.initial_size = 2 * MIB)),
+        "initial_size"
+    );
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
 }
 

@@ -12,7 +12,10 @@ const HALF: u64 = 16 * MIB;
 /// All of a pool's memory is asked for at once, and a stream waits for as long as it takes.
 fn waiting_pool(device: &SimDevice) -> Pool {
     let builder = builder(device, 2 * HALF).sealing(Sealing::EveryFree);
-    builder.wait_limit(WaitLimit::Unlimited).build().unwrap()
+    builder
+        .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
+        .build()
+        .unwrap()
 }
 
 struct Donor {
@@ -192,7 +195,8 @@ fn range_that_completes_first_is_waited_for() {
 #[test]
 fn streams_that_take_turns_are_not_chained_behind_the_last() {
     let device = SimDevice::new();
-    let pool = builder(&device, 4 * HALF).wait_limit(WaitLimit::Unlimited);
+    let pool =
+        builder(&device, 4 * HALF).tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait);
     let pool = pool.build().unwrap();
     let lines: Vec<_> = (0..8).map(|_| stream(&device, &pool)).collect();
     for _ in 0..3 {

@@ -6,7 +6,7 @@ use std::task::Poll;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Device, MemoryKind};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Buffer, Evictable, Order, Pool, Stream, Tag};
+use weirpool::{AllocError, Block, Buffer, Evictable, Pool, Stream, Tag, WhenShort};
 
 /// A full pool of `N` evictable blocks of 2 MiB on one stream, the first one least recently used.
 pub(crate) fn cached<const N: usize>(pool: &Pool, stream: &Stream) -> [Evictable; N] {
@@ -64,7 +64,7 @@ fn eviction_is_ordered_as_a_free() {
         for device in devices() {
             let mut settings = builder(&device, 2 * MIB);
             if !waits {
-                settings = settings.reuse(only_host_waits());
+                settings = settings.tuning(|tuning| tuning.reuse = only_host_waits());
             }
             let pool = settings.build().unwrap();
             let [(write, a), (read, b), (work, c)] = streams(&device, &pool);
@@ -96,8 +96,8 @@ fn eviction_is_ordered_as_a_free() {
 fn every_request_evicts_before_it_waits() {
     for device in devices() {
         let is_virtual = device.capabilities().virtual_memory;
-        for order in [Order::GrowFirst, Order::WaitFirst] {
-            let pool = builder(&device, 8 * MIB).order(order).build().unwrap();
+        for order in [WhenShort::GrowFirst, WhenShort::WaitBriefly] {
+            let pool = tuned(&device, 8 * MIB, |tuning| tuning.when_short = order);
             let (_, stream) = stream(&device, &pool);
             let fill = || cached::<4>(&pool, &stream);
             let blocks = fill();
@@ -179,10 +179,7 @@ fn nothing_is_evicted_if_all_of_it_is_not_enough() {
 #[test]
 fn eviction_goes_on_until_a_contiguous_range_is_free() {
     let device = &devices()[1];
-    let pool = builder(device, 16 * MIB)
-        .initial_size(16 * MIB)
-        .build()
-        .unwrap();
+    let pool = tuned(device, 16 * MIB, |tuning| tuning.initial_size = 16 * MIB);
     let (_, stream) = stream(device, &pool);
     let blocks: [_; 8] = cached(&pool, &stream);
     // Every second one is used: the oldest ones are scattered, and go with a neighbour.
@@ -320,8 +317,9 @@ fn throttled_request_is_woken_once_evicting_is_enough() {
     let tag = Tag::new("evictable: woken");
     for change in [Change::Free, Change::RaisedLimit, Change::CancelledFirst] {
         let device = manual();
-        let pool = builder(&device, 64 * MIB).tag_limit(tag, 6 * MIB);
+        let pool = builder(&device, 64 * MIB);
         let pool = pool.build().unwrap();
+        pool.tag(tag).set_limit(Some(6 * MIB));
         let (_, stream) = stream(&device, &pool);
         let allocate = |bytes| pool.allocate(&stream, bytes).tag(tag);
         let held = allocate(4 * MIB).try_now().unwrap();
@@ -361,8 +359,9 @@ fn throttled_request_is_woken_once_evicting_is_enough() {
 fn nothing_is_evicted_for_requests_that_fail() {
     let device = manual();
     let tag = Tag::new("evictable: closed");
-    let pool = builder(&device, 64 * MIB).tag_limit(tag, 6 * MIB);
+    let pool = builder(&device, 64 * MIB);
     let pool = pool.build().unwrap();
+    pool.tag(tag).set_limit(Some(6 * MIB));
     let (_, stream) = stream(&device, &pool);
     let allocate = |bytes| pool.allocate(&stream, bytes).tag(tag);
     let held = allocate(4 * MIB).try_now().unwrap();
@@ -493,10 +492,7 @@ fn evictions_follow_a_model() {
         let mut random = fastrand::Rng::with_seed(seed);
         let device = &devices()[usize::from(seed % 2 == 0)];
         let capacity = 24 * MIB;
-        let pool = builder(device, capacity)
-            .initial_size(capacity)
-            .build()
-            .unwrap();
+        let pool = tuned(device, capacity, |tuning| tuning.initial_size = capacity);
         let (_, stream) = stream(device, &pool);
         let mut blocks: Vec<(u32, Evictable)> = Vec::new();
         let mut pins = Vec::new();

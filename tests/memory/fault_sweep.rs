@@ -31,7 +31,7 @@ enum Memory {
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     memory: Memory,
-    order: Order,
+    order: WhenShort,
     fills: bool,
 }
 
@@ -55,11 +55,13 @@ impl Scenario {
                     DriverPool::default_of(device)?.segments(DriverPoolUse::PassedThrough),
                 ),
         };
-        let builder = builder.order(self.order).history(64);
+        let builder = builder
+            .tuning(|tuning| tuning.when_short = self.order)
+            .history(64);
         if self.fills {
             builder
-                .fill_on_allocate(Fill::Zero)
-                .fill_on_free(Fill::Poison)
+                .fill(FillAt::Allocation, Fill::Zero)
+                .fill(FillAt::Free, Fill::Poison)
                 .build()
         } else {
             builder.build()
@@ -416,7 +418,7 @@ fn sweep(scenario: Scenario) {
     );
 }
 
-fn scenario(memory: Memory, order: Order, fills: bool) -> Scenario {
+fn scenario(memory: Memory, order: WhenShort, fills: bool) -> Scenario {
     Scenario {
         memory,
         order,
@@ -426,30 +428,30 @@ fn scenario(memory: Memory, order: Order, fills: bool) -> Scenario {
 
 #[test]
 fn virtual_memory_survives_every_failing_call() {
-    sweep(scenario(Memory::Virtual, Order::GrowFirst, false));
+    sweep(scenario(Memory::Virtual, WhenShort::GrowFirst, false));
 }
 
 #[test]
 fn virtual_memory_that_waits_first_survives_every_failing_call() {
-    sweep(scenario(Memory::Virtual, Order::WaitFirst, false));
+    sweep(scenario(Memory::Virtual, WhenShort::WaitBriefly, false));
 }
 
 #[test]
 fn plain_memory_survives_every_failing_call() {
-    sweep(scenario(Memory::Plain, Order::GrowFirst, false));
+    sweep(scenario(Memory::Plain, WhenShort::GrowFirst, false));
 }
 
 #[test]
 fn managed_memory_survives_every_failing_call() {
-    sweep(scenario(Memory::Managed, Order::GrowFirst, false));
+    sweep(scenario(Memory::Managed, WhenShort::GrowFirst, false));
 }
 
 #[test]
 fn filled_memory_survives_every_failing_call() {
-    sweep(scenario(Memory::Virtual, Order::GrowFirst, true));
+    sweep(scenario(Memory::Virtual, WhenShort::GrowFirst, true));
 }
 
 #[test]
 fn memory_of_the_drivers_pool_survives_every_failing_call() {
-    sweep(scenario(Memory::PassedThrough, Order::GrowFirst, false));
+    sweep(scenario(Memory::PassedThrough, WhenShort::GrowFirst, false));
 }

@@ -336,7 +336,7 @@ fn memory_behind_a_capturing_stream_is_skipped() {
         let device = manual();
         let pool = builder(&device, 8 * MIB)
             .sealing(Sealing::OnDemand)
-            .wait_limit(WaitLimit::Unlimited)
+            .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
             .build()
             .unwrap();
         let [(work, a), (_, b)] = streams(&device, &pool);
@@ -365,8 +365,8 @@ fn memory_behind_a_capturing_stream_is_skipped() {
 #[test]
 fn failed_device_wait_falls_back_to_complete_memory() {
     let device = manual();
-    let limit = WaitLimit::Unlimited;
-    let pool = builder(&device, 8 * MIB).wait_limit(limit).build().unwrap();
+    let limit = WhenShort::GrowThenWait;
+    let pool = tuned(&device, 8 * MIB, |tuning| tuning.when_short = limit);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let used_for = |time| {
         drop(pool.try_allocate(&a, 8 * MIB).unwrap());
@@ -491,7 +491,7 @@ fn teardown_releases_memory_once_the_newest_event_is_complete() {
 #[test]
 fn refused_growth_leaves_the_statistics_as_they_were() {
     let device = manual();
-    let pool = builder(&device, 16 * MIB).lane_bytes(0).build().unwrap();
+    let pool = tuned(&device, 16 * MIB, |tuning| tuning.lane_bytes = 0);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let mut low = pool.try_allocate(&a, 512).unwrap();
     let above = pool.try_allocate(&a, MIB).unwrap();

@@ -5,7 +5,7 @@ use crate::evictable::{cached, present};
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice};
 use weirpool::testing::Invariants;
-use weirpool::{Order, Pool, ReleaseThreshold, WaitLimit};
+use weirpool::{Pool, ReleaseThreshold, WhenShort};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// Evictable memory is not enough by itself, nor is the memory that the device has left, or that another pool does not
@@ -52,7 +52,7 @@ fn evictable_memory_of_another_pool_serves_a_request_that_waits() {
             .clock(Clock::Manual)
             .build();
         let pools = [(); 2].map(|()| {
-            let builder = builder(&device, 32 * MIB).maintenance_interval(us(200));
+            let builder = builder(&device, 32 * MIB);
             builder.build().unwrap()
         });
         let lines = pools.each_ref().map(|pool| stream(&device, pool));
@@ -66,7 +66,7 @@ fn evictable_memory_of_another_pool_serves_a_request_that_waits() {
             .map(|((pool, (_, stream)), size)| Woken::new(pool.allocate_owned(stream, size * MIB)))
             .collect();
         for _ in 0..100 {
-            device.advance(us(200));
+            device.advance(us(10_000));
             settle(&mut tasks);
             tasks.iter_mut().for_each(|task| drop(task.output.take()));
         }
@@ -83,7 +83,7 @@ fn memory_of_other_pools_is_evicted_for_requests_that_wait_only() {
         .clock(Clock::Manual)
         .build();
     let [one, other] = [(); 2].map(|()| {
-        let builder = builder(&device, 16 * MIB).maintenance_interval(us(200));
+        let builder = builder(&device, 16 * MIB);
         builder.build().unwrap()
     });
     let ((_, a), (_, b)) = (stream(&device, &one), stream(&device, &other));
@@ -93,7 +93,7 @@ fn memory_of_other_pools_is_evicted_for_requests_that_wait_only() {
     assert_eq!(present(&blocks), [true; 4]);
     let others = device.faults().occupy(2 * MIB);
     let too_much = not_ready(one.allocate(&a, 16 * MIB));
-    (0..3).for_each(|_| device.advance(us(200)));
+    (0..3).for_each(|_| device.advance(us(10_000)));
     drop(too_much);
     assert_eq!(present(&blocks), [true; 4], "not enough, even so");
     drop(now(one.allocate(&a, 12 * MIB)).unwrap());
@@ -111,7 +111,7 @@ fn memory_of_other_pools_is_evicted_for_requests_that_wait_only() {
 /// suffices alone, whatever the device reports and other pools could release.
 #[test]
 fn evictable_memory_of_a_busy_stream_serves_on_a_full_device() {
-    for order in [Order::GrowFirst, Order::WaitFirst] {
+    for order in [WhenShort::GrowFirst, WhenShort::WaitBriefly] {
         for is_virtual in [true, false] {
             for (withheld, spare, capacity) in [(0, 0, 32), (3, 0, 32), (0, 4, 32), (3, 0, 10)] {
                 let case = format!("{order:?} {is_virtual} {withheld} {spare} {capacity}");
@@ -121,7 +121,8 @@ fn evictable_memory_of_a_busy_stream_serves_on_a_full_device() {
                     .virtual_memory(is_virtual)
                     .clock(Clock::Manual)
                     .build();
-                let one = builder(&device, capacity * MIB).order(order);
+                let one =
+                    builder(&device, capacity * MIB).tuning(|tuning| tuning.when_short = order);
                 let one = one.build().unwrap();
                 let other = pool(&device, 32 * MIB);
                 let [(work, a), (_, second)] = streams(&device, &one);
@@ -144,7 +145,7 @@ fn evictable_memory_of_a_busy_stream_serves_on_a_full_device() {
 
 #[test]
 fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
-    for order in [Order::GrowFirst, Order::WaitFirst] {
+    for order in [WhenShort::GrowFirst, WhenShort::WaitBriefly] {
         for is_virtual in [true, false] {
             for failures in [1, 1000] {
                 let device = SimDevice::builder()
@@ -152,7 +153,7 @@ fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
                     .virtual_memory(is_virtual)
                     .clock(Clock::Manual)
                     .build();
-                let pool = builder(&device, 16 * MIB).order(order).build().unwrap();
+                let pool = tuned(&device, 16 * MIB, |tuning| tuning.when_short = order);
                 let (_, stream) = stream(&device, &pool);
                 let blocks: [_; 4] = cached(&pool, &stream);
                 for nth in 1..=failures {
@@ -178,10 +179,9 @@ fn request_evicts_no_more_while_evicted_memory_is_pending() {
             .memory(64 * MIB)
             .clock(Clock::Manual)
             .build();
-        let pool = builder(&device, 64 * MIB)
-            .wait_limit(WaitLimit::Unlimited)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.when_short = WhenShort::GrowThenWait
+        });
         let [(work, a), (_, b)] = streams(&device, &pool);
         let blocks: [_; 12] = std::array::from_fn(|_| {
             let block = pool.try_allocate(&a, 2 * MIB).unwrap();
@@ -243,9 +243,7 @@ fn request_beside_evictable_memory_does_not_fail_as_deadlocked() {
         .clock(Clock::Manual)
         .build();
     let pool = builder(&device, 16 * MIB)
-        .maintenance_interval(us(1000))
-        .deadlock_grace(us(1000))
-        .fail_deadlocks_after(us(2000))
+        .fail_deadlocks_after(us(20_000))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -253,12 +251,12 @@ fn request_beside_evictable_memory_does_not_fail_as_deadlocked() {
     let others = device.faults().occupy(4 * MIB);
     let mut waiting = not_ready(pool.allocate(&stream, 14 * MIB));
     for _ in 0..10 {
-        device.advance(us(1000));
+        device.advance(us(10_000));
         assert!(poll(&mut waiting).is_pending());
     }
     assert_eq!(present(&blocks), [true; 4], "nothing was evicted in vain");
     drop(others);
-    device.advance(us(1000));
+    device.advance(us(10_000));
     drop(now(waiting).unwrap());
 }
 

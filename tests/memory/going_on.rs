@@ -13,7 +13,7 @@ fn rests(device: &SimDevice) -> bool {
 fn releasing(device: &SimDevice) -> Pool {
     builder(device, 16 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
-        .lane_bytes(0)
+        .tuning(|tuning| tuning.lane_bytes = 0)
         .build()
         .unwrap()
 }
@@ -91,7 +91,7 @@ fn pending_memory_above_the_threshold_is_released_on_every_path() {
         assert!(rests(&device));
         assert_eq!(reserved(&pool), 0, "two streams");
         // The threshold is set while memory is pending, and a request comes and leaves.
-        let pool = builder(&device, 16 * MIB).lane_bytes(0).build().unwrap();
+        let pool = tuned(&device, 16 * MIB, |tuning| tuning.lane_bytes = 0);
         let (work, one) = stream(&device, &pool);
         let block = pool.try_allocate(&one, 8 * MIB).unwrap();
         let held = pool.try_allocate(&one, 2 * MIB).unwrap();
@@ -108,7 +108,7 @@ fn pending_memory_above_the_threshold_is_released_on_every_path() {
         assert_eq!(reserved(&pool), 2 * MIB, "threshold");
         drop(held);
         // Resized to less while memory is pending.
-        let pool = builder(&device, 16 * MIB).lane_bytes(0).build().unwrap();
+        let pool = tuned(&device, 16 * MIB, |tuning| tuning.lane_bytes = 0);
         let (work, one) = stream(&device, &pool);
         let block = pool.try_allocate(&one, 8 * MIB).unwrap();
         busy(&work, &block, Duration::from_millis(70));

@@ -10,7 +10,7 @@ use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
 fn site() -> (SimDevice, Pool) {
     let device = manual();
-    let pool = builder(&device, 32 * MIB).lane_bytes(0).build().unwrap();
+    let pool = tuned(&device, 32 * MIB, |tuning| tuning.lane_bytes = 0);
     (device, pool)
 }
 
@@ -88,11 +88,10 @@ fn block_without_room_grows_up_to_the_next_used_block() {
             .virtual_memory(virtual_memory)
             .clock(device::sim::Clock::Manual)
             .build();
-        let pool = builder(&device, 32 * MIB)
-            .initial_size(32 * MIB)
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 32 * MIB, |tuning| {
+            tuning.initial_size = 32 * MIB;
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let mut block = pool.try_allocate(&stream, 1000).unwrap();
         block.grow(4000).try_now().unwrap();
@@ -239,7 +238,10 @@ fn unavailable_room_is_refused_at_once() {
     let (_, own) = stream(&plain, &pool);
     let refused = pool.allocate(&own, MIB).room(MIB).try_now();
     assert!(matches!(refused, Err(AllocError::NoRoom { room: 0 })));
-    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let pool = Pool::builder(device.clone())
+        .upstream(Upstream::Unpooled)
+        .build()
+        .unwrap();
     let (_, own) = stream(&device, &pool);
     let mut block = pool.try_allocate(&own, MIB).unwrap();
     assert_eq!(
@@ -331,7 +333,7 @@ fn chunk_size_need_not_be_a_power_of_two() {
     let device = manual();
     let pool = builder(&device, 16 * THREE)
         .chunk_bytes(THREE)
-        .lane_bytes(0);
+        .tuning(|tuning| tuning.lane_bytes = 0);
     let pool = pool.build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let mut cache = pool.allocate(&stream, THREE).room(THREE).try_now().unwrap();

@@ -98,9 +98,9 @@ fn lines(device: &Slow, pool: &Pool) -> Vec<(SimStream, Stream)> {
 }
 
 /// Blocks are allocated and used on one stream after the other.
-fn in_turn(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
+fn in_turn(limit: WhenShort, blocks: u64, kernel: Duration) -> Cost {
     let device = Slow::new();
-    let builder = Pool::builder(device.clone()).wait_limit(limit);
+    let builder = Pool::builder(device.clone()).tuning(|tuning| tuning.when_short = limit);
     let pool = builder.capacity(blocks * BLOCK).build().unwrap();
     let lines = lines(&device, &pool);
     Cost::of(&device, |iterations| {
@@ -115,9 +115,9 @@ fn in_turn(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
 }
 
 /// Blocks are written on one stream, and read on the next.
-fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
+fn handed_on(limit: WhenShort, blocks: u64, kernel: Duration) -> Cost {
     let device = Slow::new();
-    let builder = Pool::builder(device.clone()).wait_limit(limit);
+    let builder = Pool::builder(device.clone()).tuning(|tuning| tuning.when_short = limit);
     let pool = builder.capacity(blocks * BLOCK).build().unwrap();
     let lines = lines(&device, &pool);
     let pairs: Vec<_> = lines.chunks(2).collect();
@@ -140,7 +140,7 @@ fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
 
 /// With this many blocks there is always more memory available.
 const PLENTY: u64 = 512;
-const LIMITS: [WaitLimit; 2] = [WaitLimit::Tail, WaitLimit::Unlimited];
+const LIMITS: [WhenShort; 2] = [WhenShort::GrowFirst, WhenShort::GrowThenWait];
 
 /// Checks that an iteration takes no more than the kernels take with all blocks in use, plus a tenth.
 #[track_caller]
@@ -152,9 +152,9 @@ fn expect_near(cost: &Cost, allowed: f64) {
 #[test]
 fn stream_that_may_wait_on_the_device_hardly_queries() {
     let waits = [
-        (WaitLimit::Tail, 20),
-        (WaitLimit::Unlimited, 20),
-        (WaitLimit::Unlimited, 200),
+        (WhenShort::GrowFirst, 20),
+        (WhenShort::GrowThenWait, 20),
+        (WhenShort::GrowThenWait, 200),
     ];
     for (limit, kernel) in waits {
         let cost = in_turn(limit, 4, us(kernel));
@@ -183,17 +183,17 @@ fn stream_pair_that_may_wait_on_the_device_hardly_queries() {
 /// By default a stream is not made to wait for long. Each stream is queried once.
 #[test]
 fn stream_that_may_not_wait_queries_each_stream_once() {
-    let cost = in_turn(WaitLimit::Tail, 4, us(200));
+    let cost = in_turn(WhenShort::GrowFirst, 4, us(200));
     assert!(cost.queries <= STREAMS as f64, "{cost:?}");
     expect_near(&cost, 50.0);
 }
 
 #[test]
 fn stream_queries_few_others_while_new_memory_is_available() {
-    let cost = handed_on(WaitLimit::Tail, PLENTY, us(20));
+    let cost = handed_on(WhenShort::GrowFirst, PLENTY, us(20));
     assert!(cost.queries <= 4.0 && cost.memory == 0.0, "{cost:?}");
     assert_eq!((cost.records, cost.waits), (3.0, 1.0));
-    let alone = in_turn(WaitLimit::Tail, PLENTY, us(20));
+    let alone = in_turn(WhenShort::GrowFirst, PLENTY, us(20));
     assert_eq!(
         (alone.queries, alone.records, alone.waits, alone.memory),
         (0.0, 0.0, 0.0, 0.0)
@@ -231,9 +231,8 @@ fn work_that_completes_sooner_than_expected_counts() {
 #[test]
 fn stream_queries_before_a_long_wait() {
     let device = manual();
-    let limit = WaitLimit::Unlimited;
-    let builder = builder(&device, 3 * BLOCK).wait_limit(limit);
-    let pool = builder.build().unwrap();
+    let limit = WhenShort::GrowThenWait;
+    let pool = tuned(&device, 3 * BLOCK, |tuning| tuning.when_short = limit);
     let [slow, quick, taker] = streams(&device, &pool);
     let used = |on: &(SimStream, Stream), bytes, time| {
         let block = pool.try_allocate(&on.1, bytes).unwrap();
@@ -266,9 +265,8 @@ fn stream_queries_before_a_long_wait() {
 #[test]
 fn stream_with_loose_fit_does_not_wait_for_others() {
     let device = manual();
-    let limit = WaitLimit::Unlimited;
-    let builder = builder(&device, 6 * CHUNK).wait_limit(limit);
-    let pool = builder.build().unwrap();
+    let limit = WhenShort::GrowThenWait;
+    let pool = tuned(&device, 6 * CHUNK, |tuning| tuning.when_short = limit);
     let [own, other] = streams(&device, &pool);
     let large = pool.try_allocate(&own.1, 4 * CHUNK).unwrap();
     let used = || {

@@ -164,10 +164,7 @@ fn lane_of_many_bytes_keeps_blocks_of_up_to_an_eighth_of_them() {
             .memory(8 << 30)
             .clock(Clock::Manual)
             .build();
-        let pool = builder(&device, 1 << 30)
-            .lane_bytes(lane_bytes)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 1 << 30, |tuning| tuning.lane_bytes = lane_bytes);
         let (_, stream) = stream(&device, &pool);
         assert_eq!(
             source_of_the_second(&pool, &stream, largest),
@@ -188,10 +185,7 @@ fn blocks_of_a_lane_of_many_bytes_serve_other_streams() {
     for checker in CHECKERS {
         let device = SimDevice::builder().memory(1 << 30).checker(checker);
         let device = device.clock(Clock::Manual).build();
-        let pool = builder(&device, 128 * MIB)
-            .lane_bytes(128 * MIB)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 128 * MIB, |tuning| tuning.lane_bytes = 128 * MIB);
         let ((_, first), (_, second)) = (stream(&device, &pool), stream(&device, &pool));
         let blocks = [(); 8].map(|()| pool.try_allocate(&first, 16 * MIB).unwrap());
         drop(blocks);

@@ -224,12 +224,13 @@ fn no_large_block_is_cached_where_memory_comes_first() {
     let device = manual();
     let builder = || builder(&device, 128 * MIB);
     let pools = [
-        builder().order(Order::WaitFirst),
+        builder().tuning(|tuning| tuning.when_short = WhenShort::WaitBriefly),
         builder().release_threshold(ReleaseThreshold::Bytes(64 * MIB)),
-        builder().coalesce(CoalesceHeuristic::percent_releasable(50)),
+        builder()
+            .tuning(|tuning| tuning.coalesce = Some(CoalesceHeuristic::percent_releasable(50))),
         builder().sealing(Sealing::EveryFree),
-        builder().lane_large_bytes(LARGE - 1),
-        builder().lane_bytes(0),
+        builder().tuning(|tuning| tuning.lane_bytes = LARGE / 8 - 1),
+        builder().tuning(|tuning| tuning.lane_bytes = 0),
     ];
     for pool in pools {
         let pool = pool.build().unwrap();
@@ -330,12 +331,17 @@ fn no_memory_is_lost_while_streams_alternate_among_others() {
             internal_dependencies: seed % 2 == 0,
             ..Reuse::ALL
         };
-        let builder = builder(&device, 64 * MIB).reuse(reuse);
-        let builder = match seed % 3 {
-            0 => builder.per_thread_caches(),
-            _ => builder.chunk_bytes(4 * MIB),
+        let builder = builder(&device, 64 * MIB).tuning(|tuning| tuning.reuse = reuse);
+        let is_sharded = seed % 3 == 0;
+        let builder = match is_sharded {
+            true => builder,
+            false => builder.chunk_bytes(4 * MIB),
         };
-        Crossroads::new(device, builder.build().unwrap(), seed).play();
+        let crossroads = Crossroads::new(device, builder.build().unwrap(), seed);
+        for (_, stream) in crossroads.lines.iter().filter(|_| is_sharded) {
+            weirpool::testing::give_threads_caches(stream);
+        }
+        crossroads.play();
     }
 }
 

@@ -187,10 +187,7 @@ fn refusal_reports_the_memory_of_the_device() {
 #[test]
 fn refused_growth_keeps_no_memory() {
     let device = small(true);
-    let pool = builder(&device, 64 * MIB)
-        .maintenance_interval(us(1000))
-        .build()
-        .unwrap();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let others = device.faults().occupy(48 * MIB);
@@ -200,7 +197,7 @@ fn refused_growth_keeps_no_memory() {
     let creates = || device.counters().calls(Call::Create);
     let before = creates();
     for _ in 0..3 {
-        device.advance(us(1000));
+        device.advance(us(10_000));
         assert!(poll(&mut waiting).is_pending());
     }
     assert_eq!(
@@ -209,7 +206,7 @@ fn refused_growth_keeps_no_memory() {
         "the device was asked for its figures only"
     );
     drop(others);
-    device.advance(us(1000));
+    device.advance(us(10_000));
     let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
         panic!("there is memory");
     };
@@ -240,32 +237,30 @@ fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     let device = small(true);
     let keeper = pool(&device, 64 * MIB);
     let (_, a) = stream(&device, &keeper);
-    let unpooled = Pool::builder(device.clone())
-        .unpooled()
-        .maintenance_interval(us(1000));
+    let unpooled = Pool::builder(device.clone()).upstream(Upstream::Unpooled);
     let unpooled = unpooled.build().unwrap();
     let (_, b) = stream(&device, &unpooled);
     drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
     drop(unpooled.try_allocate(&b, 32 * MIB).unwrap());
     assert_eq!(reserved(&keeper), 32 * MIB);
-    device.advance(us(1000));
-    device.advance(us(1000));
+    device.advance(us(10_000));
+    device.advance(us(10_000));
     assert_eq!(reserved(&unpooled), 0);
 
     let others = device.faults().occupy(u64::MAX);
     let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
     assert!(refused.to_string().contains("the device refused more"));
     let mut waiting = not_ready(unpooled.allocate(&b, 40 * MIB));
-    device.advance(us(1000));
+    device.advance(us(10_000));
     assert!(poll(&mut waiting).is_pending());
     drop(others);
-    device.advance(us(1000));
+    device.advance(us(10_000));
     let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
         panic!("there is memory");
     };
     drop(block);
-    device.advance(us(1000));
-    device.advance(us(1000));
+    device.advance(us(10_000));
+    device.advance(us(10_000));
     assert_eq!(reserved(&unpooled), 0);
 }
 
@@ -273,10 +268,7 @@ fn waiter_of_an_unpooled_pool_asks_the_device_again() {
 #[test]
 fn refused_waiter_asks_again() {
     let device = small(true);
-    let pool = builder(&device, 64 * MIB)
-        .maintenance_interval(us(1000))
-        .build()
-        .unwrap();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let others = device.faults().occupy(48 * MIB);
     let (woken, waker) = Count::new();
@@ -284,12 +276,12 @@ fn refused_waiter_asks_again() {
     assert!(poll_with(&mut waiting, &waker).is_pending());
     for _ in 0..3 {
         let before = woken.get();
-        device.advance(us(1000));
+        device.advance(us(10_000));
         assert!(woken.get() > before, "it asks again");
         assert!(poll_with(&mut waiting, &waker).is_pending());
     }
     drop(others);
-    device.advance(us(1000));
+    device.advance(us(10_000));
     let Poll::Ready(Ok(block)) = poll_with(&mut waiting, &waker) else {
         panic!("there is memory");
     };
@@ -313,7 +305,6 @@ fn request_waits_although_a_full_device_reports_enough_memory() {
             .build();
         let pool = builder(&device, 64 * MIB)
             .chunk_bytes(2 * MIB)
-            .maintenance_interval(us(1000))
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -321,7 +312,7 @@ fn request_waits_although_a_full_device_reports_enough_memory() {
         let mut waiting = pool.allocate(&stream, 2 * MIB);
         for _ in 0..10 {
             assert!(poll(&mut waiting).is_pending());
-            device.advance(us(1000));
+            device.advance(us(10_000));
         }
         let refused = pool.try_allocate(&stream, 2 * MIB).unwrap_err();
         let AllocError::Exhausted(shortfall) = refused else {
@@ -330,7 +321,7 @@ fn request_waits_although_a_full_device_reports_enough_memory() {
         let left = shortfall.device.expect("the device refused");
         assert_eq!(left.free, 3 * MIB);
         drop(others);
-        device.advance(us(1000));
+        device.advance(us(10_000));
         let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
             panic!("there is memory");
         };
@@ -344,20 +335,18 @@ fn request_waits_although_a_full_device_reports_enough_memory() {
 fn refused_waiter_does_not_fail_as_deadlocked() {
     let device = small(true);
     let pool = builder(&device, 64 * MIB)
-        .maintenance_interval(us(1000))
-        .deadlock_grace(us(1000))
-        .fail_deadlocks_after(us(2000))
+        .fail_deadlocks_after(us(20_000))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
     let others = device.faults().occupy(48 * MIB);
     let mut waiting = not_ready(pool.allocate(&stream, 32 * MIB));
     for _ in 0..10 {
-        device.advance(us(1000));
+        device.advance(us(10_000));
         assert!(poll(&mut waiting).is_pending());
     }
     drop(others);
-    device.advance(us(1000));
+    device.advance(us(10_000));
     drop(now(waiting).unwrap());
 }
 
@@ -495,10 +484,7 @@ fn request_beyond_the_addresses_of_the_device_fails() {
 fn memory_that_stays_free_is_given_back_after_a_refusal() {
     for is_refused in [false, true] {
         let device = small(true);
-        let pool = builder(&device, 64 * MIB)
-            .maintenance_interval(us(1000))
-            .build()
-            .unwrap();
+        let pool = builder(&device, 64 * MIB).build().unwrap();
         let (_, stream) = stream(&device, &pool);
         let kept = pool.try_allocate(&stream, 16 * MIB).unwrap();
         let freed = pool.try_allocate(&stream, 32 * MIB).unwrap();
@@ -506,13 +492,13 @@ fn memory_that_stays_free_is_given_back_after_a_refusal() {
         let mut waiting = pool.allocate(&stream, 16 * MIB);
         if is_refused {
             assert!(poll(&mut waiting).is_pending());
-            device.advance(us(1000));
+            device.advance(us(10_000));
         }
         drop(freed);
         let block = now(&mut waiting).unwrap();
         assert_eq!(reserved(&pool), 48 * MIB, "it is served by what came back");
         drop(block);
-        (0..5).for_each(|_| device.advance(us(1000)));
+        (0..5).for_each(|_| device.advance(us(10_000)));
         let left = if is_refused { 16 } else { 48 };
         assert_eq!(reserved(&pool), left * MIB);
         drop((others, kept, waiting));

@@ -15,8 +15,11 @@ const BURST: u64 = 256;
 const POLICIES: [Remapping; 3] = [Remapping::Always, Remapping::Share(0.125), Remapping::Never];
 
 fn pool_with(device: &SimDevice, capacity: u64, remapping: Remapping) -> Pool {
-    let builder = builder(device, capacity).lane_bytes(0);
-    builder.remapping(remapping).build().unwrap()
+    let builder = builder(device, capacity).tuning(|tuning| tuning.lane_bytes = 0);
+    builder
+        .tuning(|tuning| tuning.remapping = remapping)
+        .build()
+        .unwrap()
 }
 
 /// Allocates 16 chunks, and frees every second one. Returns the others.
@@ -267,11 +270,17 @@ fn request_waits_before_more_is_moved() {
             internal_dependencies: false,
             ..Reuse::ALL
         };
-        let builder = builder(&device, capacity).lane_bytes(0).reuse(reuse);
-        let builder = builder
-            .order(Order::WaitFirst)
-            .wait_limit(WaitLimit::Unlimited);
-        let pool = builder.remapping(remapping).build().unwrap();
+        let builder = builder(&device, capacity).tuning(|tuning| {
+            tuning.lane_bytes = 0;
+            tuning.reuse = reuse;
+        });
+        let builder = builder.tuning(|tuning| {
+            tuning.when_short = WhenShort::WaitFirst;
+        });
+        let pool = builder
+            .tuning(|tuning| tuning.remapping = remapping)
+            .build()
+            .unwrap();
         let [(_, stream_a), (work, b)] = streams(&device, &pool);
         let running = pool.try_allocate(&b, 8 * CHUNK).unwrap();
         // The pool learns how long the work takes.
@@ -337,13 +346,14 @@ fn explicit_coalescing_is_neither_limited_nor_counted() {
 #[test]
 fn invalid_share_is_refused() {
     for share in [0.0, -1.0, 1.5, f64::NAN] {
-        let builder = Pool::builder(manual()).remapping(Remapping::Share(share));
+        let builder =
+            Pool::builder(manual()).tuning(|tuning| tuning.remapping = Remapping::Share(share));
         let error = builder.build().unwrap_err();
         assert!(matches!(error, BuildError::InvalidShare { .. }), "{error}");
         assert!(error.to_string().contains("Remapping::Never"), "{error}");
     }
     Pool::builder(manual())
-        .remapping(Remapping::Share(1.0))
+        .tuning(|tuning| tuning.remapping = Remapping::Share(1.0))
         .build()
         .unwrap();
 }

@@ -3,22 +3,22 @@
 use crate::common::*;
 use std::sync::Barrier;
 use weirpool::device::sim::SimDevice;
-use weirpool::testing::Invariants;
+use weirpool::device::sim::SimStream;
+use weirpool::testing::{Invariants, give_threads_caches};
 use weirpool::*;
 
-fn sharded_pool(device: &SimDevice) -> Pool {
-    builder(device, 64 * MIB)
-        .per_thread_caches()
-        .build()
-        .unwrap()
+fn sharded_stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
+    let (work, stream) = stream(device, pool);
+    give_threads_caches(&stream);
+    (work, stream)
 }
 
 /// A thread reuses blocks that it freed. Blocks that another thread freed are found only beyond the lanes.
 #[test]
 fn each_thread_caches_blocks_that_it_freed() {
     let device = manual();
-    let pool = sharded_pool(&device);
-    let (work, stream) = stream(&device, &pool);
+    let pool = pool(&device, 64 * MIB);
+    let (work, stream) = sharded_stream(&device, &pool);
     let block = pool.try_allocate(&stream, 4096).unwrap();
     let address = block.address();
     use_block(&work, &block, us(10));
@@ -42,12 +42,8 @@ fn each_thread_caches_blocks_that_it_freed() {
 #[test]
 fn shards_are_bounded() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .lane_bytes(4 * MIB)
-        .per_thread_caches()
-        .build()
-        .unwrap();
-    let (_, stream) = stream(&device, &pool);
+    let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = 4 * MIB);
+    let (_, stream) = sharded_stream(&device, &pool);
     let blocks: Vec<_> = (0..32)
         .map(|_| pool.try_allocate(&stream, MIB / 2).unwrap())
         .collect();
@@ -60,9 +56,8 @@ fn shards_are_bounded() {
 #[test]
 fn cached_block_of_a_shard_is_sealed_for_another_stream() {
     let device = manual();
-    let builder = builder(&device, 4 * MIB).reuse(only_host_waits());
-    let pool = builder.per_thread_caches().build().unwrap();
-    let (work, stream) = stream(&device, &pool);
+    let pool = tuned(&device, 4 * MIB, |tuning| tuning.reuse = only_host_waits());
+    let (work, stream) = sharded_stream(&device, &pool);
     let (_, other) = crate::common::stream(&device, &pool);
     let _rest = pool.try_allocate(&other, 3 * MIB).unwrap();
     let block = pool.try_allocate(&stream, MIB).unwrap();
@@ -80,8 +75,8 @@ fn cached_block_of_a_shard_is_sealed_for_another_stream() {
 #[test]
 fn threads_on_one_stream_lose_no_memory() {
     let device = manual();
-    let pool = sharded_pool(&device);
-    let (work, stream) = stream(&device, &pool);
+    let pool = pool(&device, 64 * MIB);
+    let (work, stream) = sharded_stream(&device, &pool);
     let (_, other) = crate::common::stream(&device, &pool);
     let start = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -126,8 +121,8 @@ fn threads_on_one_stream_lose_no_memory() {
 #[test]
 fn dropped_stream_flushes_its_shards() {
     let device = manual();
-    let pool = sharded_pool(&device);
-    let (_, gone) = stream(&device, &pool);
+    let pool = pool(&device, 64 * MIB);
+    let (_, gone) = sharded_stream(&device, &pool);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| drop(pool.try_allocate(&gone, MIB).unwrap()));

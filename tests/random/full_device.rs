@@ -11,11 +11,11 @@ use crate::common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Occupied, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Evictable, Order, Pool, Remapping, Reservation, Stream};
+use weirpool::{AllocError, Block, Evictable, Pool, Remapping, Reservation, Stream, WhenShort};
 
 const USABLE: u64 = 64 * MIB;
 const STEPS: usize = 400;
-const INTERVAL: Duration = us(1000);
+const INTERVAL: Duration = us(10_000);
 
 struct Line {
     pool: usize,
@@ -67,12 +67,12 @@ impl World {
             .clock(Clock::Manual)
             .build();
         let pools = [(); 3].map(|()| {
-            let order = [Order::GrowFirst, Order::WaitFirst][random.usize(..2)];
+            let order = [WhenShort::GrowFirst, WhenShort::WaitBriefly][random.usize(..2)];
             let remapping = [Remapping::Always, Remapping::default(), Remapping::Never];
-            let pool = builder(&device, USABLE)
-                .order(order)
-                .remapping(remapping[random.usize(..3)])
-                .maintenance_interval(INTERVAL);
+            let pool = builder(&device, USABLE).tuning(|tuning| {
+                tuning.when_short = order;
+                tuning.remapping = remapping[random.usize(..3)];
+            });
             pool.build().unwrap()
         });
         let lines = (0..6).map(|at| {

@@ -93,7 +93,7 @@ struct World {
 impl World {
     fn new(
         shape: Shape,
-        order: Order,
+        when_short: WhenShort,
         remapping: Remapping,
         sealing: Sealing,
         growth: GrowBy,
@@ -105,26 +105,30 @@ impl World {
             .clock(weirpool::device::sim::Clock::Manual)
             .virtual_memory(matches!(shape, Shape::Virtual))
             .build();
-        let pooled = || builder(&device, 16 * MIB).growth(growth);
+        let pooled = || builder(&device, 16 * MIB).tuning(|tuning| tuning.growth = growth);
         let pool = match shape {
             Shape::Virtual | Shape::Plain => pooled(),
             Shape::Shared => pooled().upstream(Upstream::Managed),
-            Shape::Unpooled => Pool::builder(device.clone()).capacity(16 * MIB).unpooled(),
+            Shape::Unpooled => Pool::builder(device.clone())
+                .capacity(16 * MIB)
+                .upstream(Upstream::Unpooled),
         };
         let pool = match fills {
             [false, false] => pool,
-            [true, false] => pool.fill_on_allocate(Fill::Byte(FILLED[0])),
-            [false, true] => pool.fill_on_free(Fill::Byte(FILLED[1])),
+            [true, false] => pool.fill(FillAt::Allocation, Fill::Byte(FILLED[0])),
+            [false, true] => pool.fill(FillAt::Free, Fill::Byte(FILLED[1])),
             [true, true] => pool
-                .fill_on_allocate(Fill::Byte(FILLED[0]))
-                .fill_on_free(Fill::Byte(FILLED[1])),
+                .fill(FillAt::Allocation, Fill::Byte(FILLED[0]))
+                .fill(FillAt::Free, Fill::Byte(FILLED[1])),
         };
         let pool = pool
-            .order(order)
-            .remapping(remapping)
             .sealing(sealing)
-            .lane_bytes(MIB)
-            .alignment(alignment)
+            .tuning(|tuning| {
+                tuning.when_short = when_short;
+                tuning.remapping = remapping;
+                tuning.lane_bytes = MIB;
+                tuning.alignment = alignment;
+            })
             .build()
             .unwrap();
         let streams = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
@@ -334,7 +338,6 @@ impl World {
 fn sealing() -> impl Strategy<Value = Sealing> {
     prop_oneof![
         Just(Sealing::EveryFree),
-        Just(Sealing::Bytes(MIB)),
         Just(Sealing::Spaced(MIB)),
         Just(Sealing::OnDemand),
     ]
@@ -357,8 +360,13 @@ fn growth() -> impl Strategy<Value = GrowBy> {
     ]
 }
 
-fn order() -> impl Strategy<Value = Order> {
-    prop_oneof![Just(Order::GrowFirst), Just(Order::WaitFirst)]
+fn when_short() -> impl Strategy<Value = WhenShort> {
+    prop_oneof![
+        Just(WhenShort::GrowFirst),
+        Just(WhenShort::GrowThenWait),
+        Just(WhenShort::WaitBriefly),
+        Just(WhenShort::WaitFirst),
+    ]
 }
 
 fn remapping() -> impl Strategy<Value = Remapping> {
@@ -375,7 +383,7 @@ proptest! {
     #[test]
     fn random_operations_keep_every_invariant(
         shape in shape(),
-        order in order(),
+        when_short in when_short(),
         remapping in remapping(),
         sealing in sealing(),
         growth in growth(),
@@ -383,7 +391,7 @@ proptest! {
         fills in any::<Fills>(),
         actions in proptest::collection::vec(action(), 1..150),
     ) {
-        let mut world = World::new(shape, order, remapping, sealing, growth, alignment, fills);
+        let mut world = World::new(shape, when_short, remapping, sealing, growth, alignment, fills);
         for action in actions {
             world.act(action);
             world.check();

@@ -251,7 +251,10 @@ impl World {
             builder = builder.capacity_source(lender.clone());
         }
         let builder = builder.observer(books.clone());
-        let pool = builder.deadlock_grace(us(1_000_000_000)).build().unwrap();
+        let pool = builder
+            .fail_deadlocks_after(10 * us(1_000_000_000))
+            .build()
+            .unwrap();
         Self {
             random: fastrand::Rng::with_seed(seed),
             streams: (0..3).map(|_| pool.create_stream().unwrap()).collect(),

@@ -244,8 +244,9 @@ impl World {
         });
         let builder = Pool::builder(device.clone()).segment_source(recorder.clone());
         // Without caches segments become free, and are given back.
-        let builder = builder.capacity(CAPACITY).lane_bytes(0);
-        let builder = builder.maintenance_interval(us(50));
+        let builder = builder
+            .capacity(CAPACITY)
+            .tuning(|tuning| tuning.lane_bytes = 0);
         let threshold = ReleaseThreshold::Bytes(0);
         let pool = builder.release_threshold(threshold).build().unwrap();
         let lines = (0..3).map(|_| {

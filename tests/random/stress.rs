@@ -66,22 +66,22 @@ impl World {
             oracle: oracle.clone(),
             leaves_out_waits,
         };
-        let orders = [Order::GrowFirst, Order::WaitFirst];
+        let orders = [WhenShort::GrowFirst, WhenShort::WaitBriefly];
         let builder = Pool::builder(spy)
             .capacity(CAPACITY)
             .chunk_bytes(CHUNK)
-            .order(orders[random.usize(..2)])
-            .reuse(if random.bool() {
-                Reuse::ALL
-            } else {
-                only_host_waits()
+            .tuning(|tuning| {
+                tuning.when_short = orders[random.usize(..2)];
+                tuning.reuse = [only_host_waits(), Reuse::ALL][usize::from(random.bool())];
+                tuning.lane_bytes = [0, MIB, 8 * MIB, 256 * MIB][random.usize(..4)];
             })
-            .lane_bytes([0, MIB, 8 * MIB, 256 * MIB][random.usize(..4)])
             .sealing([Sealing::OnDemand, Sealing::default()][random.usize(..2)]);
         let builder = if random.u8(..3) == 0 {
-            builder.overtaking(Overtaking {
-                times: 4,
-                bytes: 8 * MIB,
+            builder.tuning(|tuning| {
+                tuning.overtaking = Overtaking {
+                    times: 4,
+                    bytes: 8 * MIB,
+                }
             })
         } else {
             builder

@@ -99,7 +99,7 @@ impl World {
             .clock(Clock::Manual)
             .virtual_memory(setting.memory == Memory::Virtual)
             .build();
-        let builder = builder(&device, CAPACITY).reuse(only_host_waits());
+        let builder = builder(&device, CAPACITY).tuning(|tuning| tuning.reuse = only_host_waits());
         let pool = match setting.memory {
             Memory::Managed => builder.upstream(Upstream::Managed).build(),
             Memory::Virtual | Memory::Plain => builder.build(),

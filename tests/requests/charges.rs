@@ -238,8 +238,7 @@ fn terms_of_a_charge_are_those_of_any_request() {
 fn charge_that_nothing_serves_is_told_of_it_and_fails_as_a_deadlock() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
-        .deadlock_grace(us(100))
-        .fail_deadlocks_after(us(1000))
+        .fail_deadlocks_after(us(10_000))
         .build()
         .unwrap();
     let (_, a) = stream(&device, &pool);
@@ -252,7 +251,7 @@ fn charge_that_nothing_serves_is_told_of_it_and_fails_as_a_deadlock() {
     let mut small = not_ready(pool.charge_for(2 * MIB));
     let mut found = None;
     for _ in 0..40 {
-        device.advance(us(50));
+        device.advance(us(500));
         if found.is_none()
             && let Poll::Ready(granted) = poll(&mut small)
         {

@@ -10,14 +10,15 @@ use weirpool::*;
 const ALL: u64 = 8 * MIB;
 
 fn base(device: &SimDevice) -> PoolBuilder {
-    builder(device, ALL).reuse(only_host_waits())
+    builder(device, ALL).tuning(|tuning| tuning.reuse = only_host_waits())
 }
 
-/// Queues requests, one each millisecond, and serves all of them. Returns their numbers in the order of service.
+/// Queues requests, this long after each other, and serves all of them. Returns their numbers in the order of service.
 fn order_of<'a>(
     device: &SimDevice,
     pool: &'a Pool,
     stream: &'a Stream,
+    apart: Duration,
     terms: &[fn(Allocate<'a>) -> Allocate<'a>],
 ) -> Vec<usize> {
     let all = pool.try_allocate(stream, ALL).unwrap();
@@ -25,7 +26,11 @@ fn order_of<'a>(
     for (number, terms) in terms.iter().enumerate() {
         let allocate = not_ready(terms(pool.allocate(stream, ALL)));
         waiting.push((number, allocate));
-        device.advance(us(1000));
+        device.advance(apart);
+        // Tasks that do not answer would lose their turn.
+        for (_, allocate) in &mut waiting {
+            assert!(poll(allocate).is_pending());
+        }
     }
     drop(all);
     let mut order = Vec::new();
@@ -51,6 +56,7 @@ fn deadlines_order_the_queue() {
         &device,
         &pool,
         &stream,
+        MS,
         &[
             |plain| plain,
             |late| late.deadline(MS * 2000),
@@ -77,22 +83,23 @@ fn deadline_ends_the_wait() {
     assert_eq!(waited, MS);
 }
 
-/// A step of priority is worth a step of time: a request with priority overtakes requests that arrived within its step.
+/// A step of priority is worth a second: a request with priority overtakes requests that arrived within its step.
 #[test]
 fn priority_is_worth_its_step_of_time() {
     let device = manual();
-    let pool = base(&device).priority_step(MS * 3).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let order = order_of(
         &device,
         &pool,
         &stream,
+        MS * 300,
         &[
             |first| first,
             |second| second,
-            |later| later.priority(1), // 2 ms after the first: within a step
+            |later| later.priority(1), // 0.6 s after the first: within a step
             |last| last,
-            |too_late| too_late.priority(1), // 4 ms after the first
+            |too_late| too_late.priority(1), // 1.2 s after the first
             |patient| patient.priority(-1),
         ],
     );
@@ -104,7 +111,7 @@ fn priority_is_worth_its_step_of_time() {
 #[test]
 fn request_does_not_starve_behind_priorities() {
     let device = manual();
-    let pool = base(&device).priority_step(MS).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let mut held = Some(pool.try_allocate(&stream, ALL).unwrap());
     let mut patient = not_ready(pool.allocate(&stream, ALL));
@@ -114,7 +121,7 @@ fn request_does_not_starve_behind_priorities() {
     while poll(&mut patient).is_pending() {
         let allocate = not_ready(pool.allocate(&stream, ALL).priority(5));
         urgent.push_back(allocate);
-        device.advance(us(500));
+        device.advance(MS * 500);
         held = None;
         if let Some(Poll::Ready(block)) = urgent.front_mut().map(poll) {
             urgent.pop_front();
@@ -149,9 +156,11 @@ fn overtaking_is_bounded() {
     ] {
         let device = manual();
         let pool = base(&device)
-            .overtaking(bound)
-            .lane_bytes(0)
-            .deadlock_grace(MS * 1000)
+            .tuning(|tuning| {
+                tuning.overtaking = bound;
+                tuning.lane_bytes = 0;
+            })
+            .fail_deadlocks_after(MS * 10_000)
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -189,13 +198,15 @@ fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
         bytes: u64::MAX,
     };
     let pool = base(&device)
-        .overtaking(bound)
-        .lane_bytes(0)
-        .deadlock_grace(MS * 1000)
-        .tag_weight(flood, 1)
-        .tag_weight(other, 1)
+        .tuning(|tuning| {
+            tuning.overtaking = bound;
+            tuning.lane_bytes = 0;
+        })
+        .fail_deadlocks_after(MS * 10_000)
         .build()
         .unwrap();
+    pool.tag(other).set_weight(1);
+    pool.tag(flood).set_weight(1);
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let flood_of = || pool.allocate(&stream, ALL).tag(flood);
@@ -229,7 +240,7 @@ fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
 #[test]
 fn holder_with_a_small_request_is_not_deadlocked() {
     let device = manual();
-    let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let (woken, waker) = Count::new();
@@ -261,7 +272,7 @@ fn holder_with_a_small_request_is_not_deadlocked() {
 #[test]
 fn head_is_not_overtaken_while_blocks_are_freed() {
     let device = manual();
-    let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let mut held: Vec<_> = (0..6)
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())
@@ -283,7 +294,7 @@ fn head_is_not_overtaken_while_blocks_are_freed() {
 #[test]
 fn work_within_a_reservation_is_no_deadlock() {
     let device = manual();
-    let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let head = not_ready(pool.allocate(&stream, ALL));
@@ -308,11 +319,7 @@ fn work_within_a_reservation_is_no_deadlock() {
 #[test]
 fn pending_memory_prevents_a_deadlock() {
     let device = manual();
-    let pool = base(&device)
-        .deadlock_grace(MS)
-        .fail_deadlocks_after(MS)
-        .build()
-        .unwrap();
+    let pool = base(&device).fail_deadlocks_after(MS).build().unwrap();
     let [(work, stream_a), (_, stream_b)] = streams(&device, &pool);
     let block = pool.try_allocate(&stream_a, ALL).unwrap();
     use_block(&work, &block, MS * 100);
@@ -363,7 +370,7 @@ fn head_of_a_deadlock_fails_after_the_configured_time() {
 #[test]
 fn request_with_unique_layout_does_not_hide_a_deadlock() {
     let device = manual();
-    let pool = base(&device).deadlock_grace(MS).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let blocks = (0..8).map(|_| pool.try_allocate(&stream, MIB).unwrap());
     // The upper halves of two chunks are free.
@@ -372,7 +379,7 @@ fn request_with_unique_layout_does_not_hide_a_deadlock() {
     let mut head = not_ready(pool.allocate(&stream, ALL));
     let mut rare = not_ready(pool.allocate(&stream, 512).alignment(CHUNK));
     let little = not_ready(pool.allocate(&stream, MIB));
-    device.advance(MS);
+    device.advance(MS * 10);
     drop(now(little).expect("there are 2 MiB free, and nothing moves"));
     assert!(poll(&mut head).is_pending() && poll(&mut rare).is_pending());
 }
@@ -386,13 +393,13 @@ fn full_device_does_not_hide_a_deadlock() {
         .build();
     let _others = device.faults().occupy(2 * MIB);
     // The default capacity is all memory of the device, of which another process holds a part.
-    let pool = base(&device).deadlock_grace(MS).build().unwrap();
+    let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let mut head = not_ready(pool.allocate(&stream, 4 * MIB));
     // The task that holds the memory needs a little more before it frees.
     let little = not_ready(pool.allocate(&stream, MIB));
-    device.advance(MS);
+    device.advance(MS * 10);
     assert!(poll(&mut head).is_pending());
     let little = now(little).expect("there are 2 MiB free, and nothing moves");
     drop((held, little));
@@ -409,7 +416,10 @@ fn failed_request_does_not_count_as_overtaking() {
         times: 1,
         bytes: u64::MAX,
     };
-    let pool = base(&device).overtaking(bound).build().unwrap();
+    let pool = base(&device)
+        .tuning(|tuning| tuning.overtaking = bound)
+        .build()
+        .unwrap();
     let (_, stream) = stream(&device, &pool);
     let _held: Vec<_> = (0..6)
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())

@@ -16,7 +16,7 @@ fn policy_decides_whether_an_awaited_event_makes_memory_reusable() {
             internal_dependencies: false,
             ..Reuse::ALL
         };
-        let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
+        let pool = tuned(&device, 8 * MIB, |tuning| tuning.reuse = reuse);
         let [(work, a), (work_b, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(100));
@@ -42,7 +42,7 @@ fn only_a_synchronization_frees_without_the_opportunistic_policy() {
         internal_dependencies: false,
         ..Reuse::ALL
     };
-    let pool = builder(&device, 16 * MIB).reuse(reuse).build().unwrap();
+    let pool = tuned(&device, 16 * MIB, |tuning| tuning.reuse = reuse);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     use_block(&work, &block, us(100));
@@ -68,7 +68,7 @@ fn complete_memory_is_polled_for_before_a_large_block_is_split() {
             internal_dependencies: false,
             ..Reuse::ALL
         };
-        let builder = builder(&device, 1024 * MIB).reuse(reuse);
+        let builder = builder(&device, 1024 * MIB).tuning(|tuning| tuning.reuse = reuse);
         let pool = builder.sealing(Sealing::EveryFree).build().unwrap();
         let [(work, a), (_, b)] = streams(&device, &pool);
         let large = pool.try_allocate(&b, 256 * MIB).unwrap();
@@ -104,7 +104,7 @@ fn no_stream_is_made_to_wait_without_internal_dependencies() {
             internal_dependencies: internal,
             ..Reuse::ALL
         };
-        let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
+        let pool = tuned(&device, 8 * MIB, |tuning| tuning.reuse = reuse);
         let [(work, a), (work_b, b)] = streams(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         use_block(&work, &block, us(100));
@@ -146,11 +146,8 @@ fn events_are_recorded_by_free_by_bytes_or_on_demand() {
         (records, device.counters().calls(Call::Record) - before)
     };
     assert_eq!(records(Sealing::EveryFree), (FREES, FREES));
-    // The free that exceeds the bound seals: one in 17.
-    assert_eq!(
-        records(Sealing::Bytes(16 * BYTES)),
-        (FREES / 17, FREES / 17 + 1)
-    );
+    // The frees that exceed the bound seal: the 17th, and the 33rd after that, since they come at once.
+    assert_eq!(records(Sealing::Spaced(16 * BYTES)), (2, 3));
     assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
@@ -160,7 +157,9 @@ fn events_are_further_apart_where_frees_come_close() {
     const BYTES: u64 = MIB;
     let device = manual();
     let sealing = Sealing::Spaced(4 * BYTES);
-    let pool = builder(&device, 256 * MIB).sealing(sealing).lane_bytes(0);
+    let pool = builder(&device, 256 * MIB)
+        .sealing(sealing)
+        .tuning(|tuning| tuning.lane_bytes = 0);
     let pool = pool.build().unwrap();
     let [(_, stream), (_, other)] = streams(&device, &pool);
     // Returns the number of frees until the next event, with this much time between frees.
@@ -198,7 +197,7 @@ fn vain_queries_become_rarer() {
     const EVENTS: u64 = 256;
     let device = manual();
     let pool = builder(&device, 256 * MIB).sealing(Sealing::Spaced(MIB));
-    let pool = pool.lane_bytes(0).build().unwrap();
+    let pool = pool.tuning(|tuning| tuning.lane_bytes = 0).build().unwrap();
     let (work, stream) = stream(&device, &pool);
     // Returns the number of queries for this many events.
     let queries = |events| {
@@ -232,10 +231,9 @@ enum Own {
 
 /// Returns the source of an allocation of this size, while 16 MiB are about to complete on other streams and the pool
 /// could grow.
-fn source_beside_pending(order: Order, limit: WaitLimit, own: Own, bytes: u64) -> Source {
+fn source_beside_pending(when_short: WhenShort, own: Own, bytes: u64) -> Source {
     let device = manual();
-    let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
-    let pool = settings.build().unwrap();
+    let pool = tuned(&device, 64 * MIB, |tuning| tuning.when_short = when_short);
     let streams: [_; 3] = streams(&device, &pool);
     for _ in 0..20 {
         // The pool learns how long the work of each stream takes.
@@ -265,13 +263,13 @@ fn source_beside_pending(order: Order, limit: WaitLimit, own: Own, bytes: u64) -
     block.source()
 }
 
-/// `GrowFirst` grows the pool. `WaitFirst` makes a stream wait that is busy for that long anyway.
+/// `GrowFirst` grows the pool. `WaitBriefly` makes a stream wait that is busy for that long anyway.
 #[test]
 fn order_decides_between_growing_and_waiting() {
     for bytes in [3 * MIB, 8 * MIB] {
-        let source = |order| source_beside_pending(order, WaitLimit::Tail, Own::Busy, bytes);
-        assert_eq!(source(Order::GrowFirst), Source::Grown);
-        assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
+        let source = |when_short| source_beside_pending(when_short, Own::Busy, bytes);
+        assert_eq!(source(WhenShort::GrowFirst), Source::Grown);
+        assert_eq!(source(WhenShort::WaitBriefly), Source::DeviceWait);
     }
 }
 
@@ -336,9 +334,9 @@ fn alignment_of_a_block_with_room_is_checked() {
 /// A stream waits within its own work, or without a limit.
 #[test]
 fn idle_stream_waits_only_without_a_limit() {
-    let source = |limit| source_beside_pending(Order::WaitFirst, limit, Own::Idle, 8 * MIB);
-    assert_eq!(source(WaitLimit::Tail), Source::Grown);
-    assert_eq!(source(WaitLimit::Unlimited), Source::DeviceWait);
+    let source = |when_short| source_beside_pending(when_short, Own::Idle, 8 * MIB);
+    assert_eq!(source(WhenShort::WaitBriefly), Source::Grown);
+    assert_eq!(source(WhenShort::WaitFirst), Source::DeviceWait);
 }
 
 /// [15] A stream's id is never reused, even if the device reuses its handle.
@@ -589,7 +587,7 @@ fn debug_output_has_sizes_in_binary_units() {
             format!("{refused:?}"),
             "Exhausted(Shortfall { requested: 62.0 MiB, free: 1.0 MiB",
         ),
-        (format!("{:?}", PoolConfig::default()), "lane_bytes: "),
+        (format!("{:?}", Pool::builder(manual())), "lane_bytes: "),
         (format!("{:?}", Capacity::Bytes(MIB)), "Bytes(1.0 MiB)"),
         (
             format!("{:?}", Layout::new(1536)),

@@ -14,17 +14,17 @@ const LIMIT: u64 = 8 * MIB;
 
 const GRACE: Duration = us(10_000);
 
-fn base(device: &SimDevice, tag: Tag) -> PoolBuilder {
-    builder(device, 64 * MIB)
-        .lane_bytes(0)
-        .deadlock_grace(GRACE)
-        .tag_limit(tag, LIMIT)
+/// A pool in which the tag has a limit.
+fn limited(device: &SimDevice, tag: Tag, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Pool {
+    let builder = builder(device, 64 * MIB).tuning(|tuning| tuning.lane_bytes = 0);
+    let pool = set(builder).build().unwrap();
+    pool.tag(tag).set_limit(Some(LIMIT));
+    pool
 }
 
 /// A pool that fails deadlocks after the grace.
 fn strict(device: &SimDevice, tag: Tag) -> Pool {
-    let pool = base(device, tag).fail_deadlocks_after(GRACE);
-    pool.build().unwrap()
+    limited(device, tag, |builder| builder.fail_deadlocks_after(GRACE))
 }
 
 fn used(pool: &Pool, tag: Tag) -> u64 {
@@ -43,10 +43,9 @@ fn is_deadlocked<T>(polled: Poll<Result<T, AllocError>>) -> bool {
 fn first_throttled_request_fails_when_nothing_of_its_tag_is_freed() {
     let device = manual();
     let tag = Tag::new("tenant deadlocks: two");
-    let pool = base(&device, tag)
-        .fail_deadlocks_after(MS * 50)
-        .build()
-        .unwrap();
+    let pool = limited(&device, tag, |builder| {
+        builder.fail_deadlocks_after(MS * 50)
+    });
     let [(_, a), (_, b), (work, other)] = streams(&device, &pool);
     let hold = |stream| pool.allocate(stream, LIMIT / 2).tag(tag);
     let [one, two] = [&a, &b].map(|stream| hold(stream).try_now().unwrap());
@@ -97,7 +96,7 @@ fn first_throttled_request_fails_when_nothing_of_its_tag_is_freed() {
 fn throttled_request_waits_for_ever_without_a_time_limit() {
     let device = manual();
     let tag = Tag::new("tenant deadlocks: lasts");
-    let pool = base(&device, tag).build().unwrap();
+    let pool = limited(&device, tag, |builder| builder);
     let (_, stream) = stream(&device, &pool);
     let held = pool.allocate(&stream, LIMIT).tag(tag).try_now().unwrap();
     let mut waiting = pool.allocate(&stream, MIB).tag(tag);

@@ -560,7 +560,9 @@ fn complete(pool: &Pool, stream: &Stream) {
 
 fn with_one_stream(capacity: u64, chunk_bytes: u64, lane_bytes: u64) -> (Pool, Stream) {
     let builder = Pool::builder(device()).capacity(capacity);
-    let builder = builder.chunk_bytes(chunk_bytes).lane_bytes(lane_bytes);
+    let builder = builder
+        .chunk_bytes(chunk_bytes)
+        .tuning(|tuning| tuning.lane_bytes = lane_bytes);
     let pool = builder.build().expect("a pool");
     let stream = pool.create_stream().expect("a stream");
     (pool, stream)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! weirpool                                                     # replays the three recorded traces
-//! weirpool replay --lag 1ms --order wait-first --plot replay.svg
+//! weirpool replay --lag 1ms --when-short wait-briefly --plot replay.svg
 //! weirpool replay memory_log.csv snapshot.pickle
 //! weirpool replay --lag 1ms --html replay.html trace.csv
 //! weirpool replay --generate cross-stream --capacity 500MB --json

@@ -14,8 +14,7 @@ use crate::units::debug_in_units;
 ///
 /// let device = SimDevice::new();
 /// let pool = Pool::builder(device.clone())
-///     .initial_size(256 << 20)
-///     .growth(GrowBy::AtLeast(64 << 20))
+///     .tuning(|tuning| (tuning.initial_size, tuning.growth) = (256 << 20, GrowBy::AtLeast(64 << 20)))
 ///     .build()?;
 /// let stream = pool.register(&device.create_stream())?;
 /// let first = pool.try_allocate(&stream, 256 << 20)?;

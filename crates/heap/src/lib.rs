@@ -120,7 +120,7 @@ pub use remapping::{Budget, Remapping};
 pub use request::{Grant, Placement, Request, ReturnedTo, View};
 pub use reservation::ReservationState;
 pub use run::{Piece, Run};
-pub use settings::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
+pub use settings::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit, WhenShort};
 pub use sources::{Action, Facts, Prepare, Rules, Sequence, Try};
 pub use totals::{High, Totals};
 pub use trim::{Release, Target};

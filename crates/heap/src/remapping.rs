@@ -24,8 +24,7 @@ use std::time::Duration;
 /// fn held(remapping: Remapping) -> Result<u64, Box<dyn std::error::Error>> {
 ///     let pool = Pool::builder(SimDevice::new())
 ///         .chunk_bytes(2 << 20)
-///         .lane_bytes(0)
-///         .remapping(remapping)
+///         .tuning(|tuning| (tuning.lane_bytes, tuning.remapping) = (0, remapping))
 ///         .build()?;
 ///     let stream = pool.create_stream()?;
 ///     let blocks: Vec<_> = (0..8).map(|_| pool.try_allocate(&stream, 2 << 20)).collect::<Result<_, _>>()?;

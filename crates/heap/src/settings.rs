@@ -4,49 +4,10 @@ use crate::units::debug_in_units;
 use crate::{Donor, Forecast, TOLERANCE, Taker};
 use std::time::Duration;
 
-/// Whether a pool grows or waits first when free memory does not suffice.
+/// What a pool does first when free memory does not suffice, and how far a wait on the device may delay a stream.
 ///
-/// ```
-/// use std::time::Duration;
-/// use weirpool::device::sim::{Operation, SimDevice};
-/// use weirpool::{Order, Pool, Source, WaitLimit};
-///
-/// for (order, source) in [(Order::GrowFirst, Source::Grown), (Order::WaitFirst, Source::DeviceWait)] {
-///     let device = SimDevice::new();
-///     let limit = WaitLimit::Unlimited;
-///     let pool = Pool::builder(device.clone()).order(order).wait_limit(limit).build()?;
-///     let (work, other) = (device.create_stream(), device.create_stream());
-///     let (first, second) = (pool.register(&work)?, pool.register(&other)?);
-///     let block = pool.try_allocate(&first, 32 << 20)?;
-///     work.submit(Operation::new(Duration::from_millis(1))); // uses it
-///     drop(block); // pending: the second stream takes more from the device, or waits
-///     assert_eq!(pool.try_allocate(&second, 32 << 20)?.source(), source);
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-pub enum Order {
-    /// Take more memory from the device, or map free memory elsewhere, before making a stream wait. The default.
-    /// [`Remapping`](crate::Remapping) chooses between the two.
-    ///
-    /// A service grows a few times in its life, but would stall at every turn. Where no more memory can be taken or
-    /// mapped, a stream may wait on the device for pending memory of exactly the requested size, as [`WaitLimit`]
-    /// allows, before the pool polls for completed events. It does so if the wait delays the stream by at most a
-    /// millisecond beyond its own work.
-    #[default]
-    GrowFirst,
-    /// Use memory that other streams are about to release before taking more: behind a wait on the device, or, for an
-    /// awaited allocation, by awaiting the memory that was pending when the request arrived, and no longer. This needs
-    /// less memory, but may delay streams and tasks within the bounds of [`WaitLimit`].
-    WaitFirst,
-}
-
-/// How far a device-side wait may delay a stream.
+/// A wait is *brief* if the memory is expected before the stream's own work ends, or at most 32 µs later: the stream hardly
+/// ever stalls. The expectation comes from how long each stream's events took so far.
 ///
 /// A call that does not wait on the host, such as [`Pool::try_allocate`](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.try_allocate), makes a wait of any
 /// length as its last resort.
@@ -54,17 +15,17 @@ pub enum Order {
 /// ```
 /// use std::time::Duration;
 /// use weirpool::device::sim::{Operation, SimDevice};
-/// use weirpool::{Order, Pool, Source, WaitLimit};
+/// use weirpool::{Pool, Source, WhenShort::{GrowFirst, WaitBriefly, WaitFirst}};
 ///
-/// for (limit, source) in [(WaitLimit::Tail, Source::Grown), (WaitLimit::Unlimited, Source::DeviceWait)] {
+/// let cases = [(GrowFirst, Source::Grown), (WaitBriefly, Source::Grown), (WaitFirst, Source::DeviceWait)];
+/// for (when_short, source) in cases {
 ///     let device = SimDevice::new();
-///     let order = Order::WaitFirst;
-///     let pool = Pool::builder(device.clone()).order(order).wait_limit(limit).build()?;
-///     let (work, idle) = (device.create_stream(), device.create_stream());
-///     let (first, second) = (pool.register(&work)?, pool.register(&idle)?);
+///     let pool = Pool::builder(device.clone()).tuning(|tuning| tuning.when_short = when_short).build()?;
+///     let (work, other) = (device.create_stream(), device.create_stream());
+///     let (first, second) = (pool.register(&work)?, pool.register(&other)?);
 ///     let block = pool.try_allocate(&first, 32 << 20)?;
-///     work.submit(Operation::new(Duration::from_millis(1)));
-///     drop(block); // a stream with nothing to do would stall for all of a millisecond
+///     work.submit(Operation::new(Duration::from_millis(1))); // uses it
+///     drop(block); // pending: the second stream, which has nothing to do, would stall for a millisecond
 ///     assert_eq!(pool.try_allocate(&second, 32 << 20)?.source(), source);
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -75,14 +36,60 @@ pub enum Order {
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "snake_case")
 )]
-pub enum WaitLimit {
-    /// Wait only for memory that is expected before the stream's own work ends, or at most 32 µs later, so that the
-    /// stream hardly ever stalls. A task that waits on the host instead submits its work about as late. The expectation
-    /// comes from how long each stream's events took so far.
+pub enum WhenShort {
+    /// Take more memory from the device, or map free memory elsewhere ([`Remapping`](crate::Remapping) chooses), before
+    /// making a stream wait, and then only briefly. The default: a service grows a few times in its life, but would stall
+    /// at every turn. Where no more memory can be taken or mapped, a stream may wait on the device for pending memory of
+    /// exactly the requested size before the pool polls for completed events, if the wait delays it by at most a
+    /// millisecond beyond its own work.
     #[default]
+    GrowFirst,
+    /// Do as [`GrowFirst`](Self::GrowFirst), but where no more memory can be taken, wait for any pending memory. Among
+    /// blocks of equal size, the pool takes the one that is expected to complete first.
+    GrowThenWait,
+    /// Use memory that other streams are about to release before taking more: behind a brief wait on the device, or, for
+    /// an awaited allocation, by awaiting the memory that was pending when the request arrived, and no longer. This needs
+    /// less memory, but may delay streams and tasks.
+    WaitBriefly,
+    /// Do as [`WaitBriefly`](Self::WaitBriefly), but behind waits of any length, as CUDA's and HIP's pools do.
+    WaitFirst,
+}
+
+impl WhenShort {
+    /// Returns whether the pool grows or waits first.
+    #[doc(hidden)]
+    pub fn order(self) -> Order {
+        match self {
+            Self::GrowFirst | Self::GrowThenWait => Order::GrowFirst,
+            Self::WaitBriefly | Self::WaitFirst => Order::WaitFirst,
+        }
+    }
+
+    /// Returns how far a wait on the device may delay a stream.
+    #[doc(hidden)]
+    pub fn wait_limit(self) -> WaitLimit {
+        match self {
+            Self::GrowFirst | Self::WaitBriefly => WaitLimit::Tail,
+            Self::GrowThenWait | Self::WaitFirst => WaitLimit::Unlimited,
+        }
+    }
+}
+
+/// Whether a pool grows or waits first when free memory does not suffice: a part of [`WhenShort`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// More memory is taken before a stream waits.
+    GrowFirst,
+    /// A stream waits before more memory is taken.
+    WaitFirst,
+}
+
+/// How far a wait on the device may delay a stream: a part of [`WhenShort`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitLimit {
+    /// A stream waits only for memory that is expected before its own work ends, or shortly after.
     Tail,
-    /// Wait for any pending memory, as CUDA's and HIP's pools do. Among blocks of equal size, the pool takes the one
-    /// that is expected to complete first.
+    /// A stream waits for any pending memory.
     Unlimited,
 }
 
@@ -96,7 +103,7 @@ pub enum WaitLimit {
 /// /// Returns the source from which a second stream is served after a first one used and freed all memory.
 /// fn reused(reuse: Reuse, meanwhile: fn(&SimDevice, &Stream, &Stream)) -> Option<Source> {
 ///     let device = SimDevice::new();
-///     let pool = Pool::builder(device.clone()).capacity(32 << 20).reuse(reuse).build().unwrap();
+///     let pool = Pool::builder(device.clone()).capacity(32 << 20).tuning(|tuning| tuning.reuse = reuse).build().unwrap();
 ///     let (work, other) = (device.create_stream(), device.create_stream());
 ///     let (first, second) = (pool.register(&work).unwrap(), pool.register(&other).unwrap());
 ///     let block = pool.try_allocate(&first, 32 << 20).unwrap();
@@ -130,7 +137,7 @@ pub struct Reuse {
     pub opportunistic: bool,
     /// Memory pending on another stream, behind a wait on the device that the pool inserts. Switch it off where streams
     /// wait for each other without events, as kernels do that read a flag: if that stream waits for later work of this
-    /// one, the wait is a deadlock. With [`Order::GrowFirst`] the pool waits only where it cannot grow.
+    /// one, the wait is a deadlock. With [`WhenShort::GrowFirst`] the pool waits only where it cannot grow.
     pub internal_dependencies: bool,
 }
 
@@ -176,9 +183,8 @@ impl Reuse {
 
 /// How much memory a pool may hold before it releases free memory to the device unasked.
 ///
-/// Maintenance does this periodically, off the hot path, and only with memory that was free for a while; see
-/// [`PoolBuilder::maintenance_interval`]. Maintenance also inspects the lanes' caches, but a free that goes to a lane
-/// alone does not start it. CUDA and HIP call this `ReleaseThreshold`; Warp accepts a fraction of the device's memory,
+/// Maintenance does this off the hot path, 10 ms after a free on the device's clock, and only with memory that was not
+/// used in between. It also inspects the lanes' caches, but a free that goes to a lane alone does not start it. CUDA and HIP call this `ReleaseThreshold`; Warp accepts a fraction of the device's memory,
 /// too.
 ///
 /// ```
@@ -198,8 +204,6 @@ impl Reuse {
 /// pool.set_release_threshold(ReleaseThreshold::Fraction(0.5))?; // of the device's memory, from now on
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// [`PoolBuilder::maintenance_interval`]: https://docs.rs/weirpool/latest/weirpool/struct.PoolBuilder.html#method.maintenance_interval
 #[derive(Clone, Copy, Default, PartialEq)]
 #[cfg_attr(
     feature = "serde",
@@ -263,7 +267,6 @@ impl ReleaseThreshold {
 /// }
 ///
 /// assert_eq!(events(Sealing::EveryFree)?, 64);
-/// assert_eq!(events(Sealing::Bytes(1 << 20))?, 3); // whenever more than 1 MiB is unsealed
 /// assert_eq!(events(Sealing::Spaced(1 << 18))?, 4); // after 5, 9, 17 and 33 frees; spaced, since they come at once
 /// assert_eq!(events(Sealing::OnDemand)?, 0); // until another stream needs the memory, or `Stream::seal`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -277,11 +280,10 @@ impl ReleaseThreshold {
 pub enum Sealing {
     /// At every free.
     EveryFree,
-    /// Once more than this many bytes were freed on a stream since its last event, and not reused by it.
-    Bytes(u64),
-    /// As `Bytes`, but the bound rises up to eightfold while frees would otherwise record an event every few
-    /// microseconds: recording an event takes as long as several allocations. The bound does not rise where another
-    /// stream wants the freed memory, or where the pool releases memory unasked. The default, with 4 MiB;
+    /// Once more than this many bytes were freed on a stream since its last event, and not reused by it. The bound rises
+    /// up to eightfold while frees would otherwise record an event every few microseconds: recording an event takes as
+    /// long as several allocations. It does not rise where another stream wants the freed memory, or where the pool
+    /// releases memory unasked. The default, with 4 MiB;
     /// [`guide::performance`](https://docs.rs/weirpool/latest/weirpool/guide/performance/) says why.
     Spaced(u64),
     /// On demand: for a waiter, for an allocation that finds no other memory, or by [`Stream::seal`].
@@ -290,7 +292,7 @@ pub enum Sealing {
     OnDemand,
 }
 
-debug_in_units!(enum Sealing { EveryFree, Bytes(inner as bytes), Spaced(inner as bytes), OnDemand });
+debug_in_units!(enum Sealing { EveryFree, Spaced(inner as bytes), OnDemand });
 
 impl Default for Sealing {
     fn default() -> Self {
@@ -304,7 +306,7 @@ impl Sealing {
     pub fn bound(self) -> u64 {
         match self {
             Self::EveryFree => 0,
-            Self::Bytes(bytes) | Self::Spaced(bytes) => bytes,
+            Self::Spaced(bytes) => bytes,
             Self::OnDemand => u64::MAX,
         }
     }

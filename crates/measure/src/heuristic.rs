@@ -17,7 +17,7 @@ use weirpool_sync::plain::Arc;
 ///
 /// // Once more than 3 free blocks could be released; the pool shrinks to the most that was in use.
 /// let heuristic = CoalesceHeuristic::blocks_releasable_hwm(3);
-/// let pool = Pool::builder(SimDevice::new()).coalesce(heuristic).build()?;
+/// let pool = Pool::builder(SimDevice::new()).tuning(|tuning| tuning.coalesce = Some(heuristic)).build()?;
 /// // Or a function: whenever half of the pool is free and fragmented.
 /// let own = CoalesceHeuristic::new(|figures| {
 ///     let reserved = figures.reserved.current;

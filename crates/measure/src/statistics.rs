@@ -45,7 +45,7 @@ pub struct Statistics {
     pub reserved: Level,
     /// In live blocks, or set aside for reservations. The high-water mark is never too low. It is exact while one
     /// stream is used by one thread at a time, and where lanes cache nothing
-    /// (`PoolConfig::lane_bytes` is 0). Otherwise it is the lower of two bounds: the
+    /// (`Tuning::lane_bytes` is 0). Otherwise it is the lower of two bounds: the
     /// sum of the streams' own marks, and the mark that counts cached blocks as used, which is too high by at most the
     /// bytes that lanes cached then. An exact mark would need a sum over all streams at each allocation, and so a
     /// shared write in it: `Pool::exact_statistics_scope` has one for a while.

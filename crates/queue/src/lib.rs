@@ -50,4 +50,4 @@ pub use queue_limit::QueueLimit;
 pub use scan::{Pieces, ToTry};
 pub use standstill::{Standstill, TagStandstill, Verdict};
 pub use tag::Tag;
-pub use terms::{Overtaking, Rules, Terms, longest_wait};
+pub use terms::{DUE_AFTER, Overtaking, PRIORITY_STEP, Rules, Terms, due, longest_wait};

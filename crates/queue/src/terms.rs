@@ -7,6 +7,14 @@ use weirpool_heap::debug_in_units;
 /// No clock gets this far: a longer wait has no limit, and no alarm is set for it.
 const NEVER: Duration = Duration::from_secs(1 << 40);
 
+/// How long after it came a request without a deadline is due: a typical response time of a service. Only the order of due
+/// times matters.
+pub const DUE_AFTER: Duration = Duration::from_secs(1);
+
+/// How much earlier a step of priority makes a request due: as long as a plain request is given, so that a step outweighs
+/// any wait that is usual.
+pub const PRIORITY_STEP: Duration = Duration::from_secs(1);
+
 /// How many requests are looked at, from the head on, if overtaking is allowed.
 const LOOKED_AT: usize = 64;
 
@@ -42,6 +50,16 @@ pub fn longest_wait(terms: &Terms) -> Option<Duration> {
     limits.min().filter(|limit| *limit < NEVER)
 }
 
+/// Returns when a request is due, in nanoseconds of the device's clock. A high priority can put that before the
+/// clock's beginning.
+#[inline]
+pub fn due(terms: &Terms, now: Duration) -> i128 {
+    let nanoseconds = |duration: Duration| duration.as_nanos() as i128;
+    let after = terms.deadline.unwrap_or(DUE_AFTER);
+    let earlier = nanoseconds(PRIORITY_STEP) * i128::from(terms.priority);
+    nanoseconds(now) + nanoseconds(after) - earlier
+}
+
 /// How often a waiting request may be passed by requests behind it.
 ///
 /// While the head of the queue cannot be served, free memory is kept for it, and all requests behind it wait. With a
@@ -68,10 +86,6 @@ impl Overtaking {
 /// The rules by which requests of a pool wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How long after it came a request without a deadline is due.
-    pub due_after: Duration,
-    /// How much earlier a step of priority makes a request due.
-    pub priority_step: Duration,
     /// How often a request may be passed.
     pub overtaking: Overtaking,
     /// How long nothing may change before a queue that cannot be served counts as deadlocked.
@@ -85,16 +99,6 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Returns when a request is due, in nanoseconds of the device's clock. A high priority can put that before the
-    /// clock's beginning.
-    #[inline]
-    pub fn due(&self, terms: &Terms, now: Duration) -> i128 {
-        let nanoseconds = |duration: Duration| duration.as_nanos() as i128;
-        let after = terms.deadline.unwrap_or(self.due_after);
-        let earlier = nanoseconds(self.priority_step) * i128::from(terms.priority);
-        nanoseconds(now) + nanoseconds(after) - earlier
-    }
-
     /// Returns how many requests at the front of the queue are looked at. Flows take turns among them.
     pub(crate) fn looked_at(&self) -> usize {
         match self.overtaking.times {
@@ -125,8 +129,6 @@ mod tests {
 
     fn rules() -> Rules {
         Rules {
-            due_after: SECOND,
-            priority_step: SECOND,
             overtaking: Overtaking::NONE,
             deadlock_grace: SECOND,
             deadlock_limit: None,
@@ -137,13 +139,12 @@ mod tests {
 
     #[test]
     fn request_with_a_deadline_is_due_then() {
-        let rules = rules();
         let [plain, soon, late] = [None, Some(SECOND / 10), Some(SECOND * 10)].map(|deadline| {
             let terms = Terms {
                 deadline,
                 ..Terms::default()
             };
-            rules.due(&terms, SECOND * 5)
+            due(&terms, SECOND * 5)
         });
         assert!(soon < plain && plain < late);
         assert_eq!(plain, (SECOND * 6).as_nanos() as i128);
@@ -151,13 +152,12 @@ mod tests {
 
     #[test]
     fn priority_counts_in_steps() {
-        let rules = rules();
         let due = |priority, now| {
             let terms = Terms {
                 priority,
                 ..Terms::default()
             };
-            rules.due(&terms, now)
+            due(&terms, now)
         };
         assert_eq!(due(2, SECOND * 2), due(0, Duration::ZERO));
         assert!(due(i32::MAX, Duration::ZERO) < due(i32::MIN, Duration::ZERO));

@@ -6,16 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weirpool_heap::id::StreamId;
 use weirpool_queue::{
-    Entry, Newcomer, Overtaking, Queue, QueueLimit, Refused, Rules, Tag, Terms, longest_wait,
+    DUE_AFTER, Entry, Newcomer, Overtaking, PRIORITY_STEP, Queue, QueueLimit, Refused, Rules, Tag,
+    Terms, due, longest_wait,
 };
 
 const MS: Duration = Duration::from_millis(1);
-const STEP: Duration = Duration::from_millis(50);
 
 fn rules() -> Rules {
     Rules {
-        due_after: MS * 100,
-        priority_step: STEP,
         overtaking: Overtaking::NONE,
         deadlock_grace: MS,
         deadlock_limit: None,
@@ -30,7 +28,6 @@ fn seeds() -> std::ops::Range<u64> {
 
 /// A queue, the clock, and the quotas of tags.
 struct Model {
-    rules: Rules,
     queue: Queue<u64>,
     now: Duration,
     /// The requests that wait, by number.
@@ -45,7 +42,6 @@ struct Model {
 impl Model {
     fn new(rules: Rules) -> Self {
         Self {
-            rules,
             queue: Queue::new(&rules),
             now: Duration::ZERO,
             waiting: BTreeMap::new(),
@@ -68,7 +64,7 @@ impl Model {
             tag: terms.tag,
             bytes,
             stream: StreamId(1),
-            due: self.rules.due(&terms, self.now),
+            due: due(&terms, self.now),
             limit: longest_wait(&terms),
             is_throttled,
         };
@@ -167,9 +163,9 @@ fn request_is_passed_only_by_requests_that_are_due_earlier() {
     for seed in seeds() {
         let (mut random, mut model) = (Rng::with_seed(seed), Model::new(rules()));
         for _ in 0..80 {
-            model.now += MS * random.u32(..20);
+            model.now += MS * random.u32(..300);
             if random.u8(..3) > 0 {
-                let deadline = random.bool().then(|| MS * random.u32(..300));
+                let deadline = random.bool().then(|| MS * random.u32(..3000));
                 let terms = Terms {
                     deadline,
                     priority: [0, 0, random.i32(-3..4)][random.usize(..3)],
@@ -187,13 +183,16 @@ fn request_is_passed_only_by_requests_that_are_due_earlier() {
                 assert!(entry.sort_key < passed.sort_key, "seed {seed}");
                 if terms.priority == 0 && others.priority == 0 {
                     // A request is not overtaken by requests that arrive after it is due.
-                    let due = passed.since + others.deadline.unwrap_or(model.rules.due_after);
-                    assert!(entry.since <= due, "seed {seed}");
+                    let due_at = passed.since + others.deadline.unwrap_or(DUE_AFTER);
+                    assert!(entry.since <= due_at, "seed {seed}");
                 }
                 if terms.deadline.is_none() && others.deadline.is_none() {
                     // With n steps more, only if it arrived at most n steps later.
                     let steps = u32::try_from(terms.priority - others.priority).unwrap();
-                    assert!(entry.since <= passed.since + STEP * steps, "seed {seed}");
+                    assert!(
+                        entry.since <= passed.since + PRIORITY_STEP * steps,
+                        "seed {seed}"
+                    );
                 }
             }
         }

@@ -138,8 +138,6 @@ impl Pair {
             _ => QueueLimit::bytes(random.u64(1..2000)),
         };
         let rules = Rules {
-            due_after: Duration::from_millis(10),
-            priority_step: Duration::from_millis(1),
             overtaking: [Overtaking::NONE, Overtaking { times: 1, bytes: 9 }][random.usize(..2)],
             deadlock_grace: Duration::ZERO,
             deadlock_limit: None,

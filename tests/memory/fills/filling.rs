@@ -38,8 +38,8 @@ fn each_grant_makes_one_fill() {
 fn allocation_and_free_have_separate_fills() {
     let setup = Setup::new(|builder| {
         builder
-            .fill_on_allocate(Fill::Byte(0xa5))
-            .fill_on_free(Fill::Byte(0x5a))
+            .fill(FillAt::Allocation, Fill::Byte(0xa5))
+            .fill(FillAt::Free, Fill::Byte(0x5a))
     });
     let block = setup.take(4096);
     let (address, bytes) = (block.address(), block.size());
@@ -141,7 +141,7 @@ fn use_after_free_reads_poison() {
 #[test]
 fn memory_of_a_tenant_is_overwritten_before_another_stream_gets_it() {
     let setup = Setup::on(manual(), |builder| {
-        builder.capacity(8 * MIB).fill_on_free(Fill::Zero)
+        builder.capacity(8 * MIB).fill(FillAt::Free, Fill::Zero)
     });
     let (_, next) = stream(&setup.device, &setup.pool);
     for settled in [false, true] {
@@ -171,8 +171,10 @@ fn memory_is_filled_before_it_is_released_to_the_device() {
     for is_pooled in [true, false] {
         let device = manual();
         let setup = Setup::on(device.clone(), |builder| match is_pooled {
-            true => builder.fill_on_free(Fill::Zero),
-            false => Pool::builder(device).unpooled().fill_on_free(Fill::Zero),
+            true => builder.fill(FillAt::Free, Fill::Zero),
+            false => Pool::builder(device)
+                .upstream(Upstream::Unpooled)
+                .fill(FillAt::Free, Fill::Zero),
         });
         let block = setup.take(4 * MIB);
         write_after(&setup.work, &block, 100, 7);
@@ -228,8 +230,8 @@ fn free_on_another_stream_fills_behind_both() {
 fn abandoned_grant_is_not_filled() {
     let setup = Setup::new(|builder| {
         builder
-            .fill_on_allocate(Fill::Zero)
-            .fill_on_free(Fill::Poison)
+            .fill(FillAt::Allocation, Fill::Zero)
+            .fill(FillAt::Free, Fill::Poison)
     });
     let all = setup.take(64 * MIB);
     let waiting = not_ready(setup.pool.allocate(&setup.stream, MIB));
@@ -253,8 +255,8 @@ fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
     let setup = Setup::new(|builder| {
         builder
             .upstream(Upstream::Managed)
-            .fill_on_allocate(Fill::Zero)
-            .fill_on_free(Fill::Poison)
+            .fill(FillAt::Allocation, Fill::Zero)
+            .fill(FillAt::Free, Fill::Poison)
     });
     let host = setup.pool.host_stream().unwrap();
     let block = setup.pool.try_allocate(&host, 4096).unwrap();

@@ -87,11 +87,11 @@ impl Setup {
 }
 
 fn zero_on_allocate(builder: PoolBuilder) -> PoolBuilder {
-    builder.fill_on_allocate(Fill::Zero)
+    builder.fill(FillAt::Allocation, Fill::Zero)
 }
 
 fn poison_on_free(builder: PoolBuilder) -> PoolBuilder {
-    builder.fill_on_free(Fill::Poison)
+    builder.fill(FillAt::Free, Fill::Poison)
 }
 
 /// Work that takes so long, and writes at its end.

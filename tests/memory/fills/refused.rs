@@ -37,7 +37,8 @@ fn failed_fill_of_an_allocation_loses_no_memory() {
 #[test]
 fn failed_fill_uncharges_the_tag() {
     let tag = Tag::new("fills");
-    let setup = Setup::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
+    let setup = Setup::new(zero_on_allocate);
+    setup.pool.tag(tag).set_limit(Some(MIB));
     let allocate = || setup.pool.allocate(&setup.stream, MIB).tag(tag);
     setup.device.faults().fail_next(Call::Fill, Other);
     let refused = allocate().try_now().unwrap_err();
@@ -77,8 +78,8 @@ fn failed_fill_of_a_waiter_admits_the_next_one() {
 fn fill_is_skipped_on_a_stream_that_takes_none() {
     let setup = Setup::new(|builder| {
         builder
-            .fill_on_allocate(Fill::Zero)
-            .fill_on_free(Fill::Poison)
+            .fill(FillAt::Allocation, Fill::Zero)
+            .fill(FillAt::Free, Fill::Poison)
     });
     let block = setup.take(MIB);
     let address = block.address();
@@ -123,8 +124,8 @@ fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
     for on_free in [false, true] {
         let setup = Setup::new(|builder| {
             builder
-                .fill_on_allocate(Fill::Zero)
-                .fill_on_free(Fill::Zero)
+                .fill(FillAt::Allocation, Fill::Zero)
+                .fill(FillAt::Free, Fill::Zero)
         });
         let block = setup.take(MIB);
         let mut waiting = not_ready(setup.pool.allocate(&setup.stream, 64 * MIB));

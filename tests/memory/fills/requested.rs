@@ -96,7 +96,7 @@ fn request_fills_instead_of_its_pool() {
 }
 
 fn poison_on_allocate(builder: PoolBuilder) -> PoolBuilder {
-    builder.fill_on_allocate(Fill::Poison)
+    builder.fill(FillAt::Allocation, Fill::Poison)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use weirpool::testing::Invariants;
 #[test]
 fn coalescing_makes_one_range_and_moves_no_used_memory() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = 0);
         let (work, stream) = stream(&device, &pool);
         let kept = every_other_one(&pool, &stream, 16);
         for (block, value) in kept.iter().zip(1..) {
@@ -50,7 +50,7 @@ fn coalescing_makes_one_range_and_moves_no_used_memory() {
 #[test]
 fn coalescing_again_does_nothing() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = 0);
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 16);
         device.advance_to_end();
@@ -67,7 +67,7 @@ fn coalescing_again_does_nothing() {
 #[test]
 fn pending_memory_is_left_alone_until_it_is_complete() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = 0);
         let (work, stream) = stream(&device, &pool);
         let take = |_| pool.try_allocate(&stream, CHUNK).unwrap();
         let blocks: Vec<_> = (0..8).map(take).collect();
@@ -94,11 +94,10 @@ fn pending_memory_is_left_alone_until_it_is_complete() {
 #[test]
 fn heuristic_coalesces_without_a_call() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::blocks_releasable(3))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable(3));
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let take = |_| pool.try_allocate(&stream, CHUNK).unwrap();
         let mut blocks: Vec<_> = (0..16).map(take).collect();
@@ -131,11 +130,10 @@ fn heuristics_shrink_to_the_mark_and_may_be_custom() {
         } else {
             CoalesceHeuristic::percent_releasable_hwm(75)
         };
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(heuristic)
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(heuristic);
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let blocks: Vec<_> = (0..16)
             .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
@@ -159,11 +157,10 @@ fn heuristics_shrink_to_the_mark_and_may_be_custom() {
 #[test]
 fn odd_mark_does_not_cause_reallocation_at_every_turn() {
     for device in devices() {
-        let pool = builder(&device, 256 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 256 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::percent_releasable_hwm(100));
+            tuning.lane_bytes = 0;
+        });
         let (work, stream) = stream(&device, &pool);
         let mut calls = Vec::new();
         for _ in 0..20 {
@@ -185,11 +182,10 @@ fn odd_mark_does_not_cause_reallocation_at_every_turn() {
 #[test]
 fn coalescing_is_deferred_while_a_request_waits() {
     let device = manual();
-    let pool = builder(&device, 16 * CHUNK)
-        .coalesce(CoalesceHeuristic::blocks_releasable(1))
-        .lane_bytes(0)
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 16 * CHUNK, |tuning| {
+        tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable(1));
+        tuning.lane_bytes = 0;
+    });
     let (_, stream) = stream(&device, &pool);
     let kept = every_other_one(&pool, &stream, 16);
     let waiter = not_ready(pool.allocate(&stream, 16 * CHUNK));
@@ -204,11 +200,10 @@ fn coalescing_is_deferred_while_a_request_waits() {
 #[test]
 fn target_of_a_heuristic_is_bounded_by_the_capacity() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::new(|_| u64::MAX))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::new(|_| u64::MAX));
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 16);
         let_pass(&device, 3);
@@ -223,11 +218,10 @@ fn target_of_a_heuristic_is_bounded_by_the_capacity() {
 #[test]
 fn shrunk_pool_is_one_range() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::new(|_| 4 * CHUNK))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::new(|_| 4 * CHUNK));
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let mut blocks: Vec<_> = (0..16)
             .map(|_| Some(pool.try_allocate(&stream, CHUNK).unwrap()))
@@ -250,11 +244,10 @@ fn shrunk_pool_is_one_range() {
 #[test]
 fn coalescing_does_not_count_as_use() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .initial_size(4 * CHUNK)
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.initial_size = 4 * CHUNK;
+            tuning.lane_bytes = 0;
+        });
         assert_eq!(pool.statistics().used.high, 0);
         let (_, stream) = stream(&device, &pool);
         let kept = every_other_one(&pool, &stream, 16);
@@ -272,10 +265,9 @@ fn coalescing_does_not_count_as_use() {
 #[test]
 fn percent_releasable_fires_for_small_blocks() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable(100))
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::percent_releasable(100))
+        });
         let (_, stream) = stream(&device, &pool);
         let blocks: Vec<_> = (0..12)
             .map(|_| pool.try_allocate(&stream, MIB / 2).unwrap())
@@ -298,11 +290,10 @@ fn percent_releasable_fires_for_small_blocks() {
 fn heuristic_with_a_larger_target_grows_the_pool() {
     for device in devices() {
         let target = 12 * CHUNK;
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::new(move |_| target))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::new(move |_| target));
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 8);
         let_pass(&device, 6);
@@ -319,11 +310,10 @@ fn heuristic_with_a_larger_target_grows_the_pool() {
 #[test]
 fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::blocks_releasable_hwm(1))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable_hwm(1));
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         drop(pool.try_allocate(&stream, 16 * CHUNK).unwrap());
         device.advance_to_end();
@@ -343,10 +333,9 @@ fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
 #[test]
 fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
     for device in devices() {
-        let pool = builder(&device, 64 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 64 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::percent_releasable_hwm(100))
+        });
         let (_, stream) = stream(&device, &pool);
         let take = |bytes: u64| pool.try_allocate(&stream, bytes).unwrap();
         // The most that was in use: the heuristic grows the pool to it, in one block.
@@ -384,11 +373,10 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
 #[test]
 fn high_water_mark_heuristic_shrinks_one_free_piece() {
     for device in devices() {
-        let pool = builder(&device, 128 * MIB)
-            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
-            .lane_bytes(0)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 128 * MIB, |tuning| {
+            tuning.coalesce = Some(CoalesceHeuristic::percent_releasable_hwm(100));
+            tuning.lane_bytes = 0;
+        });
         let (_, stream) = stream(&device, &pool);
         drop(pool.try_allocate(&stream, 100 * MIB).unwrap());
         pool.reap().unwrap();

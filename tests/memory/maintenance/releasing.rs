@@ -3,7 +3,6 @@
 use super::*;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::Checker;
 use weirpool::testing::Invariants;
@@ -46,7 +45,10 @@ fn memory_above_the_threshold_is_released_by_itself() {
 #[test]
 fn memory_in_repeated_use_is_not_released() {
     let device = manual();
-    let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
+    let pool = keeping(&device, 0)
+        .tuning(|tuning| tuning.lane_bytes = 0)
+        .build()
+        .unwrap();
     let (work, stream) = stream(&device, &pool);
     for _ in 0..50 {
         let block = pool.try_allocate(&stream, 16 * MIB).unwrap();
@@ -118,7 +120,7 @@ fn maintenance_does_not_keep_the_pool_alive() {
         .checker(Checker::Off)
         .build();
     let pool = keeping(&device, 0)
-        .coalesce(CoalesceHeuristic::blocks_releasable(0))
+        .tuning(|tuning| tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable(0)))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -149,7 +151,7 @@ fn failed_release_is_repeated_by_the_next_maintenance() {
 fn threshold_between_chunks_is_kept_and_then_nothing_is_due() {
     for device in devices() {
         let pool = keeping(&device, 4 * CHUNK + CHUNK / 2)
-            .lane_bytes(0)
+            .tuning(|tuning| tuning.lane_bytes = 0)
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -168,7 +170,10 @@ fn threshold_between_chunks_is_kept_and_then_nothing_is_due() {
 #[test]
 fn segment_larger_than_the_excess_is_released_below_the_threshold() {
     for device in devices() {
-        let pool = keeping(&device, 16 * MIB).lane_bytes(0).build().unwrap();
+        let pool = keeping(&device, 16 * MIB)
+            .tuning(|tuning| tuning.lane_bytes = 0)
+            .build()
+            .unwrap();
         let (_, stream) = stream(&device, &pool);
         let live = pool.try_allocate(&stream, 8 * MIB).unwrap();
         drop(pool.try_allocate(&stream, 48 * MIB).unwrap());
@@ -184,7 +189,10 @@ fn segment_larger_than_the_excess_is_released_below_the_threshold() {
 #[test]
 fn closed_pool_is_maintained() {
     let device = manual();
-    let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
+    let pool = keeping(&device, 0)
+        .tuning(|tuning| tuning.lane_bytes = 0)
+        .build()
+        .unwrap();
     let (_, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     pool.close();
@@ -198,7 +206,10 @@ fn closed_pool_is_maintained() {
 #[test]
 fn broken_device_has_no_maintenance_due() {
     let device = manual();
-    let pool = keeping(&device, 0).lane_bytes(0).build().unwrap();
+    let pool = keeping(&device, 0)
+        .tuning(|tuning| tuning.lane_bytes = 0)
+        .build()
+        .unwrap();
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     device.faults().break_device("for the test");
@@ -213,7 +224,7 @@ fn memory_of_an_abandoned_grant_is_released() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
-        .lane_bytes(0)
+        .tuning(|tuning| tuning.lane_bytes = 0)
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -248,24 +259,6 @@ fn memory_of_a_failed_request_for_several_blocks_is_released() {
         assert_eq!(reserved(&pool), 0);
         pool.check_conserved().unwrap();
     }
-}
-
-/// An interval of zero counts as a very short one.
-#[test]
-fn zero_interval_is_a_short_one() {
-    let device = manual();
-    let pool = keeping(&device, 0)
-        .maintenance_interval(Duration::ZERO)
-        .lane_bytes(0)
-        .build()
-        .unwrap();
-    let (work, stream) = stream(&device, &pool);
-    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
-    use_block(&work, &block, us(1000));
-    drop(block);
-    assert_eq!(reserved(&pool), 8 * MIB);
-    let_pass(&device, 3);
-    assert_eq!(reserved(&pool), 0);
 }
 
 /// Blocks that stay in the caches of idle streams are released as well.

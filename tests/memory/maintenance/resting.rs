@@ -22,9 +22,9 @@ fn idle_pool_releases_its_memory_and_rests_whatever_it_may_reuse() {
                 ..Reuse::ALL
             };
             let pool = builder(&device, 8 * MIB)
-                .reuse(reuse)
+                .tuning(|tuning| tuning.reuse = reuse)
                 .release_threshold(ReleaseThreshold::Bytes(0))
-                .lane_bytes(lane_bytes)
+                .tuning(|tuning| tuning.lane_bytes = lane_bytes)
                 .build()
                 .unwrap();
             let (work, stream) = stream(&device, &pool);
@@ -65,7 +65,7 @@ fn waits_for_ever(threshold: ReleaseThreshold, heuristic: Option<CoalesceHeurist
     let device = SimDevice::builder().memory(1 << 30).build();
     let mut builder = builder(&device, 8 * MIB).release_threshold(threshold);
     if let Some(heuristic) = heuristic {
-        builder = builder.coalesce(heuristic);
+        builder = builder.tuning(|tuning| tuning.coalesce = Some(heuristic));
     }
     let pool = builder.build().unwrap();
     let (work, stream) = stream(&device, &pool);
@@ -102,7 +102,7 @@ fn maintenance_that_was_put_off_for_a_waiting_request_is_done_once_it_is_gone() 
     for device in devices() {
         let pool = builder(&device, 16 * MIB)
             .release_threshold(ReleaseThreshold::Bytes(0))
-            .lane_bytes(0)
+            .tuning(|tuning| tuning.lane_bytes = 0)
             .build()
             .unwrap();
         let (_work, stream) = stream(&device, &pool);

@@ -4,14 +4,14 @@ use super::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault};
 use weirpool::testing::Invariants;
-use weirpool::{BuildError, CoalesceHeuristic, GrowBy};
+use weirpool::{BuildError, Capacity, CoalesceHeuristic, GrowBy, Upstream};
 
 fn growing(virtual_memory: bool, growth: GrowBy) -> (SimDevice, PoolBuilder) {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .virtual_memory(virtual_memory)
         .build();
-    let builder = crate::common::builder(&device, 64 * MIB).growth(growth);
+    let builder = crate::common::builder(&device, 64 * MIB).tuning(|tuning| tuning.growth = growth);
     (device, builder)
 }
 
@@ -20,7 +20,10 @@ fn pool_grows_by_the_configured_amount() {
     for virtual_memory in [true, false] {
         let reserved = |growth, initial, asked: &[u64]| {
             let (device, builder) = growing(virtual_memory, growth);
-            let pool = builder.initial_size(initial).build().unwrap();
+            let pool = builder
+                .tuning(|tuning| tuning.initial_size = initial)
+                .build()
+                .unwrap();
             assert_eq!(pool.statistics().reserved.current, initial);
             let (_work, home) = stream(&device, &pool);
             let take = |bytes: &u64| pool.try_allocate(&home, *bytes).unwrap();
@@ -87,10 +90,7 @@ fn growing_ahead_is_a_wish() {
 fn every_block_has_the_alignment_of_its_pool() {
     let device = manual();
     for alignment in [1, 512, 4096, 65536, 2 * MIB] {
-        let pool = crate::common::builder(&device, 64 * MIB)
-            .alignment(alignment)
-            .build()
-            .unwrap();
+        let pool = crate::common::tuned(&device, 64 * MIB, |tuning| tuning.alignment = alignment);
         let (_work, home) = stream(&device, &pool);
         let step = alignment.max(512);
         for bytes in [1, 700, 5000, 100_000] {
@@ -120,10 +120,7 @@ fn every_block_has_the_alignment_of_its_pool() {
 #[test]
 fn one_allocation_may_ask_for_more_than_its_pool() {
     let device = manual();
-    let pool = crate::common::builder(&device, 64 * MIB)
-        .alignment(4096)
-        .build()
-        .unwrap();
+    let pool = crate::common::tuned(&device, 64 * MIB, |tuning| tuning.alignment = 4096);
     let (_work, home) = stream(&device, &pool);
     let _shifts = pool.try_allocate(&home, 1).unwrap();
     let block = now(pool.allocate(&home, 1).alignment(1 << 16)).unwrap();
@@ -141,7 +138,7 @@ fn nonsense_is_refused_by_name() {
         set(builder).build().map(drop).unwrap_err()
     };
     for alignment in [0, 3, 768, 4 * MIB] {
-        let refused = build(&|builder| builder.alignment(alignment));
+        let refused = build(&|builder| builder.tuning(|tuning| tuning.alignment = alignment));
         let largest = 2 * MIB;
         assert_eq!(refused, BuildError::InvalidAlignment { alignment, largest });
     }
@@ -152,23 +149,27 @@ fn nonsense_is_refused_by_name() {
         GrowBy::Factor(-2.0),
         GrowBy::Factor(f64::NAN),
     ] {
-        let refused = build(&|builder| builder.growth(growth));
+        let refused = build(&|builder| builder.tuning(|tuning| tuning.growth = growth));
         assert!(
             matches!(refused, BuildError::InvalidGrowth { .. }),
             "{growth:?}"
         );
     }
     let conflicts: [(&str, &dyn Fn(PoolBuilder) -> PoolBuilder); 4] = [
-        ("initial_size", &|builder| builder.initial_size(MIB)),
-        ("growth", &|builder| builder.growth(GrowBy::Factor(2.0))),
+        ("initial_size", &|builder| {
+            builder.tuning(|tuning| tuning.initial_size = MIB)
+        }),
+        ("growth", &|builder| {
+            builder.tuning(|tuning| tuning.growth = GrowBy::Factor(2.0))
+        }),
         ("chunk_bytes", &|builder| builder.chunk_bytes(2 * MIB)),
         ("coalesce", &|builder| {
-            builder.coalesce(CoalesceHeuristic::blocks_releasable(1))
+            builder.tuning(|tuning| tuning.coalesce = Some(CoalesceHeuristic::blocks_releasable(1)))
         }),
     ];
     for (one, set) in conflicts {
-        let refused = build(&|builder| set(builder.unpooled()));
-        let other = "unpooled";
+        let refused = build(&|builder| set(builder.upstream(Upstream::Unpooled)));
+        let other = "Upstream::Unpooled";
         assert_eq!(refused, BuildError::Conflict { one, other });
     }
     let before = device.counters().calls(Call::Reserve);
@@ -178,50 +179,14 @@ fn nonsense_is_refused_by_name() {
 #[test]
 fn capacity_fraction_is_of_the_devices_memory() {
     let device = SimDevice::builder().memory(1 << 30).build();
-    let pool = Pool::builder(device.clone()).capacity_fraction(0.5);
+    let pool = Pool::builder(device.clone()).capacity(Capacity::Fraction(0.5));
     assert_eq!(pool.build().unwrap().capacity(), 512 * MIB);
     for fraction in [0.0, -1.0, 1.5, f64::NAN] {
-        let refused = Pool::builder(device.clone()).capacity_fraction(fraction);
+        let refused = Pool::builder(device.clone()).capacity(Capacity::Fraction(fraction));
         assert!(matches!(
             refused.build(),
             Err(BuildError::InvalidCapacityFraction { .. })
         ));
-    }
-}
-
-/// A configuration and a builder that sets the same fields build the same pool.
-#[test]
-fn configuration_builds_what_the_builder_builds() {
-    let tag = weirpool::Tag::new("configured");
-    let config = weirpool::PoolConfig {
-        capacity: weirpool::Capacity::Bytes(64 * MIB),
-        chunk_bytes: Some(4 * MIB),
-        initial_size: 8 * MIB,
-        tags: [(
-            tag,
-            weirpool::TagConfig {
-                limit: Some(16 * MIB),
-                weight: 3,
-            },
-        )]
-        .into(),
-        ..weirpool::PoolConfig::default()
-    };
-    let device = manual();
-    let configured = Pool::with_config(device.clone(), config).unwrap();
-    let built = Pool::builder(device)
-        .capacity(64 * MIB)
-        .chunk_bytes(4 * MIB)
-        .initial_size(8 * MIB)
-        .tag_limit(tag, 16 * MIB)
-        .tag_weight(tag, 3)
-        .build()
-        .unwrap();
-    assert_eq!(configured.describe(), built.describe());
-    for pool in [&configured, &built] {
-        assert_eq!(crate::common::reserved(pool), 8 * MIB);
-        let account = pool.tag(tag);
-        assert_eq!((account.limit(), account.weight()), (Some(16 * MIB), 3));
     }
 }
 
@@ -231,7 +196,8 @@ fn failed_build_gives_its_initial_memory_back() {
     device
         .faults()
         .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
-    let builder = crate::common::builder(&device, 64 * MIB).initial_size(32 * MIB);
+    let builder =
+        crate::common::builder(&device, 64 * MIB).tuning(|tuning| tuning.initial_size = 32 * MIB);
     let refused = builder.build().unwrap_err();
     assert!(matches!(refused, BuildError::Device(_)), "{refused}");
     assert_eq!(device.counters().physical_in_use, 0);

@@ -3,16 +3,16 @@
 use super::*;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
-use weirpool::AllocError;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
 use weirpool::testing::Invariants;
+use weirpool::{AllocError, Upstream};
 use weirpool_compat::{Current, current, pool_of};
 
 fn unpooled(device: &SimDevice) -> Pool {
     let builder = Pool::builder(device.clone()).capacity(8 * MIB);
-    builder.unpooled().build().unwrap()
+    builder.upstream(Upstream::Unpooled).build().unwrap()
 }
 
 /// Maintenance is due 10 ms after memory came back, and again while some is pending.

@@ -8,10 +8,7 @@ use std::task::Poll;
 fn closed_ticket_keeps_its_stream_until_it_is_published() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 2 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = tuned(&dev, 2 * MIB, |tuning| tuning.reuse = only_host_waits());
     let work_a = sim.create_stream();
     let a = pool.register(&work_a).unwrap();
     let (_wb, b) = stream(&sim, &pool);
@@ -35,10 +32,9 @@ fn closed_ticket_keeps_its_stream_until_it_is_published() {
 fn grant_to_a_dropped_waiter_keeps_its_fences() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 8 * MIB)
-        .wait_limit(WaitLimit::Unlimited)
-        .build()
-        .unwrap();
+    let pool = tuned(&dev, 8 * MIB, |tuning| {
+        tuning.when_short = WhenShort::GrowThenWait
+    });
     let work_a = sim.create_stream();
     let a = pool.register(&work_a).unwrap();
     let [(_wl, l), (wc, c)] = streams(&sim, &pool);

@@ -193,14 +193,14 @@ fn owner_of_a_stream_is_not_dropped_with_the_last_search_of_a_deadlocked_queue()
             sim: sim.clone(),
             acts: Arc::default(),
         };
-        let builder = builder(&device, 8 * MIB).deadlock_grace(us(100));
+        let builder = builder(&device, 8 * MIB);
         let pool = builder.build().unwrap();
         let (_work, a) = stream(&sim, &pool);
         let all = pool.try_allocate(&a, 8 * MIB).unwrap();
         let mut head = not_ready(pool.allocate(&a, 8 * MIB));
         for _ in 0..3 {
             // Deadlocked: every request was tried.
-            sim.advance(us(200));
+            sim.advance(us(20_000));
             let _ = poll(&mut head);
         }
         let asked = Asked::of(&pool);
@@ -215,7 +215,7 @@ fn owner_of_a_stream_is_not_dropped_with_the_last_search_of_a_deadlocked_queue()
             pool.tag(tag()).set_limit(Some(turn));
             device.acts.lock().unwrap().clear();
             for limit in 100..103 {
-                sim.advance(us(200));
+                sim.advance(us(20_000));
                 pool.tag(tag()).set_limit(Some(limit));
                 let _ = poll(&mut head);
             }
@@ -262,10 +262,7 @@ fn threads_with_owners_wakers_and_values_that_ask_the_pool() {
                 .clock(Clock::Wall)
                 .checker(Checker::Off)
                 .build();
-            let pool = builder(&device, 8 * MIB)
-                .deadlock_grace(us(1))
-                .build()
-                .unwrap();
+            let pool = builder(&device, 8 * MIB).build().unwrap();
             let asked = Asked::of(&pool);
             let is_over = AtomicBool::new(false);
             std::thread::scope(|scope| {

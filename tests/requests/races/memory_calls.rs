@@ -33,10 +33,7 @@ fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
 fn waiter_that_queues_during_a_release_is_woken() {
     let sim = manual();
     let dev = Hooked::new(&sim);
-    let pool = builder(&dev, 2 * MIB)
-        .initial_size(2 * MIB)
-        .build()
-        .unwrap();
+    let pool = tuned(&dev, 2 * MIB, |tuning| tuning.initial_size = 2 * MIB);
     let (_wb, b) = stream(&sim, &pool);
     let (woken, waker) = Count::new();
     let p = pool.clone();
@@ -60,10 +57,7 @@ fn waiter_that_queues_during_a_release_is_woken() {
 #[test]
 fn check_waits_for_a_release_of_another_thread() {
     let dev = Hooked::new(&manual());
-    let pool = builder(&dev, 2 * MIB)
-        .initial_size(2 * MIB)
-        .build()
-        .unwrap();
+    let pool = tuned(&dev, 2 * MIB, |tuning| tuning.initial_size = 2 * MIB);
     let (checked, outcome) = std::sync::mpsc::channel();
     let outcome = Arc::new(Mutex::new(outcome));
     let (p, seen) = (pool.clone(), outcome.clone());
@@ -375,7 +369,7 @@ fn alarm_that_is_due_at_once_does_not_cancel_the_next() {
     let dev = Hooked::new(&sim);
     let pool = builder(&dev, 8 * CHUNK)
         .release_threshold(ReleaseThreshold::Bytes(0))
-        .lane_bytes(0)
+        .tuning(|tuning| tuning.lane_bytes = 0)
         .build()
         .unwrap();
     let (work, a) = stream(&sim, &pool);

@@ -107,7 +107,7 @@ fn stopped_runtime_does_not_keep_the_memory() {
 #[test]
 fn waiter_sees_completed_memory_whatever_the_policy() {
     let sim = manual();
-    let pool = builder(&sim, 8 * MIB).reuse(Reuse::NONE).build().unwrap();
+    let pool = tuned(&sim, 8 * MIB, |tuning| tuning.reuse = Reuse::NONE);
     let [(wa, a), (_wb, b)] = streams(&sim, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut w = not_ready(pool.allocate(&b, 8 * MIB));
@@ -167,11 +167,10 @@ fn stuck_stream_is_not_waited_for_on_the_device() {
 #[test]
 fn patience_ends_when_expected_memory_is_overdue() {
     let sim = manual();
-    let pool = builder(&sim, 64 * MIB)
-        .order(Order::WaitFirst)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = tuned(&sim, 64 * MIB, |tuning| {
+        tuning.when_short = WhenShort::WaitBriefly;
+        tuning.reuse = only_host_waits();
+    });
     let s = trained(&sim, &pool, 2);
     let ((wa, a), (wb, b)) = (&s[0], &s[1]);
     let block = pool.try_allocate(a, 8 * MIB).unwrap();

@@ -20,7 +20,7 @@ use weirpool::*;
 
 /// 32 MiB in handles of 2 MiB, of which nothing is kept by lanes.
 fn small(device: &SimDevice) -> Pool {
-    builder(device, 32 * MIB).lane_bytes(0).build().unwrap()
+    tuned(device, 32 * MIB, |tuning| tuning.lane_bytes = 0)
 }
 
 fn used(pool: &Pool) -> u64 {

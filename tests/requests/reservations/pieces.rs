@@ -63,11 +63,10 @@ fn whole_chunks_are_drawn_from_a_full_pool() {
 #[test]
 fn pieces_are_exchanged_for_a_contiguous_range() {
     for device in devices() {
-        let pool = builder(&device, 32 * MIB)
-            .lane_bytes(0)
-            .initial_size(32 * MIB)
-            .build()
-            .unwrap();
+        let pool = tuned(&device, 32 * MIB, |tuning| {
+            tuning.lane_bytes = 0;
+            tuning.initial_size = 32 * MIB;
+        });
         let (_, stream) = stream(&device, &pool);
         let reservation = pool.reserve(4 * MIB).try_now().unwrap();
         let pieces: Vec<_> = (0..8)

@@ -38,10 +38,8 @@ fn reservation_waits_for_complete_memory() {
 fn dropped_future_leaves_nothing_reserved() {
     let device = manual();
     let [tag] = ["reservations: dropped"].map(Tag::new);
-    let pool = builder(&device, 32 * MIB)
-        .tag_limit(tag, 16 * MIB)
-        .build()
-        .unwrap();
+    let pool = builder(&device, 32 * MIB).build().unwrap();
+    pool.tag(tag).set_limit(Some(16 * MIB));
     let (_, stream) = stream(&device, &pool);
     for stage in 0..4 {
         let mut block = Some(pool.try_allocate(&stream, 32 * MIB).unwrap());
@@ -79,10 +77,8 @@ fn dropped_future_leaves_nothing_reserved() {
 fn reservation_is_charged_to_its_tag() {
     let device = manual();
     let tag = Tag::new("reservations: counts");
-    let pool = builder(&device, 32 * MIB)
-        .tag_limit(tag, 8 * MIB)
-        .build()
-        .unwrap();
+    let pool = builder(&device, 32 * MIB).build().unwrap();
+    pool.tag(tag).set_limit(Some(8 * MIB));
     let (_, stream) = stream(&device, &pool);
     let of_tag = || pool.tag(tag).statistics().used.current;
     let mut reservation = pool.reserve(6 * MIB).tag(tag).try_now().unwrap();
@@ -166,7 +162,10 @@ fn blocks_outlive_their_reservation() {
 #[test]
 fn unpooled_pool_refuses_reservations() {
     let device = manual();
-    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let pool = Pool::builder(device.clone())
+        .upstream(Upstream::Unpooled)
+        .build()
+        .unwrap();
     let (_, stream) = stream(&device, &pool);
     let refused = pool.reserve(MIB).try_now().unwrap_err();
     assert_eq!(refused, AllocError::NotReservable);

@@ -187,11 +187,11 @@ fn throttled_request_hears_of_memory_to_exchange() {
     for failing in [0, 20] {
         for device in devices() {
             let tag = Tag::new("reservations: throttled in a scope");
-            let pool = builder(&device, 16 * MIB)
-                .lane_bytes(0)
-                .reuse(only_host_waits())
-                .tag_limit(tag, 8 * MIB);
-            let pool = pool.build().unwrap();
+            let pool = tuned(&device, 16 * MIB, |tuning| {
+                tuning.lane_bytes = 0;
+                tuning.reuse = only_host_waits();
+            });
+            pool.tag(tag).set_limit(Some(8 * MIB));
             let [(_, stream), (work, further)] = streams(&device, &pool);
             let reservation = pool.reserve(8 * MIB).tag(tag).try_now().unwrap();
             let drawn = [(); 8].map(|()| reservation.allocate(&stream, MIB).unwrap());
@@ -230,7 +230,7 @@ fn refused_exchange_does_not_wake_its_request_without_end() {
             .memory(20 * MIB)
             .virtual_memory(is_virtual)
             .build();
-        let pools = [(); 2].map(|()| builder(&device, 16 * MIB).lane_bytes(0).build().unwrap());
+        let pools = [(); 2].map(|()| tuned(&device, 16 * MIB, |tuning| tuning.lane_bytes = 0));
         let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
         let reservation = pools[0].reserve(8 * MIB).try_now().unwrap();
         let drawn = [(); 8].map(|()| reservation.allocate(&streams[0], MIB).unwrap());

@@ -73,11 +73,10 @@ fn requests_for_several_blocks_do_not_deadlock() {
 #[test]
 fn failed_attempt_for_several_blocks_delays_no_memory() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB)
-        .lane_bytes(0)
-        .wait_limit(WaitLimit::Unlimited)
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 8 * MIB, |tuning| {
+        tuning.lane_bytes = 0;
+        tuning.when_short = WhenShort::GrowThenWait;
+    });
     let [(short, a), (long, b), (_, c)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 4 * MIB).unwrap();
     let held = pool.try_allocate(&a, 4 * MIB).unwrap();
@@ -98,11 +97,10 @@ fn failed_attempt_for_several_blocks_delays_no_memory() {
 
 /// Creates a pool of 8 MiB with unlimited device-side waits, half of it pending on one stream.
 fn half_pending(device: &SimDevice) -> (Pool, Stream, Block) {
-    let pool = builder(device, 8 * MIB)
-        .lane_bytes(0)
-        .wait_limit(WaitLimit::Unlimited)
-        .build()
-        .unwrap();
+    let pool = tuned(device, 8 * MIB, |tuning| {
+        tuning.lane_bytes = 0;
+        tuning.when_short = WhenShort::GrowThenWait;
+    });
     let (work, a) = stream(device, &pool);
     let block = pool.try_allocate(&a, 4 * MIB).unwrap();
     let held = pool.try_allocate(&a, 4 * MIB).unwrap();
@@ -146,8 +144,14 @@ fn several_wait_once_before_any_is_used() {
             follow_event_dependencies: follows,
             ..Reuse::ALL
         };
-        let pool = builder(&device, 8 * MIB).lane_bytes(0).reuse(reuse);
-        let pool = pool.wait_limit(WaitLimit::Unlimited).build().unwrap();
+        let pool = builder(&device, 8 * MIB).tuning(|tuning| {
+            tuning.lane_bytes = 0;
+            tuning.reuse = reuse;
+        });
+        let pool = pool
+            .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
+            .build()
+            .unwrap();
         let [(work_a, a), (work_b, b), (work_c, c)] = streams(&device, &pool);
         let held = [(); 4].map(|()| pool.try_allocate(&a, 2 * MIB).unwrap());
         for block in held {
@@ -212,7 +216,7 @@ fn waiter_for_several_unpooled_blocks_does_not_wake_itself() {
     let device = manual();
     let pool = Pool::builder(device.clone())
         .capacity(8 * MIB)
-        .unpooled()
+        .upstream(Upstream::Unpooled)
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);

@@ -193,7 +193,11 @@ fn drain_fails_when_the_device_breaks() {
 fn unpooled_pool_drains() {
     let device = manual();
     let pool = Pool::builder(device.clone());
-    let pool = pool.capacity(ALL).unpooled().build().unwrap();
+    let pool = pool
+        .capacity(ALL)
+        .upstream(Upstream::Unpooled)
+        .build()
+        .unwrap();
     let (work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, MIB).unwrap();
     use_block(&work, &block, us(100));

@@ -126,8 +126,11 @@ fn many_waiting(
     check: impl FnOnce(&mut VecDeque<Allocate<'_>>, &Arc<Count>),
 ) {
     let device = manual();
-    let pool = builder(&device, 8 * MIB).reuse(only_host_waits());
-    let pool = pool.overtaking(overtaking).build().unwrap();
+    let pool = builder(&device, 8 * MIB).tuning(|tuning| tuning.reuse = only_host_waits());
+    let pool = pool
+        .tuning(|tuning| tuning.overtaking = overtaking)
+        .build()
+        .unwrap();
     let (_, stream) = stream(&device, &pool);
     let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let (woken, waker) = Count::new();
@@ -177,8 +180,7 @@ fn request_that_gives_up_in_front_lets_others_overtake() {
         assert_eq!(woken.get(), 0);
     });
     let device = manual();
-    let pool = builder(&device, 8 * MIB).overtaking(overtaking);
-    let pool = pool.build().unwrap();
+    let pool = tuned(&device, 8 * MIB, |tuning| tuning.overtaking = overtaking);
     let (_, stream) = stream(&device, &pool);
     let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let passed = not_ready(pool.allocate(&stream, 8 * MIB));

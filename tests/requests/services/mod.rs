@@ -16,7 +16,7 @@ const ALL: u64 = 8 * MIB;
 
 /// Streams wait on the host only.
 fn base(device: &SimDevice) -> PoolBuilder {
-    builder(device, ALL).reuse(only_host_waits())
+    builder(device, ALL).tuning(|tuning| tuning.reuse = only_host_waits())
 }
 
 fn waiting(pool: &Pool) -> usize {

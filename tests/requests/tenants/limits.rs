@@ -8,8 +8,8 @@ use weirpool::testing::Invariants;
 
 /// A pool in which a tag has a limit, and a stream.
 fn limited(device: &SimDevice, capacity: u64, (tag, limit): (Tag, u64)) -> (Pool, Stream) {
-    let pool = builder(device, capacity).tag_limit(tag, limit).build();
-    let pool = pool.unwrap();
+    let pool = builder(device, capacity).build().unwrap();
+    pool.tag(tag).set_limit(Some(limit));
     let (_, stream) = stream(device, &pool);
     (pool, stream)
 }
@@ -384,10 +384,8 @@ fn threads_stay_within_the_limit_together() {
     const LIMIT: u64 = 6 * MIB;
     let device = SimDevice::new();
     let [guest] = tags("threads");
-    let pool = builder(&device, 64 * MIB)
-        .tag_limit(guest, LIMIT)
-        .build()
-        .unwrap();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    pool.tag(guest).set_limit(Some(LIMIT));
     let (held, most) = (AtomicU64::new(0), AtomicU64::new(0));
     let all = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
@@ -437,10 +435,10 @@ fn unpooled_blocks_are_charged_in_device_steps() {
     let device = manual();
     let [guest] = tags("unpooled");
     let pool = Pool::builder(device.clone())
-        .unpooled()
-        .tag_limit(guest, 4 * MIB)
+        .upstream(Upstream::Unpooled)
         .build()
         .unwrap();
+    pool.tag(guest).set_limit(Some(4 * MIB));
     let (_, stream) = stream(&device, &pool);
     let blocks = [0; 2].map(|_| pool.allocate(&stream, MIB).tag(guest).try_now().unwrap());
     assert_eq!(used(&pool, guest), 4 * MIB);
@@ -512,11 +510,9 @@ fn request_behind_a_failed_first_is_served() {
     for is_dead in [false, true] {
         let device = manual();
         let [guest] = tags("behind a failed first");
-        let pool = builder(&device, 64 * MIB)
-            .deadlock_grace(GRACE)
-            .fail_deadlocks_after(GRACE)
-            .tag_limit(guest, 8 * MIB);
+        let pool = builder(&device, 64 * MIB).fail_deadlocks_after(GRACE);
         let pool = pool.build().unwrap();
+        pool.tag(guest).set_limit(Some(8 * MIB));
         let (_, stream) = stream(&device, &pool);
         let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
         let _held = allocate(4 * MIB).try_now().unwrap();

@@ -10,7 +10,7 @@ const ALL: u64 = 8 * MIB;
 
 /// A pool with that queue limit, all of whose memory is allocated.
 fn full(device: &SimDevice, limit: impl Into<QueueLimit>) -> (Pool, Stream, Block) {
-    let builder = builder(device, ALL).reuse(only_host_waits());
+    let builder = builder(device, ALL).tuning(|tuning| tuning.reuse = only_host_waits());
     let pool = builder.queue_limit(limit).build().unwrap();
     let (_, stream) = stream(device, &pool);
     let held = pool.try_allocate(&stream, ALL).unwrap();
@@ -166,7 +166,7 @@ fn serve(
 fn expected_wait_follows_weights() {
     let device = manual();
     let [flooding, heavy] = tags("expected wait");
-    let builder = builder(&device, ALL).reuse(only_host_waits());
+    let builder = builder(&device, ALL).tuning(|tuning| tuning.reuse = only_host_waits());
     let pool = builder.load_shedding().build().unwrap();
     let (_, stream) = stream(&device, &pool);
     pool.tag(flooding).set_weight(1);

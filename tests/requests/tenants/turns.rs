@@ -13,13 +13,10 @@ fn tenants_get_memory_by_weight() {
     let device = manual();
     let weighted: [Tag; 3] = tags("by weight");
     let weights = [1, 2, 4];
-    let pool = weighted
-        .iter()
-        .zip(weights)
-        .fold(builder(&device, LARGEST), |builder, (tag, weight)| {
-            builder.tag_weight(*tag, weight)
-        });
-    let pool = pool.build().unwrap();
+    let pool = pool(&device, LARGEST);
+    for (tag, weight) in weighted.iter().zip(weights) {
+        pool.tag(*tag).set_weight(weight);
+    }
     assert_eq!(weighted.map(|tag| pool.tag(tag).weight()), weights);
     let (_, stream) = stream(&device, &pool);
     let all = pool.try_allocate(&stream, LARGEST).unwrap();
@@ -84,11 +81,9 @@ fn tenants_get_memory_by_weight() {
 fn idle_flow_saves_no_turns() {
     let device = manual();
     let [late, steady] = tags("saved up");
-    let pool = builder(&device, 2 * MIB)
-        .tag_weight(late, 1)
-        .tag_weight(steady, 1)
-        .build()
-        .unwrap();
+    let pool = builder(&device, 2 * MIB).build().unwrap();
+    pool.tag(steady).set_weight(1);
+    pool.tag(late).set_weight(1);
     let (_, stream) = stream(&device, &pool);
     let wait = |tag| not_ready(pool.allocate(&stream, 2 * MIB).tag(tag));
     let mut held = pool.try_allocate(&stream, 2 * MIB).unwrap();

@@ -20,10 +20,7 @@ use weirpool::*;
 
 /// A pool with a block that takes all of it, on a stream of its own.
 fn full(device: &SimDevice) -> (Pool, weirpool::device::sim::SimStream, Stream, Block) {
-    let pool = builder(device, 8 * MIB)
-        .reuse(only_host_waits())
-        .build()
-        .unwrap();
+    let pool = tuned(device, 8 * MIB, |tuning| tuning.reuse = only_host_waits());
     let (work, stream) = stream(device, &pool);
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     (pool, work, stream, block)

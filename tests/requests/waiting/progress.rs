@@ -33,7 +33,7 @@ struct Settings {
     limited: bool,
     /// That tag has a weight, which changes.
     weighted: bool,
-    order: Order,
+    order: WhenShort,
     /// Two pools share a device that has too little memory for both.
     two_pools: bool,
     /// How many requests wait at a time.
@@ -67,9 +67,9 @@ impl Settings {
             weighted,
             two_pools,
             order: if waits_first {
-                Order::WaitFirst
+                WhenShort::WaitBriefly
             } else {
-                Order::GrowFirst
+                WhenShort::GrowFirst
             },
             waiters: if is_alone { 1 } else { 6 },
             idle_streams: if has_idle { 70 } else { 0 },
@@ -85,19 +85,19 @@ impl Settings {
         let mut random = fastrand::Rng::with_seed(!self.seed);
         let mut chance = || random.u32(..4) == 0;
         if chance() {
-            builder = builder.lane_bytes(0);
+            builder = builder.tuning(|tuning| tuning.lane_bytes = 0);
         }
         if chance() {
-            builder = builder.lane_bytes(ALL).lane_large_bytes(ALL);
+            builder = builder.tuning(|tuning| tuning.lane_bytes = ALL);
         }
         if chance() {
-            builder = builder.growth(GrowBy::AtLeast(6 * MIB));
+            builder = builder.tuning(|tuning| tuning.growth = GrowBy::AtLeast(6 * MIB));
         }
         if chance() {
-            builder = builder.remapping(Remapping::Never);
+            builder = builder.tuning(|tuning| tuning.remapping = Remapping::Never);
         }
         if chance() {
-            builder = builder.remapping(Remapping::Always);
+            builder = builder.tuning(|tuning| tuning.remapping = Remapping::Always);
         }
         if chance() {
             builder = builder.release_threshold(ReleaseThreshold::Bytes(4 * MIB));
@@ -107,7 +107,7 @@ impl Settings {
         }
         if chance() {
             // No deadlock is looked for in the time of a test.
-            return builder.deadlock_grace(us(100_000_000));
+            return builder.fail_deadlocks_after(10 * us(100_000_000));
         }
         match self.may_fail {
             true => builder.fail_deadlocks_after(us(3000)),
@@ -161,14 +161,17 @@ impl World {
             .virtual_memory(settings.is_virtual)
             .build();
         let pool = || {
-            let mut builder = settings.tune(builder(&device, ALL).order(settings.order));
+            let mut builder = settings
+                .tune(builder(&device, ALL).tuning(|tuning| tuning.when_short = settings.order));
             if !settings.device_waits {
-                builder = builder.reuse(only_host_waits());
+                builder = builder.tuning(|tuning| tuning.reuse = only_host_waits());
             }
             if settings.overtaking {
-                builder = builder.overtaking(Overtaking {
-                    times: 2,
-                    bytes: ALL,
+                builder = builder.tuning(|tuning| {
+                    tuning.overtaking = Overtaking {
+                        times: 2,
+                        bytes: ALL,
+                    }
                 });
             }
             let pool = builder.build().unwrap();

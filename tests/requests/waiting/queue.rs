@@ -297,9 +297,11 @@ fn refused_segment_for_all_blocks_is_asked_for_again() {
         .virtual_memory(false)
         .build();
     let pool = builder(&device, 16 * MIB)
-        .growth(GrowBy::AtLeast(6 * MIB))
-        .lane_bytes(0)
-        .deadlock_grace(us(100_000_000))
+        .tuning(|tuning| {
+            tuning.growth = GrowBy::AtLeast(6 * MIB);
+            tuning.lane_bytes = 0;
+        })
+        .fail_deadlocks_after(10 * us(100_000_000))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);

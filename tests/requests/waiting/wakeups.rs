@@ -12,7 +12,7 @@ use weirpool::device::sim::{Call, Clock, Fault, Operation};
 use weirpool::testing::Invariants;
 
 fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
-    let pool = builder(device, capacity).reuse(only_host_waits());
+    let pool = builder(device, capacity).tuning(|tuning| tuning.reuse = only_host_waits());
     pool.build().unwrap()
 }
 
@@ -28,8 +28,7 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
             times: 1,
             bytes: 4 * MIB,
         };
-        let pool = builder(&device, 4 * MIB).overtaking(overtaking);
-        let pool = pool.build().unwrap();
+        let pool = tuned(&device, 4 * MIB, |tuning| tuning.overtaking = overtaking);
         let (_, a) = stream(&device, &pool);
         let held = pool.try_allocate(&a, MIB).unwrap();
         let parts = async { pool.allocate_many(&a, [2 * MIB, 2 * MIB]).await.map(drop) };
@@ -260,7 +259,7 @@ fn head_that_did_not_answer_is_passed_over_at_the_next_change() {
 fn completion_behind_an_event_that_errs_wakes_a_request() {
     for device in devices() {
         let pool = builder(&device, 12 * MIB)
-            .reuse(only_host_waits())
+            .tuning(|tuning| tuning.reuse = only_host_waits())
             .sealing(Sealing::EveryFree);
         let pool = pool.build().unwrap();
         let [(work, a), (_, b)] = streams(&device, &pool);
@@ -461,11 +460,11 @@ fn refused_head_is_asked_for_again_after_another_request_grew() {
             times: 8,
             bytes: 64 * MIB,
         };
-        let settings = builder(&device, 16 * MIB)
-            .lane_bytes(0)
-            .reuse(only_host_waits())
-            .overtaking(all);
-        let pool = settings.build().unwrap();
+        let pool = tuned(&device, 16 * MIB, |tuning| {
+            tuning.lane_bytes = 0;
+            tuning.reuse = only_host_waits();
+            tuning.overtaking = all;
+        });
         let [(work, a), (_, b)] = streams(&device, &pool);
         // Pending for so long that there is no deadlock.
         let pending = pool.try_allocate(&a, 2 * MIB).unwrap();

@@ -6,7 +6,8 @@ use weirpool::device::DeviceAddress;
 use weirpool::device::DeviceErrorKind::{Other, Sticky};
 use weirpool::device::sim::Call;
 use weirpool::{
-    AllocError, BlockState, Capture, Fill, GraphCheckpoint, GraphMemory, RestoreError, StreamError,
+    AllocError, BlockState, Capture, Fill, FillAt, GraphCheckpoint, GraphMemory, RestoreError,
+    StreamError,
 };
 
 fn ranges(checkpoint: &GraphCheckpoint) -> Vec<(DeviceAddress, u64)> {
@@ -144,7 +145,9 @@ fn captured_and_foreign_streams_are_refused() {
 
 #[test]
 fn bytes_stay_as_they_are_in_a_pool_that_fills() {
-    let site = Site::with(16 * MIB, |builder| builder.fill_on_allocate(Fill::Zero));
+    let site = Site::with(16 * MIB, |builder| {
+        builder.fill(FillAt::Allocation, Fill::Zero)
+    });
     let memory = site.pool.graph_memory();
     let block = memory.allocate(&site.stream, 4096).unwrap();
     let checkpoint = memory.checkpoint();

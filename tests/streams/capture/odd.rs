@@ -136,7 +136,6 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     let keep = ReleaseThreshold::Keep;
     driver_pool.set_release_threshold(keep).unwrap();
     let builder = Pool::builder(device.clone()).capacity(4 * MIB);
-    let builder = builder.maintenance_interval(us(100));
     let pool = builder.segment_source(driver_pool.segments(DriverPoolUse::PassedThrough));
     let pool = pool.build().unwrap();
     let (work, stream) = crate::common::stream(&device, &pool);
@@ -155,7 +154,7 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     assert!(poll(&mut waiting).is_pending());
     let refused = pool.try_allocate(&stream, MIB).unwrap_err();
     assert_eq!(refused, AllocError::NotReservable);
-    // This pool was not built with `unpooled`.
+    // This pool was not built with `Upstream::Unpooled`.
     let text = refused.to_string();
     assert!(text.contains("`DriverPoolUse::SubAllocated`"), "{text}");
     drop(capture.end().unwrap());

@@ -22,14 +22,12 @@ fn frees_and_records_of_other_threads_stay_out_of_captures() {
 
 fn race_with(device: &SimDevice, is_sharded: bool) {
     let builder = Pool::builder(device.clone()).capacity(256 * MIB);
-    let builder = builder.chunk_bytes(2 * MIB);
-    let builder = match is_sharded {
-        true => builder.per_thread_caches(),
-        false => builder,
-    };
-    let pool = builder.build().unwrap();
+    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
     let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
+    if is_sharded {
+        weirpool::testing::give_threads_caches(&stream);
+    }
     let memory = pool.graph_memory();
     memory
         .give(pool.reserve(2 * MIB).try_now().unwrap())

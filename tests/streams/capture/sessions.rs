@@ -4,7 +4,7 @@ use super::*;
 use crate::common::External;
 use weirpool::device::DeviceErrorKind::{self, Other, Sticky};
 use weirpool::device::sim::Call;
-use weirpool::{AllocError, StreamError, TaskError};
+use weirpool::{AllocError, StreamError, TaskError, Upstream};
 use weirpool_compat::RawPool;
 
 #[test]
@@ -281,13 +281,19 @@ fn captured_stream_takes_device_work_alone() {
 #[test]
 fn unpooled_memory_is_refused_in_a_capture() {
     let device = manual();
-    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let pool = Pool::builder(device.clone())
+        .upstream(Upstream::Unpooled)
+        .build()
+        .unwrap();
     let stream = pool.create_stream().unwrap();
     let capture = pool.capture(&stream).unwrap();
     let refused = pool.try_allocate(&stream, MIB).unwrap_err();
     assert_eq!(refused, AllocError::NotReservable);
     let text = refused.to_string();
-    assert!(text.contains("build it without `unpooled`"), "{text}");
+    assert!(
+        text.contains("build it without `Upstream::Unpooled`"),
+        "{text}"
+    );
     let memory = capture.memory().clone();
     drop(capture.end().unwrap());
     let outside = memory.allocate(&stream, MIB).unwrap_err();

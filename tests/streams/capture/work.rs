@@ -1,7 +1,7 @@
 //! Fills and copies in captures.
 
 use super::*;
-use weirpool::{AllocError, CopyError, Fill};
+use weirpool::{AllocError, CopyError, Fill, FillAt};
 
 #[test]
 fn zero_fill_is_captured() {
@@ -30,8 +30,8 @@ fn zero_fill_is_captured() {
 #[test]
 fn fills_of_the_pool_are_captured_for_blocks_of_the_capture_only() {
     let site = Site::with(64 * MIB, |builder| {
-        let builder = builder.fill_on_allocate(Fill::Zero);
-        builder.fill_on_free(Fill::Poison)
+        let builder = builder.fill(FillAt::Allocation, Fill::Zero);
+        builder.fill(FillAt::Free, Fill::Poison)
     });
     let before = site.take(MIB);
     site.device.advance_to_end();

@@ -274,8 +274,11 @@ fn growth_of_a_filled_block_is_in_order() {
     let device = device().build();
     let builder = Pool::builder(device.clone())
         .capacity(16 * MIB)
-        .lane_bytes(0);
-    let pool = builder.fill_on_allocate(Fill::Zero).build().unwrap();
+        .tuning(|tuning| tuning.lane_bytes = 0);
+    let pool = builder
+        .fill(FillAt::Allocation, Fill::Zero)
+        .build()
+        .unwrap();
     let (work, stream) = crate::common::stream(&device, &pool);
     let mut block = pool.try_allocate(&stream, MIB).unwrap();
     let above = pool.try_allocate(&stream, MIB).unwrap();
@@ -295,8 +298,11 @@ fn growth_that_fails_leaves_no_block_behind() {
     let device = device().build();
     let builder = Pool::builder(device.clone())
         .capacity(16 * MIB)
-        .lane_bytes(0);
-    let pool = builder.fill_on_allocate(Fill::Zero).build().unwrap();
+        .tuning(|tuning| tuning.lane_bytes = 0);
+    let pool = builder
+        .fill(FillAt::Allocation, Fill::Zero)
+        .build()
+        .unwrap();
     let (work, stream) = crate::common::stream(&device, &pool);
     let mut block = pool.try_allocate(&stream, MIB).unwrap();
     device

@@ -144,7 +144,7 @@ fn event_of_another_pool_frees_no_memory() {
 fn request_waits_for_work_of_another_device() {
     let [first, second] = SimDevice::builder().memory(64 * MIB).build_host();
     let reuse = only_host_waits();
-    let pool = builder(&first, 2 * MIB).reuse(reuse).build().unwrap();
+    let pool = tuned(&first, 2 * MIB, |tuning| tuning.reuse = reuse);
     pool.enable_access(&second).unwrap();
     let home = pool.create_stream().unwrap();
     let guest = pool.register(&second.create_stream()).unwrap();

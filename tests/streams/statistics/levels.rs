@@ -26,8 +26,7 @@ fn the_high_of_used_is_exact_on_one_stream() {
 fn high_of_used_exceeds_the_peak_by_what_lanes_cached_at_most() {
     for device in devices() {
         for lane_bytes in [0, 1 << 20, 8 << 20] {
-            let pool = builder(&device, 64 * MIB).lane_bytes(lane_bytes);
-            let pool = pool.build().unwrap();
+            let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = lane_bytes);
             let streams: [_; 4] = streams(&device, &pool);
             let mut random = fastrand::Rng::with_seed(lane_bytes);
             let mut live: Vec<Block> = Vec::new();
@@ -61,12 +60,11 @@ fn peak_of_an_exact_scope_is_exact_on_many_streams() {
         .into_iter()
         .flat_map(|it| [(it.clone(), false), (it, true)])
     {
-        let mut pool = builder(&device, 64 * MIB);
-        if sharded {
-            pool = pool.per_thread_caches();
-        }
-        let pool = pool.build().unwrap();
+        let pool = pool(&device, 64 * MIB);
         let streams: [_; 4] = streams(&device, &pool);
+        for (_, stream) in streams.iter().filter(|_| sharded) {
+            weirpool::testing::give_threads_caches(stream);
+        }
         let reservation = pool.reserve(4 * MIB).try_now().unwrap();
         let mut random = fastrand::Rng::with_seed(u64::from(sharded));
         let mut live: Vec<Block> = Vec::new();
@@ -137,10 +135,7 @@ fn exact_peak_of_threads_is_at_most_what_they_held() {
 #[test]
 fn free_memory_in_one_piece_is_not_fragmented() {
     let device = manual();
-    let pool = builder(&device, 16 * MIB)
-        .initial_size(16 * MIB)
-        .build()
-        .unwrap();
+    let pool = tuned(&device, 16 * MIB, |tuning| tuning.initial_size = 16 * MIB);
     let (_, stream) = stream(&device, &pool);
     assert_eq!(
         pool.statistics().fragmentation(),
@@ -173,7 +168,7 @@ fn attributes_have_the_values_of_the_statistics() {
         opportunistic: false,
         ..Reuse::ALL
     };
-    let pool = builder(&device, 64 * MIB).reuse(reuse).build().unwrap();
+    let pool = tuned(&device, 64 * MIB, |tuning| tuning.reuse = reuse);
     let (_, stream) = stream(&device, &pool);
     let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());

@@ -71,12 +71,12 @@ fn assert_consistent(figures: &Statistics) {
 #[test]
 fn racing_statistics_are_consistent_and_never_below_zero() {
     let device = manual();
-    let pool = builder(&device, 64 * MIB)
-        .per_thread_caches()
-        .build()
-        .unwrap();
+    let pool = pool(&device, 64 * MIB);
     let (_, stream) = crate::common::stream(&device, &pool);
     let (_, second) = crate::common::stream(&device, &pool);
+    [&stream, &second]
+        .into_iter()
+        .for_each(weirpool::testing::give_threads_caches);
     let stop = AtomicBool::new(false);
     let (pool, stop) = (&pool, &stop);
     std::thread::scope(|threads| {

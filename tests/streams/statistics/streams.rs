@@ -105,8 +105,7 @@ fn named_stream_is_shown_with_its_name() {
 fn neighbours_that_merge_are_counted_one_by_one() {
     for device in devices() {
         for lane_bytes in [0, 1 << 20] {
-            let pool = builder(&device, 64 * MIB).lane_bytes(lane_bytes);
-            let pool = pool.build().unwrap();
+            let pool = tuned(&device, 64 * MIB, |tuning| tuning.lane_bytes = lane_bytes);
             let [(work, a), (_, b)] = streams(&device, &pool);
             let take = || pool.try_allocate(&a, 512).unwrap();
             let blocks: Vec<_> = (0..8192).map(|_| take()).collect();

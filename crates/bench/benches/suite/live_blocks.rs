@@ -44,7 +44,9 @@ impl Case {
 
     fn pooled<G: Backend>(self, backend: &G) -> Pooled<'_, G> {
         match self {
-            Self::Heap => Pooled::with(backend, |builder| builder.lane_bytes(0)),
+            Self::Heap => Pooled::with(backend, |builder| {
+                builder.tuning(|tuning| tuning.lane_bytes = 0)
+            }),
             Self::Lanes => Pooled::new(backend),
         }
     }

@@ -84,17 +84,14 @@ fn alone<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
         note(Allocator::Driver, player.results());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
-    let settings: [Setting; 5] = [
+    let settings: [Setting; 4] = [
         ("by itself", |builder| builder),
-        ("sealed each 4 MiB", |builder| {
-            builder.sealing(Sealing::Bytes(4 << 20))
-        }),
         ("sealed on demand", |builder| {
             builder.sealing(Sealing::OnDemand)
         }),
         ("chunks of 16 MiB", |builder| builder.chunk_bytes(16 << 20)),
         ("remapping always", |builder| {
-            builder.remapping(Remapping::Always)
+            builder.tuning(|tuning| tuning.remapping = Remapping::Always)
         }),
     ];
     let mut rows = vec![Row::new(mix, OPERATION, took).beside("mix time")];

@@ -196,10 +196,10 @@ fn waiting<G: Backend>(
     let pooled = Pooled::with(backend, |builder| {
         builder
             .capacity(capacity)
-            .initial_size(capacity)
+            .tuning(|tuning| tuning.initial_size = capacity)
             .chunk_bytes(model::CHUNK)
             // A request keeps its memory for many steps. That is no deadlock.
-            .deadlock_grace(Duration::from_secs(60))
+            .fail_deadlocks_after(Duration::from_secs(600))
     });
     let seats = Seats::new(backend, &pooled);
     let weights = pooled.allocate(&seats.lines[0], model::WEIGHTS);

@@ -16,7 +16,7 @@ use super::row::{Allocator, Row, Unit};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
-use weirpool::{Event, WaitLimit};
+use weirpool::{Event, WhenShort};
 
 const BLOCKS: usize = 4;
 
@@ -57,8 +57,8 @@ impl Route {
 /// The amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    /// Memory for 4 blocks, and how far a wait on the device may delay a stream.
-    Scarce(WaitLimit),
+    /// Memory for 4 blocks, and how a pool that cannot grow waits.
+    Scarce(WhenShort),
     Plenty,
 }
 
@@ -69,14 +69,16 @@ impl Memory {
 
     fn pooled<G: Backend>(self, backend: &G) -> Pooled<'_, G> {
         Pooled::with(backend, |builder| match self {
-            Self::Scarce(limit) => builder.capacity(BLOCKS as u64 * BYTES).wait_limit(limit),
+            Self::Scarce(limit) => builder
+                .capacity(BLOCKS as u64 * BYTES)
+                .tuning(|tuning| tuning.when_short = limit),
             Self::Plenty => builder,
         })
     }
 }
 
 pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
-    let scarce = [WaitLimit::Tail, WaitLimit::Unlimited].map(Memory::Scarce);
+    let scarce = [WhenShort::GrowFirst, WhenShort::GrowThenWait].map(Memory::Scarce);
     let [tail, unlimited] = scarce;
     let mut rows = Vec::new();
     for (route, memory) in [
@@ -165,8 +167,8 @@ impl Case {
             Route::HandedOn => ", produced and consumed",
         };
         let limit = match self.memory {
-            Memory::Scarce(WaitLimit::Unlimited) => ", unlimited waits on the device",
-            Memory::Scarce(WaitLimit::Tail) | Memory::Plenty => "",
+            Memory::Scarce(WhenShort::GrowThenWait) => ", unlimited waits on the device",
+            _ => "",
         };
         let clock = if is_virtual { ", virtual time" } else { "" };
         let kernel = self.kernel.as_micros();

@@ -78,7 +78,10 @@ fn settings_that_no_lease_covers_are_refused() {
         other => panic!("{other:?}"),
     };
     let builder = || Pool::builder(device());
-    assert_eq!(conflict(builder().initial_size(2 * MIB)), "initial_size");
+    assert_eq!(
+        conflict(builder().tuning(|tuning| tuning.initial_size = 2 * MIB)),
+        "initial_size"
+    );
     assert_eq!(conflict(builder().upstream(Upstream::Pinned)), "upstream");
 }
 

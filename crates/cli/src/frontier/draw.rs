@@ -170,7 +170,7 @@ fn dashes(way: Way) -> Option<(u32, u32)> {
         Way::GrowFirst => None,
         Way::Always => Some((24, 4)),
         Way::Never => Some((6, 6)),
-        Way::WaitFirst => Some((12, 8)),
+        Way::WaitBriefly => Some((12, 8)),
         Way::Plain => Some((2, 6)),
     }
 }
@@ -205,7 +205,7 @@ where
             area.draw(&(EmptyElement::at(at) + frame))?;
         }
         Way::Never => area.draw(&Cross::new(at, DOT, color.stroke_width(2)))?,
-        Way::WaitFirst => area.draw(&Circle::new(at, RING, color.stroke_width(2)))?,
+        Way::WaitBriefly => area.draw(&Circle::new(at, RING, color.stroke_width(2)))?,
         Way::Plain => area.draw(&TriangleMarker::new(at, RING, color.filled()))?,
     }
     Ok(())

@@ -7,7 +7,7 @@ mod labels;
 mod table;
 
 use crate::device::machine::{Machine, Site};
-use crate::options::{Conditions, OrderName, Policy, RemappingName, Target, UpstreamName};
+use crate::options::{Conditions, Policy, RemappingName, Target, UpstreamName, WhenShortName};
 use crate::output;
 use crate::replay::progress::Progress;
 use crate::replay::report::Report;
@@ -32,7 +32,7 @@ enum Way {
     /// It grows, and remaps free memory only at the capacity.
     Never,
     /// The stream waits for pending memory before the pool grows.
-    WaitFirst,
+    WaitBriefly,
     /// It grows, in plain memory, which cannot be remapped.
     Plain,
 }
@@ -170,14 +170,14 @@ impl Way {
         Self::GrowFirst,
         Self::Always,
         Self::Never,
-        Self::WaitFirst,
+        Self::WaitBriefly,
         Self::Plain,
     ];
 
     fn policy(self, conditions: &Conditions, chunk: Option<u64>) -> Policy {
         Policy {
             conditions: conditions.clone(),
-            order: self.order(),
+            when_short: self.when_short(),
             remapping: self.remapping(),
             chunk_bytes: chunk,
             upstream: self.upstream(),
@@ -186,10 +186,10 @@ impl Way {
         }
     }
 
-    fn order(self) -> OrderName {
+    fn when_short(self) -> WhenShortName {
         match self {
-            Self::WaitFirst => OrderName::WaitFirst,
-            Self::GrowFirst | Self::Always | Self::Never | Self::Plain => OrderName::GrowFirst,
+            Self::WaitBriefly => WhenShortName::WaitBriefly,
+            Self::GrowFirst | Self::Always | Self::Never | Self::Plain => WhenShortName::GrowFirst,
         }
     }
 
@@ -197,13 +197,15 @@ impl Way {
         match self {
             Self::Always => Some(RemappingName::Always),
             Self::Never => Some(RemappingName::Never),
-            Self::GrowFirst | Self::WaitFirst | Self::Plain => None,
+            Self::GrowFirst | Self::WaitBriefly | Self::Plain => None,
         }
     }
 
     fn upstream(self) -> UpstreamName {
         match self {
-            Self::GrowFirst | Self::Always | Self::Never | Self::WaitFirst => UpstreamName::Virtual,
+            Self::GrowFirst | Self::Always | Self::Never | Self::WaitBriefly => {
+                UpstreamName::Virtual
+            }
             Self::Plain => UpstreamName::Device,
         }
     }
@@ -215,7 +217,7 @@ impl fmt::Display for Way {
             Self::GrowFirst => "grow-first",
             Self::Always => "remapping always",
             Self::Never => "remapping never",
-            Self::WaitFirst => "wait-first",
+            Self::WaitBriefly => "wait-briefly",
             Self::Plain => "plain memory",
         })
     }

@@ -37,7 +37,7 @@ fn picture_has_titles_axes_guides_legend_and_sizes() {
         "bert",
         "resnet",
         "grow-first",
-        "wait-first",
+        "wait-briefly",
         "remapping always",
         "remapping never",
         "plain memory",
@@ -75,7 +75,7 @@ fn table_has_every_point_in_aligned_columns() {
 #[test]
 fn point_has_the_figures_of_its_report() {
     let report = report_of("bert", &["--lag=1ms"]);
-    let point = Point::new(&report, Way::WaitFirst);
+    let point = Point::new(&report, Way::WaitBriefly);
     assert_eq!((point.trace.as_str(), point.chunk_bytes), ("bert", 2 * MIB));
     assert_eq!(point.ratio, 1.056);
     assert_eq!(point.bound, f64::from(2 << 20) / 1_000.0);

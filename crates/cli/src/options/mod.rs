@@ -12,7 +12,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 pub(crate) use lengths::Lengths;
 pub(crate) use load::{Load, PromptForm, Retry, Target as LoadTarget};
-pub(crate) use names::{Extent, OrderName, RemappingName, UpstreamName};
+pub(crate) use names::{Extent, RemappingName, UpstreamName, WhenShortName};
 pub(crate) use policy::{Conditions, Policy};
 use std::path::PathBuf;
 #[cfg(target_os = "linux")]
@@ -92,7 +92,7 @@ pub(crate) struct Replay {
     #[arg(
         long,
         value_name = "FILE.svg",
-        conflicts_with_all = ["plot", "html", "record", "chunk_bytes", "order", "remapping", "upstream"]
+        conflicts_with_all = ["plot", "html", "record", "chunk_bytes", "when_short", "remapping", "upstream"]
     )]
     pub(crate) frontier: Option<PathBuf>,
 }

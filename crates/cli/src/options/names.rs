@@ -4,40 +4,28 @@ use super::values::{share, some_bytes};
 use clap::ValueEnum;
 use std::fmt;
 use std::str::FromStr;
-use weirpool::{Order, Remapping, Reuse, Sealing, Upstream, WaitLimit};
+use weirpool::{Remapping, Reuse, Sealing, Upstream, WhenShort};
 
-/// Whether the pool grows or waits on the device first.
+/// What the pool does first when no free memory fits, and how far a wait on the device may delay a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OrderName {
-    /// The pool takes more memory from the device
+pub(crate) enum WhenShortName {
+    /// The pool takes more memory from the device; where it cannot, the stream waits until the end of its own work
     GrowFirst,
-    /// The stream waits, on the device, for pending memory
+    /// The pool takes more memory from the device; where it cannot, the stream waits for however long it takes
+    GrowThenWait,
+    /// The stream waits, on the device, for pending memory, until the end of its own work
+    WaitBriefly,
+    /// The stream waits, on the device, for pending memory, for however long it takes
     WaitFirst,
 }
 
-impl OrderName {
-    pub(crate) fn order(self) -> Order {
+impl WhenShortName {
+    pub(crate) fn when_short(self) -> WhenShort {
         match self {
-            Self::GrowFirst => Order::GrowFirst,
-            Self::WaitFirst => Order::WaitFirst,
-        }
-    }
-}
-
-/// How far a wait on the device may delay a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WaitLimitName {
-    /// Until the end of the stream's own work
-    Tail,
-    /// Without a limit
-    Unlimited,
-}
-
-impl WaitLimitName {
-    pub(crate) fn wait_limit(self) -> WaitLimit {
-        match self {
-            Self::Tail => WaitLimit::Tail,
-            Self::Unlimited => WaitLimit::Unlimited,
+            Self::GrowFirst => WhenShort::GrowFirst,
+            Self::GrowThenWait => WhenShort::GrowThenWait,
+            Self::WaitBriefly => WhenShort::WaitBriefly,
+            Self::WaitFirst => WhenShort::WaitFirst,
         }
     }
 }
@@ -81,7 +69,7 @@ macro_rules! displayed_by_name {
     )*};
 }
 
-displayed_by_name!(OrderName, WaitLimitName, UpstreamName);
+displayed_by_name!(WhenShortName, UpstreamName);
 pub(super) use displayed_by_name;
 
 /// The reuse policies that are on.
@@ -212,7 +200,6 @@ impl fmt::Display for RemappingName {
 pub(crate) enum SealingName {
     EveryFree,
     OnDemand,
-    Bytes(u64),
     Spaced(u64),
 }
 
@@ -221,7 +208,6 @@ impl SealingName {
         match self {
             Self::EveryFree => Sealing::EveryFree,
             Self::OnDemand => Sealing::OnDemand,
-            Self::Bytes(bytes) => Sealing::Bytes(bytes),
             Self::Spaced(bytes) => Sealing::Spaced(bytes),
         }
     }
@@ -231,16 +217,12 @@ impl FromStr for SealingName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let unknown = |_| {
-            "expected every-free, on-demand, bytes up to 256TiB as 4MiB, or spaced:4MiB".to_owned()
-        };
+        let unknown =
+            |_| "expected every-free, on-demand, or bytes up to 256TiB as 4MiB".to_owned();
         match text {
             "every-free" => Ok(Self::EveryFree),
             "on-demand" => Ok(Self::OnDemand),
-            _ => match text.strip_prefix("spaced:") {
-                Some(text) => some_bytes(text).map(Self::Spaced).map_err(unknown),
-                None => some_bytes(text).map(Self::Bytes).map_err(unknown),
-            },
+            _ => some_bytes(text).map(Self::Spaced).map_err(unknown),
         }
     }
 }
@@ -250,8 +232,7 @@ impl fmt::Display for SealingName {
         match self {
             Self::EveryFree => formatter.write_str("every-free"),
             Self::OnDemand => formatter.write_str("on-demand"),
-            Self::Bytes(bytes) => write!(formatter, "{bytes}"),
-            Self::Spaced(bytes) => write!(formatter, "spaced:{bytes}"),
+            Self::Spaced(bytes) => write!(formatter, "{bytes}"),
         }
     }
 }
@@ -270,17 +251,14 @@ mod tests {
         ] {
             assert_eq!(text.parse::<ReuseNames>().unwrap().to_string(), text);
         }
-        for text in ["every-free", "on-demand", "4096", "spaced:4096"] {
+        for text in ["every-free", "on-demand", "4096"] {
             assert_eq!(text.parse::<SealingName>().unwrap().to_string(), text);
         }
         for text in ["always", "never", "0.125"] {
             assert_eq!(text.parse::<RemappingName>().unwrap().to_string(), text);
         }
-        for name in OrderName::value_variants() {
-            assert_eq!(OrderName::from_str(&name.to_string(), false), Ok(*name));
-        }
-        for name in WaitLimitName::value_variants() {
-            assert_eq!(WaitLimitName::from_str(&name.to_string(), false), Ok(*name));
+        for name in WhenShortName::value_variants() {
+            assert_eq!(WhenShortName::from_str(&name.to_string(), false), Ok(*name));
         }
         for name in UpstreamName::value_variants() {
             assert_eq!(UpstreamName::from_str(&name.to_string(), false), Ok(*name));

@@ -1,8 +1,6 @@
 //! The settings under which a trace is replayed.
 
-use super::names::{
-    Extent, OrderName, RemappingName, ReuseNames, SealingName, UpstreamName, WaitLimitName,
-};
+use super::names::{Extent, RemappingName, ReuseNames, SealingName, UpstreamName, WhenShortName};
 use super::values;
 use clap::Args;
 use std::path::PathBuf;
@@ -14,9 +12,9 @@ pub(crate) struct Policy {
     #[command(flatten)]
     pub(crate) conditions: Conditions,
 
-    /// What the pool does first when no free memory fits
-    #[arg(long, value_enum, default_value_t = OrderName::GrowFirst)]
-    pub(crate) order: OrderName,
+    /// What the pool does first when no free memory fits, and how far a wait on the device may delay a stream
+    #[arg(long, value_enum, default_value_t = WhenShortName::GrowFirst)]
+    pub(crate) when_short: WhenShortName,
 
     /// The share of the time in which free memory is remapped before the pool grows: always (without a limit), never
     /// (only at the capacity), or a share, as 0.125 [default: the pool's]
@@ -53,17 +51,13 @@ pub(crate) struct Conditions {
     #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
     pub(crate) capacity: Option<u64>,
 
-    /// How far a wait on the device may delay a stream
-    #[arg(long, value_name = "LIMIT", value_enum, default_value_t = WaitLimitName::Tail)]
-    pub(crate) wait_limit: WaitLimitName,
-
     /// How pending memory may be reused: follow-event-dependencies, opportunistic, internal-dependencies (separated by
     /// commas), all or none
     #[arg(long, value_name = "POLICIES", default_value = "all")]
     pub(crate) reuse: ReuseNames,
 
-    /// When the event of a free is recorded: every-free, on-demand, after this many bytes (4MiB), or spaced:4MiB for up
-    /// to eight times as many where frees follow each other closely [default: the pool's]
+    /// When the event of a free is recorded: every-free, on-demand, or after this many bytes (4MiB), up to eight times as
+    /// many where frees follow each other closely [default: the pool's]
     #[arg(long, value_name = "POLICY")]
     pub(crate) sealing: Option<SealingName>,
 
@@ -93,7 +87,7 @@ impl Policy {
             },
             record: None,
             html: None,
-            order: OrderName::GrowFirst,
+            when_short: WhenShortName::GrowFirst,
             ..self.clone()
         }
     }

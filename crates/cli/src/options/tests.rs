@@ -20,7 +20,7 @@ fn without_arguments_recorded_traces_run_without_limits() {
     assert!(files.iter().all(|file| file.is_file()));
     let Policy {
         conditions,
-        order,
+        when_short,
         remapping,
         ..
     } = replay.policy;
@@ -28,7 +28,7 @@ fn without_arguments_recorded_traces_run_without_limits() {
     assert_eq!(conditions.capacity, None);
     assert_eq!(conditions.reuse.to_string(), "all");
     assert_eq!(conditions.sealing, None);
-    assert_eq!((order, remapping), (OrderName::GrowFirst, None));
+    assert_eq!((when_short, remapping), (WhenShortName::GrowFirst, None));
     assert!(!replay.json);
 }
 
@@ -43,8 +43,7 @@ fn every_option_is_understood() {
     let options = parse(&[
         "--lag=1ms",
         "--capacity=6GiB",
-        "--order=wait-first",
-        "--wait-limit=unlimited",
+        "--when-short=wait-first",
         "--remapping=0.25",
         "--reuse=opportunistic,internal-dependencies",
         "--sealing=4MiB",
@@ -62,7 +61,6 @@ fn every_option_is_understood() {
     let conditions = policy.conditions;
     assert_eq!(conditions.lag, Duration::from_millis(1));
     assert_eq!(conditions.capacity, Some(6 << 30));
-    assert_eq!(conditions.wait_limit.to_string(), "unlimited");
     let reuse = conditions.reuse.to_string();
     assert_eq!(reuse, "opportunistic,internal-dependencies");
     let sealing = conditions.sealing.map(|sealing| sealing.to_string());
@@ -71,7 +69,7 @@ fn every_option_is_understood() {
         (policy.chunk_bytes, conditions.lane),
         (Some(32 << 20), Some(0))
     );
-    assert_eq!(policy.order, OrderName::WaitFirst);
+    assert_eq!(policy.when_short, WhenShortName::WaitFirst);
     assert_eq!(policy.remapping, Some(RemappingName::Share(0.25)));
     assert_eq!(policy.upstream, UpstreamName::Device);
 }
@@ -94,11 +92,11 @@ fn unsound_and_extreme_values_are_refused() {
         "--capacity=0",
         "--capacity=1PiB",
         "--chunk-bytes=18446744073709551615",
-        "--order=first",
+        "--when-short=first",
         "--reuse=some",
         "--reuse=all,none",
         "--sealing=never",
-        "--sealing=spaced:15EiB",
+        "--sealing=15EiB",
         "--remapping=often",
         "--remapping=nan",
         "--lane=15EiB",
@@ -130,7 +128,7 @@ fn frontier_excludes_settings_that_it_chooses_itself() {
         "--record=b.csv",
         "--html=b.html",
         "--handle=16MiB",
-        "--order=grow-first",
+        "--when-short=grow-first",
         "--remapping=never",
         "--upstream=virtual",
         "--device=cuda",
@@ -153,10 +151,10 @@ fn one_replay_is_recorded_and_not_several() {
 
 #[test]
 fn reference_run_grows_and_never_waits() {
-    let policy = parse(&["--capacity=1GB", "--order=wait-first", "--lag=1ms"]);
+    let policy = parse(&["--capacity=1GB", "--when-short=wait-briefly", "--lag=1ms"]);
     let reference = policy.unwrap().policy.unlimited();
     assert_eq!(reference.conditions.capacity, None);
-    assert_eq!(reference.order, OrderName::GrowFirst);
+    assert_eq!(reference.when_short, WhenShortName::GrowFirst);
     assert!(!reference.conditions.reuse.reuse().internal_dependencies);
     assert_eq!(reference.conditions.lag, Duration::from_millis(1));
 }

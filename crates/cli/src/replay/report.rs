@@ -118,8 +118,7 @@ pub(crate) struct Report {
     pub(crate) handover_waits: u64,
     pub(crate) lag_ns: u64,
     pub(crate) capacity: Option<u64>,
-    pub(crate) order: String,
-    pub(crate) wait_limit: String,
+    pub(crate) when_short: String,
     pub(crate) reuse: String,
     pub(crate) remapping: Option<String>,
     pub(crate) upstream: String,
@@ -180,8 +179,7 @@ impl Report {
             handover_waits: outcome.handover_waits,
             lag_ns: nanoseconds(conditions.lag),
             capacity: conditions.capacity,
-            order: policy.order.to_string(),
-            wait_limit: conditions.wait_limit.to_string(),
+            when_short: policy.when_short.to_string(),
             reuse: conditions.reuse.to_string(),
             remapping: policy.remapping.map(|remapping| remapping.to_string()),
             upstream: policy.upstream.to_string(),
@@ -196,7 +194,11 @@ impl Report {
         let lag = format!("lag {}", units::duration(Duration::from_nanos(self.lag_ns)));
         let mut parts = Vec::new();
         parts.extend(self.pace());
-        parts.extend([lag, self.order.clone(), format!("reuse {}", self.reuse)]);
+        parts.extend([
+            lag,
+            self.when_short.clone(),
+            format!("reuse {}", self.reuse),
+        ]);
         parts.extend(
             self.remapping
                 .as_ref()

@@ -186,7 +186,6 @@ impl Counts {
 pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
     let Conditions {
         capacity,
-        wait_limit,
         reuse,
         sealing,
         lane,
@@ -194,9 +193,10 @@ pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<P
     } = policy.conditions;
     let mut builder = PoolBuilder::new(device)
         .upstream(policy.upstream.upstream())
-        .order(policy.order.order())
-        .reuse(reuse.reuse())
-        .wait_limit(wait_limit.wait_limit());
+        .tuning(|tuning| {
+            tuning.when_short = policy.when_short.when_short();
+            tuning.reuse = reuse.reuse();
+        });
     if let Some(bytes) = capacity {
         builder = builder.capacity(bytes);
     }
@@ -204,10 +204,10 @@ pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<P
         builder = builder.chunk_bytes(bytes);
     }
     if let Some(bytes) = lane {
-        builder = builder.lane_bytes(bytes);
+        builder = builder.tuning(|tuning| tuning.lane_bytes = bytes);
     }
     if let Some(name) = policy.remapping {
-        builder = builder.remapping(name.remapping());
+        builder = builder.tuning(|tuning| tuning.remapping = name.remapping());
     }
     if let Some(name) = sealing {
         builder = builder.sealing(name.sealing());

@@ -64,7 +64,11 @@ fn no_run_reserves_less_than_its_lower_bound() {
         &[][..],
         &["--remapping=always", "--chunk-bytes=2MiB"],
         &["--lag=1ms", "--capacity=450MB"],
-        &["--lag=1ms", "--order=wait-first", "--chunk-bytes=64MiB"],
+        &[
+            "--lag=1ms",
+            "--when-short=wait-briefly",
+            "--chunk-bytes=64MiB",
+        ],
         &["--upstream=device"],
     ] {
         let report = replayed(&trace, arguments);
@@ -146,11 +150,11 @@ fn recorded_traces_keep_their_bounds() {
         );
         assert_eq!((report.failures, report.waits), (0, 0), "{report:?}");
 
-        let grows = replayed(&trace, &["--lag=1ms", "--order=grow-first"]);
+        let grows = replayed(&trace, &["--lag=1ms", "--when-short=grow-first"]);
         assert!(grows.reserved_over_requested <= 1.40, "{grows:?}");
         assert_eq!(grows.failures, 0);
 
-        let waits = replayed(&trace, &["--lag=1ms", "--order=wait-first"]);
+        let waits = replayed(&trace, &["--lag=1ms", "--when-short=wait-briefly"]);
         assert!(waits.reserved_over_requested <= 1.20, "{waits:?}");
         assert!(waits.makespan_over_unlimited <= Some(1.02), "{waits:?}");
         assert_eq!(waits.failures, 0);

@@ -154,7 +154,7 @@ impl Current {
     /// Enables or disables pooling for a device, for the whole process. Returns the earlier setting. The device's
     /// description includes the setting. Warp's `set_mempool_enabled`.
     ///
-    /// If pooling is disabled, [`current`] returns a pool that [keeps nothing](weirpool::PoolBuilder::unpooled). It is
+    /// If pooling is disabled, [`current`] returns a pool that [keeps nothing](weirpool::Upstream::Unpooled). It is
     /// built for this purpose, from plain memory of the device, and waits and orders as any other pool. Existing pools
     /// and their blocks do not change.
     ///
@@ -216,7 +216,7 @@ impl fmt::Debug for Current {
     }
 }
 
-/// Returns the device's default pool. It is built with the defaults of [`PoolConfig`](weirpool::PoolConfig) at the first
+/// Returns the device's default pool. It is built with the defaults of [`PoolBuilder`](weirpool::PoolBuilder) at the first
 /// call, and is the same from then on, as with `cudaDeviceGetDefaultMemPool`. It costs nothing until it is requested,
 /// directly or as the [current] pool.
 ///

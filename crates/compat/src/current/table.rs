@@ -7,7 +7,7 @@ use crate::mutex::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use weirpool::device::{AsDevice, DeviceId, DeviceStream, Pooling};
-use weirpool::{BuildError, Pool, PoolBuilder, Stream, StreamError};
+use weirpool::{BuildError, Pool, PoolBuilder, Stream, StreamError, Upstream};
 
 static TABLE: Mutex<BTreeMap<DeviceId, Seats>> = Mutex::new(BTreeMap::new());
 
@@ -53,7 +53,11 @@ pub(super) fn seat(device: &impl AsDevice, pooling: Pooling) -> Result<Arc<Seat>
         Pooling::Disabled => made(
             device,
             |seats| &mut seats.unpooled,
-            |device| PoolBuilder::new(device.to_shared()).unpooled().build(),
+            |device| {
+                PoolBuilder::new(device.to_shared())
+                    .upstream(Upstream::Unpooled)
+                    .build()
+            },
         ),
         Pooling::Enabled => match present(device.device_id(), |seats| &mut seats.set) {
             Some(seat) => Ok(seat),

@@ -15,7 +15,10 @@ fn an_address_is_looked_up_in_every_state() {
             .clock(Clock::Manual)
             .virtual_memory(virtual_memory)
             .build();
-        let pool = exact(&device).lane_bytes(0).build().unwrap();
+        let pool = exact(&device)
+            .tuning(|tuning| tuning.lane_bytes = 0)
+            .build()
+            .unwrap();
         let [(work, home), (other_work, other)] = streams(&device, &pool);
         let block = pool.try_allocate(&home, MIB).unwrap();
         let (first, last) = (block.address(), block.address() + (MIB - 1));

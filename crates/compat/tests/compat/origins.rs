@@ -98,8 +98,11 @@ fn heuristics_of_umpire_coalesce_by_themselves() {
     ] {
         let device = SimDevice::builder().clock(Clock::Manual);
         let device = device.virtual_memory(false).build();
-        let pool = Pool::builder(device.clone()).lane_bytes(0);
-        let pool = pool.coalesce(heuristic.clone()).build().unwrap();
+        let pool = Pool::builder(device.clone()).tuning(|tuning| tuning.lane_bytes = 0);
+        let pool = pool
+            .tuning(|tuning| tuning.coalesce = Some(heuristic.clone()))
+            .build()
+            .unwrap();
         let stream = pool.create_stream().unwrap();
         for mib in [4, 6] {
             let blocks = [(); 2].map(|()| pool.try_allocate(&stream, mib * MIB).unwrap());

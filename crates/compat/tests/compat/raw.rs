@@ -10,7 +10,7 @@ use probe::Probe;
 use std::collections::BTreeSet;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Fill, PoolBuilder, Source, StreamId};
+use weirpool::{AllocError, Fill, FillAt, PoolBuilder, Source, StreamId};
 use weirpool_compat::{Current, RawPool, current};
 
 fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
@@ -116,7 +116,7 @@ fn each_free_of_a_long_backlog_is_sealed() {
 #[test]
 fn memory_freed_on_another_stream_is_filled_there() {
     let device = manual();
-    let pool = builder(&device, CHUNK).fill_on_free(Fill::Poison);
+    let pool = builder(&device, CHUNK).fill(FillAt::Free, Fill::Poison);
     let raw = RawPool::new(&pool.build().unwrap());
     let [earlier, gone, other] = [(); 3].map(|()| device.create_stream());
     let address = raw.try_allocate(&earlier, CHUNK).unwrap();

@@ -59,7 +59,7 @@ impl World {
         ];
         let pools = uses.map(|how| {
             let builder = Pool::builder(device.clone()).segment_source(driver_pool.segments(how));
-            let builder = builder.capacity(16 * MIB).maintenance_interval(us(50));
+            let builder = builder.capacity(16 * MIB);
             builder.build().unwrap()
         });
         let lines = (0..4).map(|at| {

@@ -64,7 +64,7 @@ fn history_explains_delays() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .history(1000)
-        .wait_limit(WaitLimit::Unlimited)
+        .tuning(|tuning| tuning.when_short = WhenShort::GrowThenWait)
         .build()
         .unwrap();
     let [(work, first), (_, second)] = streams(&device, &pool);

@@ -216,10 +216,8 @@ pub(crate) fn documented() -> BTreeMap<String, (Description, Vec<String>)> {
 fn documented_metric_names_are_the_exported_ones() {
     let device = manual();
     let tag = Tag::new("documented");
-    let pool = builder(&device, 8 * MIB)
-        .tag_limit(tag, 8 * MIB)
-        .build()
-        .unwrap();
+    let pool = builder(&device, 8 * MIB).build().unwrap();
+    pool.tag(tag).set_limit(Some(8 * MIB));
     let (_, stream) = stream(&device, &pool);
     for _ in 0..8 {
         let full = pool.try_allocate(&stream, 8 * MIB).unwrap();

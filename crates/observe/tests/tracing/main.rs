@@ -343,12 +343,12 @@ fn deadlock_at_a_limit_is_reported_with_the_holders_of_its_tag() {
     listening(|listener| {
         let device = manual();
         let [tag, other] = ["tracing: limited", "tracing: beside"].map(Tag::new);
-        let builder = builder(&device, 16 * MIB).tag_limit(tag, 4 * MIB);
-        let pool = builder
+        let pool = builder(&device, 16 * MIB)
             .fail_deadlocks_after(us(1000))
             .observer(Tracing::new())
             .build()
             .unwrap();
+        pool.tag(tag).set_limit(Some(4 * MIB));
         let (_, stream) = stream(&device, &pool);
         let take = |tag, bytes| pool.allocate(&stream, bytes).tag(tag).try_now().unwrap();
         let _held = [take(tag, 3 * MIB), take(other, 2 * MIB)];

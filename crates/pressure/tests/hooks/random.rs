@@ -330,7 +330,7 @@ fn random_run(seed: u64, is_virtual: bool) -> (usize, usize) {
     let device = manual_builder().virtual_memory(is_virtual).build();
     let pool = builder(&device, CAPACITY);
     let pool = if seed.is_multiple_of(2) {
-        pool.reuse(only_host_waits())
+        pool.tuning(|tuning| tuning.reuse = only_host_waits())
     } else {
         pool
     };

@@ -36,11 +36,8 @@ fn shed(millis: u64) -> AllocError {
 fn every_error_has_the_status_that_says_whose_fault_it_is() {
     let device = manual();
     let tag = Tag::new("answers: statuses");
-    let pool = builder(&device, 8 * MIB)
-        .queue_limit(1)
-        .tag_limit(tag, 2 * MIB)
-        .build()
-        .unwrap();
+    let pool = builder(&device, 8 * MIB).queue_limit(1).build().unwrap();
+    pool.tag(tag).set_limit(Some(2 * MIB));
     let (_, stream) = stream(&device, &pool);
     pool.tag(tag).set_queue_limit(Some(QueueLimit::requests(0)));
     let of_tag = |bytes| pool.allocate(&stream, bytes).tag(tag);

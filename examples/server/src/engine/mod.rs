@@ -129,7 +129,7 @@ impl Engine {
             .queue_limit(settings.queue)
             .load_shedding()
             // Requests keep their memory for as long as their answers take: that is no deadlock.
-            .deadlock_grace(Duration::from_secs(3600));
+            .fail_deadlocks_after(Duration::from_secs(36_000));
         let pool = tune(pool).build()?;
         let (mut handles, mut workers) = (Vec::new(), Vec::new());
         let mut loaded = None;

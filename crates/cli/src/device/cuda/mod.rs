@@ -184,7 +184,12 @@ mod tests {
     fn kernels_find_what_kernels_wrote() {
         let trace = cross_stream(2000, 1).unwrap();
         for extent in ["--verify=pages", "--verify=full"] {
-            let arguments = ["--kernels", "--lag=1ms", extent, "--order=wait-first"];
+            let arguments = [
+                "--kernels",
+                "--lag=1ms",
+                extent,
+                "--when-short=wait-briefly",
+            ];
             if let Some(report) = replayed(&trace, &arguments) {
                 let found = (report.failures, report.corruptions);
                 assert_eq!(found, (0, Some(0)), "{report:?}");
