@@ -1,4 +1,4 @@
-//! What can be asked of a tokio runtime, which must not be blocked.
+//! Questions about a tokio runtime, which must not be blocked.
 
 /// Returns whether this thread may run a task of a current-thread tokio runtime.
 #[cfg(feature = "tokio")]
