@@ -38,12 +38,16 @@ pub(crate) fn take<O: CacheOwner>(
     // Until the block is made: if its memory goes back, no capture has begun.
     let _submission = lane.cache.submit("allocate_from").ok()?;
     let address = ask(engine, lane, bytes)?;
-    let Some((spare, after, left)) = lane.cache.take_spare(bytes, rounding) else {
-        return take_late(engine, lane, address, bytes, rounding);
+    let (spare, after, left) = match lane.cache.take_spare(address, bytes, rounding) {
+        Ok(taken) => taken,
+        Err(of_another_address) => {
+            if let Some(spare) = of_another_address {
+                engine.store.heap.lock().remove_segment(spare.id);
+                engine.store.spares_removed.add(spare.bytes);
+            }
+            return take_late(engine, lane, address, bytes, rounding);
+        }
     };
-    if spare.address != address {
-        engine.store.heap.lock().move_segment(spare.id, address);
-    }
     let allocation = Allocation {
         id: spare.id,
         address,
@@ -80,8 +84,8 @@ fn take_new<O: CacheOwner>(
     }
 }
 
-/// Adds memory that the source gave for a spare which the heap has taken meanwhile. If its room is taken as well, the
-/// source gets the memory back.
+/// Adds memory that the source gave, whose spare was removed. If its room is taken as well, the source gets the memory
+/// back.
 #[cold]
 #[inline(never)]
 fn take_late<O: CacheOwner>(

@@ -28,7 +28,7 @@ pub(crate) struct HeapStore {
     pub(crate) lease: Lease,
     pub(crate) evictables: Evictables,
     pub(crate) announcer: plain::Arc<Announcer>,
-    /// See [`Geometry::keeps_spares`](heap::Geometry).
+    /// What the streams' caches keep is [spares](crate::lane::StreamCache::keep_spare), and no blocks.
     pub(super) keeps_spares: bool,
     /// Bytes of spares that were removed: their memory went back to its source before.
     pub(super) spares_removed: Count,
@@ -51,7 +51,7 @@ impl HeapStore {
             lease: Lease::new(settings.lender.clone()),
             evictables: Evictables::new(announcer.clone()),
             announcer: announcer.clone(),
-            keeps_spares: settings.geometry.keeps_spares,
+            keeps_spares: settings.is_ordered,
             spares_removed: Count::default(),
         }
     }
@@ -166,12 +166,18 @@ impl HeapStore {
 
     /// Gives blocks that the lane's cache kept to the heap, which is locked. Returns whether there are any.
     pub(super) fn take_back(&self, heap: &mut Heap, lane: &Lane, kept: Vec<CachedBlock>) -> bool {
-        for CachedBlock { id, ticket, .. } in &kept {
-            heap.take_back(*id, Fences::one(lane.id, *ticket));
+        for CachedBlock {
+            id, bytes, ticket, ..
+        } in &kept
+        {
+            if self.keeps_spares {
+                heap.remove_segment(*id);
+                self.spares_removed.add(*bytes);
+            } else {
+                heap.take_back(*id, Fences::one(lane.id, *ticket));
+            }
         }
-        if self.keeps_spares && !kept.is_empty() {
-            let bytes = kept.iter().map(|spare| spare.bytes).sum();
-            self.spares_removed.add(bytes);
+        if self.keeps_spares {
             self.record_reserved(heap);
         }
         !kept.is_empty()

@@ -719,23 +719,29 @@ impl StreamCache {
         self.spare.load(Ordering::Relaxed) == bytes
     }
 
-    /// Takes a spare of this size for a block that the source has just given, and counts the block. Returns the ticket of
-    /// the free that it comes after, and a reference that an earlier free [left](Self::keep_spare).
+    /// Takes a spare of this size for memory that the source has just given at this address, and counts the block. Returns
+    /// the open ticket with it, and a reference that an earlier free [left](Self::keep_spare).
+    ///
+    /// # Errors
+    /// Returns a spare of another address, if there is one: it is the caller's to remove.
     #[inline]
     pub(crate) fn take_spare<O: CacheOwner>(
         &self,
+        address: u64,
         bytes: u64,
         rounding: u32,
-    ) -> Option<(CachedBlock, Ticket, Option<Arc<O>>)> {
+    ) -> Result<(CachedBlock, Ticket, Option<Arc<O>>), Option<CachedBlock>> {
         let mut state = self.state.lock();
         let spare = state.cache.pop(bytes);
         if !state.cache.has_stacked(bytes) {
             self.spare.store(0, Ordering::Relaxed);
         }
-        let spare = spare?;
+        let spare = spare
+            .filter(|spare| spare.address == address)
+            .ok_or(spare)?;
         let event = BlockEvent::Granted(Source::Grown);
         state.counters.count(event, bytes, rounding);
-        Some((spare, state.open, state.cache.references.take()))
+        Ok((spare, state.open, state.cache.references.take()))
     }
 
     /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, and

@@ -130,10 +130,7 @@ impl PoolBuilder {
         let total = device.memory_info(kind)?.total.min(most);
         let tuning = &self.tuning;
         Ok(Settings {
-            geometry: Geometry {
-                keeps_spares: is_ordered,
-                ..self.geometry(step, is_virtual, is_pooled, total)?
-            },
+            geometry: self.geometry(step, is_virtual, is_pooled, total)?,
             upstream: self.upstream,
             kind,
             segments,
@@ -239,7 +236,6 @@ impl PoolBuilder {
             granularity,
             virtual_memory: is_virtual,
             growth: self.tuning.growth,
-            keeps_spares: false,
         })
     }
 

@@ -110,14 +110,6 @@ impl BlockMap {
         self.blocks.remove(id);
     }
 
-    /// Gives a segment of one block another address.
-    pub(super) fn move_segment(&mut self, id: BlockId, address: u64) {
-        self.unfile(id);
-        self.index.stretches.give_up();
-        self.blocks[id].address = address;
-        self.file(id);
-    }
-
     /// Returns the offset at which the request would lie in the block, if it fits.
     #[inline]
     pub(super) fn offset_of(&self, id: BlockId, request: Request) -> Option<u64> {

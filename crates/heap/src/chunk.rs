@@ -11,7 +11,6 @@ pub(super) struct Units {
     pub(super) chunk_bytes: u64,
     pub(super) granularity: u64,
     pub(super) virtual_memory: bool,
-    pub(super) keeps_spares: bool,
 }
 
 impl Units {
@@ -101,7 +100,6 @@ mod tests {
             chunk_bytes: CHUNK,
             granularity: 100,
             virtual_memory,
-            keeps_spares: false,
         }
     }
 

@@ -200,7 +200,6 @@ mod tests {
         chunk_bytes: 100,
         granularity: 10,
         virtual_memory: false,
-        keeps_spares: false,
     };
 
     fn holding(reserved: u64, planned: u64, in_use: u64) -> Totals {
@@ -298,7 +297,6 @@ mod tests {
         assert_eq!(Capacity::part_of(80, 10, &UNITS), 100);
         let whole = Units {
             virtual_memory: true,
-            keeps_spares: false,
             ..UNITS
         };
         assert_eq!(Capacity::part_of(4800, 100, &whole), 4800);

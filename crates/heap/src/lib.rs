@@ -150,8 +150,6 @@ pub struct Geometry {
     pub virtual_memory: bool,
     /// How much is taken at a time.
     pub growth: GrowBy,
-    /// Whether the memory of a block that a stream's cache keeps is back with its source: see [`Heap::take_back`].
-    pub keeps_spares: bool,
 }
 
 /// The shared records; see the [module](self).
@@ -172,7 +170,6 @@ impl Heap {
             map: BlockMap::new(Units {
                 chunk_bytes: geometry.chunk_bytes,
                 granularity: geometry.granularity,
-                keeps_spares: geometry.keeps_spares,
                 virtual_memory: geometry.virtual_memory,
             }),
             completed: Completed::default(),
@@ -461,15 +458,7 @@ impl Heap {
     /// Takes back a block that a lane cached.
     pub fn take_back(&mut self, id: BlockId, fences: Fences) {
         self.map.totals_mut().taken_back += 1;
-        match self.map.units().keeps_spares {
-            true => self.remove_segment(id),
-            false => _ = self.give_back(id, fences),
-        }
-    }
-
-    /// Gives a used block that is a whole segment another address.
-    pub fn move_segment(&mut self, id: BlockId, address: u64) {
-        self.map.move_segment(id, address);
+        self.give_back(id, fences);
     }
 
     /// Takes back a used block. It is free once the fences are complete.
@@ -492,12 +481,12 @@ impl Heap {
     }
 
     /// Removes a used block that is a [whole segment](Self::is_whole_segment), whose memory the device has again.
-    #[inline]
     pub fn remove_segment(&mut self, id: BlockId) {
         let bytes = self.map.blocks()[id].bytes;
         self.map.remove_segment(id);
         let totals = self.map.totals_mut();
         totals.returns += 1;
+        totals.taken_back += 1;
         totals.reserved.subtract(bytes);
     }
 

@@ -29,7 +29,7 @@ pub struct Totals {
     pub claimed: u64,
     /// Number of blocks freed so far to the heap, past the lanes.
     pub returns: u64,
-    /// Number of blocks flushed so far from lanes.
+    /// Number of blocks flushed so far from lanes, or given back to an ordered source.
     pub taken_back: u64,
     /// How often a stream was found further than it was known to be.
     pub progress: u64,

@@ -30,7 +30,6 @@ pub(super) fn heap_with(virtual_memory: bool, growth: GrowBy) -> Heap {
         chunk_bytes: CHUNK,
         granularity: CHUNK,
         virtual_memory,
-        keeps_spares: false,
         growth,
     });
     if virtual_memory {

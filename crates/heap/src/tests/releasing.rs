@@ -225,7 +225,6 @@ fn release_of_very_many_chunks_ends_soon() {
         chunk_bytes: CHUNK,
         granularity: CHUNK,
         virtual_memory: true,
-        keeps_spares: false,
         growth: GrowBy::default(),
     });
     heap.add_range(BASE, 2 * COUNT * CHUNK);

@@ -309,7 +309,6 @@ fn fewest_new_chunks_are_found_among_many_stretches() {
         chunk_bytes: CHUNK,
         granularity: CHUNK,
         virtual_memory: true,
-        keeps_spares: false,
         growth: GrowBy::default(),
     });
     heap.add_range(BASE, 4 << 30);
