@@ -65,14 +65,24 @@ fn larger_block_from_the_lane_against_a_flush() {
     });
 }
 
+/// Returns a pool, and streams of which the first keeps its block of 2 MiB.
+fn with_large_blocks<const N: usize>() -> (Pool, [Stream; N]) {
+    let device = device();
+    let builder = builder(&device).tuning(|tuning| tuning.lane_bytes = MIB / 4);
+    let pool = builder.build().unwrap();
+    let streams = streams(&device, &pool).map(|(_, stream)| stream);
+    for _ in 0..2 {
+        drop(pool.try_allocate(&streams[0], 2 * MIB).unwrap());
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, 2 * MIB);
+    (pool, streams)
+}
+
 /// A large block, which the lane would cache, is freed while an allocation joins the queue.
 #[test]
 fn large_block_free_against_enqueue() {
     model("large block free against enqueue", || {
-        let (_, pool, [(_, a), (_, b)]) = start();
-        for _ in 0..2 {
-            drop(pool.try_allocate(&a, 2 * MIB).unwrap());
-        }
+        let (pool, [a, b]) = with_large_blocks();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         free_against_enqueue(&pool, block, &b);
     });
@@ -83,13 +93,9 @@ fn large_block_free_against_enqueue() {
 #[test]
 fn two_streams_flushing_one_lane() {
     model("two streams flushing one lane", || {
-        let (_, pool, [(_, a), (_, b), (_, c)]) = start();
-        for _ in 0..2 {
-            drop(pool.try_allocate(&a, 2 * MIB).unwrap());
-        }
+        let (pool, [a, b, c]) = with_large_blocks();
         a.seal().unwrap();
         pool.reap().unwrap();
-        assert_eq!(pool.statistics().cached_in_lanes, 2 * MIB);
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&b, MIB).unwrap())

@@ -17,9 +17,9 @@ fn roomy_pool(device: &SimDevice) -> Pool {
 /// Creates streams with a cache for each thread.
 fn sharded_streams<const N: usize>(device: &SimDevice, pool: &Pool) -> [(SimStream, Stream); N] {
     let streams = streams(device, pool);
-    streams
-        .each_ref()
-        .map(|(_, stream)| give_threads_caches(stream));
+    for (_, stream) in &streams {
+        give_threads_caches(stream);
+    }
     streams
 }
 
