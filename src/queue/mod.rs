@@ -16,13 +16,12 @@
 //! | `pass` | one pass over the queue: grants what the engine finds |
 //! | `deadlock`, `throttled` | what happens when nothing changes any more; for requests that wait for the limit of a tag |
 //! | `waiters` | all requests that wait: executes what `weirpool-queue` decides |
-//! | `waiter` | one of them, and its grant |
+//! | `waiter` | one of them, its grant, and whether its owner is told that nothing can serve it |
 //! | `unclaimed` | memory found for it, and not yet granted |
 //! | `scopes` | the requests made in scopes of reservations |
 //! | `charge` | bytes charged to a tag for a request under way |
 //! | `demand` | size, alignment and account of a request |
 //! | `attempt`, `waiting` | a request without waiting; its position in the queue |
-//! | `stall` | whether the owner of a request is to be told that nothing can serve it |
 //! | `reclaimer`, `spawned` | the future that serves the queue; the pool's side of one that was spawned |
 //! | `blocking`, `runtime` | waiting on a thread, without an executor; what tokio knows of the thread |
 //! | `drain`, `drains` | waiting until all memory is back |
@@ -47,7 +46,6 @@ mod scopes;
 mod service;
 pub(crate) mod serving;
 mod spawned;
-mod stall;
 mod tenancy;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod tests;

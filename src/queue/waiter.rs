@@ -14,7 +14,6 @@
 //! pool alive: a forgotten future leaks its memory, and no more.
 
 use super::Demand;
-use super::stall::Stall;
 use crate::engine::{Allocations, Expected, Parts};
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -22,7 +21,7 @@ use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::WaitOutcome;
 use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
-use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag};
+use crate::sync::{Arc, Foreign, Guards, Mutex, Ordering, SharedFlag, SharedState};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
@@ -344,5 +343,64 @@ pub(super) fn outcome_of(error: &AllocError) -> WaitOutcome {
         AllocError::TimedOut { .. } => WaitOutcome::TimedOut,
         AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => WaitOutcome::Deadlocked,
         _ => WaitOutcome::Failed,
+    }
+}
+
+/// The owner does not watch for it.
+const UNWATCHED: u8 = 0;
+const WATCHED: u8 = 1;
+/// Nothing could serve the request, and its owner was not told yet.
+const STALLED: u8 = 2;
+const TOLD: u8 = 3;
+
+/// The stall of a waiting request, which is the head of the queue or the first at its tag's limit; see
+/// [`Request::poll_stalled`](crate::Request::poll_stalled).
+#[derive(Debug)]
+pub(super) struct Stall(SharedState);
+
+impl Stall {
+    fn new() -> Self {
+        Self(SharedState::new(UNWATCHED))
+    }
+
+    /// Has the owner told. Returns whether this is the first time.
+    pub(super) fn watch(&self) -> bool {
+        self.exchange(UNWATCHED, WATCHED)
+    }
+
+    pub(super) fn is_watched(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != UNWATCHED
+    }
+
+    /// Begins the stall. Returns whether the owner is to be woken.
+    pub(super) fn begin(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == WATCHED && self.exchange(WATCHED, STALLED)
+    }
+
+    /// Returns whether the owner is to be told.
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == STALLED
+    }
+
+    /// Ends a stall of which the owner was not told. Returns whether there was one.
+    pub(super) fn take(&self) -> bool {
+        self.exchange(STALLED, WATCHED)
+    }
+
+    /// Notes that the owner is told.
+    pub(super) fn mark_told(&self) {
+        self.0.store(TOLD, Ordering::SeqCst);
+    }
+
+    /// Has the owner told again: the request enters the fair queue from a quota queue.
+    pub(super) fn reset(&self) {
+        if self.is_watched() {
+            self.0.store(WATCHED, Ordering::SeqCst);
+        }
+    }
+
+    fn exchange(&self, current: u8, new: u8) -> bool {
+        let order = Ordering::SeqCst;
+        self.0.compare_exchange(current, new, order, order).is_ok()
     }
 }
