@@ -74,6 +74,6 @@ async fn main() -> anyhow::Result<()> {
         println!("twice {n} is {answer}");
         assert_eq!(answer, 2.0 * n as f32);
     }
-    println!("{:#?}", pool.statistics());
+    println!("{:#?}", pool.inspect().statistics());
     Ok(())
 }

@@ -203,7 +203,7 @@ fn main() -> anyhow::Result<()> {
     println!("memory of the graph: {} bytes", graph.memory().size());
     drop(graph);
     let start = Instant::now();
-    while pool.statistics().in_graphs > 0 {
+    while pool.inspect().statistics().in_graphs > 0 {
         ensure!(
             start.elapsed() < Duration::from_secs(10),
             "the memory is not released"

@@ -44,8 +44,8 @@ fn free_against_a_capture(name: &str, pool: impl Fn(&SimDevice) -> Pool + Send +
         freeing.join().unwrap();
         drop(capture.end().unwrap());
         device.advance(Duration::from_micros(10));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -80,8 +80,8 @@ fn further_free_to_a_shard_against_the_beginning_of_a_capture() {
         drop(block);
         capturing.join().unwrap();
         device.advance(Duration::from_micros(10));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -110,8 +110,8 @@ fn record_against_the_beginning_of_a_capture() {
         drop(capture);
         sealing.join().unwrap();
         device.advance(Duration::from_micros(1));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -133,7 +133,7 @@ fn drop_of_a_graph_against_a_capture_with_its_memory() {
         drop(capture.end().unwrap());
         dropping.join().unwrap();
         device.advance(Duration::from_micros(1));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

@@ -11,11 +11,11 @@ fn free_against_a_charge() {
         let (_, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let freeing = thread::spawn(move || drop((block, a)));
-        let charge = block_on(pool.charge_for(2 * MIB)).unwrap();
+        let charge = block_on(pool.charge(2 * MIB)).unwrap();
         freeing.join().unwrap();
-        assert_eq!(pool.statistics().charged, 2 * MIB);
+        assert_eq!(pool.inspect().statistics().charged, 2 * MIB);
         drop(charge);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -24,11 +24,11 @@ fn free_against_a_charge() {
 fn dropped_charge_against_a_request() {
     model("dropped charge against a request", || {
         let (_, pool, [(_, a)]) = start();
-        let charge = pool.charge(2 * MIB).unwrap();
+        let charge = pool.charge(2 * MIB).try_now().unwrap();
         let dropping = thread::spawn(move || drop(charge));
         drop(block_on(pool.allocate(&a, 2 * MIB)).unwrap());
         dropping.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -37,14 +37,14 @@ fn dropped_charge_against_a_request() {
 fn cancellation_against_the_grant_of_a_charge() {
     model("cancellation against the grant of a charge", || {
         let (_, pool, []) = start();
-        let held = pool.charge(2 * MIB).unwrap();
-        let mut first = pool.charge_for(2 * MIB);
+        let held = pool.charge(2 * MIB).try_now().unwrap();
+        let mut first = pool.charge(2 * MIB);
         assert!(poll(&mut first).is_pending());
         let dropping = thread::spawn(move || drop(held));
         drop(first);
-        drop(block_on(pool.charge_for(2 * MIB)).unwrap());
+        drop(block_on(pool.charge(2 * MIB)).unwrap());
         dropping.join().unwrap();
-        assert_eq!(pool.statistics().charged, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().charged, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }

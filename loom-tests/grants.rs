@@ -10,7 +10,7 @@ fn free_against_enqueue(pool: &Pool, block: Block, stream: &Stream) {
     let granted = block_on(pool.allocate(stream, 2 * MIB)).unwrap();
     freeing.join().unwrap();
     drop(granted);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A block is freed while an allocation joins the queue. The allocation finds it by searching, or is woken.
@@ -57,8 +57,8 @@ fn larger_block_from_the_lane_against_a_flush() {
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
         let _a = taking.join().unwrap();
         drop(granted);
-        assert_eq!(pool.statistics().lost_to_rounding, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().lost_to_rounding, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -85,8 +85,8 @@ fn two_streams_flushing_one_lane() {
             drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         }
         a.seal().unwrap();
-        pool.reap().unwrap();
-        assert_eq!(pool.statistics().cached_in_lanes, 2 * MIB);
+        pool.maintain().reap().unwrap();
+        assert_eq!(pool.inspect().statistics().cached_in_lanes, 2 * MIB);
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&b, MIB).unwrap())
@@ -94,7 +94,7 @@ fn two_streams_flushing_one_lane() {
         let mine = pool.try_allocate(&c, MIB).unwrap();
         let theirs = other.join().unwrap();
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -110,14 +110,14 @@ fn cancel_against_grant() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(block);
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         drop(waiting);
         granting.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -132,10 +132,10 @@ fn conservation_is_checked_against_a_cancelled_grant() {
         drop(block);
         let granting = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().map(drop).unwrap())
+            thread::spawn(move || pool.maintain().reap().map(drop).unwrap())
         };
         drop(waiting);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         granting.join().unwrap();
     });
 }
@@ -155,7 +155,7 @@ fn two_streams_taking_one_block() {
         let theirs = other.join().unwrap();
         assert!(mine.is_some() != theirs.is_some(), "{mine:?} {theirs:?}");
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -176,7 +176,7 @@ fn two_waiters_one_block() {
         let mine = block_on(pool.allocate(&a, 2 * MIB)).unwrap();
         drop(mine);
         other.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -195,7 +195,7 @@ fn reap_elsewhere_against_enqueue() {
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
         let _ = trimming.join().unwrap();
         drop(granted);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -212,7 +212,7 @@ fn retire_against_seal() {
         assert!(got.is_err(), "a's work runs still: {got:?}");
         retiring.join().unwrap();
         device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -228,6 +228,6 @@ fn growth_elsewhere_against_enqueue() {
         let mine = block_on(pool.allocate(&b, 4096)).unwrap();
         let theirs = growing.join().unwrap();
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

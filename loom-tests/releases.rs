@@ -28,7 +28,7 @@ pub(super) fn seal_against_a_free(device: &SimDevice, pool: &Pool, bytes: u64) {
     }
     freeing.join().unwrap();
     device.advance(Duration::from_micros(20));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -56,9 +56,9 @@ fn two_sealers() {
         drop(other);
         a.seal().unwrap();
         sealing.join().unwrap();
-        pool.reap().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -74,13 +74,13 @@ fn deallocation_against_reap() {
             let (pool, device) = (pool.clone(), device.clone());
             thread::spawn(move || {
                 device.advance(Duration::from_micros(10));
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         block_on(freed).unwrap();
         reaping.join().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -112,13 +112,13 @@ fn completion_reaped_by_two_threads() {
         device.advance(Duration::from_micros(10));
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().unwrap())
+            thread::spawn(move || pool.maintain().reap().unwrap())
         };
-        let mine = pool.reap().unwrap();
+        let mine = pool.maintain().reap().unwrap();
         let theirs = other.join().unwrap();
         assert!(mine || theirs, "one of the two saw it");
-        assert_eq!(pool.statistics().free, 2 * MIB);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().free, 2 * MIB);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -139,14 +139,14 @@ fn two_reapers_of_a_half_complete_stream() {
         }
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().unwrap())
+            thread::spawn(move || pool.maintain().reap().unwrap())
         };
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         other.join().unwrap();
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!((statistics.free, statistics.pending.current), (MIB, MIB));
         device.advance(Duration::from_micros(10));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -167,17 +167,17 @@ fn query_of_the_newest_event_against_a_seal() {
                 run(&work, 10);
                 drop(third);
                 a.seal().unwrap();
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
                 a
             })
         };
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         let _a = sealing.join().unwrap();
-        assert_eq!(pool.statistics().pending.current, MIB / 2);
+        assert_eq!(pool.inspect().statistics().pending.current, MIB / 2);
         device.advance(Duration::from_micros(10));
-        pool.reap().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -192,7 +192,7 @@ fn lane_free_against_a_flush() {
         drop(pool.try_allocate(&b, 2 * MIB));
         freeing.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -203,10 +203,10 @@ fn dropped_stream_against_reap() {
         let (_, pool, [(work, a), (_, b)]) = start();
         drop(pool.try_allocate(&a, 4096).unwrap());
         let leaving = thread::spawn(move || drop((a, work)));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         leaving.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -221,7 +221,7 @@ fn used_on_against_reap() {
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let reaping = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().unwrap())
+            thread::spawn(move || pool.maintain().reap().unwrap())
         };
         block.used_on(&b).unwrap();
         run(&work_b, 1);
@@ -233,7 +233,7 @@ fn used_on_against_reap() {
         reaping.join().unwrap();
         device.advance(Duration::from_micros(10));
         drop(block);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -251,7 +251,7 @@ fn two_growers() {
         assert!(mine.is_some() != theirs.is_some());
         assert_eq!(device.counters().physical_in_use, 2 * MIB);
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -269,7 +269,7 @@ fn trim_against_allocate() {
         let released = trimming.join().unwrap().released;
         assert!(mine.is_some() || released > 0);
         drop(mine);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -303,7 +303,7 @@ fn readers_of_a_shared_block() {
         assert!(pool.try_allocate(&b, 2 * MIB).is_err());
         device.advance(Duration::from_micros(1));
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -328,14 +328,14 @@ fn passed_free_against_an_allocation() {
         drop(block);
         let other = other.join().unwrap();
         assert!(
-            pool.block_at(other.address()).is_some(),
+            pool.inspect().block_at(other.address()).is_some(),
             "it is in the heap"
         );
-        assert_eq!(pool.statistics().reserved.current, MIB);
+        assert_eq!(pool.inspect().statistics().reserved.current, MIB);
         drop(other);
-        assert_eq!(pool.statistics().reserved.current, 0);
-        pool.check().unwrap();
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().reserved.current, 0);
+        pool.inspect().check().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -347,18 +347,23 @@ fn two_changes_of_the_reuse_flags() {
         let other = {
             let pool = pool.clone();
             thread::spawn(move || {
-                pool.set_attribute(PoolAttribute::ReuseAllowOpportunistic, 0)
+                pool.maintain()
+                    .set_attribute(PoolAttribute::ReuseAllowOpportunistic, 0)
                     .unwrap()
             })
         };
-        pool.set_attribute(PoolAttribute::ReuseAllowInternalDependencies, 1)
+        pool.maintain()
+            .set_attribute(PoolAttribute::ReuseAllowInternalDependencies, 1)
             .unwrap();
         other.join().unwrap();
-        let flags = pool.attribute(PoolAttribute::ReuseAllowInternalDependencies);
+        let flags = pool
+            .inspect()
+            .attribute(PoolAttribute::ReuseAllowInternalDependencies);
         assert_eq!(
             (
                 flags,
-                pool.attribute(PoolAttribute::ReuseAllowOpportunistic)
+                pool.inspect()
+                    .attribute(PoolAttribute::ReuseAllowOpportunistic)
             ),
             (1, 0)
         );
@@ -371,7 +376,8 @@ fn synchronization_against_a_free() {
     model("synchronization against a free", || {
         let device = device();
         let pool = builder(&device).lane_bytes(0).build().unwrap();
-        pool.set_attribute(PoolAttribute::ReleaseThreshold, 0)
+        pool.maintain()
+            .set_attribute(PoolAttribute::ReleaseThreshold, 0)
             .unwrap();
         let (_, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, MIB).unwrap();
@@ -380,7 +386,7 @@ fn synchronization_against_a_free() {
         synchronize();
         freeing.join().unwrap();
         synchronize();
-        assert_eq!(pool.statistics().reserved.current, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().reserved.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }

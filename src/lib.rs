@@ -102,7 +102,6 @@ mod registry;
 mod seam;
 mod stream;
 mod task;
-pub mod testing;
 
 /// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading
 /// the inside of the pool. Each seam has a page in the [guide].
@@ -113,7 +112,7 @@ pub mod testing;
 /// | [`SegmentSource`](extend::SegmentSource) | where segments come from: the driver's own pools, a file of huge pages, another pool |
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
-/// | [`Pool::charge`], [`Pool::charge_for`] | bytes that others hold, counted against the capacity |
+/// | [`Pool::charge`] | bytes that others hold, counted against the capacity |
 /// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {
     pub use crate::foreign::{Charge, ForeignMemory};
@@ -144,8 +143,8 @@ pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStat
 pub use observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, Grow,
-    GrowReservation, Health, Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request,
-    Reservation, Reserve, TagAccount, TagConfig, WeakPool,
+    GrowReservation, Health, Inspect, Layout, Maintain, Peers, Pool, PoolBuilder, PoolConfig,
+    PoolDescription, Request, Reservation, Reserve, TagAccount, TagConfig, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use stream::{Completion, Event, Stream, Synchronize};

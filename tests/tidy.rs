@@ -26,7 +26,6 @@ const LAYERS: [&str; 21] = [
     "evictable",
     "task",
     "interop",
-    "testing",
 ];
 
 /// The imports from above. The lane keeps references to registrations under its lock, but uses only itself in them:

@@ -8,7 +8,6 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{AllocateOwned, Block, Pool, Stream};
 
 const KIB: u64 = 1 << 10;
@@ -206,7 +205,7 @@ impl Machine {
     }
 
     fn end(mut self) {
-        self.pool.check().expect("the invariants");
+        self.pool.inspect().check().expect("the invariants");
         let mut rounds = 0;
         while !self.waiting.is_empty() || rounds == 0 {
             self.blocks.clear();
@@ -217,7 +216,10 @@ impl Machine {
         }
         self.blocks.clear();
         self.device.advance_to_end();
-        self.pool.check_conserved().expect("all memory given back");
+        self.pool
+            .inspect()
+            .check_conserved()
+            .expect("all memory given back");
         self.device.assert_ordered();
     }
 }

@@ -24,7 +24,7 @@ impl Block {
     /// on a stream that is being [captured](crate::Pool::capture) at once, and each launch of the graph copies.
     ///
     /// The copy is direct within a device, and between devices where the stream's device has
-    /// [access](crate::Pool::enable_access) to the other's memory. Otherwise it is staged through memory of the host,
+    /// [access](crate::Peers::enable) to the other's memory. Otherwise it is staged through memory of the host,
     /// in stream order as well, and without a wait of the host for the device. (CUDA: `cuMemcpyAsync`,
     /// `cuMemcpyPeerAsync`.)
     ///

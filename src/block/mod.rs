@@ -179,7 +179,7 @@ impl Block {
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, [`StreamError::ForeignDevice`] if it
-    /// is also of another device that has no [access](crate::Pool::enable_access), or the device's error. The stream
+    /// is also of another device that has no [access](crate::Peers::enable), or the device's error. The stream
     /// must not use the block then.
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.uses().record(self.own(stream)?, Access::Always)?;

@@ -7,7 +7,7 @@ use crate::sync::plain::{Arc, Weak};
 use std::fmt;
 
 /// Bytes of a pool's capacity that memory outside of the pool takes up, from [`Pool::charge`](crate::Pool::charge) and
-/// [`Pool::charge_for`](crate::Pool::charge_for). Dropping it gives them back, which serves waiting requests. It does not
+/// [`Pool::charge`](crate::Pool::charge). Dropping it gives them back, which serves waiting requests. It does not
 /// keep the pool alive.
 #[must_use = "the bytes are given back when it is dropped"]
 pub struct Charge {

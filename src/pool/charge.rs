@@ -11,7 +11,7 @@ use crate::handles::Caller;
 use crate::queue::{Ask, Asker, Demand};
 use std::panic::Location;
 
-/// The future of [`Pool::charge_for`]: a [`Charge`]. See [`Request`] for terms, errors and cancel safety.
+/// The future of [`Pool::charge`]: a [`Charge`]. See [`Request`] for terms, errors and cancel safety.
 pub type ChargeFor<'a> = Request<ForCharge<'a>>;
 
 /// The kind of a request for a charge.
@@ -61,38 +61,28 @@ impl Pool {
     /// # let stream = pool.create_stream()?;
     /// # device.block_on(async {
     /// let engine = Tag::new("engine");
-    /// let admitted = pool.charge_for(48 << 20).tag(engine).deadline(Duration::from_secs(2)).await?;
+    /// let admitted = pool.charge(48 << 20).tag(engine).deadline(Duration::from_secs(2)).await?;
     /// // The engine allocates up to 48 MiB for itself; meanwhile the pool has 16 MiB for others.
     /// drop(admitted); // once the engine has freed it
     /// # Ok::<(), weirpool::AllocError>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[track_caller]
-    pub fn charge_for(&self, bytes: u64) -> ChargeFor<'_> {
-        Request::new(ForCharge { pool: self, bytes }, Location::caller())
-    }
-
-    /// Charges the capacity for bytes that the caller holds, or is about to take, outside of the pool: memory of the
-    /// same device that others allocate, such as a framework's own allocator. It is [`charge_for`](Self::charge_for) without
-    /// waiting.
+    ///
+    /// Memory that others hold already is charged without waiting:
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
     /// let pool = Pool::builder(SimDevice::new()).capacity(64 << 20).build()?;
     /// let stream = pool.create_stream()?;
-    /// let charge = pool.charge(48 << 20)?; // memory of a library that allocates for itself
+    /// let charge = pool.charge(48 << 20).try_now()?; // memory of a library that allocates for itself
     /// assert!(matches!(pool.try_allocate(&stream, 32 << 20), Err(AllocError::Exhausted(_))));
     /// drop(charge); // the library has freed it
     /// let block = pool.try_allocate(&stream, 32 << 20)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
-    /// # Errors
-    /// Returns [`AllocError::TooLarge`] if it exceeds the capacity, [`AllocError::Exhausted`] if blocks hold what it lacks or
-    /// requests wait, [`AllocError::Closed`], and [`AllocError::Device`].
     #[track_caller]
-    pub fn charge(&self, bytes: u64) -> Result<Charge, AllocError> {
-        self.charge_for(bytes).try_now()
+    pub fn charge(&self, bytes: u64) -> ChargeFor<'_> {
+        Request::new(ForCharge { pool: self, bytes }, Location::caller())
     }
 }

@@ -145,7 +145,7 @@ pub struct PoolConfig {
     /// Whether a request fails at once, with [`Shed`](crate::AllocError::Shed), when its expected wait exceeds its
     /// [timeout](crate::Request::timeout) or [deadline](crate::Request::deadline).
     ///
-    /// The wait is [estimated](crate::Pool::expected_wait) as the request joins the queue, in time proportional to
+    /// The wait is [estimated](crate::Inspect::expected_wait) as the request joins the queue, in time proportional to
     /// the number of waiters. A request that would be the only waiter is always admitted, which keeps the estimate
     /// current.
     pub load_shedding: bool,

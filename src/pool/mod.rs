@@ -3,9 +3,10 @@
 //! | file | about |
 //! |---|---|
 //! | `mod` | construction, streams, and the requests that a pool takes |
-//! | `manage` | memory that a pool holds, its figures, its limits, its end |
+//! | `inspect` | readers: its figures, its memory, its waiters, and checks of them |
+//! | `manage` | its capacity and memory, its tags, its end |
+//! | `maintain` | what operators do, and few programs need |
 //! | `config` | the configuration: every setting and its default |
-//! | `attributes` | attributes of CUDA's and HIP's pools |
 //! | `builder` | sets a configuration field by field |
 //! | `settings` | checks a configuration, and makes the choices that it leaves open |
 //! | `request` | how a request waits, whatever it asks for |
@@ -27,7 +28,6 @@
 )]
 
 mod allocate;
-mod attributes;
 mod builder;
 mod charge;
 mod config;
@@ -36,7 +36,9 @@ mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod info;
+mod inspect;
 mod layout;
+mod maintain;
 mod manage;
 mod own_stream;
 mod peers;
@@ -53,8 +55,10 @@ pub use config::{Capacity, PoolConfig, TagConfig};
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
+pub use inspect::Inspect;
 pub use layout::Layout;
-pub use peers::AccessGuard;
+pub use maintain::Maintain;
+pub use peers::{AccessGuard, Peers};
 pub use request::Request;
 use request::{Kind, Wish};
 pub use reservation::{GrowReservation, Reservation, Reserve};
@@ -152,7 +156,7 @@ impl Pool {
         &self.presence.service
     }
 
-    /// Registers one of the device's streams, or one of another device with [access](Self::enable_access), with the
+    /// Registers one of the device's streams, or one of another device with [access](Peers::enable), with the
     /// pool, so that memory can be allocated and freed in its order. The pool keeps the stream usable as long as it may
     /// record an event on it.
     ///
@@ -162,15 +166,10 @@ impl Pool {
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignDevice`] if the stream is of another device that has no
-    /// [access](Self::enable_access), and the device's error if it cannot keep the stream's order.
+    /// [access](Peers::enable), and the device's error if it cannot keep the stream's order.
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let registration = Registration::enter(&self.presence, stream)?;
         Ok(Stream::from_registration(registration))
-    }
-
-    /// Returns whether a stream is registered with this pool.
-    pub fn owns(&self, stream: &Stream) -> bool {
-        stream.is_of(&self.presence)
     }
 
     /// Makes a stream of the device and registers it. The stream is destroyed once the pool does not need it any more:
@@ -405,7 +404,7 @@ impl Eq for Pool {}
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let description = self.describe();
+        let description = self.inspect().describe();
         f.debug_tuple("Pool")
             .field(&format_args!("{description}"))
             .finish()

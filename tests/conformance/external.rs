@@ -129,7 +129,7 @@ pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
         heir.take_nothing(8 * MIB);
         let mut waiting = guests.site.pool.allocate(&heir.stream, 8 * MIB);
         assert!(poll(&mut waiting).is_pending());
-        guests.site.pool.reap().unwrap();
+        guests.site.pool.maintain().reap().unwrap();
         gate.open();
         let block = block_on(waiting).unwrap();
         heir.use_up(&block, 2);
@@ -175,7 +175,7 @@ pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench
         let gate = holder.use_until_opened(&all, 1);
         drop(all);
         // Any call may serve the queue.
-        guests.site.pool.reap().unwrap();
+        guests.site.pool.maintain().reap().unwrap();
         let mut polled = poll(&mut waiting);
         if !is_external {
             // Another thread may be serving, and is about to grant it.
@@ -194,7 +194,7 @@ pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench
             std::task::Poll::Pending => block_on(waiting),
         };
         let block = block.unwrap();
-        let waits = guests.site.pool.statistics().device_waits;
+        let waits = guests.site.pool.inspect().statistics().device_waits;
         assert_eq!(waits, u64::from(!is_external));
         waiter.use_up(&block, 2);
         waiter.free_and_settle(block);
@@ -237,7 +237,7 @@ pub(crate) fn unsealed_free_waits_for_the_owners_next_call<B: Bench>() {
     let before = guests.calls_on(&guest);
     other.take_nothing(6 * MIB);
     let _ = guests.site.pool.trim_to(0).unwrap();
-    assert!(guests.site.pool.statistics().pending.current >= 6 * MIB);
+    assert!(guests.site.pool.inspect().statistics().pending.current >= 6 * MIB);
     let told = now(async { poll(&mut freed) });
     assert!(matches!(told, std::task::Poll::Ready(Err(_))), "{told:?}");
     assert_eq!(guests.calls_on(&guest), before);

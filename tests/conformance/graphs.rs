@@ -11,7 +11,7 @@ use weirpool::{AllocError, Block, Stream, StreamError};
 pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
     eventually(|| {
         workers.iter().for_each(|worker| worker.settle());
-        site.pool.statistics().in_graphs == 0
+        site.pool.inspect().statistics().in_graphs == 0
     });
     site.assert_conserved();
 }
@@ -137,7 +137,7 @@ pub(crate) fn block_that_captured_work_names_stays_with_the_graph<B: Bench>() {
     eventually(|| {
         captured.settle();
         other.settle();
-        site.pool.statistics().used.current == 0
+        site.pool.inspect().statistics().used.current == 0
     });
     await_release(&site, &[&captured, &other]);
     site.assert_sound();
@@ -166,7 +166,7 @@ pub(crate) fn uses_of_a_block_come_after_launches<B: Bench>() {
     eventually(|| {
         captured.settle();
         other.settle();
-        site.pool.statistics().used.current == 0
+        site.pool.inspect().statistics().used.current == 0
     });
     await_release(&site, &[&captured, &launching, &other]);
     site.assert_sound();
@@ -185,7 +185,7 @@ pub(crate) fn running_launch_keeps_the_memory<B: Bench>() {
     graph.launch(&captured.stream).unwrap();
     drop(graph);
     site.bench.let_run();
-    assert_eq!(site.pool.statistics().in_graphs, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 8 * MIB);
     other.take_nothing(MIB);
     gate.open();
     await_release(&site, &[&captured]);

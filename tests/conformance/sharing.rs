@@ -4,7 +4,6 @@ use crate::bench::Bench;
 use crate::common::{MIB, now};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Source, StreamError};
 
 /// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like
@@ -147,7 +146,7 @@ pub(crate) fn streams_of_another_device_are_refused<B: Bench>() {
     let blocks = [at_home.take(8 * MIB), abroad.take(8 * MIB)];
     at_home.use_up(&blocks[0], 1);
     abroad.use_up(&blocks[1], 2);
-    assert_eq!(here.pool.statistics().used.current, 8 * MIB);
+    assert_eq!(here.pool.inspect().statistics().used.current, 8 * MIB);
     drop(blocks);
     settle_all(&[&at_home, &abroad]);
     here.assert_sound();
@@ -164,7 +163,7 @@ pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
     let awaited = now(site.pool.allocate(&stream, 1));
     assert_eq!(awaited.unwrap_err(), AllocError::ForeignStream);
     site.assert_conserved();
-    elsewhere.check_conserved().unwrap();
+    elsewhere.inspect().check_conserved().unwrap();
 }
 
 /// rmm#1306: an event of one device, a stream of another. It orders them if both devices are of one host.
@@ -185,7 +184,7 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     let block = worker.take(8 * MIB);
     worker.fill(&block, 1);
     // The other pool is on a device of its own, where the backend has more than one.
-    let is_same = site.pool.device_id() == other.pool.device_id();
+    let is_same = site.pool.device().id() == other.pool.device().id();
     let reason = match is_same {
         true => StreamError::ForeignPool,
         false => StreamError::ForeignDevice,
@@ -195,7 +194,7 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     let refused = block.deallocate_on(&stranger.stream).unwrap_err();
     assert_eq!(refused.reason, reason);
     worker.take_nothing(MIB);
-    assert_eq!(site.pool.statistics().used.current, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().used.current, 8 * MIB);
     worker.expect(&refused.block, 1);
     drop(refused);
     worker.settle();

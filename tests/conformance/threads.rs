@@ -35,7 +35,14 @@ pub(crate) fn submitters_of_one_stream_keep_its_order<B: Bench>() {
             scope.spawn(move || use_at_random(&worker, seed));
         }
     });
-    assert!(site.pool.statistics().hits.of(weirpool::Source::Lane) > 0);
+    assert!(
+        site.pool
+            .inspect()
+            .statistics()
+            .hits
+            .of(weirpool::Source::Lane)
+            > 0
+    );
     site.assert_sound();
 }
 
@@ -150,7 +157,7 @@ pub(crate) fn threads_at_the_limit_never_exceed_it<B: Bench>() {
     });
     assert!((3 * MIB..=CAPACITY).contains(&most.into_inner()));
     assert!(probe.peak() <= CAPACITY);
-    assert!(site.pool.statistics().reserved.high <= CAPACITY);
+    assert!(site.pool.inspect().statistics().reserved.high <= CAPACITY);
     site.assert_conserved();
 }
 
@@ -165,7 +172,7 @@ pub(crate) fn address_has_one_owner_at_a_time<B: Bench>() {
             scope.spawn(move || own_and_give_back(&worker, seed, owned));
         }
     });
-    assert!(site.pool.statistics().released > 0);
+    assert!(site.pool.inspect().statistics().released > 0);
     site.assert_sound();
 }
 

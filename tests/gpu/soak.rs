@@ -201,14 +201,14 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
     let workers: Vec<_> = workers.iter().collect();
     await_release(&site, &workers);
     site.assert_sound();
-    let waits = site.pool.statistics().waits;
+    let waits = site.pool.inspect().statistics().waits;
     assert_eq!(waits.waiting, 0);
     assert!(waits.served > 0, "there was memory for all of them at once");
     assert!(GRAPHS.load(Ordering::Relaxed) > 0, "no graph was captured");
 }
 
 fn report<S: Setting>(site: &Site<Cuda<S>>, served: u64) {
-    let statistics = site.pool.statistics();
+    let statistics = site.pool.inspect().statistics();
     let by_source = Source::ALL.map(|source| format!("{source:?} {}", statistics.hits.of(source)));
     eprintln!(
         "soak: {served} requests served, {} of them after a wait; {} graphs; grants: {}; {} corruptions",

@@ -9,7 +9,6 @@ use std::time::Duration;
 use weirpool::device::sim::{Call, Checker, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{Device, DeviceAddress, DeviceErrorKind, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, Source, Stream, StreamError};
 
 static_assertions::assert_impl_all!(Passages: Send, Sync, Unpin);
@@ -160,7 +159,7 @@ impl Site {
     }
 
     fn foreign(&self) -> u64 {
-        self.pool.statistics().foreign
+        self.pool.inspect().statistics().foreign
     }
 }
 
@@ -168,7 +167,7 @@ impl Site {
 fn foreign_memory_is_used_as_any_block() {
     let site = Site::new();
     let [(_, stream), (_, other), _] = &site.streams;
-    let before = site.pool.statistics();
+    let before = site.pool.inspect().statistics();
     let mut block = site.adopt();
     assert_eq!(block.address().to_bits(), site.memory.address);
     assert_eq!((block.size(), block.requested()), (BYTES, BYTES - 1));
@@ -181,7 +180,7 @@ fn foreign_memory_is_used_as_any_block() {
     let grown = now(block.grow(MIB));
     assert!(matches!(grown, Err(AllocError::NoRoom { .. })), "{grown:?}");
     let mut cached = block.into_evictable();
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     assert_eq!((figures.foreign, figures.evictable), (BYTES, 0));
     assert_eq!(figures.used.current, before.used.current);
     assert_eq!(figures.reserved.current, before.reserved.current);
@@ -193,7 +192,7 @@ fn foreign_memory_is_used_as_any_block() {
     });
     site.memory.settle();
     eventually(|| site.foreign() == 0);
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -297,7 +296,7 @@ fn further_stream_comes_after_the_adoption_unless_the_memory_is_ready() {
 fn foreign_memory_is_out_of_reach_of_peers() {
     let [first, second] = SimDevice::builder().build_host();
     let pool = pool(&first, 16 * MIB);
-    pool.enable_access(&second).unwrap();
+    pool.peers().enable(&second).unwrap();
     let (_, own) = stream(&first, &pool);
     let guest = pool.register(&second.create_stream()).unwrap();
     assert_eq!(own.device().id(), first.id());
@@ -413,7 +412,7 @@ fn memory_is_released_without_the_runtime_under_which_it_was_used() {
     drop(block);
     site.memory.settle();
     drop(waiting);
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -427,12 +426,16 @@ fn release_may_call_the_pool() {
         &site.streams[0].1,
         Owner::that(&site.memory, move |memory, after| {
             let block = pool.try_allocate(&stream, MIB).unwrap();
-            let _ = (pool.statistics(), pool.snapshot(), pool.waiting_requests(1));
+            let _ = (
+                pool.inspect().statistics(),
+                pool.inspect().snapshot(),
+                pool.inspect().waiting_requests(1),
+            );
             drop((block, adopt(&stream, Owner::of(&also))));
-            pool.reap().unwrap();
+            pool.maintain().reap().unwrap();
             let inside = pool.clone();
             after.then(move || {
-                let charge = inside.charge(MIB).unwrap();
+                let charge = inside.charge(MIB).try_now().unwrap();
                 drop((charge, inside.try_allocate(&stream, MIB).unwrap()));
                 count.fetch_add(1, Ordering::SeqCst);
             });
@@ -445,7 +448,7 @@ fn release_may_call_the_pool() {
     site.memory.settle();
     eventually(|| site.foreign() == 0);
     site.device.advance_to_end();
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -474,7 +477,7 @@ fn release_that_panics_ends_its_block_alone() {
     drop(adopt(stream, Owner::of(&next)));
     next.settle();
     drop(site.pool.try_allocate(stream, MIB).unwrap());
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 /// A panic of the user unwinds through the owner of a block.
@@ -611,9 +614,9 @@ fn charged_bytes_are_the_capacitys() {
     drop(pool.try_allocate(stream, 12 * MIB).unwrap());
     site.device.advance_to_end();
     // Free memory is released for it.
-    let charge = pool.charge(12 * MIB).unwrap();
-    assert_eq!(pool.statistics().charged, charge.bytes());
-    let refused = pool.charge(8 * MIB);
+    let charge = pool.charge(12 * MIB).try_now().unwrap();
+    assert_eq!(pool.inspect().statistics().charged, charge.bytes());
+    let refused = pool.charge(8 * MIB).try_now();
     let Err(AllocError::Exhausted(shortfall)) = refused else {
         panic!("{refused:?}")
     };
@@ -622,16 +625,19 @@ fn charged_bytes_are_the_capacitys() {
         (8 * MIB, 16 * MIB)
     );
     assert!(matches!(
-        pool.charge(17 * MIB),
+        pool.charge(17 * MIB).try_now(),
         Err(AllocError::TooLarge { .. })
     ));
     let mut waiting = not_ready(pool.allocate(stream, 8 * MIB));
     drop(charge);
     eventually(|| poll(&mut waiting).is_ready());
-    assert_eq!(pool.statistics().charged, 0);
-    let charge = pool.charge(MIB).unwrap();
+    assert_eq!(pool.inspect().statistics().charged, 0);
+    let charge = pool.charge(MIB).try_now().unwrap();
     pool.close();
-    assert!(matches!(pool.charge(MIB), Err(AllocError::Closed)));
+    assert!(matches!(
+        pool.charge(MIB).try_now(),
+        Err(AllocError::Closed)
+    ));
     drop(waiting);
     let Site { pool, streams, .. } = site;
     drop((pool, streams));

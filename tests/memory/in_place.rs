@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice};
 use weirpool::device::*;
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 #[derive(Clone, Debug)]
@@ -141,7 +140,7 @@ fn the_host_has_the_elements_where_they_lie() {
     assert!(now(nothing.host()).unwrap().is_empty());
     drop((buffer, nothing));
     device.sim.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     drop((home, further, pool));
     assert_eq!(device.taken.load(Ordering::SeqCst), 0);
 }

@@ -9,7 +9,6 @@ use weirpool::device::Device;
 use weirpool::device::sim::{Operation, SimDevice};
 use weirpool::device::{DeviceAddress, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
-use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, Stream};
 
 const PIECE: u64 = 2 * MIB;
@@ -52,7 +51,7 @@ impl Arena {
     }
 
     fn block(self: &Arc<Self>, pool: &Pool, stream: &Stream) -> Option<Block> {
-        let charge = pool.charge(PIECE).ok()?;
+        let charge = pool.charge(PIECE).try_now().ok()?;
         let address = self.free.lock().unwrap().pop()?;
         let piece = Box::new(Piece {
             arena: self.clone(),
@@ -132,12 +131,12 @@ fn foreign_memory_keeps_its_order_among_blocks_of_the_pool() {
         });
         assert_eq!(arena.released.load(Ordering::SeqCst), adopted);
         eventually(|| {
-            let figures = pool.statistics();
+            let figures = pool.inspect().statistics();
             (figures.foreign, figures.charged) == (0, 0)
         });
         device.advance_to_end();
         device.assert_ordered();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         adopted
     });
     assert!(adopted > 500, "{adopted}");

@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_observe::Recorded as _;
 
@@ -329,7 +328,7 @@ impl<'a> Task<'a> {
                 world.read(&home.work, &block, owner, 10);
             }
             if self.random.u8(..8) == 0 {
-                let _ = world.pool.snapshot();
+                let _ = world.pool.inspect().snapshot();
             }
         }
     }
@@ -373,13 +372,17 @@ impl<'a> Task<'a> {
         let pool = &self.world.pool;
         match self.random.u32(..6) {
             0 => drop(pool.trim_to(self.random.u64(..CAPACITY)).unwrap()),
-            1 => drop(pool.coalesce().unwrap()),
+            1 => drop(pool.maintain().coalesce().unwrap()),
             2 => drop(
                 pool.resize(CAPACITY + CHUNK * self.random.u64(..4))
                     .unwrap(),
             ),
-            3 => drop(pool.reap().unwrap()),
-            4 => drop((pool.statistics(), pool.snapshot(), pool.leaks())),
+            3 => drop(pool.maintain().reap().unwrap()),
+            4 => drop((
+                pool.inspect().statistics(),
+                pool.inspect().snapshot(),
+                pool.leaks(),
+            )),
             _ => drop(pool.try_allocate(&self.world.queues[0].stream, 4096)),
         }
     }
@@ -411,7 +414,7 @@ fn run_seed(seed: u64, leaves_out_waits: bool) -> Result<u64, String> {
             Either::Left(_) => {}
             Either::Right(_) => panic!(
                 "a task waits although the system is quiet: {}",
-                world.pool.describe()
+                world.pool.inspect().describe()
             ),
         }
         world.mailbox.lock().unwrap().clear();
@@ -429,7 +432,7 @@ fn run_seed(seed: u64, leaves_out_waits: bool) -> Result<u64, String> {
     );
     let checked = oracle.checked;
     drop(oracle);
-    world.pool.check_conserved()?;
+    world.pool.inspect().check_conserved()?;
     Ok(checked)
 }
 

@@ -9,21 +9,20 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::extend::{BoundedPool, Bounds, CapacitySource, Charge, Joining};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, ErrorClass, Pool, QueueLimit, Tag};
 
 static_assertions::assert_impl_all!(weirpool::extend::ChargeFor<'static>: Send, Unpin);
 
 fn charged(pool: &Pool) -> u64 {
-    pool.statistics().charged
+    pool.inspect().statistics().charged
 }
 
 #[track_caller]
 fn check_empty(pool: &Pool) {
     assert_eq!(charged(pool), 0);
-    assert_eq!(pool.statistics().waits.waiting, 0);
-    pool.check_conserved().unwrap();
-    pool.check().unwrap();
+    assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+    pool.inspect().check_conserved().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 #[test]
@@ -32,11 +31,14 @@ fn charges_and_allocations_are_served_in_the_order_in_which_they_came() {
         let pool = pool(&device, 16 * MIB);
         let (_, a) = stream(&device, &pool);
         let held = pool.try_allocate(&a, 16 * MIB).unwrap();
-        let mut first = not_ready(pool.charge_for(12 * MIB));
+        let mut first = not_ready(pool.charge(12 * MIB));
         let mut second = not_ready(pool.allocate(&a, 8 * MIB));
-        let mut third = not_ready(pool.charge_for(4 * MIB));
-        assert!(matches!(pool.charge(0), Err(AllocError::Exhausted(_))));
-        let listed = pool.waiting_requests(9);
+        let mut third = not_ready(pool.charge(4 * MIB));
+        assert!(matches!(
+            pool.charge(0).try_now(),
+            Err(AllocError::Exhausted(_))
+        ));
+        let listed = pool.inspect().waiting_requests(9);
         let listed: Vec<_> = listed.iter().map(|request| request.requested).collect();
         assert_eq!(listed, [12 * MIB, 8 * MIB, 4 * MIB]);
         drop(held);
@@ -60,11 +62,11 @@ fn dropped_charge_serves_a_charge_or_an_allocation() {
     for device in devices() {
         let pool = pool(&device, 16 * MIB);
         let (_, a) = stream(&device, &pool);
-        let all = pool.charge(16 * MIB).unwrap();
+        let all = pool.charge(16 * MIB).try_now().unwrap();
         let mut tasks = [
-            Woken::new(async { pool.charge_for(16 * MIB).await.map(drop) }),
+            Woken::new(async { pool.charge(16 * MIB).await.map(drop) }),
             Woken::new(async { pool.allocate(&a, 16 * MIB).await.map(drop) }),
-            Woken::new(async { pool.charge_for(9 * MIB).await.map(drop) }),
+            Woken::new(async { pool.charge(9 * MIB).await.map(drop) }),
         ];
         assert_eq!(settle(&mut tasks), 0, "nothing wakes them");
         drop(all);
@@ -88,8 +90,8 @@ fn charge_that_waits_for_work_is_woken_by_changes_alone() {
             .map(|_| pool.try_allocate(&a, 2 * MIB).unwrap())
             .collect();
         let mut tasks = [
-            Woken::new(async { pool.charge_for(14 * MIB).await.map(drop) }),
-            Woken::new(async { pool.charge_for(16 * MIB).await.map(drop) }),
+            Woken::new(async { pool.charge(14 * MIB).await.map(drop) }),
+            Woken::new(async { pool.charge(16 * MIB).await.map(drop) }),
         ];
         let mut polls = 0;
         for block in blocks {
@@ -116,16 +118,16 @@ fn charge_that_can_never_fit_fails_at_once() {
     let pool = pool(&device, 16 * MIB);
     let tag = Tag::new("charges: never");
     pool.tag(tag).set_limit(Some(4 * MIB));
-    let too_large = now(pool.charge_for(17 * MIB));
+    let too_large = now(pool.charge(17 * MIB));
     assert!(matches!(too_large, Err(AllocError::TooLarge { .. })));
-    let over = now(pool.charge_for(5 * MIB).tag(tag));
+    let over = now(pool.charge(5 * MIB).tag(tag));
     assert!(
         matches!(over, Err(AllocError::OverLimit { .. })),
         "{over:?}"
     );
-    let held = pool.charge(16 * MIB).unwrap();
-    let mut large = not_ready(pool.charge_for(12 * MIB));
-    let mut tagged = not_ready(pool.charge_for(4 * MIB).tag(tag));
+    let held = pool.charge(16 * MIB).try_now().unwrap();
+    let mut large = not_ready(pool.charge(12 * MIB));
+    let mut tagged = not_ready(pool.charge(4 * MIB).tag(tag));
     pool.tag(tag).set_limit(Some(MIB));
     assert!(matches!(
         poll(&mut tagged),
@@ -136,13 +138,13 @@ fn charge_that_can_never_fit_fails_at_once() {
         poll(&mut large),
         Poll::Ready(Err(AllocError::TooLarge { .. }))
     ));
-    let mut closing = not_ready(pool.charge_for(MIB));
+    let mut closing = not_ready(pool.charge(MIB));
     pool.close();
     assert!(matches!(
         poll(&mut closing),
         Poll::Ready(Err(AllocError::Closed))
     ));
-    assert!(matches!(now(pool.charge_for(MIB)), Err(AllocError::Closed)));
+    assert!(matches!(now(pool.charge(MIB)), Err(AllocError::Closed)));
     drop((held, large, tagged, closing));
     assert_eq!(pool.tag(tag).statistics().used.current, 0);
     check_empty(&pool);
@@ -155,17 +157,17 @@ fn charge_that_is_given_up_leaves_nothing() {
         let (_, a) = stream(&device, &pool);
         let tag = Tag::new("charges: given up");
         let held = pool.try_allocate(&a, 16 * MIB).unwrap();
-        drop(pool.charge_for(MIB));
-        let waiting = not_ready(pool.charge_for(8 * MIB).tag(tag));
-        let mut next = not_ready(pool.charge_for(16 * MIB));
+        drop(pool.charge(MIB));
+        let waiting = not_ready(pool.charge(8 * MIB).tag(tag));
+        let mut next = not_ready(pool.charge(16 * MIB));
         drop(waiting);
-        let granted = not_ready(pool.charge_for(MIB).tag(tag));
+        let granted = not_ready(pool.charge(MIB).tag(tag));
         drop(held);
         drop(now(&mut next).unwrap());
         device.advance(us(3000)); // until the queue is served though no task answers
         // It was granted meanwhile, and is dropped with its grant.
         assert_eq!(charged(&pool), MIB);
-        let mut last = not_ready(pool.charge_for(16 * MIB));
+        let mut last = not_ready(pool.charge(16 * MIB));
         drop(granted);
         drop(now(&mut last).unwrap());
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
@@ -181,11 +183,11 @@ fn charges_are_the_tags_and_wait_for_its_limit() {
     let tag = Tag::new("charges: limit");
     pool.tag(tag).set_limit(Some(8 * MIB));
     let block = now(pool.allocate(&a, 6 * MIB).tag(tag)).unwrap();
-    let at_limit = pool.charge_for(4 * MIB).tag(tag).try_now();
+    let at_limit = pool.charge(4 * MIB).tag(tag).try_now();
     assert!(matches!(at_limit, Err(AllocError::LimitReached { .. })));
-    let mut waiting = not_ready(pool.charge_for(4 * MIB).tag(tag));
-    assert!(pool.waiting_requests(1)[0].is_over_limit);
-    drop(now(pool.charge_for(MIB)).unwrap());
+    let mut waiting = not_ready(pool.charge(4 * MIB).tag(tag));
+    assert!(pool.inspect().waiting_requests(1)[0].is_over_limit);
+    drop(now(pool.charge(MIB)).unwrap());
     drop(block);
     let charge = now(&mut waiting).unwrap();
     let figures = pool.tag(tag).statistics();
@@ -211,17 +213,17 @@ fn terms_of_a_charge_are_those_of_any_request() {
     let (_, a) = stream(&device, &pool);
     let held = pool.try_allocate(&a, 16 * MIB).unwrap();
     let mut waiting = [
-        Woken::new(pool.charge_for(MIB).timeout(us(100))),
-        Woken::new(pool.charge_for(16 * MIB).deadline(us(500))),
+        Woken::new(pool.charge(MIB).timeout(us(100))),
+        Woken::new(pool.charge(16 * MIB).deadline(us(500))),
     ];
-    let refused = now(pool.charge_for(MIB)).unwrap_err();
+    let refused = now(pool.charge(MIB)).unwrap_err();
     assert!(matches!(refused, AllocError::QueueFull(_)), "{refused}");
     device.advance(us(100));
     settle(&mut waiting);
     let timed_out = waiting[0].output.take();
     assert!(matches!(timed_out, Some(Err(AllocError::TimedOut { .. }))));
     // It is due before the block, which came first.
-    let mut urgent = not_ready(pool.charge_for(8 * MIB).priority(2));
+    let mut urgent = not_ready(pool.charge(8 * MIB).priority(2));
     drop(held);
     device.advance(us(1));
     let urgent_charge = now(&mut urgent).unwrap();
@@ -244,12 +246,12 @@ fn charge_that_nothing_serves_is_told_of_it_and_fails_as_a_deadlock() {
         .unwrap();
     let (_, a) = stream(&device, &pool);
     let held = pool.try_allocate(&a, 10 * MIB).unwrap();
-    let mut charge = not_ready(pool.charge_for(8 * MIB));
+    let mut charge = not_ready(pool.charge(8 * MIB));
     let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
     let stalled = std::pin::Pin::new(&mut charge).poll_stalled(context);
     assert!(matches!(stalled, Poll::Ready(shortfall) if shortfall.requested == 8 * MIB));
     // It holds nothing, and is behind the first: every request that can be served is.
-    let mut small = not_ready(pool.charge_for(2 * MIB));
+    let mut small = not_ready(pool.charge(2 * MIB));
     let mut found = None;
     for _ in 0..40 {
         device.advance(us(50));
@@ -275,13 +277,17 @@ fn evictable_memory_makes_room_for_a_charge_if_it_is_enough() {
             .map(|_| pool.try_allocate(&a, 2 * MIB).unwrap().into_evictable())
             .collect();
         let held = pool.try_allocate(&a, 8 * MIB).unwrap();
-        let charge = pool.charge_for(4 * MIB).try_now().unwrap();
-        assert_eq!(pool.statistics().evictions, 2);
-        let mut waiting = not_ready(pool.charge_for(8 * MIB));
-        assert_eq!(pool.statistics().evictions, 2, "all of it is not enough");
+        let charge = pool.charge(4 * MIB).try_now().unwrap();
+        assert_eq!(pool.inspect().statistics().evictions, 2);
+        let mut waiting = not_ready(pool.charge(8 * MIB));
+        assert_eq!(
+            pool.inspect().statistics().evictions,
+            2,
+            "all of it is not enough"
+        );
         drop(charge);
         let charge = now(&mut waiting).unwrap();
-        assert_eq!(pool.statistics().evictions, 4);
+        assert_eq!(pool.inspect().statistics().evictions, 4);
         drop((charge, held, cached));
         check_empty(&pool);
     }
@@ -297,19 +303,19 @@ fn memory_is_released_off_the_task_where_that_blocks() {
         let (_, a) = stream(&device, &pool);
         drop(pool.try_allocate(&a, 16 * MIB).unwrap());
         device.advance_to_end();
-        let mut tasks = [Woken::new(pool.charge_for(16 * MIB))];
+        let mut tasks = [Woken::new(pool.charge(16 * MIB))];
         eventually(|| {
             settle(&mut tasks);
             !tasks[0].is_waiting()
         });
         assert!(matches!(&tasks[0].output, Some(Ok(_))));
         drop(tasks);
-        let held = pool.charge_for(16 * MIB).blocking().unwrap();
+        let held = pool.charge(16 * MIB).blocking().unwrap();
         let waiting = thread::spawn({
             let pool = pool.clone();
-            move || pool.charge_for(MIB).blocking().map(drop)
+            move || pool.charge(MIB).blocking().map(drop)
         });
-        eventually(|| pool.statistics().waits.waiting == 1);
+        eventually(|| pool.inspect().statistics().waits.waiting == 1);
         drop(held);
         waiting.join().unwrap().unwrap();
         check_empty(&pool);
@@ -320,12 +326,12 @@ fn memory_is_released_off_the_task_where_that_blocks() {
 fn charge_is_served_under_a_dead_runtime_and_a_panicking_waker() {
     for device in devices() {
         let pool = pool(&device, 16 * MIB);
-        let held = pool.charge(16 * MIB).unwrap();
+        let held = pool.charge(16 * MIB).try_now().unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let entered = runtime.enter();
-        let dead = not_ready(pool.charge_for(8 * MIB));
+        let dead = not_ready(pool.charge(8 * MIB));
         drop(entered);
-        let mut panicking = Woken::panicking(pool.charge_for(8 * MIB));
+        let mut panicking = Woken::panicking(pool.charge(8 * MIB));
         drop(runtime);
         drop(held);
         device.advance(Duration::from_millis(200));
@@ -393,10 +399,10 @@ fn charge_asks_the_source_of_the_capacity_for_what_free_memory_does_not_give() {
     let stream = pool.create_stream().unwrap();
     source.lend(8 * MIB, false);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
-    assert!(pool.charge(12 * MIB).is_err());
+    assert!(pool.charge(12 * MIB).try_now().is_err());
     assert_eq!(source.asked_now.load(Ordering::SeqCst), 4 * MIB);
     assert_eq!(reserved(&pool), 8 * MIB, "nothing is released in vain");
-    let mut waiting = not_ready(pool.charge_for(12 * MIB));
+    let mut waiting = not_ready(pool.charge(12 * MIB));
     assert_eq!(source.needed.load(Ordering::SeqCst), 4 * MIB);
     source.lend(12 * MIB, false);
     let charge = now(&mut waiting).unwrap();
@@ -405,7 +411,7 @@ fn charge_asks_the_source_of_the_capacity_for_what_free_memory_does_not_give() {
         (0, 0)
     );
     // A recall: the charge stays, and others wait.
-    let mut waiting = not_ready(pool.charge_for(2 * MIB));
+    let mut waiting = not_ready(pool.charge(2 * MIB));
     assert_eq!(source.lend(4 * MIB, true), 12 * MIB);
     assert!(poll(&mut waiting).is_pending());
     drop(charge);
@@ -443,9 +449,9 @@ fn charges_and_allocations_of_many_threads_stay_within_the_capacity() {
                                 hold();
                                 drop(block);
                             }
-                            1 => drop(poll(&mut pool.charge_for(bytes))),
+                            1 => drop(poll(&mut pool.charge(bytes))),
                             _ => {
-                                let charge = pool.charge_for(bytes).blocking().unwrap();
+                                let charge = pool.charge(bytes).blocking().unwrap();
                                 hold();
                                 drop(charge);
                             }
@@ -465,9 +471,9 @@ fn charges_and_allocations_of_many_threads_stay_within_the_capacity() {
 fn charge_outlives_its_pool() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
-    let charge: Charge = now(pool.charge_for(MIB).tag(Tag::new("charges: late"))).unwrap();
+    let charge: Charge = now(pool.charge(MIB).tag(Tag::new("charges: late"))).unwrap();
     assert_eq!(format!("{charge:?}"), "Charge(1.0 MiB)");
-    let full = pool.charge(16 * MIB).unwrap_err();
+    let full = pool.charge(16 * MIB).try_now().unwrap_err();
     assert!(matches!(full.class(), ErrorClass::Busy { .. }));
     let weak = pool.downgrade();
     drop(pool);

@@ -7,7 +7,6 @@ use weirpool::device::sim::{
     Call, Checker, Clock, Counters, Fault, Operation, SimDevice, SimStream,
 };
 use weirpool::device::{Argument, DeviceAddress};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Returns the numbers of events recorded and waits inserted by a call.
@@ -159,7 +158,7 @@ fn unordered_use_is_refused() {
         assert_eq!(late.backlog(), 1);
         drop(block);
         device.advance(us(20));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }
@@ -225,9 +224,9 @@ fn host_writes_back_its_changes() {
         }
         device.read(buffer.address(), &mut seen).unwrap();
         assert_eq!(seen[0], 1, "the guard was only read");
-        assert_eq!(pool.statistics().events_created, 0);
+        assert_eq!(pool.inspect().statistics().events_created, 0);
         drop(buffer);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -268,9 +267,15 @@ fn addresses_support_comparison_and_arithmetic() {
     assert_eq!(format!("{address:?}"), format!("{:#x}", address.to_bits()));
     let end = address + block.size();
     assert!((address..end).contains(&(address + 4095)) && address < end);
-    assert_eq!(pool.block_at(address + 100).unwrap().address, address);
+    assert_eq!(
+        pool.inspect().block_at(address + 100).unwrap().address,
+        address
+    );
     // A number is accepted only where the interface says so.
-    assert_eq!(pool.block_at(address.to_bits()).unwrap().address, address);
+    assert_eq!(
+        pool.inspect().block_at(address.to_bits()).unwrap().address,
+        address
+    );
 }
 
 /// Creates a pool over virtual memory, and one over plain memory.
@@ -313,7 +318,7 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
         drop(buffer);
         device.advance_to_end();
         assert_eq!(device.now(), us(100 + 50 + 10 + 10));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }

@@ -157,7 +157,7 @@ impl RawPool {
     /// # Errors
     /// Returns the block, if it belongs to another pool.
     pub fn keep(&self, block: Block) -> Result<u64, Block> {
-        if self.pool.owns(&block.stream()) {
+        if block.stream().pool() == self.pool {
             Ok(self.give_out(block))
         } else {
             Err(block)
@@ -181,7 +181,7 @@ impl RawPool {
     fn not_given_out(&self, address: u64) -> RawError {
         RawError::NotGivenOut {
             address,
-            found: self.pool.block_at(address).map(Box::new),
+            found: self.pool.inspect().block_at(address).map(Box::new),
         }
     }
 

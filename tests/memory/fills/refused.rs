@@ -2,7 +2,6 @@
 
 use super::*;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
-use weirpool::testing::Invariants;
 
 /// The memory is available again, and the statistics are right.
 #[test]
@@ -20,8 +19,8 @@ fn failed_fill_of_an_allocation_loses_no_memory() {
                 panic!("{refused:?}");
             };
             assert_eq!((error.kind(), error.call()), (Other, "fill"));
-            setup.pool.check().unwrap();
-            let statistics = setup.pool.statistics();
+            setup.pool.inspect().check().unwrap();
+            let statistics = setup.pool.inspect().statistics();
             assert_eq!(statistics.used.current, 0);
             assert_eq!(statistics.allocations, statistics.frees);
         }
@@ -140,7 +139,7 @@ fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
         }
         let told = now(waiting).unwrap_err();
         assert!(matches!(&told, AllocError::Device(error) if error.is_sticky()));
-        setup.pool.check().unwrap();
+        setup.pool.inspect().check().unwrap();
     }
 }
 
@@ -185,7 +184,7 @@ fn failed_fill_of_a_reserved_block_loses_no_memory() {
         let block = take().unwrap();
         assert_eq!(setup.byte_at(block.address(), block.size()), 0);
         drop((block, reservation));
-        let statistics = setup.pool.statistics();
+        let statistics = setup.pool.inspect().statistics();
         assert_eq!(statistics.allocations, statistics.frees);
         setup.assert_sound();
     }

@@ -3,7 +3,6 @@
 use super::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault};
-use weirpool::testing::Invariants;
 use weirpool::{BuildError, CoalesceHeuristic, GrowBy};
 
 fn growing(virtual_memory: bool, growth: GrowBy) -> (SimDevice, PoolBuilder) {
@@ -21,14 +20,14 @@ fn pool_grows_by_the_configured_amount() {
         let reserved = |growth, initial, asked: &[u64]| {
             let (device, builder) = growing(virtual_memory, growth);
             let pool = builder.initial_size(initial).build().unwrap();
-            assert_eq!(pool.statistics().reserved.current, initial);
+            assert_eq!(pool.inspect().statistics().reserved.current, initial);
             let (_work, home) = stream(&device, &pool);
             let take = |bytes: &u64| pool.try_allocate(&home, *bytes).unwrap();
             let blocks: Vec<_> = asked.iter().map(take).collect();
-            let reserved = pool.statistics().reserved.current;
+            let reserved = pool.inspect().statistics().reserved.current;
             assert_eq!(reserved, device.counters().physical_in_use);
             drop(blocks);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
             reserved / MIB
         };
         let by = GrowBy::AtLeast(10 * MIB);
@@ -64,7 +63,7 @@ fn memory_taken_ahead_serves_the_next_request_with_no_call() {
         .collect();
     assert_eq!(device.counters().calls(Call::Create), calls);
     drop((first, rest));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -77,10 +76,10 @@ fn growing_ahead_is_a_wish() {
         .faults()
         .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let block = pool.try_allocate(&home, MIB).unwrap();
-    assert_eq!(pool.statistics().reserved.current, 4 * MIB);
+    assert_eq!(pool.inspect().statistics().reserved.current, 4 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
     drop(block);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -113,7 +112,7 @@ fn every_block_has_the_alignment_of_its_pool() {
             );
             assert!(again.address().is_aligned_to(step));
         }
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -217,7 +216,7 @@ fn configuration_builds_what_the_builder_builds() {
         .tag_weight(tag, 3)
         .build()
         .unwrap();
-    assert_eq!(configured.describe(), built.describe());
+    assert_eq!(configured.inspect().describe(), built.inspect().describe());
     for pool in [&configured, &built] {
         assert_eq!(crate::common::reserved(pool), 8 * MIB);
         let account = pool.tag(tag);

@@ -7,7 +7,6 @@ use weirpool::AllocError;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
-use weirpool::testing::Invariants;
 use weirpool_compat::{Current, current, pool_of};
 
 fn unpooled(device: &SimDevice) -> Pool {
@@ -27,9 +26,9 @@ fn unpooled_block_is_a_segment_that_goes_back_to_the_device() {
     let device = manual();
     let pool = unpooled(&device);
     assert!(
-        pool.describe().to_string().contains("not pooled"),
+        pool.inspect().describe().to_string().contains("not pooled"),
         "{}",
-        pool.describe()
+        pool.inspect().describe()
     );
     let (work, home) = stream(&device, &pool);
     for round in 1..=5 {
@@ -45,8 +44,8 @@ fn unpooled_block_is_a_segment_that_goes_back_to_the_device() {
         assert_eq!(device.counters().physical_in_use, 0);
         assert_eq!(device.counters().calls(Call::Free), round);
     }
-    assert_eq!(pool.statistics().reserved.current, 0);
-    pool.check_conserved().unwrap();
+    assert_eq!(pool.inspect().statistics().reserved.current, 0);
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -89,9 +88,9 @@ fn waiters_of_an_unpooled_pool_are_served_by_freed_memory() {
             });
             join_all(tasks.collect::<Vec<_>>())
         });
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         // A thread may be releasing memory.
-        eventually(|| pool.check_conserved().is_ok());
+        eventually(|| pool.inspect().check_conserved().is_ok());
     }
 }
 
@@ -124,7 +123,7 @@ fn unpooled_memory_that_the_device_did_not_take_back_is_offered_again() {
     drop(block);
     device.advance(us(10_000));
     assert_eq!(device.counters().physical_in_use, 2 * MIB);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     let_maintenance_pass(&device);
     assert_eq!(device.counters().physical_in_use, 0);
 }
@@ -138,7 +137,7 @@ fn broken_device_is_offered_no_unpooled_memory() {
     run(&work, us(10));
     drop(block);
     device.faults().break_device("gone");
-    pool.reap().unwrap_err();
+    pool.maintain().reap().unwrap_err();
     let refused = pool.try_allocate(&home, MIB).unwrap_err();
     assert!(
         matches!(&refused, AllocError::Device(error) if error.is_sticky()),
@@ -186,8 +185,14 @@ fn switched_off_for_a_device_and_on_again() {
         device.describe()
     );
     let direct = current(&device).unwrap().try_allocate(&work, MIB).unwrap();
-    let owners =
-        [&kept, &direct].map(|block| pool_of(block.address()).unwrap().0.describe().is_pooled);
+    let owners = [&kept, &direct].map(|block| {
+        pool_of(block.address())
+            .unwrap()
+            .0
+            .inspect()
+            .describe()
+            .is_pooled
+    });
     assert_eq!(owners, [true, false]);
     assert_eq!(
         Current::set_pooling(&device, Pooling::Enabled),
@@ -195,9 +200,9 @@ fn switched_off_for_a_device_and_on_again() {
     );
     drop((kept, direct));
     let again = current(&device).unwrap();
-    assert!(again.pool().describe().is_pooled);
+    assert!(again.pool().inspect().describe().is_pooled);
     assert!(
-        again.pool().statistics().reserved.current > 0,
+        again.pool().inspect().statistics().reserved.current > 0,
         "what was freed is kept"
     );
 }

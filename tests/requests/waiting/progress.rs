@@ -12,7 +12,6 @@ use std::pin::Pin;
 use weirpool::device::DeviceErrorKind::Unsupported;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::device::{Device, MemoryKind};
-use weirpool::testing::Invariants;
 
 const ALL: u64 = 16 * MIB;
 const STREAMS: usize = 3;
@@ -184,7 +183,7 @@ impl World {
             let idle = 0..settings.idle_streams;
             idle.map(|_| stream(&device, pool)).collect::<Vec<_>>()
         });
-        let reclaimer = |pool: &Pool| Woken::new(pool.reclaimer());
+        let reclaimer = |pool: &Pool| Woken::new(pool.maintain().reclaimer());
         let with_reclaimer = if settings.has_reclaimer {
             &pools[..]
         } else {
@@ -330,7 +329,7 @@ impl World {
                 let _ = before.event().map(|event| after.wait(&event));
             }
             14 => drop(self.any_stream(pool).1.seal()),
-            15 => drop(self.pools[pool].reap()),
+            15 => drop(self.pools[pool].maintain().reap()),
             16 => drop(self.pools[pool].trim_to(self.random.u64(..ALL))),
             17 => {
                 let count = self.tasks.len();
@@ -405,7 +404,7 @@ impl World {
                 } else {
                     only_host_waits()
                 };
-                self.pools[pool].set_reuse(reuse);
+                self.pools[pool].maintain().set_reuse(reuse);
             }
             32 if self.settings.is_shared => match self.outside.pop() {
                 Some(memory) if self.random.bool() => self.release(memory),
@@ -489,7 +488,9 @@ impl World {
         unwoken.iter_mut().for_each(|task| task.poll());
         let are_idle = unwoken.iter().all(|task| is_idle(task));
         assert!(are_idle, "not woken: {:?}", self.settings);
-        self.pools.iter().for_each(|pool| pool.check().unwrap());
+        self.pools
+            .iter()
+            .for_each(|pool| pool.inspect().check().unwrap());
     }
 
     /// Gives everything back, little by little. All requests that are polled end.
@@ -514,7 +515,7 @@ impl World {
         self.quiet();
         self.pools
             .iter()
-            .for_each(|pool| pool.check_conserved().unwrap());
+            .for_each(|pool| pool.inspect().check_conserved().unwrap());
     }
 }
 

@@ -81,7 +81,7 @@ fn host_is_no_stream_for_graphs() {
 fn graph_is_launched_on_the_device_it_was_captured_on() {
     let [device, guest] = SimDevice::builder().clock(Clock::Manual).build_host();
     let pool = crate::common::pool(&device, 16 * MIB);
-    let access = pool.scoped_access(&guest).unwrap();
+    let access = pool.peers().grant(&guest).unwrap();
     let near = pool.create_stream().unwrap();
     let far = pool.register(&guest.create_stream()).unwrap();
     for (own, other) in [(&near, &far), (&far, &near)] {
@@ -102,8 +102,8 @@ fn graph_is_launched_on_the_device_it_was_captured_on() {
     drop((near, far));
     device.advance_to_end();
     device.assert_ordered();
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
     access.end().unwrap();
 }
 
@@ -174,7 +174,7 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     device.block_on(pool.drain()).unwrap();
     assert_eq!(used(), 0);
     device.assert_ordered();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// How a capture ends.
@@ -440,8 +440,8 @@ fn other_registrations_of_a_captured_stream_break_no_capture() {
         drop(graph);
         drop((twin, other));
         site.device.advance_to_end();
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
     site.assert_sound();
 }

@@ -170,7 +170,7 @@ fn submitted_work_forks_and_joins() {
         }
         drop(graph);
         device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }
@@ -249,7 +249,7 @@ fn capture_without_the_last_join_has_no_graph() {
     assert!(capture.end().is_err());
     submit(&side, &mut pool.try_allocate(&side, MIB).unwrap()).unwrap();
     device.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Memory that a stream freed before it joined is available to others during the capture, and its tasks can be awaited.
@@ -295,7 +295,7 @@ fn event_that_outlives_its_capture_keeps_nothing() {
     }
     drop(memory);
     device.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     assert!(kept.iter().all(|event| event.is_complete().is_err()));
 }
 
@@ -449,6 +449,6 @@ fn random_captures_are_ordered() {
             .for_each(|graph| launch(&device, graph, &all[0].1));
         drop((graphs, memory));
         device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

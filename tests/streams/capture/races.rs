@@ -72,9 +72,9 @@ fn race_with(device: &SimDevice, is_sharded: bool) {
         }
     });
     device.advance_to_end();
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop((stream, memory));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 struct OnDrop<'a>(&'a AtomicBool);

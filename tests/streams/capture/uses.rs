@@ -62,7 +62,7 @@ impl Site {
         self.device.advance_to_end();
         self.stream.seal().unwrap();
         self.device.advance_to_end();
-        self.pool.reap().unwrap();
+        self.pool.maintain().reap().unwrap();
     }
 }
 
@@ -166,7 +166,7 @@ fn memory_that_a_graph_keeps_is_not_unmapped() {
         let _ = site.pool.trim_to(0).unwrap();
         graph.launch(&site.stream).unwrap();
         site.device.advance_to_end();
-        assert!(site.pool.health().fault.is_none());
+        assert!(site.pool.inspect().health().fault.is_none());
         drop(graph);
         site.assert_sound();
     }
@@ -467,14 +467,14 @@ fn evictable_block_that_a_graph_keeps_is_not_evicted() {
         let graph = capture.end().unwrap();
         let want = || site.pool.try_allocate(&site.stream, 4 * MIB);
         assert!(want().is_err() && cached.is_present());
-        assert_eq!(site.pool.statistics().evictable, 0);
+        assert_eq!(site.pool.inspect().statistics().evictable, 0);
         drop(cached.pin());
         assert!(want().is_err() && cached.is_present());
         site.launch(&graph);
         drop(graph);
         assert!(want().is_err(), "a launch runs");
         site.device.advance_to_end();
-        assert_eq!(site.pool.statistics().evictable, 6 * MIB);
+        assert_eq!(site.pool.inspect().statistics().evictable, 6 * MIB);
         assert!(want().is_ok() && !cached.is_present());
         drop(cached);
         site.assert_sound();
@@ -491,7 +491,7 @@ fn block_that_becomes_evictable_stays_with_its_graph() {
         block.fill(&site.stream, Fill::Zero).unwrap();
         let graph = capture.end().unwrap();
         let mut cached = block.into_evictable();
-        assert_eq!(site.pool.evict(CAPACITY), 0);
+        assert_eq!(site.pool.maintain().evict(CAPACITY), 0);
         assert!(cached.take().is_none(), "the graph pins it");
         drop(cached);
         site.settle();

@@ -220,7 +220,7 @@ fn remapped_memory_is_ordered() {
     blocks.iter_mut().step_by(2).for_each(|block| *block = None);
     world.device.advance(us(1000));
     let large = world.allocate(1, 8 * MIB);
-    assert!(world.pool.statistics().remaps > 0);
+    assert!(world.pool.inspect().statistics().remaps > 0);
     world.write(1, &large);
     drop((large, blocks));
     world.assert_silent();

@@ -2,7 +2,6 @@
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use weirpool::testing::Invariants;
 
 /// What a call panics with.
 fn panic_of(call: impl FnOnce()) -> Option<String> {
@@ -46,7 +45,7 @@ fn explicit_free_panics_and_frees_all_the_same() {
     );
     assert_eq!(world.only().kind, ViolationKind::FreedWhileUsed);
     world.assert_silent();
-    world.pool.check_conserved().unwrap();
+    world.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -67,7 +66,7 @@ fn drop_does_not_panic_and_the_next_call_does() {
         assert!(panic_of(|| next(&world)).is_some());
         assert!(panic_of(|| world.device.assert_ordered()).is_some());
         world.assert_silent();
-        world.pool.check_conserved().unwrap();
+        world.pool.inspect().check_conserved().unwrap();
     }
 }
 

@@ -189,7 +189,7 @@ fn panic_of_the_closure_keeps_the_order_of_its_work() {
     device.advance(us(51));
     assert_eq!(now(reading), Ok(()));
     device.assert_ordered();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn task_is_dropped_at_any_poll() {
         device.advance(us(20));
         assert_eq!(now(next), Ok(()));
         drop(stream);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -289,6 +289,6 @@ fn stream_of_the_pool_lives_as_long_as_its_handles() {
     drop(stream);
     assert_eq!(device.counters().calls(Call::DestroyStream), 0);
     drop(task);
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert_eq!(device.counters().calls(Call::DestroyStream), 1);
 }

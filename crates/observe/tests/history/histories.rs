@@ -170,10 +170,10 @@ fn history_lists_reservations() {
         text.contains(" on S1") && !text.contains("S4294967295"),
         "{text}"
     );
-    let snapshot = pool.snapshot();
+    let snapshot = pool.inspect().snapshot();
     let left = snapshot.blocks_in(BlockState::Reserved).next().unwrap();
     assert_eq!(left.reservation.as_ref().unwrap().tag, Some(tag));
-    assert_eq!(pool.block_at(left.address).as_ref(), Some(left));
+    assert_eq!(pool.inspect().block_at(left.address).as_ref(), Some(left));
     let text = snapshot.to_string();
     assert!(
         text.contains(
@@ -181,7 +181,7 @@ fn history_lists_reservations() {
         ),
         "{text}"
     );
-    let of_block = pool.block_at(direct.address()).unwrap().origin;
+    let of_block = pool.inspect().block_at(direct.address()).unwrap().origin;
     assert_eq!(of_block.unwrap().tag, Some(tag));
     // The reservation is charged to the tag once.
     assert_eq!(pool.tag(tag).statistics().used.current, 4 * MIB);

@@ -27,7 +27,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
         let found = snapshot.blocks().find(|block| block.address == address);
         let block = found.unwrap();
         // One block is looked up as it is listed with all others.
-        assert_eq!(pool.block_at(address).as_ref(), Some(block));
+        assert_eq!(pool.inspect().block_at(address).as_ref(), Some(block));
         (block.state, block.stream, block.waits_for.clone())
     };
     let (one, two) = (first.id(), second.id());

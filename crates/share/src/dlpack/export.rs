@@ -27,7 +27,7 @@ impl Drop for Exported {
 pub(super) fn device_of(pool: &Pool) -> DLDevice {
     let device = pool.device();
     let own = DLDeviceType(device.dlpack_type());
-    let (device_type, device_id) = match pool.memory_kind() {
+    let (device_type, device_id) = match pool.inspect().memory_kind() {
         MemoryKind::Host => (DLDeviceType::CPU, 0),
         MemoryKind::Pinned if own == DLDeviceType::CUDA => (DLDeviceType::CUDAHOST, 0),
         MemoryKind::Managed if own == DLDeviceType::CUDA => (DLDeviceType::CUDAMANAGED, 0),

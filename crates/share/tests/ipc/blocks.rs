@@ -40,11 +40,11 @@ fn importer_reads_what_the_exporter_wrote_and_the_other_way_round() {
 fn exportable_block_has_a_chunk_of_its_own_and_counts_against_the_capacity() {
     let side = Side::new(manual());
     let kept = side.pool.try_allocate(&side.stream, 4 * MIB).unwrap();
-    let before = side.pool.statistics().reserved.current;
+    let before = side.pool.inspect().statistics().reserved.current;
     let block = side.exportable(3 * MIB);
     assert_eq!(block.size(), 4 * MIB);
     assert_eq!(side.shared(), (4 * MIB, 4 * MIB));
-    assert_eq!(side.pool.statistics().reserved.current, before);
+    assert_eq!(side.pool.inspect().statistics().reserved.current, before);
     let room = 16 * MIB - before - 4 * MIB;
     assert!(side.pool.try_allocate(&side.stream, room + MIB).is_err());
     drop(side.pool.try_allocate(&side.stream, room).unwrap());
@@ -335,7 +335,7 @@ fn block_of_another_device_is_refused_on_both_sides() {
 fn streams_of_a_peer_device_are_refused() {
     let [first, second] = SimDevice::builder().build_host();
     let side = Side::new(first);
-    side.pool.enable_access(&second).unwrap();
+    side.pool.peers().enable(&second).unwrap();
     let guest = side.pool.register(&second.create_stream()).unwrap();
     let plain = side.pool.try_allocate(&side.stream, CHUNK).unwrap();
     plain.used_on(&guest).unwrap();
@@ -574,7 +574,7 @@ fn imported_memory_is_not_evicted_for_requests() {
     let imported = pair.importer.receive(&pair.into).unwrap();
     let cached = imported.into_block().into_evictable();
     let Side { pool, stream, .. } = &pair.importer;
-    assert_eq!(pool.statistics().evictable, 0);
+    assert_eq!(pool.inspect().statistics().evictable, 0);
     let held = pool.try_allocate(stream, pool.capacity()).unwrap();
     assert!(pool.try_allocate(stream, CHUNK).is_err());
     assert!(cached.is_present());

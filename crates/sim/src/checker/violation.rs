@@ -184,7 +184,7 @@ impl ViolationKind {
                 "launch the graph first: captured work runs at each launch, and not in the capture"
             }
             Self::NoAccess => {
-                "enable it with `pool.enable_access(&device)` of the memory's pool, or copy with `copy_to`"
+                "enable it with `pool.peers().enable(&device)` of the memory's pool, or copy with `copy_to`"
             }
             Self::FreedWhileImported => {
                 "drop the imported block, await its end (`Freed`), and free the exported block after that"

@@ -127,10 +127,14 @@ fn deleter_that_is_called_from_c_frees_the_block_once() {
     // SAFETY: each deleter is called once, with its tensor.
     unsafe {
         ((*legacy).deleter.unwrap())(legacy);
-        assert_eq!(site.pool.statistics().used.current, 8 * MIB, "one is left");
+        assert_eq!(
+            site.pool.inspect().statistics().used.current,
+            8 * MIB,
+            "one is left"
+        );
         ((*versioned).deleter.unwrap())(versioned);
     }
-    assert_eq!(site.pool.statistics().used.current, 0);
+    assert_eq!(site.pool.inspect().statistics().used.current, 0);
     site.settle();
 }
 

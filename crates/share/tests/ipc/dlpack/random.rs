@@ -67,10 +67,10 @@ fn random_exports_and_imports_keep_order() {
             .for_each(|thread| thread.join().unwrap());
         eventually(|| {
             device.advance(us(1000));
-            pool.statistics().used.current == 0
+            pool.inspect().statistics().used.current == 0
         });
         device.assert_ordered();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         assert!(exports > 60, "{exports}");
     }
 }
