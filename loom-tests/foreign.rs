@@ -6,7 +6,7 @@ use loom::thread;
 use std::any::Any;
 use weirpool::device::{DeviceAddress, DeviceId, DeviceStream, RawStream};
 use weirpool::extend::{ForeignMemory, Passages};
-use weirpool::{Pool, Tag};
+use weirpool::{Pool, Tag, Unordered};
 
 /// The pool that is asked, until the end of the model: an owner must not keep the pool alive that keeps the owner.
 #[derive(Clone)]
@@ -168,7 +168,7 @@ fn release_of_foreign_memory_against_a_search() {
         // SAFETY: nothing uses the memory.
         #[allow(unsafe_code, reason = "uses the seam")]
         let block = unsafe { a.adopt(memory) };
-        block.used_on(&b).unwrap();
+        b.record_use(Unordered::UntilFreed(&block)).unwrap();
         work.submit(Operation::new(Duration::from_micros(10)));
         let held = pool.try_allocate(&b, 2 * MIB).unwrap();
         let mut waiting = pool.allocate(&b, 2 * MIB);

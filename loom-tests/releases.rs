@@ -4,8 +4,8 @@ use super::*;
 use loom::future::block_on;
 use loom::sync::Arc;
 use loom::thread;
-use weirpool::Source;
 use weirpool::device::PoolAttribute;
+use weirpool::{Source, Unordered};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
@@ -223,7 +223,7 @@ fn used_on_against_reap() {
             let pool = pool.clone();
             thread::spawn(move || pool.maintain().reap().unwrap())
         };
-        block.used_on(&b).unwrap();
+        b.record_use(Unordered::UntilFreed(&block)).unwrap();
         run(&work_b, 1);
         device.advance(Duration::from_micros(9));
         assert!(
@@ -280,19 +280,19 @@ fn readers_of_a_shared_block() {
     model("readers of a shared block", || {
         let (device, pool, [(work_a, a), (work_b, b), (work_c, c)]) = start();
         let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let _argument = block.write_on(&a).unwrap();
+        let _argument = a.record_use(&mut block).unwrap();
         run(&work_a, 10);
         let shared = Arc::new(block);
         let reading = {
             let shared = shared.clone();
             thread::spawn(move || {
-                let _argument = shared.read_on(&b).unwrap();
+                let _argument = b.record_use(&*shared).unwrap();
                 run(&work_b, 5);
                 drop(shared);
                 (work_b, b)
             })
         };
-        let _argument = shared.read_on(&c).unwrap();
+        let _argument = c.record_use(&*shared).unwrap();
         run(&work_c, 7);
         drop(shared);
         let (work_b, b) = reading.join().unwrap();

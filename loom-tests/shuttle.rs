@@ -21,7 +21,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
-use weirpool::{Allocate, Block, Evictable, Overtaking, Pool, Stream, Tag};
+use weirpool::{Allocate, Block, Evictable, Overtaking, Pool, Stream, Tag, Unordered};
 
 const MIB: u64 = 1 << 20;
 const THREADS: usize = 4;
@@ -167,7 +167,9 @@ impl Task {
                     return;
                 };
                 self.use_block(&block);
-                block.used_on(&self.other).unwrap();
+                self.other
+                    .record_use(Unordered::UntilFreed(&block))
+                    .unwrap();
             }
             6 => {
                 self.other.wait(&self.stream.event().unwrap()).unwrap();

@@ -148,7 +148,7 @@ pub use pool::{
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
+pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task, Unordered};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 21] = [
+const LAYERS: [&str; 20] = [
     "measure",
     "device",
     "error",

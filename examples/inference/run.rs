@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use weirpool::PoolBuilder;
 use weirpool::device::NativeStream;
-use weirpool::{Block, Pool, Stream, Tag};
+use weirpool::{Block, Pool, Stream, Tag, Unordered};
 
 /// The deadlock grace, which is longer than any request runs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -195,7 +195,7 @@ async fn load<W: NativeStream>(
     let weights = Arc::new(weights);
     for other in others {
         other.after(&loading)?;
-        weights.used_on(other)?;
+        other.record_use(Unordered::UntilFreed(&weights))?;
     }
     loading.await?;
     Ok(weights)

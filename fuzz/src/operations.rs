@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::{AllocateOwned, Block, Pool, Stream};
+use weirpool::{AllocateOwned, Block, Pool, Stream, Unordered};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -146,7 +146,9 @@ impl Machine {
         }
         let made = block.stream().event().expect("an event");
         stream.wait(&made).expect("an order");
-        block.used_on(stream).expect("a use");
+        stream
+            .record_use(Unordered::UntilFreed(&block))
+            .expect("a use");
         drop(block.deallocate_on(stream).expect("a deallocation"));
     }
 
@@ -159,7 +161,9 @@ impl Machine {
         if block.stream().id() != lane.stream.id() {
             let made = block.stream().event().expect("an event");
             lane.stream.wait(&made).expect("an order");
-            block.used_on(&lane.stream).expect("a use");
+            lane.stream
+                .record_use(Unordered::UntilFreed(&block))
+                .expect("a use");
         }
         let time = Duration::from_micros(argument as u64 * 7);
         let work = Operation::new(time).writes(block.address(), block.requested().max(1));

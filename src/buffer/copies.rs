@@ -41,7 +41,7 @@ impl<T> Buffer<T> {
 
 impl<T: NoUninit> Buffer<T> {
     /// Copies elements to the beginning of the buffer, after all earlier uses on every stream. Later uses are ordered
-    /// after the copy as after [`Block::write_on`](crate::Block::write_on). When this returns, the elements are taken
+    /// after the copy as after a [use that writes](crate::Stream::record_use). When this returns, the elements are taken
     /// and the copy is submitted; the future is ready once the copy is complete.
     ///
     /// ```
@@ -95,7 +95,7 @@ impl<T: AnyBitPattern> Buffer<T> {
     }
 
     /// Copies all elements to the host, after all work that may have written them on any stream; see
-    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. When this returns, the
+    /// [`Stream::record_use`], and [`write`](Self::write) for an example. When this returns, the
     /// copy is submitted; the future is ready with the elements.
     ///
     /// # Errors

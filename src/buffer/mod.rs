@@ -12,8 +12,8 @@ mod slice;
 pub use slice::SliceMut;
 
 use crate::block::Block;
-use crate::device::{Argument, DeviceAddress};
-use crate::error::{AllocError, StreamError};
+use crate::device::DeviceAddress;
+use crate::error::AllocError;
 use crate::measure::Bytes;
 use crate::pool::{Allocate, Layout, Pool};
 use crate::stream::Stream;
@@ -197,24 +197,6 @@ impl<T> Buffer<T> {
     /// Returns the size of the elements, in bytes.
     pub fn size(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
-    }
-
-    /// Returns the buffer as an argument of work on `stream` that reads it, ordered after every use that may have
-    /// written the buffer. See [`Block::read_on`] for these uses.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::read_on`].
-    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.read_on(stream)
-    }
-
-    /// Returns the buffer as an argument of work on `stream` that writes it, ordered after every earlier use on every
-    /// stream. See [`Block::write_on`] for the uses that count as earlier.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::write_on`].
-    pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.write_on(stream)
     }
 
     /// Returns the block, which may be larger than the elements.

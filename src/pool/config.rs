@@ -101,7 +101,7 @@ pub struct PoolConfig {
     /// Fills every block that is allocated, completely, in the order of its stream, before the caller gets it.
     ///
     /// Each allocation then costs a device call, also from the stream's lane, and the stream the time to write the
-    /// bytes. A further stream [comes after](crate::Block::used_on) the fill; on the host that is an error until the
+    /// bytes. A further stream [comes after](crate::Stream::record_use) the fill; on the host that is an error until the
     /// fill was awaited. If the device cannot fill, the allocation fails with its error, and the block is freed. While
     /// a stream is captured into a graph, its blocks are not filled: the fill would be repeated at each launch.
     pub fill_on_allocate: Option<Fill>,

@@ -193,10 +193,10 @@ impl Pool {
     ///
     /// - The host can read and write a block that was allocated on this stream immediately; no work is left in it. A
     ///   block of another stream needs that stream to be awaited first, and then
-    ///   [`Block::used_on`](crate::Block::used_on).
+    ///   [`Stream::record_use`].
     /// - Memory that is freed on this stream is complete at once: it is never pending, and no event is recorded.
     /// - The stream cannot be made to wait on the device. Await the device's work:
-    ///   [`Stream::wait`] and `used_on` fail while the event is not complete.
+    ///   [`Stream::wait`] and `record_use` fail while the event is not complete.
     ///
     /// ```
     /// use std::time::Duration;
@@ -208,9 +208,9 @@ impl Pool {
     /// let (host, work) = (pool.host_stream()?, device.create_stream());
     /// let stream = pool.register(&work)?;
     /// device.block_on(async {
-    ///     let block = pool.allocate(&host, 1 << 20).await?;
+    ///     let mut block = pool.allocate(&host, 1 << 20).await?;
     ///     device.host().write(block.address(), b"weir")?; // the host's work: no copy
-    ///     block.used_on(&stream)?; // comes after it
+    ///     stream.record_use(&mut block)?; // comes after it
     ///     work.submit(Operation::new(Duration::from_micros(9)).writes(block.address(), 4));
     ///     stream.synchronize().await?; // the host cannot be made to wait: it awaits
     ///     device.host().read(block.address(), &mut [0; 4])?;

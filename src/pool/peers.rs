@@ -29,7 +29,7 @@ use std::fmt;
 /// pool.peers().enable(&second)?;
 /// let stream = pool.register(&guest)?;
 /// let block = pool.try_allocate(&pool.create_stream()?, 1 << 20)?;
-/// let argument = block.read_on(&stream)?; // a kernel of the second device reads it
+/// let argument = stream.record_use(&block)?; // a kernel of the second device reads it
 /// # let _ = argument;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -52,7 +52,7 @@ impl<'s> Submission<'s> {
     ///
     /// # Errors
     /// Returns [`StreamError::UnseenByHost`](crate::StreamError) for memory of the device alone, and the errors of
-    /// [`Block::read_on`](crate::Block::read_on). Nothing is ordered or noted then.
+    /// [`Stream::record_use`]. Nothing is ordered or noted then.
     pub fn uses(mut self, accesses: impl Accesses) -> Result<Self, TaskError> {
         accesses.order(&mut AccessOrder {
             stream: self.stream,

@@ -8,7 +8,7 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{Access, Device, DeviceErrorKind, HandleTypes, MemoryKind};
-use weirpool::{AllocError, BuildError, PoolBuilder, ReleaseThreshold, Reuse, Upstream};
+use weirpool::{AllocError, BuildError, PoolBuilder, ReleaseThreshold, Reuse, Unordered, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse, driver_pool_of};
 
 const THROUGH: DriverPoolUse = DriverPoolUse::PassedThrough;
@@ -222,7 +222,10 @@ pub(crate) fn passed_memory_is_freed_after_all_streams<B: Bench>() {
     for is_freed_elsewhere in [false, true] {
         let block = home.take(8 * MIB);
         home.fill(&block, 1);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         let gate = further.use_until_opened(&block, 2);
         match is_freed_elsewhere {
             false => drop(block),
@@ -251,7 +254,10 @@ pub(crate) fn further_stream_comes_after_a_passed_allocation<B: Bench>() {
     drop(block);
     // Most likely at this address again.
     let block = home.take(16 * MIB);
-    block.used_on(&further.stream).unwrap();
+    further
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     further.use_up(&block, 2);
     through.site.bench.let_run();
     gate.open();

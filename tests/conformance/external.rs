@@ -7,7 +7,7 @@ use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
-use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WaitLimit};
+use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, Unordered, WaitLimit};
 use weirpool_compat::RawPool;
 
 /// A pool with its table of streams, and a probe that counts the calls on each stream.
@@ -212,7 +212,10 @@ pub(crate) fn further_stream_makes_no_call_on_an_external_one<B: Bench>() {
     drop(block);
     let block: Block = guest.take_from(Source::DeviceWait, 8 * MIB);
     let before = guests.calls_on(&guest);
-    block.used_on(&further.stream).unwrap();
+    further
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     assert_eq!(guests.calls_on(&guest), before);
     further.use_up(&block, 2);
     guests.site.bench.let_run();
@@ -257,8 +260,8 @@ pub(crate) fn ordered_use_makes_no_call_on_an_external_stream<B: Bench>() {
     let mut block = guest.take(MIB);
     guest.fill(&block, 1);
     let before = guests.calls_on(&guest);
-    let read = block.read_on(&other.stream).map(drop);
-    let written = block.write_on(&other.stream).map(drop);
+    let read = other.stream.record_use(&block).map(drop);
+    let written = other.stream.record_use(&mut block).map(drop);
     for refused in [read, written] {
         let Err(StreamError::Device(error)) = refused else {
             panic!("{refused:?}, and the stream may be gone");
@@ -269,8 +272,8 @@ pub(crate) fn ordered_use_makes_no_call_on_an_external_stream<B: Bench>() {
     assert_eq!(guests.calls_on(&guest), before);
     other.come_after(&guest);
     let gate = guests.site.bench.hold(&other.work);
-    other.expect(block.on(&other.stream).unwrap(), 1);
-    guest.fill(block.write_on(&guest.stream).unwrap(), 2);
+    other.expect(other.stream.record_use(Unordered::Once(&block)).unwrap(), 1);
+    guest.fill(guest.stream.record_use(&mut block).unwrap(), 2);
     guest.expect(&block, 2);
     guests.site.bench.let_run();
     gate.open();

@@ -5,7 +5,7 @@ use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, Block, Stream, StreamError};
+use weirpool::{AllocError, Block, Stream, StreamError, Unordered};
 
 /// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
 pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
@@ -365,7 +365,10 @@ pub(crate) fn streams_of_a_capture_reuse_what_they_come_after<B: Bench>() {
         let block = captured.take(8 * MIB);
         captured.fill(&block, turn);
         follow(&captured.stream, &other.stream);
-        block.used_on(&other.stream).unwrap();
+        other
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         other.fill(&block, turn + 10);
         drop(block);
         let own = other.take(8 * MIB);

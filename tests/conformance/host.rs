@@ -6,7 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, Worker, plain_builder};
 use futures::executor::block_on;
 use std::thread;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{Block, Pool, Source, Stream, StreamError, Upstream};
+use weirpool::{Block, Pool, Source, Stream, StreamError, Unordered, Upstream};
 
 /// Creates a pool over memory of a kind, if the device has it.
 fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
@@ -128,7 +128,10 @@ pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
         let worker = site.worker();
         let mut block = site.pool.try_allocate(&host, MIB).unwrap();
         write(&host, &mut block, 1);
-        block.used_on(&worker.stream).unwrap();
+        worker
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         worker.expect(&block, 1);
         worker.fill(&block, 2);
         block_on(worker.stream.synchronize()).unwrap();
@@ -155,7 +158,10 @@ pub(crate) fn host_awaits_instead_of_waiting<B: Bench>() {
         let event = worker.stream.event().unwrap();
         drop(earlier);
         let mut block = worker.take_from(Source::SameStream, 8 * MIB);
-        for refused in [host.wait(&event), block.used_on(&host)] {
+        for refused in [
+            host.wait(&event),
+            host.record_use(Unordered::UntilFreed(&block)).map(drop),
+        ] {
             let Err(StreamError::Device(error)) = refused else {
                 panic!("{refused:?}, although the device still uses it");
             };
@@ -165,7 +171,7 @@ pub(crate) fn host_awaits_instead_of_waiting<B: Bench>() {
         gate.open();
         block_on(event.clone().into_future()).unwrap();
         host.wait(&event).unwrap();
-        block.used_on(&host).unwrap();
+        host.record_use(Unordered::UntilFreed(&block)).unwrap();
         write(&host, &mut block, 2);
         // In the other direction, nothing needs to be awaited.
         worker.stream.wait(&host.event().unwrap()).unwrap();

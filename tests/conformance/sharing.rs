@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, now};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{AllocError, Block, Source, StreamError};
+use weirpool::{AllocError, Block, Source, StreamError, Unordered};
 
 /// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like
 /// that of another stream.
@@ -18,7 +18,9 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     site.bench.host_fill((&block).into(), 2);
     device.expect(&block, 2);
     // The host is at it until the gate opens.
-    block.used_on(&host.stream).unwrap();
+    host.stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let gate = site.bench.hold(&host.work);
     host.expect(&block, 2);
     drop(block);
@@ -80,7 +82,10 @@ fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>
     workers[0].fill(&block, 1);
     let gates = workers[1..3].iter().map(|reader| {
         reader.come_after(&workers[0]);
-        block.used_on(&reader.stream).unwrap();
+        reader
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         let gate = reader.bench.hold(&reader.work);
         reader.expect(&block, 1);
         gate
@@ -124,7 +129,10 @@ pub(crate) fn further_stream_comes_after_the_earlier_life<B: Bench>() {
         drop(earlier);
         let block = home.take(bytes);
         assert_eq!(block.address(), address);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         further.fill(&block, 2);
         further.expect(&block, 2);
         site.bench.let_run();
@@ -189,7 +197,7 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
         true => StreamError::ForeignPool,
         false => StreamError::ForeignDevice,
     };
-    let refused = block.used_on(&stranger.stream);
+    let refused = stranger.stream.record_use(Unordered::UntilFreed(&block));
     assert_eq!(refused.unwrap_err(), reason);
     let refused = block.deallocate_on(&stranger.stream).unwrap_err();
     assert_eq!(refused.reason, reason);

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Barrier, Mutex};
 use std::thread;
-use weirpool::Block;
 use weirpool::device::DeviceAddress;
+use weirpool::{Block, Unordered};
 
 /// [4] RMM multi-threaded `RandomAllocations`: a stream for each thread, and a pool that is too small.
 pub(crate) fn many_threads_keep_their_patterns<B: Bench>() {
@@ -124,7 +124,10 @@ pub(crate) fn drop_on_another_thread_covers_the_last_use<B: Bench>() {
         let block = block_on(home.allocate(8 * MIB));
         home.fill(&block, round);
         further.come_after(&home);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         further.bench.spend(&further.work);
         further.expect(&block, round);
         thread::scope(|scope| {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{Device, MemoryKind};
-use weirpool::{Pool, Stream};
+use weirpool::{Pool, Stream, Unordered};
 
 type Here = Cuda<Mapped>;
 
@@ -23,7 +23,7 @@ fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl F
     done("an allocation that grows");
     let upload = block.upload(stream, 0, &[7; 100]).unwrap();
     done("an upload");
-    block.used_on(other).unwrap();
+    other.record_use(Unordered::UntilFreed(&block)).unwrap();
     other.wait(&stream.event().unwrap()).unwrap();
     done("a wait");
     let download = block.download(other, 0..100).unwrap();

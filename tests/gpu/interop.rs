@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use weirpool::device::{Argument, DeviceStream};
-use weirpool::{Buffer, Source};
+use weirpool::{Buffer, Source, Unordered};
 
 type Here = Cuda<Mapped>;
 
@@ -104,17 +104,20 @@ pub(crate) fn copy_sees_writes_of_a_kernel_on_another_stream() {
         home.work.memcpy_htod(&numbers(5), &mut from).unwrap();
         let gate = {
             let argument = if is_exclusive {
-                from.write_on(&kernels.stream).unwrap()
+                kernels.stream.record_use(&mut from).unwrap()
             } else {
                 kernels.come_after(&home);
-                from.as_block().on(&kernels.stream).unwrap()
+                kernels
+                    .stream
+                    .record_use(Unordered::Once(from.as_block()))
+                    .unwrap()
             };
             let gate = site.bench.hold(&kernels.work);
             add(&kernels, argument, 3);
             gate
         };
         copies.work.memcpy_dtod(&from, &mut to).unwrap();
-        add(&home, to.write_on(&home.stream).unwrap(), 1);
+        add(&home, home.stream.record_use(&mut to).unwrap(), 1);
         site.bench.let_run();
         gate.open();
         let back = home.work.clone_dtoh(&to).unwrap();
@@ -132,7 +135,12 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
         let mut kept = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
         let mut freed = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
         home.work.memset_zeros(&mut kept).unwrap();
-        home.fill(freed.as_block().on(&home.stream).unwrap(), 1);
+        home.fill(
+            home.stream
+                .record_use(Unordered::Once(freed.as_block()))
+                .unwrap(),
+            1,
+        );
         home.settle();
         let gate = site.bench.hold(&copies.work);
         if is_read {
@@ -207,7 +215,7 @@ pub(crate) fn unregistered_stream_is_waited_for_by_the_host() {
     let (mut from, mut to) = (buffer(&home), buffer(&home));
     home.work.memcpy_htod(&numbers(1), &mut from).unwrap();
     let gate = site.bench.hold(&home.work);
-    add(&home, from.write_on(&home.stream).unwrap(), 1);
+    add(&home, home.stream.record_use(&mut from).unwrap(), 1);
     assert_waits(&site.bench, gate, || stranger.memcpy_dtod(&from, &mut to)).unwrap();
     // No state of the stream is left, so it may be destroyed.
     drop(stranger);
@@ -229,7 +237,7 @@ pub(crate) fn legacy_default_stream_is_adopted() {
     home.work.memcpy_htod(&numbers(1), &mut from).unwrap();
     home.work.memset_zeros(&mut to).unwrap();
     let gate = site.bench.hold(&home.work);
-    add(&home, from.write_on(&home.stream).unwrap(), 1);
+    add(&home, home.stream.record_use(&mut from).unwrap(), 1);
     assert_waits(&site.bench, gate, || legacy.memcpy_dtod(&from, &mut to)).unwrap();
     assert!(other.work.clone_dtoh(&to).unwrap() == numbers(2));
     drop((from, to));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{AccessError, Block, CopyError, Pool, Stream, StreamError, Upstream};
+use weirpool::{AccessError, Block, CopyError, Pool, Stream, StreamError, Unordered, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 const BYTES: u64 = 24 * MIB;
@@ -137,7 +137,7 @@ pub(crate) fn access_stays_while_work_of_the_other_device_runs() {
     let guest = here.pool.register(&there.work).unwrap();
     let block = here.take(MIB);
     let gate = there.gpu.hold(&there.work);
-    block.used_on(&guest).unwrap();
+    guest.record_use(Unordered::UntilFreed(&block)).unwrap();
     there.gpu.fill(&there.work, block.address(), MIB, 1);
     drop((block, guest));
     let in_use = Err(AccessError::InUse { streams: 1 });
@@ -169,7 +169,7 @@ pub(crate) fn copies_keep_bytes_and_order() {
                 let on = &setups[by].stream;
                 let copied = from.copy_to(0..BYTES, &mut to, 0, on).unwrap();
                 // The source is written, and the destination read, right behind it.
-                let _ordered = from.write_on(&here.stream).unwrap();
+                let _ordered = here.stream.record_use(&mut from).unwrap();
                 here.gpu.fill(&here.work, from.address(), BYTES, 3);
                 drop(from);
                 assert!(has(&to, &there.stream, 11), "{memory:?} {has_access} {by}");

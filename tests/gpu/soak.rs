@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use weirpool::device::MemoryKind;
-use weirpool::{Block, Source};
+use weirpool::{Block, Source, Unordered};
 
 const CAPACITY: u64 = 256 * MIB;
 const STREAMS: usize = 8;
@@ -76,7 +76,10 @@ impl<S: Setting> Server<S> {
         }
         if self.is_one_in(3) {
             self.further.come_after(&self.home);
-            block.used_on(&self.further.stream).unwrap();
+            self.further
+                .stream
+                .record_use(Unordered::UntilFreed(&block))
+                .unwrap();
             self.expect(&self.further, &block, word);
         }
         if self.is_one_in(8) {

@@ -157,7 +157,7 @@ fn steady_loop_holds_little_more_than_its_live_memory() {
             let block = pool.try_allocate(&taker.1, SMALL).unwrap();
             let on = &lines[at / 64 % further];
             run(&on.0, us(1));
-            block.used_on(&on.1).unwrap();
+            on.1.record_use(Unordered::UntilFreed(&block)).unwrap();
             live.push_back(block);
             if live.len() > 8 {
                 live.pop_front();

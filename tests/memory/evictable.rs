@@ -72,7 +72,7 @@ fn eviction_is_ordered_as_a_free() {
             let cached = block.into_evictable();
             {
                 let pin = cached.pin().unwrap();
-                let address = pin.read_on(&b).unwrap().address();
+                let address = b.record_use(&*pin).unwrap().address();
                 read.submit(Operation::new(us(500)).reads(address, 2 * MIB));
             }
             let mut request = pool.allocate(&c, 2 * MIB);

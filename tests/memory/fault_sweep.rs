@@ -119,7 +119,7 @@ async fn hand_over(pool: &Pool, work: &SimStream, stream: &Stream, other: &Strea
     let block = pool.allocate(stream, 2 * MIB).timeout(LIMIT).await?;
     use_block(work, &block, us(50));
     other.wait(&stream.event()?)?;
-    block.used_on(other)?;
+    other.record_use(Unordered::UntilFreed(&block))?;
     drop(block);
     let next = pool.allocate(other, 2 * MIB).timeout(LIMIT).await?;
     next.deallocate().await?;
@@ -166,7 +166,7 @@ async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream)
             drop(block.upload(stream, 0, &[7; 64])?);
             use_block(work, &block, us(20));
         }
-        kept.used_on(stream)?;
+        stream.record_use(Unordered::UntilFreed(&kept))?;
         graphs.push(capture.end()?);
     }
     drop((earlier, kept));

@@ -280,8 +280,11 @@ fn use_that_cannot_be_ordered_is_refused() {
     run(&work, us(10));
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     device.faults().fail_next(Call::Wait, Other);
-    assert!(matches!(block.used_on(&b), Err(StreamError::Device(_))));
-    block.used_on(&b).unwrap();
+    assert!(matches!(
+        b.record_use(Unordered::UntilFreed(&block)),
+        Err(StreamError::Device(_))
+    ));
+    b.record_use(Unordered::UntilFreed(&block)).unwrap();
     drop(block);
     device.advance(us(10));
     pool.inspect().check_conserved().unwrap();
@@ -494,7 +497,7 @@ fn refused_growth_leaves_the_statistics_as_they_were() {
     let [(work, a), (_, b)] = streams(&device, &pool);
     let mut low = pool.try_allocate(&a, 512).unwrap();
     let above = pool.try_allocate(&a, MIB).unwrap();
-    low.used_on(&b).unwrap();
+    b.record_use(Unordered::UntilFreed(&low)).unwrap();
     run(&work, us(100));
     drop(above);
     let before = pool.inspect().statistics();

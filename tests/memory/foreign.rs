@@ -9,7 +9,7 @@ use std::time::Duration;
 use weirpool::device::sim::{Call, Checker, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{Device, DeviceAddress, DeviceErrorKind, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
-use weirpool::{AllocError, Block, Pool, Source, Stream, StreamError};
+use weirpool::{AllocError, Block, Pool, Source, Stream, StreamError, Unordered};
 
 static_assertions::assert_impl_all!(Passages: Send, Sync, Unpin);
 static_assertions::assert_impl_all!(Charge: Send, Sync);
@@ -200,7 +200,7 @@ fn memory_is_released_once_after_the_work_of_all_streams() {
     let site = Site::new();
     let block = site.adopt();
     for (number, (work, stream)) in site.streams.iter().enumerate().rev() {
-        let argument = block.on(stream).unwrap();
+        let argument = stream.record_use(Unordered::Once(&block)).unwrap();
         let operation = Operation::new(us(100 * number as u64 + 100));
         work.submit(operation.writes(argument.address() + number as u64, 1));
     }
@@ -232,7 +232,10 @@ fn next_block_of_the_memory_comes_after_all_work_of_the_first() {
         }),
     );
     use_block(&site.streams[0].0, &block, us(500));
-    block.used_on(&site.streams[1].1).unwrap();
+    site.streams[1]
+        .1
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     drop(block);
     eventually(|| {
         site.device.advance(us(20));
@@ -282,7 +285,7 @@ fn further_stream_comes_after_the_adoption_unless_the_memory_is_ready() {
                 ..*Owner::of(&site.memory)
             }),
         );
-        let argument = block.on(other).unwrap();
+        let argument = other.record_use(Unordered::Once(&block)).unwrap();
         other_work.submit(Operation::new(us(10)).reads(argument.address(), BYTES));
         let done = other.event().unwrap();
         site.device.advance(us(100));
@@ -304,7 +307,7 @@ fn foreign_memory_is_out_of_reach_of_peers() {
     assert!(own.pool() == pool && pool.device().id() == first.id());
     let memory = Memory::new(&first);
     let block = adopt(&own, Owner::of(&memory));
-    let refused = block.used_on(&guest);
+    let refused = guest.record_use(Unordered::UntilFreed(&block));
     assert!(
         matches!(refused, Err(StreamError::ForeignDevice)),
         "{refused:?}"
@@ -651,9 +654,9 @@ fn writes_of_a_block_are_awaited() {
     let [(work, stream), (other_work, other), (reader_work, reader)] = &site.streams;
     let mut block = site.pool.try_allocate(stream, BYTES).unwrap();
     use_block(work, &block, us(100));
-    let written = block.write_on(other).unwrap();
+    let written = other.record_use(&mut block).unwrap();
     other_work.submit(Operation::new(us(100)).writes(written.address(), BYTES));
-    let read = block.read_on(reader).unwrap();
+    let read = reader.record_use(&block).unwrap();
     reader_work.submit(Operation::new(us(1000)).reads(read.address(), BYTES));
     let mut writes = not_ready(block.writes().unwrap());
     site.device.advance(us(190));

@@ -83,7 +83,7 @@ fn pending_memory_above_the_threshold_is_released_on_every_path() {
         let (work, one) = stream(&device, &pool);
         let (far, two) = stream(&device, &pool);
         let block = pool.try_allocate(&one, 4 * MIB).unwrap();
-        block.used_on(&two).unwrap();
+        two.record_use(Unordered::UntilFreed(&block)).unwrap();
         busy(&work, &block, Duration::from_millis(70));
         far.submit(Operation::new(Duration::from_millis(250)));
         drop(block);

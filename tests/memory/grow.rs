@@ -144,7 +144,7 @@ fn further_streams_come_after_the_earlier_life_of_a_growth() {
     let [(work_a, a), (work_b, b)] = streams(&device, &pool);
     let mut below = pool.try_allocate(&a, 2 * MIB).unwrap();
     let above = pool.try_allocate(&a, 2 * MIB).unwrap();
-    below.used_on(&b).unwrap();
+    b.record_use(Unordered::UntilFreed(&below)).unwrap();
     use_block(&work_a, &above, us(100));
     drop(above);
     below.grow(2 * MIB).try_now().unwrap(); // in the order of `a`, behind the work

@@ -129,7 +129,7 @@ fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
                 let block = pool.allocate(own, BLOCK).await.unwrap();
                 device.submit(writer, kernel);
                 last.wait(&own.event().unwrap()).unwrap();
-                block.used_on(last).unwrap();
+                last.record_use(Unordered::UntilFreed(&block)).unwrap();
                 device.submit(reader, kernel);
                 drop(block);
             }

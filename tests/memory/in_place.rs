@@ -124,8 +124,8 @@ fn the_host_has_the_elements_where_they_lie() {
             assert_eq!(elements.len(), 1024);
             elements.fill(round);
         }
-        work[1].submit(add(buffer.write_on(&further).unwrap(), 10, 50));
-        work[0].submit(add(buffer.write_on(&home).unwrap(), 100, 20));
+        work[1].submit(add(further.record_use(&mut buffer).unwrap(), 10, 50));
+        work[0].submit(add(home.record_use(&mut buffer).unwrap(), 100, 20));
         let mut waiting = Box::pin(buffer.host());
         device.sim.advance(us(60));
         assert!(poll(&mut waiting).is_pending(), "the second adds still");

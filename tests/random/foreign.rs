@@ -97,11 +97,11 @@ fn foreign_memory_keeps_its_order_among_blocks_of_the_pool() {
                     let operation = Operation::new(us(random.u64(1..100)));
                     let operation = match random.bool() {
                         true => {
-                            let argument = blocks[at].read_on(stream).unwrap();
+                            let argument = stream.record_use(&blocks[at]).unwrap();
                             operation.reads(argument.address(), argument.size())
                         }
                         false => {
-                            let argument = blocks[at].write_on(stream).unwrap();
+                            let argument = stream.record_use(&mut blocks[at]).unwrap();
                             operation.writes(argument.address(), argument.size())
                         }
                     };

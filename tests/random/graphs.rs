@@ -9,7 +9,7 @@ use std::time::Duration;
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice, SimStream};
 use weirpool::{
     AllocError, Block, Capture, CapturedGraph, Evictable, GraphMemory, Pool, Stream, StreamError,
-    Upstream,
+    Unordered, Upstream,
 };
 use weirpool_observe::Recorded as _;
 
@@ -169,7 +169,7 @@ impl World {
             drop(
                 pinned
                     .and_then(Evictable::pin)
-                    .map(|pinned| pinned.on(&line.stream).map(drop)),
+                    .map(|pinned| line.stream.record_use(Unordered::Once(&pinned)).map(drop)),
             );
         } else if !self.outside.is_empty() {
             let index = self.random.usize(..self.outside.len());

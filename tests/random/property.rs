@@ -230,7 +230,9 @@ impl World {
             self.await_all();
         }
         to_stream.wait(&event).unwrap();
-        self.live[at].block.used_on(&to_stream).unwrap();
+        to_stream
+            .record_use(Unordered::UntilFreed(&self.live[at].block))
+            .unwrap();
         self.live[at].last = to;
     }
 

@@ -326,7 +326,7 @@ impl World {
         let further = &self.lines[(line + 1) % 3];
         match self.random.u8(..3) {
             // Refused where a captured stream would have to wait.
-            0 if further.capture.is_none() && block.write_on(&further.stream).is_ok() => {
+            0 if further.capture.is_none() && further.stream.record_use(&mut block).is_ok() => {
                 self.recorder.use_on(&further.work, &block);
                 drop(block);
             }

@@ -203,7 +203,10 @@ impl<'a> Task<'a> {
         if self.random.bool() {
             let further = self.queue();
             further.stream.wait(&home.stream.event().unwrap()).unwrap();
-            block.used_on(&further.stream).unwrap();
+            further
+                .stream
+                .record_use(Unordered::UntilFreed(&block))
+                .unwrap();
             world.read(&further.work, &block, owner, micros);
         }
         match self.random.u32(..4) {
@@ -247,7 +250,7 @@ impl<'a> Task<'a> {
             return;
         };
         let queue = self.queue();
-        let _ = pin.read_on(&queue.stream).unwrap();
+        let _ = queue.stream.record_use(&*pin).unwrap();
         let micros = self.micros();
         world.read(&queue.work, &pin, owner, micros);
         if self.random.bool() {
@@ -276,7 +279,7 @@ impl<'a> Task<'a> {
         let block = world.pool.allocate(&from.stream, bytes).await.unwrap();
         let owner = world.write(&from.work, &block, 30);
         to.stream.wait(&from.stream.event().unwrap()).unwrap();
-        block.used_on(&to.stream).unwrap();
+        to.stream.record_use(Unordered::UntilFreed(&block)).unwrap();
         world.read(&to.work, &block, owner, 30);
     }
 

@@ -578,7 +578,9 @@ fn debug_output_has_sizes_in_binary_units() {
         (
             format!(
                 "{:?}",
-                block.slice_mut(0..512).unwrap().on(&stream).unwrap()
+                stream
+                    .record_use(&block.slice_mut(0..512).unwrap())
+                    .unwrap()
             ),
             "size: 512 B",
         ),

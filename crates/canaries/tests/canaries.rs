@@ -247,7 +247,7 @@ fn no_report_is_made_of_correct_programs() {
                 }
                 3 | 4 if !blocks.is_empty() => {
                     let at = random.usize(..blocks.len());
-                    let argument = blocks[at].write_on(stream).unwrap();
+                    let argument = stream.record_use(&mut blocks[at]).unwrap();
                     let operation = Operation::new(Duration::from_micros(random.u64(1..50)));
                     work.submit(operation.writes(argument.address(), argument.size()));
                 }

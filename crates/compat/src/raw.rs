@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{DeviceError, DeviceStream};
-use weirpool::{AllocError, Block, BlockInfo, BlockState, Pool, Stream, StreamError};
+use weirpool::{AllocError, Block, BlockInfo, BlockState, Pool, Stream, StreamError, Unordered};
 
 /// A power of two; more threads rarely allocate at once.
 const SHARDS: usize = 16;
@@ -131,7 +131,7 @@ impl RawPool {
     /// Declares that work on a further stream uses the block at `address`: after a free, its memory is reused only
     /// after that work. Call it before the free. The name and the semantics are PyTorch's.
     ///
-    /// Unlike [`Block::used_on`], it does not make the stream wait. The caller orders that work after the work
+    /// Unlike [`Stream::record_use`](weirpool::Stream::record_use) of a block, it does not make the stream wait. The caller orders that work after the work
     /// submitted earlier to the block's own stream, as it must in order to find there what that work wrote.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl RawPool {
             let given_out = self.shard(address).lock();
             given_out
                 .get(&address)
-                .map(|block| block.record_stream(&stream))
+                .map(|block| stream.record_use(Unordered::ByCaller(block)).map(drop))
         };
         match noted {
             Some(noted) => Ok(noted?),

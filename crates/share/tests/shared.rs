@@ -26,7 +26,7 @@ mod slices {
 /// Reads what a handle stands for, as a kernel would: through an argument.
 #[track_caller]
 fn read(work: &SimStream, stream: &Stream, part: &SharedBlock, took: u64) {
-    let argument = part.on(stream).unwrap();
+    let argument = stream.record_use(part).unwrap();
     let read = Operation::new(us(took)).named("read");
     work.submit(read.reads(argument.address(), argument.size()));
 }

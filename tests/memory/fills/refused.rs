@@ -1,6 +1,7 @@
 //! Fills that the device refuses.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
 
 /// The memory is available again, and the statistics are right.
@@ -102,7 +103,7 @@ fn free_takes_place_when_its_fill_fails() {
             let (other, further) = stream(&setup.device, &setup.pool);
             let block = setup.take(8 * MIB);
             let address = block.address();
-            block.used_on(&further).unwrap();
+            further.record_use(Unordered::UntilFreed(&block)).unwrap();
             write_after(&other, &block, 300, 7);
             setup.device.faults().fail_next(call, kind);
             drop(block);
@@ -154,7 +155,7 @@ fn memory_used_on_unordered_streams_is_not_filled() {
     let (other, further) = stream(&setup.device, &setup.pool);
     let block = setup.take(MIB);
     let address = block.address();
-    block.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&block)).unwrap();
     write_after(&other, &block, 300, 7);
     drop(block);
     assert_eq!(setup.byte_at(address, MIB), 7);

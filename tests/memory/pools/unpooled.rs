@@ -3,10 +3,10 @@
 use super::*;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
-use weirpool::AllocError;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
+use weirpool::{AllocError, Unordered};
 use weirpool_compat::{Current, current, pool_of};
 
 fn unpooled(device: &SimDevice) -> Pool {
@@ -56,7 +56,7 @@ fn unpooled_memory_goes_back_after_all_streams_that_used_it() {
     let block = pool.try_allocate(&home, MIB).unwrap();
     use_block(&one, &block, us(10));
     further.wait(&home.event().unwrap()).unwrap();
-    block.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&block)).unwrap();
     use_block(&other, &block, us(100_000));
     drop(block);
     let_maintenance_pass(&device);

@@ -1,6 +1,7 @@
 //! Several blocks in one request: all or none, from one queue position, with one wait.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Call;
 
@@ -159,7 +160,7 @@ fn several_wait_once_before_any_is_used() {
         // The checker reports any missing order.
         use_block(&work_b, &blocks[0], us(10));
         for block in &blocks[1..] {
-            block.used_on(&c).unwrap();
+            c.record_use(Unordered::UntilFreed(&block)).unwrap();
             use_block(&work_c, block, us(10));
         }
         drop(blocks);

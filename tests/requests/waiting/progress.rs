@@ -9,6 +9,7 @@
 use super::*;
 use std::future::Future;
 use std::pin::Pin;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::Unsupported;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::device::{Device, MemoryKind};
@@ -320,7 +321,7 @@ impl World {
                 let duration = us(self.random.u64(1..3000));
                 if let Some(at) = self.any_block() {
                     // Fails if the block is another pool's.
-                    let _ = self.blocks[at].used_on(&stream);
+                    let _ = stream.record_use(Unordered::UntilFreed(&self.blocks[at]));
                 }
                 run(&work, duration);
             }

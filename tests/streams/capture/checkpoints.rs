@@ -7,6 +7,7 @@ use weirpool::device::DeviceErrorKind::{Other, Sticky};
 use weirpool::device::sim::Call;
 use weirpool::{
     AllocError, BlockState, Capture, Fill, GraphCheckpoint, GraphMemory, RestoreError, StreamError,
+    Unordered,
 };
 
 fn ranges(checkpoint: &GraphCheckpoint) -> Vec<(DeviceAddress, u64)> {
@@ -165,7 +166,7 @@ fn restored_block_comes_after_its_earlier_uses_on_other_streams() {
     let memory = site.pool.graph_memory();
     let block = memory.allocate(&site.stream, MIB).unwrap();
     let checkpoint = memory.checkpoint();
-    block.used_on(&other).unwrap();
+    other.record_use(Unordered::UntilFreed(&block)).unwrap();
     work.submit(write(&block, 1));
     drop(block);
     let restored = memory.restore(&checkpoint, &site.stream).unwrap();

@@ -5,7 +5,7 @@ use crate::common::{now, poll};
 use futures::FutureExt;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::device::{Device, DeviceErrorKind};
-use weirpool::{AllocError, Capture, ReleaseThreshold, StreamError, Tag, Upstream};
+use weirpool::{AllocError, Capture, ReleaseThreshold, StreamError, Tag, Unordered, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 fn assert_kind<T: std::fmt::Debug>(answer: Result<T, StreamError>, kind: DeviceErrorKind) {
@@ -250,7 +250,9 @@ fn capture_ends_in_any_way_beside_waiters_launches_and_blocks() {
             let before = site.take(2 * MIB);
             site.work.submit(write(&before, 2));
             let shared = site.pool.try_allocate(&other, MIB).unwrap();
-            shared.used_on(&site.stream).unwrap();
+            site.stream
+                .record_use(Unordered::UntilFreed(&shared))
+                .unwrap();
             let mut waiting = Box::pin(site.pool.allocate(&site.stream, 12 * MIB));
             assert!(poll(&mut waiting).is_pending());
             let capture = match shares {
@@ -414,7 +416,7 @@ fn other_registrations_of_a_captured_stream_break_no_capture() {
         let capture = site.pool.capture(&site.stream).unwrap();
         let mut captured = site.take(MIB);
         assert!(twin.event().is_err());
-        assert!(foreign.write_on(&twin).is_err());
+        assert!(twin.record_use(&mut foreign).is_err());
         assert!(foreign.download(&twin, 0..4).is_err());
         assert!(own.upload(&twin, 0, &[1; 4]).is_err());
         assert!(own.zero(&twin).is_err());

@@ -4,7 +4,7 @@ use super::*;
 use crate::common::{devices, pool, streams};
 use std::future::IntoFuture;
 use weirpool::device::Device;
-use weirpool::{StreamError, TaskError};
+use weirpool::{StreamError, TaskError, Unordered};
 
 /// Makes one stream come after another by an event that the pool does not see.
 fn order(device: &SimDevice, first: &SimStream, then: &SimStream) {
@@ -57,7 +57,7 @@ fn joined_side_stream_keeps_no_memory() {
         for _ in 0..50 {
             let block = pool.try_allocate(&main, 64 * MIB).unwrap();
             order(&device, &on_main, &on_side);
-            block.used_on(&side).unwrap();
+            side.record_use(Unordered::UntilFreed(&block)).unwrap();
             on_side.submit(write_of(&block));
             order(&device, &on_side, &on_main);
             drop(block);
@@ -350,7 +350,7 @@ fn stream_that_was_refused_is_not_part_of_the_capture() {
     let mut capture = memory.capture(&main).unwrap();
     assert!(capture.add(&side).is_err());
     let block = pool.try_allocate(&main, 2 * MIB).unwrap();
-    block.used_on(&side).unwrap();
+    side.record_use(Unordered::UntilFreed(&block)).unwrap();
     on_side.submit(Operation::new(us(1000)).writes(block.address(), block.size()));
     drop(block);
     drop(capture.end().unwrap());
@@ -429,7 +429,7 @@ fn random_captures_are_ordered() {
                         let last = blocks.len() - 1;
                         let (home, block) = &mut blocks[last];
                         order(&device, &all[*home].0, &all[at].0);
-                        block.used_on(&all[at].1).unwrap();
+                        all[at].1.record_use(Unordered::UntilFreed(&block)).unwrap();
                         order(&device, &all[at].0, &all[*home].0);
                     }
                     _ => {}

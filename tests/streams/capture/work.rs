@@ -1,7 +1,7 @@
 //! Fills and copies in captures.
 
 use super::*;
-use weirpool::{AllocError, CopyError, Fill};
+use weirpool::{AllocError, CopyError, Fill, Unordered};
 
 #[test]
 fn zero_fill_is_captured() {
@@ -11,7 +11,9 @@ fn zero_fill_is_captured() {
     let mut block = block.try_now().unwrap();
     let mut later = site.take(MIB);
     later.fill(&site.stream, Fill::Byte(9)).unwrap();
-    block.used_on(&site.stream).unwrap();
+    site.stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let graph = capture.end().unwrap();
     for _ in 0..2 {
         for block in [&block, &later] {

@@ -97,7 +97,7 @@ fn access_to_memory_of_the_host_needs_no_link() {
         pool.peers().enable(&second).unwrap();
         assert_eq!(first.counters().calls(Call::SetAccess), 0);
         let stream = pool.register(&second.create_stream()).unwrap();
-        let _use = block.read_on(&stream).unwrap();
+        let _use = stream.record_use(&block).unwrap();
         assert_eq!(seen_from(&second, &block), Some(0));
     }
 }
@@ -112,7 +112,7 @@ fn access_is_not_taken_back_while_memory_may_be_in_use() {
         let work = second.create_stream();
         let stream = pool.register(&work).unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
-        work.submit(Operation::new(us(50)).reads(block.read_on(&stream).unwrap().address(), 64));
+        work.submit(Operation::new(us(50)).reads(stream.record_use(&block).unwrap().address(), 64));
         let in_use = Err(AccessError::InUse { streams: 1 });
         assert_eq!(pool.peers().disable(&second), in_use);
         drop(stream);
@@ -198,7 +198,7 @@ fn scope_that_ends_while_memory_is_in_use_ends_with_the_last_use() {
         let work = second.create_stream();
         let stream = pool.register(&work).unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
-        work.submit(Operation::new(us(50)).reads(block.read_on(&stream).unwrap().address(), 64));
+        work.submit(Operation::new(us(50)).reads(stream.record_use(&block).unwrap().address(), 64));
         guard.end().unwrap();
         assert!(pool.peers().is_enabled(&second) && may_use(&second, &block));
         let refused = pool.register(&second.create_stream()).unwrap_err();

@@ -49,7 +49,7 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
     let pools = [pool(&first, 8 * MIB), pool(&second, 8 * MIB)];
     let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
     let mut block = pools[0].try_allocate(&streams[0], MIB).unwrap();
-    let refused = block.read_on(&streams[1]).unwrap_err();
+    let refused = streams[1].record_use(&block).unwrap_err();
     assert_eq!(refused, StreamError::ForeignDevice);
     assert!(refused.to_string().contains("peers().enable"), "{refused}");
     let refused = streams[1].submit(&mut block, write(1)).unwrap_err();
@@ -62,11 +62,11 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
     pools[0].peers().enable(&second).unwrap();
     // It can be used there now, by a stream that this pool knows.
     assert_eq!(
-        block.read_on(&streams[1]).unwrap_err(),
+        streams[1].record_use(&block).unwrap_err(),
         StreamError::ForeignPool
     );
     let guest = pools[0].register(&work).unwrap();
-    let _use = block.read_on(&guest).unwrap();
+    let _use = guest.record_use(&block).unwrap();
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn memory_used_on_two_streams_is_pending_on_both() {
     let pool = pool(&device, 64 * MIB);
     let [(work, a), (other, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    block.used_on(&b).unwrap();
+    b.record_use(Unordered::UntilFreed(&block)).unwrap();
     run(&work, us(10));
     run(&other, us(20));
     drop(block);
@@ -137,7 +137,7 @@ fn pending_blocks_are_counted_by_stream() {
         assert_eq!(counts(), [0, 0]);
         let take = |bytes| pool.try_allocate(&a, bytes).unwrap();
         let (large, both, small) = (take(8 * MIB), take(9 * MIB), take(512));
-        both.used_on(&b).unwrap();
+        b.record_use(Unordered::UntilFreed(&both)).unwrap();
         run(&work, us(10));
         run(&other, us(20));
         drop((large, both, small));

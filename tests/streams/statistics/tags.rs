@@ -59,7 +59,7 @@ fn every_kind_of_free_uncharges_the_tag() {
     assert_eq!(used(), 1);
     drop(refused);
     let shared = take();
-    shared.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&shared)).unwrap();
     drop(shared);
     assert_eq!(used(), 0);
     assert_eq!(pool.tag(tag).statistics().frees, 4);

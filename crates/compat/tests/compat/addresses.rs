@@ -3,8 +3,8 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use weirpool::BlockState;
 use weirpool::device::sim::{Checker, Clock};
+use weirpool::{BlockState, Unordered};
 use weirpool_compat::pool_of;
 
 #[test]
@@ -27,7 +27,7 @@ fn an_address_is_looked_up_in_every_state() {
             );
         }
         assert_ne!(pool_of(last + 1).map(|(_, info)| info.address), Some(first));
-        block.used_on(&other).unwrap();
+        other.record_use(Unordered::UntilFreed(&block)).unwrap();
         run(&work, us(10));
         run(&other_work, us(20));
         drop(block);

@@ -281,7 +281,7 @@ fn arrays_of_warps_page_have_their_contents() {
         for n in [10, 500, n] {
             let mut a = buffer.slice_mut(0..n).unwrap(); // a = buffer[:n]
             a.zero(&stream).unwrap(); // a.zero_()
-            assert_eq!(a.write_on(&stream).unwrap().size(), 4 * n as u64);
+            assert_eq!(stream.record_use(&mut a).unwrap().size(), 4 * n as u64);
         }
         assert!(pool.inspect().statistics().used.high >= 4000);
     });

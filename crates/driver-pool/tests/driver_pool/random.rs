@@ -144,7 +144,7 @@ impl World {
         let further = (line + 2) % 4;
         match self.random.u8(..3) {
             // Refused where a captured stream would have to wait.
-            0 if block.write_on(&self.lines[further].stream).is_ok() => {
+            0 if self.lines[further].stream.record_use(&mut block).is_ok() => {
                 self.use_on(further, &block);
                 drop(block);
             }

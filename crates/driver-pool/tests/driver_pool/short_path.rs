@@ -68,7 +68,7 @@ impl Side {
             6..10 if !self.blocks.is_empty() => {
                 let mut block = self.blocks.swap_remove(size % self.blocks.len());
                 if what == 6 {
-                    let _ = block.write_on(stream).unwrap();
+                    let _ = stream.record_use(&mut block).unwrap();
                 }
                 match what {
                     7 => drop(block.deallocate()),

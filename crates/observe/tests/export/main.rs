@@ -41,7 +41,9 @@ fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
     let waiting = not_ready(pool.allocate(&second, 10 * MIB));
     device.advance(us(25));
     drop(kept.remove(0));
-    kept.remove(0).used_on(&second).unwrap();
+    second
+        .record_use(Unordered::UntilFreed(&kept.remove(0)))
+        .unwrap();
     device.advance(us(25));
     drop(now(waiting).unwrap().deallocate());
     now(second.synchronize()).unwrap();

@@ -1,6 +1,7 @@
 //! The history of recent events.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::sim::{Checker, Clock};
 
 #[test]
@@ -14,7 +15,7 @@ fn history_lists_events_in_order() {
     let block = block.unwrap();
     let (address, size) = (block.address(), block.size());
     use_block(&work, &block, us(50));
-    block.used_on(&second).unwrap();
+    second.record_use(Unordered::UntilFreed(&block)).unwrap();
     device.advance(us(5));
     let (done, freed_at) = (block.deallocate(), here());
     drop(done);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::DeviceErrorKind::Sticky;
 use weirpool::device::sim::Operation;
-use weirpool::{AllocError, StreamError};
+use weirpool::{AllocError, StreamError, Unordered};
 
 #[test]
 fn importer_reads_what_the_exporter_wrote_and_the_other_way_round() {
@@ -109,7 +109,9 @@ fn sent_block_is_released_after_the_importers_work_on_every_stream() {
     let mut sent = block_on(pair.out.send(&block, "")).unwrap();
     let imported = pair.importer.receive(&pair.into).unwrap();
     let (other, further) = stream(&pair.importer.device, &pair.importer.pool);
-    imported.used_on(&further).unwrap();
+    further
+        .record_use(Unordered::UntilFreed(&imported))
+        .unwrap();
     use_block(&pair.importer.work, &imported, us(10));
     run_on(&other, us(1000));
     drop(imported);
@@ -220,7 +222,7 @@ fn graph_keeps_an_imported_block_that_captured_work_names() {
     let imported = pair.importer.receive(&pair.into).unwrap();
     let address = imported.address();
     let capture = pool.capture(stream).unwrap();
-    imported.used_on(stream).unwrap();
+    stream.record_use(Unordered::UntilFreed(&imported)).unwrap();
     let graph = capture.end().unwrap();
     drop(imported);
     device.advance_to_end();
@@ -338,9 +340,9 @@ fn streams_of_a_peer_device_are_refused() {
     side.pool.peers().enable(&second).unwrap();
     let guest = side.pool.register(&second.create_stream()).unwrap();
     let plain = side.pool.try_allocate(&side.stream, CHUNK).unwrap();
-    plain.used_on(&guest).unwrap();
+    guest.record_use(Unordered::UntilFreed(&plain)).unwrap();
     let block = side.exportable(CHUNK);
-    let refused = block.used_on(&guest);
+    let refused = guest.record_use(Unordered::UntilFreed(&block));
     assert!(
         matches!(refused, Err(StreamError::ForeignDevice)),
         "{refused:?}"

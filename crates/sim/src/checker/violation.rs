@@ -165,11 +165,11 @@ impl ViolationKind {
                 "compare the range that the operation declares with the block's size"
             }
             Self::FreedWhileUsed => {
-                "submit the use with its block (`stream.submit`), or call `block.used_on(&stream)` before it; \
+                "submit the use with its block (`stream.submit`), or call `stream.record_use(&block)` before it; \
                  or make a stream that the block is freed on wait for an event behind the use"
             }
             Self::UsedBeforeGrant => {
-                "submit the use with its block (`stream.submit`), or call `block.used_on(&stream)` before it; \
+                "submit the use with its block (`stream.submit`), or call `stream.record_use(&block)` before it; \
                  or make the stream wait for an event of the block's own stream that was recorded after the grant"
             }
             Self::Race => {

@@ -269,7 +269,7 @@ fn export_refuses_to_block_a_current_thread_runtime() {
             let block = pool.try_allocate(&home, 4096).unwrap();
             let task = home.spawn(tokio::task::yield_now()).unwrap();
             let block = block.share();
-            let _ = block.read_on(&home).unwrap();
+            let _ = home.record_use(&block).unwrap();
             let ended = tokio::spawn(task);
             let export =
                 || block.to_dlpack::<DLManagedTensorVersioned>(DLDataType::U8, &[4096], &consumer);
