@@ -18,7 +18,7 @@ use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKern
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Buffer, Pool, Stream, Unordered};
+use weirpool::{Pool, Stream, Unordered};
 
 const COUNT: u32 = 64 << 10;
 const STEPS: u32 = 50;
@@ -168,7 +168,7 @@ fn main() -> anyhow::Result<()> {
     // Other work overwrites all other memory of the pool between two launches.
     for launch in 0..100 {
         let mut held = Vec::new();
-        while let Ok(mut buffer) = Buffer::<u8>::try_allocate(&pool, &other, 4 << 20) {
+        while let Ok(mut buffer) = pool.buffer::<u8>(&other, 4 << 20).try_now() {
             buffer.as_slice_mut().fill(&other, weirpool::Fill::Poison)?;
             held.push(buffer);
         }

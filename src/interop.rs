@@ -155,7 +155,7 @@ impl DevicePtrMut<u8> for Block {
 /// # use weirpool::{Buffer, Pool};
 /// # async fn multiply(pool: Pool, work: Arc<CudaStream>, n: usize) -> Result<(), Box<dyn std::error::Error>> {
 /// let stream = pool.register(&work)?;
-/// let allocate = || Buffer::<f32>::allocate(&pool, &stream, n * n);
+/// let allocate = || pool.buffer::<f32>(&stream, n * n);
 /// let (mut a, mut b, mut c) = (allocate().await?, allocate().await?, allocate().await?);
 /// work.memcpy_htod(&vec![1.0; n * n], &mut a)?;
 /// work.memcpy_htod(&vec![2.0; n * n], &mut b)?;

@@ -125,7 +125,7 @@ pub mod extend {
 }
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
-pub use buffer::{Buffer, FromBlockError, SliceMut};
+pub use buffer::{AllocateBuffer, Buffer, FromBlockError, SliceMut};
 pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };
@@ -135,8 +135,8 @@ pub use engine::{
     Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, FullQueue, Shortfall,
-    SourceError, StreamError, TagShortfall, TaskError,
+    AccessError, AllocError, BuildError, CopyError, DrainError, EnqueueError, ErrorClass,
+    FullQueue, Shortfall, SourceError, StreamError, SubmitError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
@@ -148,7 +148,7 @@ pub use pool::{
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task, Unordered};
+pub use task::{AccessOrder, Accesses, HostTask, Native, Submission, Submitted, Task, Unordered};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit, id::StreamId,

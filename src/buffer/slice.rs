@@ -23,7 +23,7 @@ use std::panic::Location;
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let works = [device.create_stream(), device.create_stream()];
 /// # let [a, b] = [0, 1].map(|n| pool.register(&works[n]).unwrap());
-/// let mut rows = Buffer::<f32>::try_allocate(&pool, &a, 1000)?;
+/// let mut rows = pool.buffer::<f32>(&a, 1000).try_now()?;
 /// let (mut top, mut bottom) = rows.split_at_mut(400)?;
 /// let parts = [a.record_use(&mut top)?, b.record_use(&mut bottom)?]; // of 1600 and 2400 bytes
 /// for (work, part) in works.iter().zip(parts) {
@@ -204,7 +204,7 @@ impl<T: NoUninit> SliceMut<'_, T> {
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let stream = pool.create_stream()?;
     /// # device.block_on(async {
-    /// let mut sums = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
+    /// let mut sums = pool.buffer::<f32>(&stream, 100).await?;
     /// sums.as_slice_mut().zero(&stream)?;
     /// let _uploaded = sums.slice_mut(10..12)?.upload(&stream, &[0.5, 1.5])?;
     /// assert_eq!(sums.download(&stream, 9..12)?.await?, [0.0, 0.5, 1.5]);

@@ -8,7 +8,7 @@ mod task;
 pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
 pub use shortfall::{Shortfall, TagShortfall};
-pub use task::TaskError;
+pub use task::{EnqueueError, SubmitError, TaskError};
 pub use weirpool_queue::FullQueue;
 
 use crate::device::DeviceError;

@@ -27,7 +27,7 @@
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
 )]
 
-mod allocate;
+pub(crate) mod allocate;
 mod builder;
 mod charge;
 mod config;
@@ -42,7 +42,7 @@ mod maintain;
 mod manage;
 mod own_stream;
 mod peers;
-mod request;
+pub(crate) mod request;
 mod reservation;
 mod settings;
 mod tags;

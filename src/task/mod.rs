@@ -7,12 +7,14 @@
 //! | `accesses` | the memory that work reads and writes |
 //! | `handle` | submitted work as a future |
 //! | `host_task` | a future of the host that holds a stream |
+//! | `native` | a stream with the type of its backend |
 //! | `outcome` | the value of a function that the device calls |
 //! | `point` | the point behind work, whose event is recorded only if it is needed |
 
 mod accesses;
 mod handle;
 mod host_task;
+mod native;
 mod outcome;
 mod point;
 mod submission;
@@ -20,6 +22,7 @@ mod submission;
 pub use accesses::{AccessOrder, Accesses, Unordered};
 pub use handle::Task;
 pub use host_task::HostTask;
+pub use native::Native;
 pub use submission::Submission;
 
 use crate::device::NativeStream;
@@ -77,7 +80,7 @@ impl Stream {
     /// memory, this makes no heap allocation and no device call of its own.
     ///
     /// If the closure panics, the panic is passed on. Work that it had enqueued runs, and its uses stay noted. For a
-    /// closure that can fail see [`Submission::try_submit`].
+    /// closure that can fail see [`Native::try_submit`], and for closures without a type [`native`](Self::native).
     ///
     /// # Errors
     /// Returns [`TaskError::OtherBackend`] if the closure takes another type of stream, [`TaskError::Closed`] after

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, plain_builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{Block, Buffer, CopyError, Source, StreamError, Unordered, Upstream};
+use weirpool::{Block, CopyError, Source, StreamError, Unordered, Upstream};
 use weirpool_share::Share;
 
 /// Writes the block on the writer's stream, which is held.
@@ -167,7 +167,12 @@ pub(crate) fn ordered_use_on_a_foreign_stream_is_refused<B: Bench>() {
 pub(crate) fn written_elements_are_read_on_any_stream<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let workers = site.workers::<3>();
-    let allocate = |len| Buffer::<u32>::try_allocate(&site.pool, &workers[0].stream, len).unwrap();
+    let allocate = |len| {
+        site.pool
+            .buffer::<u32>(&workers[0].stream, len)
+            .try_now()
+            .unwrap()
+    };
     let elements: Vec<u32> = (0..1_000_000).map(|n| n * 7).collect();
     let mut buffer = allocate(elements.len());
     for round in 0..6 {
@@ -196,7 +201,11 @@ pub(crate) fn written_elements_are_read_on_any_stream<B: Bench>() {
 pub(crate) fn elements_that_do_not_fit_are_not_copied<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
-    let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &worker.stream, 10).unwrap();
+    let mut buffer = site
+        .pool
+        .buffer::<u32>(&worker.stream, 10)
+        .try_now()
+        .unwrap();
     block_on(buffer.write(&worker.stream, &[1; 10])).unwrap();
     let too_long = block_on(buffer.write(&worker.stream, &[2; 11]));
     let too_large = block_on(buffer.read_into(&worker.stream, &mut [0; 11]));
@@ -218,7 +227,11 @@ pub(crate) fn elements_that_do_not_fit_are_not_copied<B: Bench>() {
 pub(crate) fn dropped_read_writes_nothing<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, other] = site.workers();
-    let mut buffer = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 4096).unwrap();
+    let mut buffer = site
+        .pool
+        .buffer::<u8>(&home.stream, 4096)
+        .try_now()
+        .unwrap();
     block_on(buffer.write(&home.stream, &[7; 4096])).unwrap();
     let gate = site.bench.hold(&other.work);
     let mut into = [0; 4096];
@@ -254,7 +267,11 @@ fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
 pub(crate) fn host_comes_after_earlier_uses_and_before_later_ones<B: Bench>() {
     for site in seen_by_both::<B>() {
         let [home, writer, reader] = site.workers();
-        let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &home.stream, 1000).unwrap();
+        let mut buffer = site
+            .pool
+            .buffer::<u32>(&home.stream, 1000)
+            .try_now()
+            .unwrap();
         let write = vec![3; 1000];
         drop(buffer.write(&writer.stream, &write));
         let gate = site.bench.hold(&reader.work);

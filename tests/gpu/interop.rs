@@ -27,7 +27,7 @@ type Here = Cuda<Mapped>;
 const COUNT: usize = 1 << 20;
 
 fn buffer(worker: &Worker<Here>) -> Buffer<u32> {
-    Buffer::try_allocate(&worker.pool, &worker.stream, COUNT).unwrap()
+    worker.pool.buffer(&worker.stream, COUNT).try_now().unwrap()
 }
 
 fn numbers(from: u32) -> Vec<u32> {
@@ -70,7 +70,7 @@ pub(crate) fn copies_of_cudarc_accept_buffers() {
         assert!(block_on(from.read(&second.stream)).unwrap() == expected);
     }
     assert_eq!(DeviceSlice::stream(&from).as_ref(), home.work.as_ref());
-    let made = Buffer::<u32>::try_allocate(&site.pool, &own, 1).unwrap();
+    let made = site.pool.buffer::<u32>(&own, 1).try_now().unwrap();
     assert_eq!(DeviceSlice::stream(&made).raw(), own.raw());
 
     // Parts of buffers, and bytes.
@@ -132,8 +132,16 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
     let site = Site::<Here>::without_device_waits(16 * MIB);
     let [home, copies, other] = site.workers();
     for is_read in [true, false] {
-        let mut kept = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
-        let mut freed = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
+        let mut kept = site
+            .pool
+            .buffer::<u8>(&home.stream, 8 << 20)
+            .try_now()
+            .unwrap();
+        let mut freed = site
+            .pool
+            .buffer::<u8>(&home.stream, 8 << 20)
+            .try_now()
+            .unwrap();
         home.work.memset_zeros(&mut kept).unwrap();
         home.fill(
             home.stream
@@ -302,7 +310,12 @@ pub(crate) fn cublas_multiplies_buffers() {
         eprintln!("gpu: skipped: cuBLAS is not available");
         return;
     };
-    let matrix = || Buffer::<f32>::try_allocate(&site.pool, &home.stream, N * N).unwrap();
+    let matrix = || {
+        site.pool
+            .buffer::<f32>(&home.stream, N * N)
+            .try_now()
+            .unwrap()
+    };
     let (mut a, mut b, mut product) = (matrix(), matrix(), matrix());
     let (ones, twos) = (vec![1.0; N * N], vec![2.0; N * N]);
     // The first multiplication runs before any stream is held, since it allocates memory and loads kernels.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::task::Poll;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Device, MemoryKind};
-use weirpool::{AllocError, Block, Buffer, Evictable, Order, Pool, Stream, Tag};
+use weirpool::{AllocError, Block, Evictable, Order, Pool, Stream, Tag};
 
 /// A full pool of `N` evictable blocks of 2 MiB on one stream, the first one least recently used.
 pub(crate) fn cached<const N: usize>(pool: &Pool, stream: &Stream) -> [Evictable; N] {
@@ -447,7 +447,7 @@ fn elements_of_an_evictable_buffer_are_read_through_its_pin() {
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     device.block_on(async {
-        let mut buffer = Buffer::<u32>::allocate(&pool, &stream, 3).await.unwrap();
+        let mut buffer = pool.buffer::<u32>(&stream, 3).await.unwrap();
         buffer.write(&stream, &[1, 2, 3]).await.unwrap();
         let cached = buffer.into_evictable();
         let pin = cached.pin().unwrap();

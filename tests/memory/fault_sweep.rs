@@ -246,7 +246,7 @@ async fn grow(pool: &Pool, stream: &Stream) -> Outcome {
 
 async fn copy(pool: &Pool, stream: &Stream) -> Outcome {
     let numbers: Vec<u32> = (0..4096).collect();
-    let mut buffer = Buffer::<u32>::allocate(pool, stream, numbers.len()).await?;
+    let mut buffer = pool.buffer::<u32>(stream, numbers.len()).await?;
     buffer.write(stream, &numbers).await?;
     let answer = buffer.read(stream).await?;
     assert_eq!(answer, numbers, "a copy that succeeded has the bytes");

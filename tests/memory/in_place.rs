@@ -115,7 +115,7 @@ fn the_host_has_the_elements_where_they_lie() {
     let pool = pool.build().unwrap();
     let work = [0, 1].map(|_| device.sim.create_stream());
     let [home, further] = work.each_ref().map(|work| pool.register(work).unwrap());
-    let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 1024).unwrap();
+    let mut buffer = pool.buffer::<u32>(&home, 1024).try_now().unwrap();
     for round in 0..3 {
         {
             let address = buffer.address();
@@ -136,7 +136,7 @@ fn the_host_has_the_elements_where_they_lie() {
     // A guard that is forgotten holds nothing.
     std::mem::forget(now(buffer.host()).unwrap());
     assert_eq!(now(buffer.host()).unwrap()[0], 112);
-    let mut nothing = Buffer::<u64>::try_allocate(&pool, &home, 0).unwrap();
+    let mut nothing = pool.buffer::<u64>(&home, 0).try_now().unwrap();
     assert!(now(nothing.host()).unwrap().is_empty());
     drop((buffer, nothing));
     device.sim.advance_to_end();

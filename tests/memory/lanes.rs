@@ -73,7 +73,7 @@ fn tagged_or_aligned_request_gets_its_exact_size() {
 fn larger_block_has_no_more_elements() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         drop(pool.try_allocate(&stream, 72 * KIB).unwrap());
-        let mut buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
+        let mut buffer = pool.buffer::<u64>(&stream, 8 << 10).try_now().unwrap();
         assert_eq!((buffer.len(), buffer.size()), (8 << 10, 64 * KIB));
         let beyond = buffer.slice_mut(8 << 10..(8 << 10) + 1).map(drop);
         assert!(matches!(beyond, Err(CopyError::OutOfBounds { .. })));

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Block, Buffer, Pool, Stream, Tag, Upstream};
+use weirpool::{AllocError, Block, Pool, Stream, Tag, Upstream};
 use weirpool_compat::Scope;
 use weirpool_tower::{HttpReserveLayer, Need, RefusalLayer, ReserveLayer};
 
@@ -300,7 +300,7 @@ const SUBJECTS: &[(&str, Start)] = &[
         let (pool, stream) = (world.pool.clone(), world.stream.clone());
         Box::pin(async move {
             let numbers: Vec<u32> = (0..1 << 14).collect();
-            let buffer = Buffer::<u32>::allocate(&pool, &stream, numbers.len()).await;
+            let buffer = pool.buffer::<u32>(&stream, numbers.len()).await;
             let mut buffer = buffer.unwrap();
             buffer.write(&stream, &numbers).await.unwrap();
             let mut read = vec![0; numbers.len()];

@@ -407,10 +407,10 @@ fn buffer_has_elements() {
     let device = SimDevice::builder().backing(Backing::AddressesOnly).build();
     let pool = crate::common::pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
-    let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 1000).unwrap();
+    let buffer = pool.buffer::<u64>(&stream, 1000).try_now().unwrap();
     assert_eq!((buffer.len(), buffer.size()), (1000, 8000));
     assert!(buffer.address().is_aligned_to(8));
-    assert!(Buffer::<u64>::try_allocate(&pool, &stream, usize::MAX).is_err());
+    assert!(pool.buffer::<u64>(&stream, usize::MAX).try_now().is_err());
     assert_eq!(buffer.into_block().requested(), 8000);
 }
 

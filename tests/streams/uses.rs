@@ -174,7 +174,7 @@ fn copies_of_elements_report_their_callers_location() {
     let pool = pool(&device, 8 * MIB);
     let (work, home) = stream(&device, &pool);
     let stray = device.create_stream();
-    let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 100).unwrap();
+    let mut buffer = pool.buffer::<u32>(&home, 100).try_now().unwrap();
     run(&work, us(1));
     // This use is not declared to the pool.
     stray.submit(
@@ -208,7 +208,7 @@ fn host_writes_back_its_changes() {
         let device = manual();
         let pool = builder(&device, 8 * MIB).upstream(kind).build().unwrap();
         let host = pool.host_stream().unwrap();
-        let mut buffer = Buffer::<u16>::try_allocate(&pool, &host, 100).unwrap();
+        let mut buffer = pool.buffer::<u16>(&host, 100).try_now().unwrap();
         {
             // The home stream's owner has nothing to wait for.
             let mut elements = now(buffer.host()).unwrap();
@@ -297,7 +297,7 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
     for (device, pool) in pools() {
         let (work, home) = stream(&device, &pool);
         let [(other, b), (third, c)] = [0, 1].map(|_| stream(&device, &pool));
-        let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 1000).unwrap();
+        let mut buffer = pool.buffer::<u32>(&home, 1000).try_now().unwrap();
         write_part(&work, &home.record_use(&mut buffer).unwrap(), 100);
         let (mut top, mut rest) = buffer.split_at_mut(400).unwrap();
         let (mut middle, mut bottom) = rest.split_at_mut(300).unwrap();
@@ -328,7 +328,7 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
 fn parts_are_copied_and_filled_alone() {
     for (device, pool) in pools() {
         let [(_, home), (_, other)] = streams(&device, &pool);
-        let mut buffer = Buffer::<u16>::try_allocate(&pool, &home, 10).unwrap();
+        let mut buffer = pool.buffer::<u16>(&home, 10).try_now().unwrap();
         buffer.as_slice_mut().fill(&home, 1).unwrap();
         let mut part = buffer.slice_mut(2..8).unwrap();
         part.fill(&other, Fill::Poison).unwrap();
@@ -359,7 +359,7 @@ fn part_outside_of_its_buffer_is_refused() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, home) = stream(&device, &pool);
-    let mut buffer = Buffer::<u64>::try_allocate(&pool, &home, 100).unwrap();
+    let mut buffer = pool.buffer::<u64>(&home, 100).try_now().unwrap();
     let bounds = |start, end, size| CopyError::OutOfBounds { start, end, size };
     let refused = buffer.slice_mut(90..101).map(drop).unwrap_err();
     assert_eq!(refused, bounds(720, 808, 800));

@@ -144,7 +144,7 @@ impl fmt::Debug for SharedBlock {
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
-/// let cache = Buffer::<f32>::try_allocate(&pool, &stream, 1000)?.share();
+/// let cache = pool.buffer::<f32>(&stream, 1000).try_now()?.share();
 /// let head = cache.view(0..10)?;
 /// assert_eq!((cache.len(), head.len(), head.address()), (1000, 10, cache.address()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

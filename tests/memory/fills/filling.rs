@@ -193,7 +193,10 @@ fn memory_is_filled_before_it_is_released_to_the_device() {
 fn shared_block_is_filled_once_with_its_last_handle() {
     let setup = Setup::new(poison_on_free);
     let (other, further) = stream(&setup.device, &setup.pool);
-    let shared = Buffer::<f32>::try_allocate(&setup.pool, &setup.stream, 1000)
+    let shared = setup
+        .pool
+        .buffer::<f32>(&setup.stream, 1000)
+        .try_now()
         .unwrap()
         .share();
     let (address, view) = (shared.address(), shared.view(10..20).unwrap());

@@ -176,7 +176,11 @@ fn owner_fills_a_block_behind_all_its_earlier_uses() {
 #[test]
 fn buffer_is_filled_with_elements() {
     for setup in setups() {
-        let mut buffer = Buffer::<i32>::try_allocate(&setup.pool, &setup.stream, 100).unwrap();
+        let mut buffer = setup
+            .pool
+            .buffer::<i32>(&setup.stream, 100)
+            .try_now()
+            .unwrap();
         buffer
             .as_slice_mut()
             .fill(&setup.stream, Fill::Poison)

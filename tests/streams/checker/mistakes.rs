@@ -236,7 +236,7 @@ fn every_public_call_reports_the_users_location() {
     assert_eq!(places(&world), (line, None));
 
     let line = line!() + 1;
-    let buffer = Buffer::<u8>::try_allocate(pool, stream, 5000).unwrap();
+    let buffer = pool.buffer::<u8>(stream, 5000).try_now().unwrap();
     spoil(buffer.address());
     let (freed, end) = (buffer.into_block().deallocate(), line!());
     drop(freed);
@@ -244,7 +244,7 @@ fn every_public_call_reports_the_users_location() {
 
     let (third, _) = crate::common::stream(&world.device, pool);
     let line = line!() + 1;
-    let buffer = now(Buffer::<u8>::allocate(pool, stream, 90_000)).unwrap();
+    let buffer = now(pool.buffer::<u8>(stream, 90_000)).unwrap();
     third.submit(Operation::new(us(1)).writes(buffer.address(), 8));
     let block = buffer.into_block();
     let (freed, end) = (block.deallocate_on(further).unwrap(), line!());

@@ -130,8 +130,8 @@ fn copy_within_a_device_joins_two_pools_or_blocks_of_one() {
             one.create_stream().unwrap(),
             target.create_stream().unwrap(),
         ];
-        let mut here = Buffer::<u32>::try_allocate(&one, &streams[0], 1000).unwrap();
-        let mut there = Buffer::<u32>::try_allocate(&target, &streams[1], 1001).unwrap();
+        let mut here = one.buffer::<u32>(&streams[0], 1000).try_now().unwrap();
+        let mut there = target.buffer::<u32>(&streams[1], 1001).try_now().unwrap();
         let numbers: Vec<u32> = (0..1000).collect();
         let written = here.write(&streams[0], &numbers);
         let copied = here.copy_to(&mut there, &streams[0]).unwrap();

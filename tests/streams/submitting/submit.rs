@@ -79,10 +79,8 @@ fn memory_is_given_in_the_shape_of_the_accesses() {
     let take = || pool.try_allocate(&stream, 4096).unwrap();
     let sum = |arguments: &[Argument<'_>]| arguments.iter().map(Argument::size).sum::<u64>();
     let (a, mut b, shared) = (take(), take(), take().share());
-    let mut buffer = Buffer::<f32>::try_allocate(&pool, &stream, 1000).unwrap();
-    let elements = Buffer::<u8>::try_allocate(&pool, &stream, 10)
-        .unwrap()
-        .share();
+    let mut buffer = pool.buffer::<f32>(&stream, 1000).try_now().unwrap();
+    let elements = pool.buffer::<u8>(&stream, 10).try_now().unwrap().share();
     {
         let (mut head, tail) = buffer.split_at_mut(10).unwrap();
         let accesses = (

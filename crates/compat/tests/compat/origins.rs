@@ -6,7 +6,7 @@ use std::future::IntoFuture;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Access, AsDevice, HandleTypes, MemoryKind, Pooling};
 use weirpool::{
-    BlockState, Buffer, CoalesceHeuristic, CopyError, Pool, ReleaseThreshold, Stream, Upstream,
+    BlockState, CoalesceHeuristic, CopyError, Pool, ReleaseThreshold, Stream, Upstream,
 };
 use weirpool_compat::{Attribute, Current, Scope, current};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
@@ -268,7 +268,7 @@ fn arrays_of_warps_page_have_their_contents() {
         device.advance(us(1));
         let n = 1000;
         for _ in 0..100 {
-            let mut a = Buffer::<f32>::try_allocate(&pool, &stream, n).unwrap(); // wp.empty
+            let mut a = pool.buffer::<f32>(&stream, n).try_now().unwrap(); // wp.empty
             a.as_slice_mut().zero(&stream).unwrap(); // wp.zeros
             a.as_slice_mut().fill(&stream, 42).unwrap(); // wp.full
         }
@@ -277,7 +277,7 @@ fn arrays_of_warps_page_have_their_contents() {
             (figures.allocations, figures.frees, figures.growths),
             (100, 100, 1)
         );
-        let mut buffer = Buffer::<f32>::try_allocate(&pool, &stream, n).unwrap();
+        let mut buffer = pool.buffer::<f32>(&stream, n).try_now().unwrap();
         for n in [10, 500, n] {
             let mut a = buffer.slice_mut(0..n).unwrap(); // a = buffer[:n]
             a.zero(&stream).unwrap(); // a.zero_()
@@ -321,7 +321,7 @@ fn array_of_a_capture_exists_once_its_graph_was_launched() {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let stream = pool.create_stream().unwrap();
         let capture = pool.capture(&stream).unwrap(); // wp.ScopedCapture
-        let mut a = Buffer::<u8>::try_allocate(&pool, &stream, 1000).unwrap();
+        let mut a = pool.buffer::<u8>(&stream, 1000).try_now().unwrap();
         a.as_slice_mut().fill(&stream, 42).unwrap(); // wp.full
         let graph = capture.end().unwrap();
         graph.launch(&stream).unwrap(); // wp.capture_launch
@@ -348,7 +348,12 @@ fn two(is_virtual: bool) -> ([SimDevice; 2], [Pool; 2], [Stream; 2]) {
 fn copy_between_devices_in_a_capture_needs_access_or_plain_memory() {
     for is_virtual in [true, false] {
         let ([cuda0, cuda1], pools, streams) = two(is_virtual);
-        let array = |at: usize| Buffer::<u8>::try_allocate(&pools[at], &streams[at], 1000).unwrap();
+        let array = |at: usize| {
+            pools[at]
+                .buffer::<u8>(&streams[at], 1000)
+                .try_now()
+                .unwrap()
+        };
         let (mut a0, mut a1) = (array(0), array(1));
         a0.as_slice_mut().fill(&streams[0], 7).unwrap();
         assert!(!pools[1].peers().is_enabled(&cuda0));
@@ -378,8 +383,8 @@ fn scope_of_an_access_ends_while_its_arrays_live() {
     for is_virtual in [true, false] {
         let ([cuda0, cuda1], pools, streams) = two(is_virtual);
         let scope = pools[0].peers().grant(&cuda1).unwrap(); // wp.ScopedMempoolAccess("cuda:0", "cuda:1", True)
-        let a0 = Buffer::<f32>::try_allocate(&pools[0], &streams[0], 1000).unwrap();
-        let mut a1 = Buffer::<f32>::try_allocate(&pools[1], &streams[1], 1000).unwrap();
+        let a0 = pools[0].buffer::<f32>(&streams[0], 1000).try_now().unwrap();
+        let mut a1 = pools[1].buffer::<f32>(&streams[1], 1000).try_now().unwrap();
         let copied = a0.copy_to(&mut a1, &streams[0]).unwrap(); // wp.copy(a1, a0)
         cuda0.advance_to_end();
         cuda0.block_on(copied).unwrap();

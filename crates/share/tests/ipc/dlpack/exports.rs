@@ -6,7 +6,7 @@ use super::*;
 fn tensor_describes_the_memory_in_place() {
     let site = Site::new();
     let [(_, stream), (_, consumer), _] = &site.streams;
-    let buffer = Buffer::<f32>::try_allocate(&site.pool, stream, 24).unwrap();
+    let buffer = site.pool.buffer::<f32>(stream, 24).try_now().unwrap();
     let buffer = buffer.share();
     let tensor: Versioned = buffer.to_dlpack(&[2, 3, 4], consumer).unwrap();
     let valid = tensor.validate_export().unwrap();
