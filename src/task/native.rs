@@ -93,14 +93,6 @@ impl<W: NativeStream> Native<'_, W> {
     }
 }
 
-impl<W> Clone for Native<'_, W> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<W> Copy for Native<'_, W> {}
-
 impl<W> fmt::Debug for Native<'_, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stream.fmt(f)
