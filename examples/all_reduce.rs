@@ -134,7 +134,7 @@ fn rank(group: &Group, rank: usize) -> Result<[f64; 3]> {
     let stream = pool.register(&work)?;
     let communicator = Communicator::new(group.id, group.ranks, rank)?;
 
-    let mut numbers = block_on(Buffer::<f32>::allocate(&pool, &stream, COUNT))?;
+    let mut numbers = block_on(pool.buffer::<f32>(&stream, COUNT))?;
     check(group, rank, &communicator, &mut numbers, &stream)?;
     let pooled = time(group, &communicator, &mut numbers, &stream)?;
     // Whether NCCL can register memory is the same on all ranks.
@@ -169,10 +169,11 @@ fn submit(
     stream: &Stream,
 ) -> Result<weirpool::Task<()>> {
     let name = stream.task("all_reduce");
-    name.try_submit(numbers, |work: &Arc<CudaStream>, numbers| {
+    let task = name.try_submit(numbers, |work: &Arc<CudaStream>, numbers| {
         // SAFETY: the buffer has `COUNT` floats, and the submission ordered the stream.
         unsafe { communicator.sum(numbers.address().to_bits(), work) }
-    })
+    })?;
+    Ok(task)
 }
 
 fn check(

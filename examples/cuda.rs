@@ -5,7 +5,7 @@
 
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Buffer, Pool, Stream};
+use weirpool::{Pool, Stream};
 
 const COUNT: u32 = 8 << 20;
 const BYTES: u64 = COUNT as u64 * 4;
@@ -25,7 +25,7 @@ async fn request(
     value: f32,
 ) -> anyhow::Result<f32> {
     // Waits until the other request has ended.
-    let mut numbers = Buffer::<f32>::allocate(pool, stream, COUNT as usize).await?;
+    let mut numbers = pool.buffer::<f32>(stream, COUNT as usize).await?;
     let work = device.stream(stream.raw()).expect("a stream of the pool");
     work.memcpy_htod(&vec![value; COUNT as usize], &mut numbers)?; // as one of cudarc's slices
 
@@ -74,6 +74,6 @@ async fn main() -> anyhow::Result<()> {
         println!("twice {n} is {answer}");
         assert_eq!(answer, 2.0 * n as f32);
     }
-    println!("{:#?}", pool.statistics());
+    println!("{:#?}", pool.inspect().statistics());
     Ok(())
 }

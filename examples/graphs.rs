@@ -18,7 +18,7 @@ use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKern
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Buffer, Pool, Stream};
+use weirpool::{Pool, Stream, Unordered};
 
 const COUNT: u32 = 64 << 10;
 const STEPS: u32 = 50;
@@ -48,14 +48,17 @@ impl Model {
         let (kernel, work, factor) = (&self.kernel, &self.work, 0.5f32);
         let shape = LaunchConfig::for_num_elems(COUNT);
         let mut first = work.launch_builder(kernel);
-        let to = hidden.on(stream)?;
+        let to = stream.record_use(Unordered::Once(&hidden))?;
         first.arg(&self.input).arg(&to).arg(&COUNT).arg(&factor);
         // SAFETY: both ranges have `COUNT` floats.
         unsafe { first.launch(shape) }?;
         for _ in 0..self.layers {
             let (inner, next) = (take()?, take()?);
             for (from, to) in [(&hidden, &inner), (&inner, &next)] {
-                let (from, to) = (from.on(stream)?, to.on(stream)?);
+                let (from, to) = (
+                    stream.record_use(Unordered::Once(&from))?,
+                    stream.record_use(Unordered::Once(&to))?,
+                );
                 let mut launch = work.launch_builder(kernel);
                 launch.arg(&from).arg(&to).arg(&COUNT).arg(&factor);
                 // SAFETY: as above.
@@ -63,7 +66,7 @@ impl Model {
             }
             hidden = next;
         }
-        let from = hidden.on(stream)?;
+        let from = stream.record_use(Unordered::Once(&hidden))?;
         let mut last = work.launch_builder(kernel);
         last.arg(&from)
             .arg(&mut self.output)
@@ -165,7 +168,7 @@ fn main() -> anyhow::Result<()> {
     // Other work overwrites all other memory of the pool between two launches.
     for launch in 0..100 {
         let mut held = Vec::new();
-        while let Ok(mut buffer) = Buffer::<u8>::try_allocate(&pool, &other, 4 << 20) {
+        while let Ok(mut buffer) = pool.buffer::<u8>(&other, 4 << 20).try_now() {
             buffer.as_slice_mut().fill(&other, weirpool::Fill::Poison)?;
             held.push(buffer);
         }
@@ -203,7 +206,7 @@ fn main() -> anyhow::Result<()> {
     println!("memory of the graph: {} bytes", graph.memory().size());
     drop(graph);
     let start = Instant::now();
-    while pool.statistics().in_graphs > 0 {
+    while pool.inspect().statistics().in_graphs > 0 {
         ensure!(
             start.elapsed() < Duration::from_secs(10),
             "the memory is not released"

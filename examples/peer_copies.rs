@@ -53,8 +53,8 @@ async fn measure(
     };
     let pools = [pool(devices[0])?, pool(devices[1])?];
     if has_access {
-        pools[0].enable_access(devices[1])?;
-        pools[1].enable_access(devices[0])?;
+        pools[0].peers().enable(devices[1])?;
+        pools[1].peers().enable(devices[0])?;
     }
     let streams = [pools[0].create_stream()?, pools[1].create_stream()?];
     let mut from = pools[0].allocate(&streams[0], bytes).await?;

@@ -36,8 +36,8 @@ fn free_against_a_capture(name: &str, begin: fn(&Stream)) {
         freeing.join().unwrap();
         drop(capture.end().unwrap());
         device.advance(Duration::from_micros(10));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -73,8 +73,8 @@ fn further_free_to_a_shard_against_the_beginning_of_a_capture() {
         drop(block);
         capturing.join().unwrap();
         device.advance(Duration::from_micros(10));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -103,8 +103,8 @@ fn record_against_the_beginning_of_a_capture() {
         drop(capture);
         sealing.join().unwrap();
         device.advance(Duration::from_micros(1));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -126,7 +126,7 @@ fn drop_of_a_graph_against_a_capture_with_its_memory() {
         drop(capture.end().unwrap());
         dropping.join().unwrap();
         device.advance(Duration::from_micros(1));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

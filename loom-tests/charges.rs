@@ -13,9 +13,9 @@ fn free_against_a_charge() {
         let freeing = thread::spawn(move || drop((block, a)));
         let charge = block_on(pool.charge_for(2 * MIB)).unwrap();
         freeing.join().unwrap();
-        assert_eq!(pool.statistics().charged, 2 * MIB);
+        assert_eq!(pool.inspect().statistics().charged, 2 * MIB);
         drop(charge);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -28,7 +28,7 @@ fn dropped_charge_against_a_request() {
         let dropping = thread::spawn(move || drop(charge));
         drop(block_on(pool.allocate(&a, 2 * MIB)).unwrap());
         dropping.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -44,7 +44,7 @@ fn cancellation_against_the_grant_of_a_charge() {
         drop(first);
         drop(block_on(pool.charge_for(2 * MIB)).unwrap());
         dropping.join().unwrap();
-        assert_eq!(pool.statistics().charged, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().charged, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }

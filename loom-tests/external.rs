@@ -79,9 +79,9 @@ fn free_against_an_allocation_of_its_memory() {
         freeing.join().unwrap();
         b.seal().unwrap();
         device.advance(Duration::from_micros(20));
-        pool.reap().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -102,7 +102,7 @@ fn cancelled_request_against_a_serving_thread() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(block);
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         let polled = waiting.as_mut().poll_once();
@@ -114,6 +114,6 @@ fn cancelled_request_against_a_serving_thread() {
         device.advance(Duration::from_micros(10));
         a.seal().unwrap();
         drop(b);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

@@ -34,7 +34,7 @@ fn statistics_are_consistent_while_a_block_changes_threads() {
                     *handed_on.lock().unwrap() = Some(block);
                 })
             };
-            let figures = pool.statistics();
+            let figures = pool.inspect().statistics();
             assert!(figures.frees <= figures.allocations, "{figures}");
             assert_eq!(figures.live_blocks, figures.allocations - figures.frees);
             let sum =
@@ -43,9 +43,9 @@ fn statistics_are_consistent_while_a_block_changes_threads() {
             allocating.join().unwrap();
             freeing.join().unwrap();
             drop(handed_on.lock().unwrap().take());
-            let figures = pool.statistics();
+            let figures = pool.inspect().statistics();
             assert_eq!((figures.allocations, figures.frees), (2, 2));
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         },
     );
 }
@@ -60,11 +60,11 @@ fn a_scope_against_a_stream_that_goes() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(a);
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         // Boxed: a model has a small stack.
-        let scope = Box::new(pool.statistics_scope());
+        let scope = Box::new(pool.inspect().statistics_scope());
         drop(pool.try_allocate(&b, 4096).unwrap());
         let during = Box::new(scope.read());
         assert_eq!((during.allocations, during.frees), (1, 1));
@@ -75,9 +75,9 @@ fn a_scope_against_a_stream_that_goes() {
         assert_eq!((after.allocated, after.retained()), (4096, 0));
         assert!(after.used.high >= 4096);
         drop(after);
-        let all = Box::new(pool.statistics());
+        let all = Box::new(pool.inspect().statistics());
         assert_eq!((all.allocations, all.frees, all.live_blocks), (2, 2, 0));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -107,6 +107,6 @@ fn a_tags_account_against_a_cancel() {
         assert_eq!(figures.used.current, 0);
         assert_eq!((figures.allocations, figures.frees), (1 + taken, 1 + taken));
         assert_eq!(figures.waits.waiting, 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

@@ -6,7 +6,7 @@ use loom::thread;
 use std::any::Any;
 use weirpool::device::{DeviceAddress, DeviceId, DeviceStream, RawStream};
 use weirpool::extend::{ForeignMemory, Passages};
-use weirpool::{Pool, Tag};
+use weirpool::{Pool, Tag, Unordered};
 
 /// The pool that is asked, until the end of the model: an owner must not keep the pool alive that keeps the owner.
 #[derive(Clone)]
@@ -30,7 +30,10 @@ impl Drop for Asks {
     fn drop(&mut self) {
         let pool = self.0.0.lock().unwrap().clone();
         if let Some(pool) = pool {
-            let _ = (pool.statistics(), pool.waiting_requests(1));
+            let _ = (
+                pool.inspect().statistics(),
+                pool.inspect().waiting_requests(1),
+            );
         }
     }
 }
@@ -88,7 +91,7 @@ fn owner_of_a_stream_against_a_search() {
         leaving.join().unwrap();
         drop((head, held));
         asked.end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -108,9 +111,9 @@ fn owner_of_a_stream_against_the_end_of_a_reservation() {
         let ending = thread::spawn(move || drop(stream));
         drop(reservation);
         ending.join().unwrap();
-        let _ = pool.reap();
+        let _ = pool.maintain().reap();
         asked.end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -123,11 +126,11 @@ fn owner_of_a_stream_against_figures() {
         let asked = Asked::new(&pool);
         let stream = wrapped(&device, &pool, &asked);
         let ending = thread::spawn(move || drop(stream));
-        let _ = pool.statistics();
+        let _ = pool.inspect().statistics();
         ending.join().unwrap();
-        let _ = pool.reap();
+        let _ = pool.maintain().reap();
         asked.end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -165,7 +168,7 @@ fn release_of_foreign_memory_against_a_search() {
         // SAFETY: nothing uses the memory.
         #[allow(unsafe_code, reason = "uses the seam")]
         let block = unsafe { a.adopt(memory) };
-        block.used_on(&b).unwrap();
+        b.record_use(Unordered::UntilFreed(&block)).unwrap();
         work.submit(Operation::new(Duration::from_micros(10)));
         let held = pool.try_allocate(&b, 2 * MIB).unwrap();
         let mut waiting = pool.allocate(&b, 2 * MIB);
@@ -177,13 +180,13 @@ fn release_of_foreign_memory_against_a_search() {
         assert!(poll(&mut waiting).is_ready());
         let mut after = released.lock().unwrap().pop().expect("released once");
         assert!(released.lock().unwrap().is_empty());
-        assert_eq!(pool.statistics().foreign, MIB);
+        assert_eq!(pool.inspect().statistics().foreign, MIB);
         assert!(poll(&mut after).is_pending(), "the work runs");
         device.advance_to_end();
         assert!(matches!(poll(&mut after), Poll::Ready(Ok(()))));
         drop((after, waiting));
-        assert_eq!(pool.statistics().foreign, 0);
+        assert_eq!(pool.inspect().statistics().foreign, 0);
         asked.end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

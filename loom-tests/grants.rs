@@ -10,7 +10,7 @@ fn free_against_enqueue(pool: &Pool, block: Block, stream: &Stream) {
     let granted = block_on(pool.allocate(stream, 2 * MIB)).unwrap();
     freeing.join().unwrap();
     drop(granted);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A block is freed while an allocation joins the queue. The allocation finds it by searching, or is woken.
@@ -60,8 +60,8 @@ fn larger_block_from_the_lane_against_a_flush() {
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
         let _a = taking.join().unwrap();
         drop(granted);
-        assert_eq!(pool.statistics().lost_to_rounding, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().lost_to_rounding, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -74,7 +74,7 @@ fn with_large_blocks<const N: usize>() -> (Pool, [Stream; N]) {
     for _ in 0..2 {
         drop(pool.try_allocate(&streams[0], 2 * MIB).unwrap());
     }
-    assert_eq!(pool.statistics().cached_in_lanes, 2 * MIB);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 2 * MIB);
     (pool, streams)
 }
 
@@ -95,7 +95,7 @@ fn two_streams_flushing_one_lane() {
     model("two streams flushing one lane", || {
         let (pool, [a, b, c]) = with_large_blocks();
         a.seal().unwrap();
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&b, MIB).unwrap())
@@ -103,7 +103,7 @@ fn two_streams_flushing_one_lane() {
         let mine = pool.try_allocate(&c, MIB).unwrap();
         let theirs = other.join().unwrap();
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -119,14 +119,14 @@ fn cancel_against_grant() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(block);
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         drop(waiting);
         granting.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -141,10 +141,10 @@ fn conservation_is_checked_against_a_cancelled_grant() {
         drop(block);
         let granting = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().map(drop).unwrap())
+            thread::spawn(move || pool.maintain().reap().map(drop).unwrap())
         };
         drop(waiting);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         granting.join().unwrap();
     });
 }
@@ -164,7 +164,7 @@ fn two_streams_taking_one_block() {
         let theirs = other.join().unwrap();
         assert!(mine.is_some() != theirs.is_some(), "{mine:?} {theirs:?}");
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -185,7 +185,7 @@ fn two_waiters_one_block() {
         let mine = block_on(pool.allocate(&a, 2 * MIB)).unwrap();
         drop(mine);
         other.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -204,7 +204,7 @@ fn reap_elsewhere_against_enqueue() {
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
         let _ = trimming.join().unwrap();
         drop(granted);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -221,7 +221,7 @@ fn retire_against_seal() {
         assert!(got.is_err(), "a's work runs still: {got:?}");
         retiring.join().unwrap();
         device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -237,6 +237,6 @@ fn growth_elsewhere_against_enqueue() {
         let mine = block_on(pool.allocate(&b, 4096)).unwrap();
         let theirs = growing.join().unwrap();
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

@@ -25,9 +25,9 @@ fn model_of_an_end_with(is_sharded: bool, name: &'static str, play: fn(&Pool, St
         let (block, freed) = (take(), take());
         drop(freed);
         play(&pool, stream, block);
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         assert!(alive.upgrade().is_none(), "the stream is kept");
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 

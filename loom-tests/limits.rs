@@ -28,7 +28,7 @@ fn free_against_a_request_over_the_limit() {
         drop(block_on(pool.allocate(&a, MIB).tag(tag)).unwrap());
         freeing.join().unwrap();
         assert_eq!(used(&pool, tag), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -53,7 +53,7 @@ fn free_into_the_cache_against_a_request_over_the_limit() {
             drop(block_on(allocate()).unwrap());
             freeing.join().unwrap();
             assert_eq!(used(&pool, tag), 0);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         },
     );
 }
@@ -112,7 +112,7 @@ fn displaced_request_against_a_grant() {
         drop(last);
         serving.join().unwrap();
         assert_eq!(used(&pool, flooding), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -134,7 +134,7 @@ fn cancelled_throttled_request_against_a_free() {
         drop(block_on(second).unwrap());
         freeing.join().unwrap();
         assert_eq!(used(&pool, tag), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -162,7 +162,7 @@ fn change_against_the_end_of_the_queue() {
         assert!(poll_with(&mut throttled, &waker).is_ready());
         drop(throttled);
         assert_eq!(used(&pool, tag), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -188,7 +188,7 @@ fn free_against_a_block_that_becomes_evictable() {
         assert!(poll_with(&mut throttled, &waker).is_ready());
         drop(throttled);
         assert_eq!(used(&pool, tag), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -241,12 +241,12 @@ fn lowered_limit_against_a_grant() {
             }
         };
         serving.join().unwrap();
-        let waits = Box::new(pool.statistics().waits);
+        let waits = Box::new(pool.inspect().statistics().waits);
         let counts = (waits.waiting, waits.served, waits.failed, waits.cancelled);
         assert_eq!(counts, (0, is_served, 1 - is_served, 0));
         drop(held);
         assert_eq!(used(&pool, tag), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -285,6 +285,6 @@ fn end_of_a_reservation_against_a_failing_draw() {
         drop(reservation);
         drawing.join().unwrap();
         assert_eq!(used(&pool, tag), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

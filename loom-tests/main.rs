@@ -29,7 +29,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Checker, Clock, Operation, SimBuilder, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{Allocate, Block, Pool, PoolBuilder, Reuse, Stream};
 
 const MIB: u64 = 1 << 20;

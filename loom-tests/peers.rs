@@ -25,17 +25,17 @@ fn host() -> (Pool, SimDevice, SimDevice) {
 fn registration_against_an_access_that_is_taken_back() {
     model("registration against an access that is taken back", || {
         let (pool, _, second) = host();
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         let registering = {
             let (pool, work) = (pool.clone(), second.create_stream());
             thread::spawn(move || pool.register(&work))
         };
-        let taken_back = pool.disable_access(&second);
+        let taken_back = pool.peers().disable(&second);
         let registered = registering.join().unwrap();
         match registered {
             Ok(_stream) => {
                 assert_eq!(taken_back, Err(AccessError::InUse { streams: 1 }));
-                assert!(pool.is_access_enabled(&second));
+                assert!(pool.peers().is_enabled(&second));
             }
             Err(error) => {
                 assert_eq!((error, taken_back), (StreamError::ForeignDevice, Ok(true)));
@@ -54,12 +54,12 @@ fn growth_against_an_access_that_is_given() {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&stream, 2 * MIB).unwrap())
         };
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         let block = growing.join().unwrap();
         let mapped = first.mapped_for(&second);
         assert!(!mapped.is_empty() && mapped.iter().all(|(_, is_allowed)| *is_allowed));
         drop(block);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -75,10 +75,10 @@ fn release_against_an_access_that_is_given() {
             let pool = pool.clone();
             thread::spawn(move || drop(pool.trim_to(0).unwrap()))
         };
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         releasing.join().unwrap();
         let mapped = first.mapped_for(&second);
         assert!(mapped.iter().all(|(_, is_allowed)| *is_allowed));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

@@ -4,8 +4,8 @@ use super::*;
 use loom::future::block_on;
 use loom::sync::Arc;
 use loom::thread;
-use weirpool::Source;
 use weirpool::device::PoolAttribute;
+use weirpool::{Source, Unordered};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes
@@ -32,7 +32,7 @@ pub(super) fn seal_against_a_free(
     }
     freeing.join().unwrap();
     device.advance(Duration::from_micros(20));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -61,9 +61,9 @@ fn two_sealers() {
         drop(other);
         a.seal().unwrap();
         sealing.join().unwrap();
-        pool.reap().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -79,13 +79,13 @@ fn deallocation_against_reap() {
             let (pool, device) = (pool.clone(), device.clone());
             thread::spawn(move || {
                 device.advance(Duration::from_micros(10));
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         block_on(freed).unwrap();
         reaping.join().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -117,13 +117,13 @@ fn completion_reaped_by_two_threads() {
         device.advance(Duration::from_micros(10));
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().unwrap())
+            thread::spawn(move || pool.maintain().reap().unwrap())
         };
-        let mine = pool.reap().unwrap();
+        let mine = pool.maintain().reap().unwrap();
         let theirs = other.join().unwrap();
         assert!(mine || theirs, "one of the two saw it");
-        assert_eq!(pool.statistics().free, 2 * MIB);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().free, 2 * MIB);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -144,14 +144,14 @@ fn two_reapers_of_a_half_complete_stream() {
         }
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().unwrap())
+            thread::spawn(move || pool.maintain().reap().unwrap())
         };
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         other.join().unwrap();
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!((statistics.free, statistics.pending.current), (MIB, MIB));
         device.advance(Duration::from_micros(10));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -172,17 +172,17 @@ fn query_of_the_newest_event_against_a_seal() {
                 run(&work, 10);
                 drop(third);
                 a.seal().unwrap();
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
                 a
             })
         };
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         let _a = sealing.join().unwrap();
-        assert_eq!(pool.statistics().pending.current, MIB / 2);
+        assert_eq!(pool.inspect().statistics().pending.current, MIB / 2);
         device.advance(Duration::from_micros(10));
-        pool.reap().unwrap();
-        assert_eq!(pool.statistics().pending.current, 0);
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -197,7 +197,7 @@ fn lane_free_against_a_flush() {
         drop(pool.try_allocate(&b, 2 * MIB));
         freeing.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -208,10 +208,10 @@ fn dropped_stream_against_reap() {
         let (_, pool, [(work, a), (_, b)]) = start();
         drop(pool.try_allocate(&a, 4096).unwrap());
         let leaving = thread::spawn(move || drop((a, work)));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         leaving.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -226,9 +226,9 @@ fn used_on_against_reap() {
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let reaping = {
             let pool = pool.clone();
-            thread::spawn(move || pool.reap().unwrap())
+            thread::spawn(move || pool.maintain().reap().unwrap())
         };
-        block.used_on(&b).unwrap();
+        b.record_use(Unordered::UntilFreed(&block)).unwrap();
         run(&work_b, 1);
         device.advance(Duration::from_micros(9));
         assert!(
@@ -238,7 +238,7 @@ fn used_on_against_reap() {
         reaping.join().unwrap();
         device.advance(Duration::from_micros(10));
         drop(block);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -256,7 +256,7 @@ fn two_growers() {
         assert!(mine.is_some() != theirs.is_some());
         assert_eq!(device.counters().physical_in_use, 2 * MIB);
         drop((mine, theirs));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -274,7 +274,7 @@ fn trim_against_allocate() {
         let released = trimming.join().unwrap().released;
         assert!(mine.is_some() || released > 0);
         drop(mine);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -285,19 +285,19 @@ fn readers_of_a_shared_block() {
     model("readers of a shared block", || {
         let (device, pool, [(work_a, a), (work_b, b), (work_c, c)]) = start();
         let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let _argument = block.write_on(&a).unwrap();
+        let _argument = a.record_use(&mut block).unwrap();
         run(&work_a, 10);
         let shared = Arc::new(block);
         let reading = {
             let shared = shared.clone();
             thread::spawn(move || {
-                let _argument = shared.read_on(&b).unwrap();
+                let _argument = b.record_use(&*shared).unwrap();
                 run(&work_b, 5);
                 drop(shared);
                 (work_b, b)
             })
         };
-        let _argument = shared.read_on(&c).unwrap();
+        let _argument = c.record_use(&*shared).unwrap();
         run(&work_c, 7);
         drop(shared);
         let (work_b, b) = reading.join().unwrap();
@@ -308,7 +308,7 @@ fn readers_of_a_shared_block() {
         assert!(pool.try_allocate(&b, 2 * MIB).is_err());
         device.advance(Duration::from_micros(1));
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -333,14 +333,14 @@ fn passed_free_against_an_allocation() {
         drop(block);
         let other = other.join().unwrap();
         assert!(
-            pool.block_at(other.address()).is_some(),
+            pool.inspect().block_at(other.address()).is_some(),
             "it is in the heap"
         );
-        assert_eq!(pool.statistics().reserved.current, MIB);
+        assert_eq!(pool.inspect().statistics().reserved.current, MIB);
         drop(other);
-        assert_eq!(pool.statistics().reserved.current, 0);
-        pool.check().unwrap();
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().reserved.current, 0);
+        pool.inspect().check().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -352,18 +352,23 @@ fn two_changes_of_the_reuse_flags() {
         let other = {
             let pool = pool.clone();
             thread::spawn(move || {
-                pool.set_attribute(PoolAttribute::ReuseAllowOpportunistic, 0)
+                pool.maintain()
+                    .set_attribute(PoolAttribute::ReuseAllowOpportunistic, 0)
                     .unwrap()
             })
         };
-        pool.set_attribute(PoolAttribute::ReuseAllowInternalDependencies, 1)
+        pool.maintain()
+            .set_attribute(PoolAttribute::ReuseAllowInternalDependencies, 1)
             .unwrap();
         other.join().unwrap();
-        let flags = pool.attribute(PoolAttribute::ReuseAllowInternalDependencies);
+        let flags = pool
+            .inspect()
+            .attribute(PoolAttribute::ReuseAllowInternalDependencies);
         assert_eq!(
             (
                 flags,
-                pool.attribute(PoolAttribute::ReuseAllowOpportunistic)
+                pool.inspect()
+                    .attribute(PoolAttribute::ReuseAllowOpportunistic)
             ),
             (1, 0)
         );
@@ -379,7 +384,8 @@ fn synchronization_against_a_free() {
             .tuning(|tuning| tuning.lane_bytes = 0)
             .build()
             .unwrap();
-        pool.set_attribute(PoolAttribute::ReleaseThreshold, 0)
+        pool.maintain()
+            .set_attribute(PoolAttribute::ReleaseThreshold, 0)
             .unwrap();
         let (_, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, MIB).unwrap();
@@ -388,7 +394,7 @@ fn synchronization_against_a_free() {
         synchronize();
         freeing.join().unwrap();
         synchronize();
-        assert_eq!(pool.statistics().reserved.current, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().reserved.current, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }

@@ -38,7 +38,7 @@ fn draw_while_freed(device: &SimDevice, pool: &Pool, (work, a): (&SimStream, &St
     drop(reservation.allocate(b, 2 * MIB).unwrap());
     drop(reservation);
     device.advance(Duration::from_micros(20));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A block of a reservation is freed while another is drawn.
@@ -73,16 +73,16 @@ fn kept_block_against_a_draw_and_figures() {
         run(&work, 10);
         let freeing = thread::spawn(move || drop(block));
         draw_all(&reservation, &b);
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         let counted = figures.used.current + figures.pending.current + figures.free;
         assert_eq!(counted, figures.reserved.current);
         freeing.join().unwrap();
-        assert_eq!(pool.statistics().set_aside, 2 * MIB);
+        assert_eq!(pool.inspect().statistics().set_aside, 2 * MIB);
         drop(reservation.allocate(&a, 4096).unwrap());
         drop(reservation.allocate(&b, 2 * MIB).unwrap());
         drop(reservation);
         device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -100,7 +100,7 @@ fn kept_block_against_the_end_of_its_reservation() {
         drop(reservation);
         freeing.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -121,7 +121,7 @@ fn kept_memory_is_found_by_every_other_look() {
         assert_eq!(reservation.left(), 2 * MIB);
         again(&reservation);
         again(&reservation);
-        assert_eq!(pool.statistics().set_aside, 2 * MIB);
+        assert_eq!(pool.inspect().statistics().set_aside, 2 * MIB);
         again(&reservation);
         again(&reservation);
         let blocks = [(); 3].map(|()| reservation.allocate(&a, 4096).unwrap());
@@ -138,11 +138,11 @@ fn kept_memory_is_found_by_every_other_look() {
         again(&part);
         again(&part);
         again(&part);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
         drop((part, reservation));
         device.advance(Duration::from_micros(20));
         drop(pool.try_allocate(&b, 4 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -179,7 +179,7 @@ fn draw_against_an_exchange() {
         let whole = exchanging.join().unwrap();
         assert!(part.is_ok(), "{part:?} beside {whole:?}");
         drop((part, whole, middle, reservation));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -201,7 +201,7 @@ fn draw_against_the_end_of_a_stream() {
             let device = device.clone();
             thread::spawn(move || {
                 device.advance(Duration::from_micros(20));
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             })
         };
         let drawing = {
@@ -214,7 +214,7 @@ fn draw_against_the_end_of_a_stream() {
         drop(a);
         asking.join().unwrap();
         drawing.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -228,7 +228,7 @@ fn free_to_a_reservation_against_its_end() {
         let [(_, a), (_, b)] = streams(&device, &pool);
         let reservation = pool.reserve(2 * MIB).try_now().unwrap();
         let block = reservation.allocate(&a, 2 * MIB).unwrap();
-        let mut reclaimer = pool.reclaimer();
+        let mut reclaimer = pool.maintain().reclaimer();
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
         let (woken, waker) = Count::new();
         let mut waiting = pool.allocate(&b, 2 * MIB);
@@ -240,7 +240,7 @@ fn free_to_a_reservation_against_its_end() {
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
         assert!(poll(&mut waiting).is_ready());
         drop(waiting);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -258,7 +258,7 @@ fn evictable_block_against_the_end_of_its_reservation() {
         ending.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
         assert!(!evictable.is_present());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -281,7 +281,7 @@ fn ends_of_nested_reservations_with_an_evictable_block() {
             ending.join().unwrap();
             drop(pool.try_allocate(&b, 2 * MIB).unwrap());
             assert!(!evictable.is_present());
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         },
     );
 }

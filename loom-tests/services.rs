@@ -21,7 +21,7 @@ fn drain_against_a_free() {
         let again = pool.try_allocate(&a, 4096).unwrap();
         assert_eq!(again.source(), weirpool::Source::Lane);
         drop(again);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -39,7 +39,7 @@ fn two_drains_against_a_free() {
         });
         block_on(pool.drain()).unwrap();
         other.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -76,8 +76,8 @@ fn stall_against_a_cancelled_head() {
         };
         drop(head);
         second.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -102,8 +102,8 @@ fn stall_against_a_cancelled_request_at_the_limit() {
         };
         drop(first);
         second.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -125,8 +125,8 @@ fn stall_against_a_request_that_overtakes() {
         let polled = poll(&mut urgent);
         drop((polled, urgent));
         other.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -150,8 +150,8 @@ fn stall_against_a_free_and_a_close() {
             Err(error) => assert_eq!(error, AllocError::Closed),
         }
         ending.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -171,7 +171,7 @@ fn two_joiners_against_the_queue_limit() {
         let polled = poll(&mut mine);
         if polled.is_pending() {
             assert_eq!(
-                pool.statistics().waits.waiting,
+                pool.inspect().statistics().waits.waiting,
                 1,
                 "the other is not admitted as well"
             );
@@ -189,7 +189,7 @@ fn two_joiners_against_the_queue_limit() {
             assert!(matches!(error, AllocError::QueueFull(full) if full.waiting == 1));
         }
         drop(answers);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -208,7 +208,7 @@ fn priority_against_a_grant() {
         drop(block);
         drop(block_on(plain).unwrap());
         urgent.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -244,7 +244,7 @@ fn two_overtakers_against_the_bound() {
         assert!(passed <= 1, "the head was passed twice");
         drop((mine, small, held));
         drop(block_on(head).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -259,7 +259,7 @@ fn end_of_a_reservation_against_a_free() {
         drop(reservation);
         drop(block_on(pool.allocate(&a, 2 * MIB)).unwrap());
         freeing.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -278,6 +278,6 @@ fn end_of_a_reservation_against_a_draw() {
         drop(reservation);
         drawing.join().unwrap();
         drop(pool.try_allocate(&a, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

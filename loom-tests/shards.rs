@@ -46,7 +46,7 @@ fn free_to_a_shard_against_a_waiter() {
         let all = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
         freeing.join().unwrap();
         drop(all);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -68,7 +68,7 @@ fn further_free_to_a_shard_against_a_waiter() {
         };
         drop(block);
         waiting.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -100,7 +100,7 @@ fn sealing_against_a_further_free_to_a_shard() {
         drop(block);
         taking.join().unwrap();
         device.advance(Duration::from_micros(20));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -121,7 +121,7 @@ fn frees_to_two_shards_against_a_waiter() {
         let all = block_on(waiting).unwrap();
         freeing.join().unwrap();
         drop(all);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -142,15 +142,15 @@ fn two_shards_of_one_stream() {
             })
         };
         let block = pool.try_allocate(&a, SMALL).unwrap();
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
         other.join().unwrap();
         drop(block);
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!((statistics.allocations, statistics.frees), (3, 3));
         assert_eq!(statistics.used.current, 0);
         drop(a);
         device.advance(Duration::from_micros(1));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

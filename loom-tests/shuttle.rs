@@ -21,8 +21,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
-use weirpool::{Allocate, Block, Evictable, Overtaking, Pool, Stream, Tag};
+use weirpool::{Allocate, Block, Evictable, Overtaking, Pool, Stream, Tag, Unordered};
 
 const MIB: u64 = 1 << 20;
 const THREADS: usize = 4;
@@ -168,7 +167,9 @@ impl Task {
                     return;
                 };
                 self.use_block(&block);
-                block.used_on(&self.other).unwrap();
+                self.other
+                    .record_use(Unordered::UntilFreed(&block))
+                    .unwrap();
             }
             6 => {
                 self.other.wait(&self.stream.event().unwrap()).unwrap();
@@ -184,9 +185,9 @@ impl Task {
             8 => self.stream.seal().unwrap(),
             10 => block_on(self.stream.synchronize()).unwrap(),
             11 => drop(self.stream.event().unwrap().is_complete().unwrap()),
-            12 => drop(self.pool.reap().unwrap()),
+            12 => drop(self.pool.maintain().reap().unwrap()),
             13 => drop(self.pool.trim_to(0).unwrap()),
-            14 => drop(self.pool.coalesce().unwrap()),
+            14 => drop(self.pool.maintain().coalesce().unwrap()),
             15 => {
                 let brief = self.pool.register(&self.brief).unwrap();
                 if let Ok(block) = self.pool.try_allocate(&brief, self.bytes()) {
@@ -217,7 +218,7 @@ impl Task {
                     .unwrap(),
             ),
             19 => block_on(self.pool.drain()).unwrap(),
-            20 => drop(self.pool.evict(self.bytes())),
+            20 => drop(self.pool.maintain().evict(self.bytes())),
             _ => {
                 let limit = [None, Some(3 * MIB), Some(4 * MIB)];
                 self.pool
@@ -252,7 +253,7 @@ fn execute(setting: Setting) {
         .map(|work| pool.register(work).unwrap())
         .collect();
     let reclaiming = setting.has_reclaimer.then(|| {
-        let reclaimer = pool.reclaimer();
+        let reclaimer = pool.maintain().reclaimer();
         thread::spawn(move || block_on(reclaimer))
     });
     let briefs: Vec<_> = (0..THREADS).map(|_| device.create_stream()).collect();
@@ -295,7 +296,7 @@ fn execute(setting: Setting) {
     device_thread.join().unwrap();
     drop(proceeding);
     device.advance(STEP * 100);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     drop(pool);
     if let Some(reclaiming) = reclaiming {
         reclaiming.join().unwrap();

@@ -30,7 +30,7 @@ fn submission_against_a_seal() {
         device.advance(Duration::from_micros(10));
         assert_eq!(block_on(task), Ok(()));
         drop(stream);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -48,7 +48,7 @@ fn host_function_against_its_task() {
         assert_eq!(block_on(task), Ok(7));
         moving.join().unwrap();
         drop(stream);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -110,7 +110,7 @@ fn host_task_against_a_seal() {
         assert_eq!(block_on(task), Ok(7));
         sealing.join().unwrap();
         drop(stream);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -131,7 +131,7 @@ where
         assert_eq!(block_on(future), Ok(()));
         assert_eq!(block_on(spawning.join().unwrap()), Ok(()));
         drop(stream);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 

@@ -11,11 +11,11 @@ fn reclaimer_parking_against_a_new_waiter() {
     model("reclaimer parking against a new waiter", || {
         let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let reclaimer = pool.reclaimer();
+        let reclaimer = pool.maintain().reclaimer();
         let reclaiming = thread::spawn(move || block_on(reclaimer));
         drop((block, a));
         drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         drop((b, pool));
         reclaiming.join().unwrap();
     });
@@ -27,7 +27,7 @@ fn dropped_reclaimer_against_a_waiter() {
     model("dropped reclaimer against a waiter", || {
         let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let mut reclaimer = pool.reclaimer();
+        let mut reclaimer = pool.maintain().reclaimer();
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
         let leaving = thread::spawn(move || {
             drop(block);
@@ -35,7 +35,7 @@ fn dropped_reclaimer_against_a_waiter() {
         });
         drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap());
         leaving.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -45,7 +45,7 @@ fn last_handle_against_the_reclaimer() {
     model("last handle against the reclaimer", || {
         let (device, pool, [(_, a)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let reclaimer = pool.reclaimer();
+        let reclaimer = pool.maintain().reclaimer();
         let reclaiming = thread::spawn(move || block_on(reclaimer));
         drop((pool, a));
         drop(block);
@@ -68,7 +68,7 @@ fn gate_against_a_registration() {
         };
         drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap());
         registering.join().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -91,9 +91,9 @@ fn timeout_against_grant() {
             Err(error) => assert!(matches!(error, AllocError::TimedOut { .. })),
         }
         freeing.join().unwrap();
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -111,7 +111,7 @@ fn close_against_wait() {
         assert_eq!(error, AllocError::Closed);
         closing.join().unwrap();
         drop(block);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }
 
@@ -125,7 +125,7 @@ fn cancel_of_the_head(pool: &Pool, block: Block, [a, b]: [&Stream; 2]) {
     drop(head);
     drop(block_on(next).unwrap());
     freeing.join().unwrap();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
     model("cancel of the head beside a reclaimer that sleeps", || {
         let (_, pool, [(_, a), (_, b)]) = start();
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let mut reclaimer = pool.reclaimer();
+        let mut reclaimer = pool.maintain().reclaimer();
         assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
         cancel_of_the_head(&pool, block, [&a, &b]);
     });

@@ -103,9 +103,9 @@ fn spare_is_taken_or_removed() {
         let first = taking.join().unwrap();
         assert!(first.is_none() || second.is_none(), "room for one");
         let live = first.iter().chain(&second).count() as u64;
-        assert_eq!(pool.statistics().used.current, live * 2 * MIB);
+        assert_eq!(pool.inspect().statistics().used.current, live * 2 * MIB);
         drop((first, second));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).expect("nothing is lost"));
     });
 }
@@ -243,7 +243,7 @@ fn progress_found_for_another_request_serves_the_head() {
             let pool = pool.clone();
             move || {
                 // A step of the model before that of the device.
-                let _ = pool.statistics();
+                let _ = pool.inspect().statistics();
                 device.advance(Duration::from_micros(100));
             }
         });
@@ -342,19 +342,19 @@ fn memory_is_evicted_or_pinned() {
             .into_evictable();
         let evicting = {
             let pool = pool.clone();
-            thread::spawn(move || pool.evict(1))
+            thread::spawn(move || pool.maintain().evict(1))
         };
         let pin = cached.pin();
         let is_pinned = pin.is_some();
-        assert!(!is_pinned || pool.statistics().live_blocks == 1);
+        assert!(!is_pinned || pool.inspect().statistics().live_blocks == 1);
         drop(cached);
         drop(pin);
         // The other thread may still have the memory in its hands.
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         let evicted = evicting.join().unwrap();
         assert!(evicted == 0 || !is_pinned || evicted == 2 * MIB);
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!((figures.live_blocks, figures.evictable), (0, 0));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     });
 }

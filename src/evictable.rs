@@ -69,7 +69,7 @@ use sealed::Memory;
 /// let stream = pool.create_stream()?;
 /// let cached = [1, 2, 3].map(|_| pool.try_allocate(&stream, 16 << 20).map(|block| block.into_evictable()));
 /// let [first, second, third] = cached.map(Result::unwrap);
-/// assert_eq!(pool.statistics().evictable, 48 << 20);
+/// assert_eq!(pool.inspect().statistics().evictable, 48 << 20);
 ///
 /// let in_use = first.pin().expect("nothing was evicted"); // reads the block, on any stream
 /// let block = pool.try_allocate(&stream, 32 << 20)?; // 16 MiB are free: evicts the second

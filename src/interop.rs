@@ -1,7 +1,7 @@
 //! Blocks as cudarc's slices: for its copies, for cuBLAS and its other libraries, and for any function that takes one.
 //!
-//! Such a call names the stream that it uses the memory on. The use is noted there, ordered as [`Block::read_on`] and
-//! [`Block::write_on`] order, and counted among the block's fences. A call that only borrows a stream cannot keep it
+//! Such a call names the stream that it uses the memory on. The use is noted there, ordered as
+//! [`Stream::record_use`](crate::Stream::record_use) orders it, and counted among the block's fences. A call that only borrows a stream cannot keep it
 //! alive. So for a stream that the pool does not know, the host waits for its work before the call returns.
 
 use crate::block::{Access, Block};
@@ -101,7 +101,7 @@ fn pointer<'a>(
         Ok(guest)
     });
     let done = match ordered {
-        // The fence is the stream's: see `Block::used_on`.
+        // The fence is the stream's: see `Stream::record_use`.
         Ok(Guest::Registered(_)) => SyncOnDrop::Record(None),
         Ok(Guest::Stranger(_)) => SyncOnDrop::sync_stream(stream),
         // Nothing runs any more, and nothing is reused: cudarc's call fails by itself, and says so.
@@ -132,14 +132,14 @@ impl DeviceSlice<u8> for Block {
     }
 }
 
-/// Gives cudarc the bytes of a block to read. [`Block::read_on`] describes how the use is ordered.
+/// Gives cudarc the bytes of a block to read. [`Stream::record_use`](crate::Stream::record_use) describes how the use is ordered.
 impl DevicePtr<u8> for Block {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self, 0, Access::Read, stream)
     }
 }
 
-/// Gives cudarc the bytes of a block to write. [`Block::write_on`] describes how the use is ordered.
+/// Gives cudarc the bytes of a block to write. [`Stream::record_use`](crate::Stream::record_use) describes how the use is ordered.
 impl DevicePtrMut<u8> for Block {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self, 0, Access::Write, stream)
@@ -155,7 +155,7 @@ impl DevicePtrMut<u8> for Block {
 /// # use weirpool::{Buffer, Pool};
 /// # async fn multiply(pool: Pool, work: Arc<CudaStream>, n: usize) -> Result<(), Box<dyn std::error::Error>> {
 /// let stream = pool.register(&work)?;
-/// let allocate = || Buffer::<f32>::allocate(&pool, &stream, n * n);
+/// let allocate = || pool.buffer::<f32>(&stream, n * n);
 /// let (mut a, mut b, mut c) = (allocate().await?, allocate().await?, allocate().await?);
 /// work.memcpy_htod(&vec![1.0; n * n], &mut a)?;
 /// work.memcpy_htod(&vec![2.0; n * n], &mut b)?;
@@ -185,11 +185,11 @@ impl<T> DeviceSlice<T> for Buffer<T> {
 
 impl<T> DevicePtr<T> for Buffer<T> {
     /// Returns the address to read. The stream is ordered after every use that may have written the buffer, as
-    /// [`Block::read_on`] orders it.
+    /// [`Stream::record_use`](crate::Stream::record_use) orders it.
     ///
     /// # Panics
     /// Panics if the stream is of another context, or no event can be recorded behind the earlier uses: see
-    /// [`Block::read_on`].
+    /// [`Stream::record_use`](crate::Stream::record_use).
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.as_block(), 0, Access::Read, stream)
     }
@@ -197,7 +197,7 @@ impl<T> DevicePtr<T> for Buffer<T> {
 
 impl<T> DevicePtrMut<T> for Buffer<T> {
     /// Returns the address to write. The stream is ordered after all earlier uses of the buffer, as
-    /// [`Block::write_on`] orders it.
+    /// [`Stream::record_use`](crate::Stream::record_use) orders it.
     ///
     /// # Panics
     /// Panics as [`device_ptr`](Self::device_ptr) does.
@@ -217,14 +217,14 @@ impl<T> DeviceSlice<T> for SliceMut<'_, T> {
     }
 }
 
-/// Gives cudarc the part's elements to read. [`SliceMut::read_on`] describes how the use is ordered.
+/// Gives cudarc the part's elements to read. [`Stream::record_use`](crate::Stream::record_use) describes how the use is ordered.
 impl<T> DevicePtr<T> for SliceMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), self.start(), Access::Read, stream)
     }
 }
 
-/// Gives cudarc the part's elements to write. [`SliceMut::write_on`] describes how the use is ordered.
+/// Gives cudarc the part's elements to write. [`Stream::record_use`](crate::Stream::record_use) describes how the use is ordered.
 impl<T> DevicePtrMut<T> for SliceMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), self.start(), Access::Part, stream)

@@ -126,7 +126,7 @@ pub mod extend {
 }
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
-pub use buffer::{Buffer, FromBlockError, SliceMut};
+pub use buffer::{AllocateBuffer, Buffer, FromBlockError, SliceMut};
 pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };
@@ -136,20 +136,20 @@ pub use engine::{
     Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AccessError, AllocError, BuildError, CopyError, DrainError, ErrorClass, FullQueue, Shortfall,
-    SourceError, StreamError, TagShortfall, TaskError,
+    AccessError, AllocError, BuildError, CopyError, DrainError, EnqueueError, ErrorClass,
+    FullQueue, Shortfall, SourceError, StreamError, SubmitError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
 pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
 pub use observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, FillAt,
-    Grow, GrowReservation, Health, Layout, Pool, PoolBuilder, PoolDescription, Request,
-    Reservation, Reserve, TagAccount, Tuning, WeakPool,
+    Grow, GrowReservation, Health, Inspect, Layout, Maintain, Peers, Pool, PoolBuilder,
+    PoolDescription, Request, Reservation, Reserve, TagAccount, Tuning, WeakPool,
 };
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use task::{AccessOrder, Accesses, HostTask, Submission, Submitted, Task};
+pub use task::{AccessOrder, Accesses, HostTask, Native, Submission, Submitted, Task, Unordered};
 pub(crate) use weirpool_heap::{self as heap, fault, id};
 pub use weirpool_heap::{
     GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, WhenShort, id::StreamId,

@@ -67,7 +67,7 @@ impl Stream {
     /// let stream = pool.register(&device.create_stream())?.named("decode");
     /// let _block = pool.try_allocate(&stream, 4096)?;
     /// assert_eq!(stream.statistics().name.as_deref(), Some("decode"));
-    /// assert!(pool.snapshot().to_string().contains(" decode (S1)"));
+    /// assert!(pool.inspect().snapshot().to_string().contains(" decode (S1)"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]

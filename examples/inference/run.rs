@@ -23,8 +23,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use weirpool::PoolBuilder;
 use weirpool::device::NativeStream;
-use weirpool::testing::Invariants;
-use weirpool::{Block, Pool, Stream, Tag};
+use weirpool::{Block, Pool, Stream, Tag, Unordered};
 
 /// The deadlock grace, which is longer than any request runs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -64,7 +63,7 @@ pub(crate) fn run<W: NativeStream>(
             }
         };
         let samples = watch.into_samples();
-        let reserved_peak = run.service.pool.statistics().reserved.high;
+        let reserved_peak = run.service.pool.inspect().statistics().reserved.high;
         // Before the requests' errors: a worker's error is the cause of theirs.
         run.close().await?;
         Ok(Outcome {
@@ -130,7 +129,7 @@ impl Run {
         let streams = (0..options.limits.streams).map(|_| pool.create_stream());
         let streams: Vec<_> = streams.collect::<Result<_, _>>()?;
         let weights = load(&*machine.kernels, &pool, &streams).await?;
-        let reclaimer = || spawner.spawn_with_handle(pool.reclaimer());
+        let reclaimer = || spawner.spawn_with_handle(pool.maintain().reclaimer());
         let reclaimer = (!options.executor.has_reclaimer()).then(reclaimer);
         let (mut job_queues, mut workers) = (Vec::new(), Vec::new());
         for stream in streams {
@@ -172,8 +171,8 @@ impl Run {
         let weights = weights.context("the weights are still in use")?;
         weights.deallocate().await?;
         let pool = &self.service.pool;
-        pool.reap()?;
-        let conserved = pool.check_conserved();
+        pool.maintain().reap()?;
+        let conserved = pool.inspect().check_conserved();
         conserved.map_err(|missing| anyhow!("memory is missing: {missing}"))
     }
 }
@@ -196,7 +195,7 @@ async fn load<W: NativeStream>(
     let weights = Arc::new(weights);
     for other in others {
         other.after(&loading)?;
-        weights.used_on(other)?;
+        other.record_use(Unordered::UntilFreed(&weights))?;
     }
     loading.await?;
     Ok(weights)

@@ -60,7 +60,7 @@ impl<'a> Watch<'a> {
 
     fn sample(&self) -> Sample {
         let at = self.service.timer.now();
-        let statistics = self.service.pool.statistics();
+        let statistics = self.service.pool.inspect().statistics();
         let counts = self.service.gauge.read();
         let arrived = self
             .requests

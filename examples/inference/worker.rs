@@ -11,7 +11,7 @@ use futures::channel::{mpsc, oneshot};
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::NativeStream;
-use weirpool::{Block, Stream};
+use weirpool::{Block, Stream, Unordered};
 
 /// A step of a request, with the memory that it uses.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl<W: NativeStream> Worker<W> {
             done,
         } = job;
         // The weights were written before the service began, so this use needs no order.
-        let weights = self.weights.on(&self.stream)?;
+        let weights = self.stream.record_use(Unordered::Once(&self.weights))?;
         let (page, earlier) = pages.split_last_mut().context("a step has a page")?;
         let submission = self.stream.task("step");
         submission.try_submit(

@@ -21,7 +21,7 @@ async fn run() -> anyhow::Result<Statistics> {
     let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
     tokio::try_join!(compute(&pool, "first"), compute(&pool, "second"))?;
     device.assert_ordered(); // no kernel touched memory of the other one
-    Ok(pool.statistics())
+    Ok(pool.inspect().statistics())
 }
 
 async fn compute(pool: &Pool, name: &str) -> anyhow::Result<()> {

@@ -8,8 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
-use weirpool::{AllocateOwned, Block, Pool, Stream};
+use weirpool::{AllocateOwned, Block, Pool, Stream, Unordered};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -147,7 +146,9 @@ impl Machine {
         }
         let made = block.stream().event().expect("an event");
         stream.wait(&made).expect("an order");
-        block.used_on(stream).expect("a use");
+        stream
+            .record_use(Unordered::UntilFreed(&block))
+            .expect("a use");
         drop(block.deallocate_on(stream).expect("a deallocation"));
     }
 
@@ -160,7 +161,9 @@ impl Machine {
         if block.stream().id() != lane.stream.id() {
             let made = block.stream().event().expect("an event");
             lane.stream.wait(&made).expect("an order");
-            block.used_on(&lane.stream).expect("a use");
+            lane.stream
+                .record_use(Unordered::UntilFreed(&block))
+                .expect("a use");
         }
         let time = Duration::from_micros(argument as u64 * 7);
         let work = Operation::new(time).writes(block.address(), block.requested().max(1));
@@ -206,7 +209,7 @@ impl Machine {
     }
 
     fn end(mut self) {
-        self.pool.check().expect("the invariants");
+        self.pool.inspect().check().expect("the invariants");
         let mut rounds = 0;
         while !self.waiting.is_empty() || rounds == 0 {
             self.blocks.clear();
@@ -217,7 +220,10 @@ impl Machine {
         }
         self.blocks.clear();
         self.device.advance_to_end();
-        self.pool.check_conserved().expect("all memory given back");
+        self.pool
+            .inspect()
+            .check_conserved()
+            .expect("all memory given back");
         self.device.assert_ordered();
     }
 }

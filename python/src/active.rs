@@ -272,13 +272,13 @@ pub(crate) fn holders(pool: &Pool) -> String {
     if is_more > 0 {
         let _ = write!(text, "; {is_more} smaller reservations");
     }
-    let mut tags = pool.statistics_by_tag();
+    let mut tags = pool.inspect().statistics_by_tag();
     tags.retain(|tag| tag.used.current > 0);
     tags.sort_by_key(|tag| std::cmp::Reverse(tag.used.current));
     for tag in tags.iter().take(MOST_LISTED) {
         let _ = write!(text, "; tag {}: {}", tag.tag, in_units(tag.used.current));
     }
-    let mut streams = pool.statistics_by_stream();
+    let mut streams = pool.inspect().statistics_by_stream();
     streams.retain(|stream| stream.used.current > 0);
     streams.sort_by_key(|stream| std::cmp::Reverse(stream.used.current));
     for stream in streams.iter().take(MOST_LISTED) {
@@ -288,7 +288,7 @@ pub(crate) fn holders(pool: &Pool) -> String {
             let _ = write!(text, ", used by thread {threads}");
         }
     }
-    let waiting = pool.waiting_requests(usize::MAX);
+    let waiting = pool.inspect().waiting_requests(usize::MAX);
     if !waiting.is_empty() {
         let bytes = waiting.iter().map(|request| request.requested).sum();
         let (count, bytes) = (waiting.len(), in_units(bytes));

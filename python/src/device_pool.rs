@@ -188,7 +188,7 @@ impl DevicePool {
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
-        self.pool().statistics()
+        self.pool().inspect().statistics()
     }
 
     /// Returns the figures, with the peaks since they were reset.
@@ -203,7 +203,7 @@ impl DevicePool {
 
     /// Begins the peaks of [`since_reset`](Self::since_reset) anew.
     pub(crate) fn reset_peaks(&self) {
-        let scope = self.pool().statistics_scope();
+        let scope = self.pool().inspect().statistics_scope();
         let mut peaks = self.peaks.lock().unwrap_or_else(PoisonError::into_inner);
         let earlier = peaks.replace(scope);
         drop(peaks);
@@ -226,7 +226,7 @@ impl DevicePool {
             unsafe { sys::cuCtxSynchronize() }.result()
         })?;
         // The first poll may come before the driver has noted completed events.
-        self.pool().reap().map_err(|error| error.to_string())?;
+        self.pool().maintain().reap().map_err(|error| error.to_string())?;
         trim().map(drop)
     }
 

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use weirpool::device::cuda::ExternalStream;
-use weirpool::{AllocError, Block, Evictable, Pool, Stream};
+use weirpool::{AllocError, Block, Evictable, Pool, Stream, Unordered};
 use weirpool_compat::RawError;
 
 /// The number of blocks that threads are about to take over. While it is 0, an allocation looks no further.
@@ -179,7 +179,7 @@ impl DevicePool {
     pub(crate) fn handed_over(&self, stream: &Stream) -> Option<Result<Block, AllocError>> {
         let (entry, block) = next_of(self.pool())?;
         // The stream waits for the work that wrote the memory.
-        if let Err(error) = block.used_on(stream) {
+        if let Err(error) = stream.record_use(Unordered::UntilFreed(&block)) {
             entry.keep(block);
             return Some(Err(error.into()));
         }

@@ -47,7 +47,7 @@ impl Figures {
     pub(crate) fn of(pool: &DevicePool) -> Self {
         // Releases nothing, but records the events. A failure leaves memory pending.
         let _ = pool.pool().trim_to(u64::MAX);
-        let _ = pool.pool().reap();
+        let _ = pool.pool().maintain().reap();
         let read = pool.statistics();
         let waited = read.waits.times.total().as_micros();
         Self([

@@ -203,7 +203,7 @@ fn share(device: c_int, address: u64, bytes: u64) -> Result<(String, u64), Reaso
         let text = "memory of this device cannot be shared: it has no virtual memory that can be exported as a file descriptor";
         return Err(unsupported(text));
     }
-    let snapshot = pool.pool().snapshot();
+    let snapshot = pool.pool().inspect().snapshot();
     let mut segments = snapshot.segments.iter();
     let segment = segments.find(|segment| {
         (0..segment.size).contains(&address.wrapping_sub(segment.address.to_bits()))

@@ -356,11 +356,11 @@ impl NativePool {
     fn figures(&self, py: Python<'_>) -> PyResult<String> {
         in_parent()?;
         py.detach(|| {
-            let _ = self.pool.reap();
+            let _ = self.pool.maintain().reap();
             json(&serde_json::json!({
-                "pool": self.pool.statistics(),
-                "tags": self.pool.statistics_by_tag(),
-                "waiting": self.pool.waiting_requests(1000),
+                "pool": self.pool.inspect().statistics(),
+                "tags": self.pool.inspect().statistics_by_tag(),
+                "waiting": self.pool.inspect().waiting_requests(1000),
             }))
         })
     }
@@ -377,7 +377,7 @@ impl NativePool {
 
     fn expected_wait(&self, py: Python<'_>, bytes: u64) -> PyResult<Option<f64>> {
         in_parent()?;
-        let wait = py.detach(|| self.pool.expected_wait(bytes));
+        let wait = py.detach(|| self.pool.inspect().expected_wait(bytes));
         Ok(wait.map(|time| time.as_secs_f64()))
     }
 
@@ -389,7 +389,7 @@ impl NativePool {
         bytes: Option<u64>,
     ) -> PyResult<()> {
         in_parent()?;
-        py.detach(|| self.pool.set_queue_limit(queue_limit(requests, bytes)));
+        py.detach(|| self.pool.maintain().set_queue_limit(queue_limit(requests, bytes)));
         Ok(())
     }
 

@@ -197,7 +197,7 @@ pub extern "C" fn weirpool_torch_largest(device: c_int) -> u64 {
         let info = pool.device().memory_info(MemoryKind::Device);
         let left = left.min(info.map_err(|error| error.to_string())?.free);
         // Free chunks of virtual memory are mapped together.
-        Ok(match pool.pool().describe().is_virtual {
+        Ok(match pool.pool().inspect().describe().is_virtual {
             true => read.free + read.pending.current + left,
             false => read.largest_free.max(left),
         })
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn weirpool_torch_enable_access(
     let enable = || {
         let (owner, device) = (device_pool::open(owner)?, device_pool::open(device)?);
         for _ in 0..ACCESS_TRIES {
-            match owner.pool().enable_access(device.device()) {
+            match owner.pool().peers().enable(device.device()) {
                 Err(AccessError::Changing) => std::thread::sleep(Duration::from_millis(1)),
                 Err(error @ AccessError::Unsupported { .. }) => {
                     return Err(Reason(Kind::Unsupported, error.to_string()));
@@ -270,7 +270,7 @@ pub type Visit = unsafe extern "C" fn(to: *mut c_void, address: u64, bytes: u64,
 /// The function must be callable with `to`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn weirpool_torch_walk(device: c_int, visit: Visit, to: *mut c_void) {
-    let snapshot = with_pool(device, |pool| pool.pool().snapshot());
+    let snapshot = with_pool(device, |pool| pool.pool().inspect().snapshot());
     for block in snapshot.iter().flat_map(|snapshot| snapshot.blocks()) {
         let state = match block.state {
             BlockState::Free => 0,

@@ -18,13 +18,13 @@ impl Block {
     /// its beginning. The blocks may be of different pools, and of different devices of one host.
     ///
     /// The copy runs on `stream`, which is registered with the pool of either block. It comes after every use that may
-    /// have written this block, as for [`read_on`](Self::read_on), and after every earlier use of the other one, as for
-    /// [`write_on`](Self::write_on), on every stream of both pools; later uses of both are ordered after it. Its uses
+    /// have written this block, as a [use that reads](Stream::record_use), and after every earlier use of the other one, as a
+    /// use that writes, on every stream of both pools; later uses of both are ordered after it. Its uses
     /// are counted: both blocks may be dropped as soon as this returns. The future is ready when the copy is complete;
     /// on a stream that is being [captured](crate::Pool::capture) at once, and each launch of the graph copies.
     ///
     /// The copy is direct within a device, and between devices where the stream's device has
-    /// [access](crate::Pool::enable_access) to the other's memory. Otherwise it is staged through memory of the host,
+    /// [access](crate::Peers::enable) to the other's memory. Otherwise it is staged through memory of the host,
     /// in stream order as well, and without a wait of the host for the device. (CUDA: `cuMemcpyAsync`,
     /// `cuMemcpyPeerAsync`.)
     ///
@@ -49,7 +49,7 @@ impl Block {
     /// Returns [`CopyError::OutOfBounds`] if the range is not within this block, or does not fit into the other;
     /// [`StreamError::ForeignPool`](crate::StreamError) if the stream is registered with neither pool;
     /// [`StreamError::ForeignDevice`](crate::StreamError) if the devices are not of one host;
-    /// [`CopyError::NoAccessInCapture`]; and the errors of `read_on` and `write_on`. Nothing is copied then, unless the
+    /// [`CopyError::NoAccessInCapture`]; and the errors of [`Stream::record_use`]. Nothing is copied then, unless the
     /// error is that the device could not record the event behind the copy.
     #[track_caller]
     pub fn copy_to(

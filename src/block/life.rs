@@ -327,10 +327,10 @@ impl Block {
     /// Frees the block in the order of `stream`, and of all streams that it was used on, its own included.
     ///
     /// # Errors
-    /// Returns the errors of [`used_on`](Self::used_on). The error holds the block, which is still allocated.
+    /// Returns the errors of [`Stream::record_use`]. The error holds the block, which is still allocated.
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
-        match self.used_on(stream) {
+        match self.argument(stream, super::Access::Always, 0..0).map(drop) {
             Ok(()) => Ok(self.deallocate()),
             Err(reason) => Err(DeallocateError {
                 block: self,

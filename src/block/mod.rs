@@ -45,7 +45,7 @@ use std::ops::Range;
 use std::panic::Location;
 
 /// Owned device memory, for use in the order of the stream that it was allocated on or [moved to](Self::move_to), and
-/// of the streams that it was [used on](Self::used_on) since.
+/// of the streams that it was [used on](Stream::record_use) since.
 ///
 /// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A
 /// drop never blocks and never panics. It records at most one event on each of those streams, as the [sealing
@@ -127,7 +127,7 @@ impl Block {
     /// Returns the device address of the first byte.
     ///
     /// For other libraries, and for logs. The pool does not know of work on another stream that is given this address:
-    /// call [`used_on`](Self::used_on) first, or pass the block with [`on`](Self::on), which does so.
+    /// call [`Stream::record_use`] first.
     #[inline]
     pub fn address(&self) -> DeviceAddress {
         DeviceAddress::from_bits(self.allocation().address)
@@ -171,32 +171,6 @@ impl Block {
         Uses::of(self)
     }
 
-    /// Notes that work on another stream will use the block. Call this before that work is submitted.
-    ///
-    /// The stream is ordered after the grant (by a device-side wait, if needed), and the memory is not reused before
-    /// the stream's work has passed the free. This does not order the stream after writes on the block's own stream:
-    /// for that, [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
-    ///
-    /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, [`StreamError::ForeignDevice`] if it
-    /// is also of another device that has no [access](crate::Pool::enable_access), or the device's error. The stream
-    /// must not use the block then.
-    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().record(self.own(stream)?, Access::Always)?;
-        Ok(())
-    }
-
-    /// Notes that work on another stream uses the block, which the caller orders after the work submitted earlier to the
-    /// block's own stream. Unlike [`used_on`](Self::used_on), this does not make the stream wait. The memory is not reused
-    /// before the stream has passed the free. The name and the semantics are PyTorch's.
-    ///
-    /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool; it must not use the block then.
-    pub fn record_stream(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().record_ordered_by_user(self.own(stream)?);
-        Ok(())
-    }
-
     /// Makes the free of the block follow the order of `stream` as well, which does not use the block. If the block's
     /// own stream is external, that stream may be gone: then the free follows `stream` instead of it. Work on the own
     /// stream must then be ordered before the free on `stream`, as CUDA's `cudaFreeAsync` requires.
@@ -213,14 +187,14 @@ impl Block {
     /// being captured, the host waits.
     ///
     /// # Errors
-    /// Returns the errors of [`write_on`](Self::write_on), and [`StreamError::BlocksRuntime`] if the host must not wait
+    /// Returns the errors of [`Stream::record_use`], and [`StreamError::BlocksRuntime`] if the host must not wait
     /// here. The stream must not use the block then.
     pub fn open_to(&self, stream: &Stream) -> Result<(), StreamError> {
         self.uses().order_for_good(self.own(stream)?)
     }
 
     /// Returns the points after which all uses so far that may have written the block are complete: those that
-    /// [`read_on`](Self::read_on) comes after. It is for code that passes the memory to a reader outside of the streams.
+    /// a reader [comes after](Stream::record_use). It is for code that passes the memory to a reader outside of the streams.
     ///
     /// # Errors
     /// Returns an error if the device cannot record an event behind these uses.
@@ -229,93 +203,10 @@ impl Block {
         points.iter().map(Event::passage).collect()
     }
 
-    /// Returns the block as an argument of work on `stream`, such as a CUDA kernel, and notes the use as
-    /// [`used_on`](Self::used_on) does. The argument borrows the block until the work is submitted.
-    ///
-    #[cfg_attr(feature = "cuda", doc = "```no_run")]
-    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
-    /// # use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
-    /// # fn scale(block: weirpool::Block, stream: weirpool::Stream, work: &CudaStream, kernel: &CudaFunction)
-    /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// let (argument, count) = (block.on(&stream)?, block.size() / 4);
-    /// let mut launch = work.launch_builder(kernel);
-    /// launch.arg(&argument).arg(&count);
-    /// // SAFETY: the kernel accesses `count` floats from this address, and nothing else.
-    /// unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// A block itself is not an argument, because it would not name the stream:
-    #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
-    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
-    /// # use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
-    /// # fn scale(block: weirpool::Block, work: &CudaStream, kernel: &CudaFunction) {
-    /// work.launch_builder(kernel).arg(&block); // on which stream?
-    /// # }
-    /// ```
-    ///
-    /// Like `used_on`, this orders the work after the grant and nothing else. Kernels on several streams may use the block
-    /// at the same time, and communicate through it; ordering them is up to you.
-    ///
-    /// # Errors
-    /// Returns the errors of [`used_on`](Self::used_on).
-    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.argument(stream, Access::Any, 0..self.size())
-    }
-
-    /// Returns the block as an argument of work on `stream` that reads it, ordered after every use that may have
-    /// written the block.
-    ///
-    /// These are: all work submitted to the block's own stream so far, and earlier uses on other streams by
-    /// [`write_on`](Self::write_on), [`on`](Self::on), [`upload`](Self::upload) and [`used_on`](Self::used_on). Readers
-    /// do not wait for each other.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use weirpool::{Pool, device::{Device, sim::{Operation, SimDevice}}};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let works = [device.create_stream(), device.create_stream(), device.create_stream()];
-    /// # let [a, b, c] = [0, 1, 2].map(|n| pool.register(&works[n]).unwrap());
-    /// let mut block = pool.try_allocate(&a, 1 << 20)?;
-    /// let work = Operation::new(Duration::from_micros(50));
-    /// works[0].submit(work.writes(block.write_on(&a)?.address(), 1 << 20));
-    /// for (work, stream) in [(&works[1], &b), (&works[2], &c)] {
-    ///     let read = Operation::new(Duration::from_micros(20));
-    ///     work.submit(read.reads(block.read_on(stream)?.address(), 1 << 20)); // after the write, at the same time
-    /// }
-    /// let again = Operation::new(Duration::from_micros(50));
-    /// works[0].submit(again.writes(block.write_on(&a)?.address(), 1 << 20)); // after both readers
-    /// device.advance_to_end();
-    /// assert_eq!(device.now(), Duration::from_micros(120));
-    /// device.assert_ordered();
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`used_on`](Self::used_on). Also returns an error if the device cannot record an event
-    /// behind the earlier uses: on a stream that is being captured, or on an external stream, which may be gone.
-    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.argument(stream, Access::Read, 0..self.size())
-    }
-
-    /// Returns the block as an argument of work on `stream` that writes it, ordered after every earlier use on every
-    /// stream. No other use can be made of the block before the work is submitted; later [reads](Self::read_on) and
-    /// writes are ordered after it.
-    ///
-    /// All work submitted to the block's own stream so far counts as an earlier use, because uses there need not be
-    /// noted. If kernels on several streams wait for each other, that may deadlock them: use [`on`](Self::on) then.
-    ///
-    /// # Errors
-    /// Returns the errors of [`read_on`](Self::read_on).
-    pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.argument(stream, Access::Write, 0..self.size())
-    }
-
     /// Moves the block to `stream`: orders the stream after every earlier use on every stream, as
-    /// [`write_on`](Self::write_on) does, and from now on the block is freed in the order of `stream` alone.
+    /// a [use that writes](Stream::record_use) does, and from now on the block is freed in the order of `stream` alone.
     ///
-    /// This is how a stage of a pipeline hands memory on to the next one. [`used_on`](Self::used_on) keeps the block in
+    /// This is how a stage of a pipeline hands memory on to the next one. A use on a further stream keeps the block in
     /// the order of both streams, which costs a further event when it is freed, and keeps its memory until the slower
     /// of the two has passed the free. With CUDA's own pools, `cudaFreeAsync` on another stream than the allocation's
     /// does the same, after a wait that is up to the caller.
@@ -345,7 +236,7 @@ impl Block {
     /// An external stream must live until the block is freed, and a block cannot move on from it.
     ///
     /// # Errors
-    /// Returns the errors of [`read_on`](Self::read_on), and [`Unsupported`](crate::device::DeviceErrorKind) for a block
+    /// Returns the errors of [`Stream::record_use`], and [`Unsupported`](crate::device::DeviceErrorKind) for a block
     /// that was allocated in a [capture](crate::Pool::capture), or if `stream` is captured by the pool: launches of
     /// a graph repeat neither a move nor the free. After an error the block is where it was.
     pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
@@ -353,7 +244,7 @@ impl Block {
         let is_of_capture = self.extra(Extra::capture).is_some();
         if is_of_capture || on.lane.cache.is_captured() {
             let reason = "a block of a capture cannot move, and no block can move to a stream that is captured; note \
-                          its uses with `on` or `used_on`";
+                          its uses with `record_use`";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("move", kind, reason).into());
         }
@@ -387,8 +278,23 @@ impl Block {
             Access::Read | Access::Write | Access::Part => self.uses().order(on, access)?,
             Access::Any | Access::Always => self.uses().record(on, access)?,
         }
-        let address = self.allocation().address + part.start;
-        Ok(Argument::new(address, part.end - part.start))
+        Ok(self.part(part))
+    }
+
+    /// Returns the block as an argument of work on a stream that its user ordered after the grant.
+    pub(crate) fn argument_ordered_by_user(
+        &self,
+        stream: &Stream,
+    ) -> Result<Argument<'_>, StreamError> {
+        self.uses().record_ordered_by_user(self.own(stream)?);
+        Ok(self.part(0..self.size()))
+    }
+
+    fn part(&self, part: Range<u64>) -> Argument<'_> {
+        Argument::new(
+            self.allocation().address + part.start,
+            part.end - part.start,
+        )
     }
 
     /// Returns the registration of a stream, which must belong to the block's pool.
@@ -424,7 +330,7 @@ fn why_not(block: &Block, stream: &Stream) -> StreamError {
 /// Copies, and access by the host.
 impl Block {
     /// Copies `bytes` into the block, starting `offset` bytes from its beginning. The copy runs on `stream`, after
-    /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it.
+    /// every earlier use on every stream, as a [use that writes](Stream::record_use); later work on `stream` comes after it.
     /// The bytes are read before this returns. The future is ready when the copy is complete; on a stream that is being
     /// [captured](crate::Pool::capture) at once, and each launch of the graph copies the same bytes.
     ///
@@ -443,7 +349,7 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`write_on`](Self::write_on), and an error if the bytes do not fit there, or if the device
+    /// Returns the errors of [`Stream::record_use`], and an error if the bytes do not fit there, or if the device
     /// cannot copy. Nothing is copied then, unless the error is that the device could not record the event behind the
     /// copy.
     #[track_caller]
@@ -487,11 +393,11 @@ impl Block {
     }
 
     /// Copies the bytes of `range`, counted from the block's beginning, to the host. The copy runs on `stream`, after
-    /// every use that may have written the block, as for [`read_on`](Self::read_on). The future returns the bytes. See
+    /// every use that may have written the block, as a [use that reads](Stream::record_use). The future returns the bytes. See
     /// [`upload`](Self::upload) for an example.
     ///
     /// # Errors
-    /// Returns the errors of [`read_on`](Self::read_on), and an error if the range is not within the block, or if the
+    /// Returns the errors of [`Stream::record_use`], and an error if the range is not within the block, or if the
     /// device cannot copy.
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
@@ -521,7 +427,7 @@ impl Block {
     }
 
     /// Fills all [`size`](Self::size) bytes of the block with one byte. The fill is work of `stream`, which comes after
-    /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it.
+    /// every earlier use on every stream, as a [use that writes](Stream::record_use); later work on `stream` comes after it.
     /// No thread waits for it: await [`Stream::synchronize`] for its completion.
     ///
     /// ```
@@ -539,7 +445,7 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`write_on`](Self::write_on), and an error if the device cannot fill: it cannot on a
+    /// Returns the errors of [`Stream::record_use`], and an error if the device cannot fill: it cannot on a
     /// stream that other code than [`Pool::capture`](crate::Pool::capture) captures. Nothing is filled then.
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {

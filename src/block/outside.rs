@@ -23,7 +23,7 @@ impl Stream {
     ///
     /// The memory is not part of the pool's heap: it serves no request, does not grow, and is neither filled nor
     /// evicted. [`Statistics::foreign`](crate::Statistics::foreign) counts it; [`Pool::charge`](crate::Pool::charge)
-    /// counts it against the capacity as well. Streams of devices that have [access](crate::Pool::enable_access) to the
+    /// counts it against the capacity as well. Streams of devices that have [access](crate::Peers::enable) to the
     /// pool's memory have none to this.
     ///
     /// The page on [foreign memory](crate::guide::foreign_memory) has an example.

@@ -193,7 +193,7 @@ impl<'a> Uses<'a> {
         }
         if registration.lane.is_external {
             let reason = "the block was used on an external stream, which may be gone: order the streams with an event \
-                          of your own, and pass the block with `on` or `used_on`";
+                          of your own, and record the use as `Unordered`";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }

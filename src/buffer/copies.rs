@@ -19,8 +19,8 @@ impl<T> Buffer<T> {
     /// # let pools = [Pool::builder(first.clone()).build()?, Pool::builder(second).build()?];
     /// # let streams = [pools[0].create_stream()?, pools[1].create_stream()?];
     /// # first.block_on(async {
-    /// let mut here = Buffer::<f32>::allocate(&pools[0], &streams[0], 3).await?;
-    /// let mut there = Buffer::<f32>::allocate(&pools[1], &streams[1], 3).await?;
+    /// let mut here = pools[0].buffer::<f32>(&streams[0], 3).await?;
+    /// let mut there = pools[1].buffer::<f32>(&streams[1], 3).await?;
     /// here.write(&streams[0], &[0.5, 1.5, 2.5]).await?;
     /// here.copy_to(&mut there, &streams[0])?.await?;
     /// assert_eq!(there.read(&streams[1]).await?, [0.5, 1.5, 2.5]);
@@ -41,7 +41,7 @@ impl<T> Buffer<T> {
 
 impl<T: NoUninit> Buffer<T> {
     /// Copies elements to the beginning of the buffer, after all earlier uses on every stream. Later uses are ordered
-    /// after the copy as after [`Block::write_on`](crate::Block::write_on). When this returns, the elements are taken
+    /// after the copy as after a [use that writes](crate::Stream::record_use). When this returns, the elements are taken
     /// and the copy is submitted; the future is ready once the copy is complete.
     ///
     /// ```
@@ -51,7 +51,7 @@ impl<T: NoUninit> Buffer<T> {
     /// # let stream = pool.register(&device.create_stream())?;
     /// # let other = pool.register(&device.create_stream())?;
     /// # device.block_on(async {
-    /// let mut buffer = Buffer::<f32>::allocate(&pool, &stream, 3).await?;
+    /// let mut buffer = pool.buffer::<f32>(&stream, 3).await?;
     /// buffer.write(&stream, &[0.5, 1.5, 2.5]).await?;
     /// assert_eq!(buffer.read(&other).await?, [0.5, 1.5, 2.5]); // after the write
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -95,7 +95,7 @@ impl<T: AnyBitPattern> Buffer<T> {
     }
 
     /// Copies all elements to the host, after all work that may have written them on any stream; see
-    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. When this returns, the
+    /// [`Stream::record_use`], and [`write`](Self::write) for an example. When this returns, the
     /// copy is submitted; the future is ready with the elements.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let stream = pool.register(&device.create_stream())?;
     /// # device.block_on(async {
-    /// # let mut buffer = Buffer::<u16>::allocate(&pool, &stream, 3).await?;
+    /// # let mut buffer = pool.buffer::<u16>(&stream, 3).await?;
     /// # buffer.write(&stream, &[7, 8, 9]).await?;
     /// let mut first = [0; 2];
     /// buffer.read_into(&stream, &mut first).await?;
@@ -158,7 +158,7 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// let pool = Pool::builder(device.clone()).upstream(Upstream::Managed).build()?;
     /// # let stream = pool.register(&device.create_stream())?;
     /// # device.block_on(async {
-    /// let mut buffer = Buffer::<u32>::allocate(&pool, &stream, 100).await?;
+    /// let mut buffer = pool.buffer::<u32>(&stream, 100).await?;
     /// for (n, element) in buffer.host().await?.iter_mut().enumerate() {
     ///     *element = n as u32;
     /// }

@@ -3,23 +3,30 @@
 //! | file | about |
 //! |---|---|
 //! | `mod` | the buffer: a block of elements |
+//! | `allocate` | requests for buffers |
 //! | `copies` | elements between a buffer and the host |
 //! | `slice` | parts of a buffer that are written alone |
+#![allow(
+    private_interfaces,
+    reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
+)]
 
+mod allocate;
 mod copies;
 mod slice;
 
+pub use allocate::AllocateBuffer;
 pub use slice::SliceMut;
 
 use crate::block::Block;
-use crate::device::{Argument, DeviceAddress};
-use crate::error::{AllocError, StreamError};
+use crate::device::DeviceAddress;
 use crate::measure::Bytes;
-use crate::pool::{Allocate, Layout, Pool};
+use crate::pool::{Layout, Pool, Request};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, Zeroable};
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::Location;
 
 /// Device memory for `len` elements of `T`, owned; otherwise as [`Block`].
 ///
@@ -32,7 +39,7 @@ use std::marker::PhantomData;
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
 /// # device.block_on(async {
-/// let weights: Buffer<f32> = Buffer::allocate(&pool, &stream, 1 << 20).await?;
+/// let weights: Buffer<f32> = pool.buffer(&stream, 1 << 20).await?;
 /// assert_eq!((weights.len(), weights.size()), (1 << 20, 4 << 20));
 /// # Ok::<(), weirpool::AllocError>(())
 /// # })?;
@@ -46,43 +53,6 @@ pub struct Buffer<T> {
 }
 
 impl<T: AnyBitPattern> Buffer<T> {
-    /// Allocates `len` elements, aligned for `T`, and waits for memory if there is none. The elements are whatever the
-    /// memory was before, so any bytes must be valid elements. See [`allocate_zeroed`](Self::allocate_zeroed) for other
-    /// types.
-    ///
-    /// ```compile_fail,E0277
-    /// # use weirpool::{Buffer, Pool, Stream};
-    /// # fn flags(pool: &Pool, stream: &Stream) -> Result<(), weirpool::AllocError> {
-    /// let flags = Buffer::<bool>::try_allocate(pool, stream, 100)?; // a byte of 7 is no `bool`
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`Allocate`], and [`AllocError::TooLarge`] if the number of bytes exceeds
-    /// 64 bits.
-    ///
-    /// # Cancel safety
-    /// Dropping the future does what dropping an [`Allocate`] does.
-    #[track_caller]
-    pub fn allocate<'a>(
-        pool: &'a Pool,
-        stream: &'a Stream,
-        len: usize,
-    ) -> impl Future<Output = Result<Self, AllocError>> {
-        let request = Self::request(pool, stream, len);
-        async move { Ok(Self::over(request?.await?, len)) }
-    }
-
-    /// Allocates `len` elements as [`allocate`](Self::allocate), if there is memory now.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Pool::try_allocate`].
-    #[track_caller]
-    pub fn try_allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
-        let block = Self::request(pool, stream, len)?.try_now()?;
-        Ok(Self::over(block, len))
-    }
-
     /// Creates a buffer of `len` elements in a block that was requested with [terms](crate::Request), drawn from a
     /// [reservation](crate::Reservation), or received. The elements are whatever the block holds.
     ///
@@ -131,44 +101,19 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Errors
-    /// Returns the errors of [`allocate`](Self::allocate), and an error if the device cannot fill: see
-    /// [`Request::filled`](crate::Request::filled).
-    ///
-    /// # Cancel safety
-    /// Dropping the future does what dropping an [`Allocate`] does.
+    /// See [`Request`] for the terms of waiting and errors.
     #[track_caller]
     pub fn allocate_zeroed<'a>(
         pool: &'a Pool,
         stream: &'a Stream,
         len: usize,
-    ) -> impl Future<Output = Result<Self, AllocError>> {
-        let request = Self::request(pool, stream, len);
-        async move { Ok(Self::over(request?.zeroed().await?, len)) }
+    ) -> AllocateBuffer<'a, T> {
+        let kind = allocate::ForBuffer::new(pool, stream, len);
+        Request::new(kind, Location::caller()).zeroed()
     }
 }
 
 impl<T> Buffer<T> {
-    /// Creates the request outside of any future, so that its location is the caller's.
-    #[track_caller]
-    fn request<'a>(
-        pool: &'a Pool,
-        stream: &'a Stream,
-        len: usize,
-    ) -> Result<Allocate<'a>, AllocError> {
-        let bytes = Self::bytes(pool, len)?;
-        let request = pool.allocate(stream, bytes);
-        Ok(request.alignment(align_of::<T>() as u64))
-    }
-
-    fn bytes(pool: &Pool, len: usize) -> Result<u64, AllocError> {
-        let bytes = (len as u64).checked_mul(size_of::<T>() as u64);
-        bytes.ok_or(AllocError::TooLarge {
-            requested: u64::MAX,
-            capacity: pool.capacity(),
-        })
-    }
-
     fn over(block: Block, len: usize) -> Self {
         Self {
             block,
@@ -197,24 +142,6 @@ impl<T> Buffer<T> {
     /// Returns the size of the elements, in bytes.
     pub fn size(&self) -> u64 {
         (self.len * size_of::<T>()) as u64
-    }
-
-    /// Returns the buffer as an argument of work on `stream` that reads it, ordered after every use that may have
-    /// written the buffer. See [`Block::read_on`] for these uses.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::read_on`].
-    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.read_on(stream)
-    }
-
-    /// Returns the buffer as an argument of work on `stream` that writes it, ordered after every earlier use on every
-    /// stream. See [`Block::write_on`] for the uses that count as earlier.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::write_on`].
-    pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.write_on(stream)
     }
 
     /// Returns the block, which may be larger than the elements.

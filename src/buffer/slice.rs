@@ -23,9 +23,9 @@ use std::panic::Location;
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let works = [device.create_stream(), device.create_stream()];
 /// # let [a, b] = [0, 1].map(|n| pool.register(&works[n]).unwrap());
-/// let mut rows = Buffer::<f32>::try_allocate(&pool, &a, 1000)?;
+/// let mut rows = pool.buffer::<f32>(&a, 1000).try_now()?;
 /// let (mut top, mut bottom) = rows.split_at_mut(400)?;
-/// let parts = [top.write_on(&a)?, bottom.write_on(&b)?]; // of 1600 and 2400 bytes
+/// let parts = [a.record_use(&mut top)?, b.record_use(&mut bottom)?]; // of 1600 and 2400 bytes
 /// for (work, part) in works.iter().zip(parts) {
 ///     let kernel = Operation::new(Duration::from_micros(50));
 ///     work.submit(kernel.writes(part.address(), part.size())); // both at the same time
@@ -171,30 +171,13 @@ impl<'a, T> SliceMut<'a, T> {
         Ok((self.part(0..mid)?, rest.part(mid..len)?))
     }
 
-    /// Returns this part as an argument of work on `stream`, ordered after the grant and nothing else, as
-    /// [`Block::on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::on`].
-    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.argument(stream, Access::Any, self.bytes())
-    }
-
-    /// Returns this part as an argument of work on `stream` that reads it, as [`Block::read_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::read_on`].
-    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.argument(stream, Access::Read, self.bytes())
-    }
-
-    /// Returns this part as an argument of work on `stream` that writes it, ordered after every earlier use of the
-    /// block, as [`Block::write_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::write_on`].
-    pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.argument(stream, Access::Part, self.bytes())
+    /// Returns this part as an argument of work on `stream` that reads or writes it.
+    pub(crate) fn argument(
+        &self,
+        stream: &Stream,
+        access: Access,
+    ) -> Result<Argument<'a>, StreamError> {
+        self.block.argument(stream, access, self.bytes())
     }
 
     fn bytes(&self) -> Range<u64> {
@@ -221,7 +204,7 @@ impl<T: NoUninit> SliceMut<'_, T> {
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let stream = pool.create_stream()?;
     /// # device.block_on(async {
-    /// let mut sums = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
+    /// let mut sums = pool.buffer::<f32>(&stream, 100).await?;
     /// sums.as_slice_mut().zero(&stream)?;
     /// let _uploaded = sums.slice_mut(10..12)?.upload(&stream, &[0.5, 1.5])?;
     /// assert_eq!(sums.download(&stream, 9..12)?.await?, [0.0, 0.5, 1.5]);

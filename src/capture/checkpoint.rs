@@ -157,7 +157,7 @@ impl GraphMemory {
         let pool = self.pool();
         let mut at = address;
         let mut found = None;
-        while let Some(block) = pool.block_at(at).filter(|_| at < address + bytes) {
+        while let Some(block) = pool.inspect().block_at(at).filter(|_| at < address + bytes) {
             at = block.address.to_bits() + block.size;
             let is_free = block.state == BlockState::Reserved && block.waits_for.is_empty();
             if !is_free {

@@ -21,12 +21,11 @@ const END: &str = "end_capture";
 /// launch.
 ///
 /// Blocks of the capture that are dropped in it are reused in it. Other blocks that a call of this crate names in the
-/// capture stay with the graph: [`upload`](crate::Block::upload), [`submit`](Stream::submit), [`on`](crate::Block::on)
+/// capture stay with the graph: [`upload`](crate::Block::upload), [`submit`](Stream::submit), [`record_use`](Stream::record_use)
 /// and every other call that takes the block and the stream. Such a block can be dropped in the capture and after it;
 /// its memory is freed once the graph is gone and its last launch is complete. The pool cannot see an address that
 /// reaches the work in another way: keep that block for as long as the graph is launched, or name it with
-/// [`used_on`](crate::Block::used_on). Blocks from before the capture that no call names are freed when it is over, if
-/// they are dropped in it.
+/// `record_use`. Blocks from before the capture that no call names are freed when it is over, if they are dropped in it.
 ///
 /// Further streams take part in the capture once they [wait](Stream::wait) for an event of one of its streams. Work that is
 /// [submitted](Stream::submit) to these streams is ordered in the graph by the blocks that it uses. The stream that the capture

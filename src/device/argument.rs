@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// The memory of a block, as an argument of work on the stream that it was made for; made by
-/// [`Block::on`](crate::Block::on), and nothing else makes one.
+/// [`Stream::submit`](crate::Stream::submit) and [`Stream::record_use`](crate::Stream::record_use).
 ///
 /// On CUDA it is a kernel argument: `launch.arg(&argument)`. It borrows the block, so that the work is
 /// submitted before the block can be freed. An address alone is none:
@@ -21,7 +21,6 @@ use std::ops::Range;
 /// # }
 /// ```
 #[derive(Clone, Copy)]
-#[must_use = "it is made for work that is submitted with it"]
 pub struct Argument<'a> {
     address: u64,
     bytes: u64,

@@ -40,7 +40,7 @@ use std::borrow::Cow;
 /// let device = SimDevice::new();
 /// let pool = Pool::builder(device.clone()).build()?;
 /// let stream = pool.create_stream()?;
-/// let mut values = Buffer::try_allocate(&pool, &stream, 1000)?;
+/// let mut values = pool.buffer(&stream, 1000).try_now()?;
 /// device.block_on(serve(&Simulated, &stream, &mut values))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

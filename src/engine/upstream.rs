@@ -13,7 +13,7 @@ use std::fmt;
 /// let device = SimDevice::builder().virtual_memory(false).without(MemoryKind::Pinned).build();
 /// // A substitute is used where there is one, and the description says so.
 /// let pool = Pool::builder(device.clone()).build()?;
-/// assert!(!pool.describe().is_virtual);
+/// assert!(!pool.inspect().describe().is_virtual);
 /// // Without a substitute the build fails, and the error names the feature.
 /// let refused = Pool::builder(device.clone()).upstream(Upstream::Pinned).build();
 /// assert!(matches!(refused, Err(BuildError::Unsupported { feature: "pinned host memory", .. })));

@@ -44,7 +44,7 @@ impl fmt::Display for BlockState {
 }
 
 /// A block of a pool, as it was when it was looked up; see
-/// [`Pool::block_at`](crate::Pool::block_at).
+/// [`Inspect::block_at`](crate::Inspect::block_at).
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -97,7 +97,7 @@ pub enum AllocError {
     },
     /// As many requests wait for memory as the [queue limit](crate::PoolBuilder::queue_limit) allows, or the [queue
     /// limit of their tag](crate::TagAccount::set_queue_limit). Retry later, or raise the limit with
-    /// [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
+    /// [`Maintain::set_queue_limit`](crate::Maintain::set_queue_limit).
     #[error("{0}; retry later, or raise the limit (request of {requested})", requested = Bytes(.0.requested))]
     QueueFull(Box<FullQueue>),
     /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only

@@ -8,7 +8,7 @@ mod task;
 pub use access::AccessError;
 pub use alloc::{AllocError, ErrorClass};
 pub use shortfall::{Shortfall, TagShortfall};
-pub use task::TaskError;
+pub use task::{EnqueueError, SubmitError, TaskError};
 pub use weirpool_queue::FullQueue;
 
 use crate::device::DeviceError;
@@ -22,10 +22,10 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// Some memory was not freed in time. [`Pool::snapshot`](crate::Pool::snapshot) lists the live blocks.
+    /// Some memory was not freed in time. [`Inspect::snapshot`](crate::Inspect::snapshot) lists the live blocks.
     #[error(
         "the pool is not drained after {waited:?}: {} are in use, {} pending, and {} waiting; \
-         `Pool::snapshot` lists the live blocks",
+         `Inspect::snapshot` lists the live blocks",
         Bytes(*used), Bytes(*pending), Counted(*waiting as u64, "request")
     )]
     TimedOut {
@@ -219,7 +219,7 @@ pub enum StreamError {
     /// The stream belongs to another device, which has no access to the pool's memory.
     #[error(
         "the stream belongs to another device, which has no access to the pool's memory; enable it with \
-         `Pool::enable_access`, copy with `copy_to`, or use a stream of the pool's device"
+         `pool.peers().enable`, copy with `copy_to`, or use a stream of the pool's device"
     )]
     ForeignDevice,
     /// Another thread gives or takes back the access of the stream's device.
@@ -279,7 +279,7 @@ pub enum CopyError {
     /// through the host cannot be part of a graph.
     #[error(
         "a copy between devices without access can be captured for plain memory alone; enable access before the capture \
-         begins (`Pool::enable_access`), copy between blocks of pools with `Upstream::Device` that were allocated before \
+         begins (`pool.peers().enable`), copy between blocks of pools with `Upstream::Device` that were allocated before \
          it, or copy outside of the capture"
     )]
     NoAccessInCapture,

@@ -31,7 +31,7 @@ pub struct Shortfall {
     pub leased: u64,
     /// The number of waiting requests.
     pub waiting: usize,
-    /// The expected wait of such a request, as [`Pool::expected_wait`](crate::Pool::expected_wait) estimates it.
+    /// The expected wait of such a request, as [`Inspect::expected_wait`](crate::Inspect::expected_wait) estimates it.
     pub expected_wait: Option<Duration>,
     /// The state of the request's tag, if it has a limit.
     pub tag: Option<TagShortfall>,

@@ -2,6 +2,7 @@
 
 use super::StreamError;
 use crate::device::DeviceError;
+use std::error::Error;
 
 /// The reason why work could not be submitted to a stream, or did not come to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,4 +43,19 @@ impl From<StreamError> for TaskError {
             error => Self::Stream(error),
         }
     }
+}
+
+/// The error of a closure that submits work, of any type.
+pub type EnqueueError = Box<dyn Error + Send + Sync>;
+
+/// The reason why work was not submitted by a closure that can fail; of
+/// [`Native::try_submit`](crate::Native::try_submit) and [`Submission::try_submit`](crate::Submission::try_submit).
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The stream does not take the work. The closure was not called.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    /// The closure failed.
+    #[error(transparent)]
+    Enqueue(EnqueueError),
 }

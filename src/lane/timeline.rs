@@ -646,7 +646,7 @@ mod tests {
             }
             drop(request);
             device.advance(Duration::from_micros(10));
-            pool.reap().unwrap();
+            pool.maintain().reap().unwrap();
         }
         assert!(longest < 50, "{longest} entries");
     }

@@ -112,10 +112,10 @@ impl fmt::Display for StreamStatistics {
 /// let [weights, scratch] = ["weights", "scratch"].map(Tag::new);
 /// let _block = pool.allocate(&stream, 4096).tag(weights).try_now()?;
 /// drop(pool.allocate(&stream, 8192).tag(scratch).try_now()?);
-/// for figures in pool.statistics_by_tag() {
+/// for figures in pool.inspect().statistics_by_tag() {
 ///     println!("{figures}"); // weights: 4.0 KiB (high 4.0 KiB) used; 1 allocation; 0 waiting, …
 /// }
-/// # assert_eq!(pool.statistics_by_tag().len(), 2);
+/// # assert_eq!(pool.inspect().statistics_by_tag().len(), 2);
 /// assert_eq!(pool.tag(scratch).statistics().used.high, 8192);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -7,10 +7,10 @@ use crate::sync::plain::Arc;
 use std::fmt;
 
 /// Reports what happened in a pool since the scope began, on all threads: made by
-/// [`Pool::statistics_scope`](crate::Pool::statistics_scope), after RMM's statistics adaptor.
+/// [`Inspect::statistics_scope`](crate::Inspect::statistics_scope), after RMM's statistics adaptor.
 ///
 /// Scopes are independent: they may nest or overlap, and each has its own high-water marks. An allocation costs the
-/// same with and without open scopes, except for [exact](crate::Pool::exact_statistics_scope) ones. A scope is a handle of
+/// same with and without open scopes, except for [exact](crate::Inspect::exact_statistics_scope) ones. A scope is a handle of
 /// the pool and keeps it alive.
 #[must_use = "a scope reports something when it is read or ended"]
 pub struct StatisticsScope {

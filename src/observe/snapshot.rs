@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// The segments and blocks of a pool at one moment, as plain data: see [`Pool::snapshot`](crate::Pool::snapshot).
+/// The segments and blocks of a pool at one moment, as plain data: see [`Inspect::snapshot`](crate::Inspect::snapshot).
 /// Displayed as a table.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

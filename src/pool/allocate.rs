@@ -54,7 +54,7 @@ pub struct Owned {
 
 impl<'a> Borrowed<'a> {
     #[inline]
-    pub(super) fn new(pool: &'a Pool, stream: &'a Stream) -> Self {
+    pub(crate) fn new(pool: &'a Pool, stream: &'a Stream) -> Self {
         Self {
             pool,
             registration: stream.registration(),
@@ -97,9 +97,14 @@ pub struct ForBlock<H> {
 impl<H> ForBlock<H> {
     #[inline]
     pub(super) fn new(handles: H, bytes: u64) -> Self {
+        Self::of_layout(handles, Layout::new(bytes))
+    }
+
+    #[inline]
+    pub(crate) fn of_layout(handles: H, layout: Layout) -> Self {
         Self {
             handles,
-            layout: Layout::new(bytes),
+            layout,
             room: None,
         }
     }

@@ -193,7 +193,7 @@ impl PoolBuilder {
     /// [timeout](crate::Request::timeout) or [deadline](crate::Request::deadline). Default: requests wait until their time
     /// is over.
     ///
-    /// The wait is [estimated](Pool::expected_wait) as the request joins the queue, in time proportional to
+    /// The wait is [estimated](Inspect::expected_wait) as the request joins the queue, in time proportional to
     /// the number of waiters. A request that would be the only waiter is always admitted, which keeps the estimate
     /// current.
     pub fn load_shedding(mut self) -> Self {

@@ -137,7 +137,10 @@ fn leave_references(begin: fn(&Stream)) {
 fn open_statistics_scopes_add_no_lock_and_no_shared_write() {
     let (_, pool, stream) = start(Checker::Panic);
     drop(pool.try_allocate(&stream, 4096).unwrap());
-    let scopes = [pool.statistics_scope(), pool.statistics_scope()];
+    let scopes = [
+        pool.inspect().statistics_scope(),
+        pool.inspect().statistics_scope(),
+    ];
     drop(census());
     for _ in 0..PAIRS {
         drop(pool.try_allocate(&stream, 4096).unwrap());

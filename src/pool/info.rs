@@ -7,13 +7,13 @@ use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
 use std::time::Duration;
 
-/// The description of a pool, from [`Pool::describe`](crate::Pool::describe). Its `Display` form is one line of text.
+/// The description of a pool, from [`Inspect::describe`](crate::Inspect::describe). Its `Display` form is one line of text.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
 /// let device = SimDevice::builder().memory(4 << 30).build();
 /// let pool = Pool::builder(device).name("frames").capacity(1 << 30).build()?;
-/// let description = pool.describe();
+/// let description = pool.inspect().describe();
 /// assert_eq!((description.is_virtual, description.chunk_bytes), (true, 8 << 20));
 /// let line = "pool \"frames\": virtual device memory, up to 1.0 GiB in chunks of 8.0 MiB, on ";
 /// assert_eq!(description.to_string(), format!("{line}{}", description.device));
@@ -99,14 +99,14 @@ impl fmt::Display for PoolDescription {
     }
 }
 
-/// The health of a pool, from [`Pool::health`](crate::Pool::health). Its `Display` form is one line of text.
+/// The health of a pool, from [`Inspect::health`](crate::Inspect::health). Its `Display` form is one line of text.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
 /// let pool = Pool::builder(SimDevice::new()).build()?;
-/// assert!(pool.health().is_serving());
+/// assert!(pool.inspect().health().is_serving());
 /// pool.close();
-/// let health = pool.health();
+/// let health = pool.inspect().health();
 /// assert!(health.is_closed && !health.is_serving());
 /// assert_eq!(health.to_string(), "closed; no requests waiting");
 /// # Ok::<(), weirpool::BuildError>(())

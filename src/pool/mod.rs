@@ -3,8 +3,9 @@
 //! | file | about |
 //! |---|---|
 //! | `mod` | construction, streams, and the requests that a pool takes |
-//! | `manage` | memory that a pool holds, its figures, its limits, its end |
-//! | `attributes` | attributes of CUDA's and HIP's pools |
+//! | `inspect` | readers: its figures, its memory, its waiters, and checks of them |
+//! | `manage` | its capacity and memory, its tags, its end |
+//! | `maintain` | what operators do, and few programs need |
 //! | `builder` | the settings of a pool |
 //! | `tuning` | settings that a pool hardly ever needs, and every default |
 //! | `settings` | checks the settings, and makes the choices that they leave open |
@@ -26,8 +27,7 @@
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
 )]
 
-mod allocate;
-mod attributes;
+pub(crate) mod allocate;
 mod builder;
 mod charge;
 mod entered_scope;
@@ -35,11 +35,13 @@ mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod info;
+mod inspect;
 mod layout;
+mod maintain;
 mod manage;
 mod own_stream;
 mod peers;
-mod request;
+pub(crate) mod request;
 mod reservation;
 mod settings;
 mod tags;
@@ -52,8 +54,10 @@ pub use charge::ChargeFor;
 pub use entered_scope::{Drawing, EnterGuard};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
+pub use inspect::Inspect;
 pub use layout::Layout;
-pub use peers::AccessGuard;
+pub use maintain::Maintain;
+pub use peers::{AccessGuard, Peers};
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use tags::TagAccount;
@@ -143,7 +147,7 @@ impl Pool {
         &self.presence.service
     }
 
-    /// Registers one of the device's streams, or one of another device with [access](Self::enable_access), with the
+    /// Registers one of the device's streams, or one of another device with [access](Peers::enable), with the
     /// pool, so that memory can be allocated and freed in its order. The pool keeps the stream usable as long as it may
     /// record an event on it.
     ///
@@ -153,15 +157,10 @@ impl Pool {
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignDevice`] if the stream is of another device that has no
-    /// [access](Self::enable_access), and the device's error if it cannot keep the stream's order.
+    /// [access](Peers::enable), and the device's error if it cannot keep the stream's order.
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let registration = Registration::enter(&self.presence, stream)?;
         Ok(Stream::from_registration(registration))
-    }
-
-    /// Returns whether a stream is registered with this pool.
-    pub fn owns(&self, stream: &Stream) -> bool {
-        stream.is_of(&self.presence)
     }
 
     /// Makes a stream of the device and registers it. The stream is destroyed once the pool does not need it any more:
@@ -185,10 +184,10 @@ impl Pool {
     ///
     /// - The host can read and write a block that was allocated on this stream immediately; no work is left in it. A
     ///   block of another stream needs that stream to be awaited first, and then
-    ///   [`Block::used_on`](crate::Block::used_on).
+    ///   [`Stream::record_use`].
     /// - Memory that is freed on this stream is complete at once: it is never pending, and no event is recorded.
     /// - The stream cannot be made to wait on the device. Await the device's work:
-    ///   [`Stream::wait`] and `used_on` fail while the event is not complete.
+    ///   [`Stream::wait`] and `record_use` fail while the event is not complete.
     ///
     /// ```
     /// use std::time::Duration;
@@ -200,9 +199,9 @@ impl Pool {
     /// let (host, work) = (pool.host_stream()?, device.create_stream());
     /// let stream = pool.register(&work)?;
     /// device.block_on(async {
-    ///     let block = pool.allocate(&host, 1 << 20).await?;
+    ///     let mut block = pool.allocate(&host, 1 << 20).await?;
     ///     device.host().write(block.address(), b"weir")?; // the host's work: no copy
-    ///     block.used_on(&stream)?; // comes after it
+    ///     stream.record_use(&mut block)?; // comes after it
     ///     work.submit(Operation::new(Duration::from_micros(9)).writes(block.address(), 4));
     ///     stream.synchronize().await?; // the host cannot be made to wait: it awaits
     ///     device.host().read(block.address(), &mut [0; 4])?;
@@ -399,7 +398,7 @@ impl Eq for Pool {}
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let description = self.describe();
+        let description = self.inspect().describe();
         f.debug_tuple("Pool")
             .field(&format_args!("{description}"))
             .finish()

@@ -7,7 +7,7 @@ use crate::error::AccessError;
 use crate::sync::plain;
 use std::fmt;
 
-/// Access of other devices of the host.
+/// Access of other devices of the host to the memory of a pool, from [`Pool::peers`].
 ///
 /// Access belongs to the memory of a pool, and is directional: it lets another device use the memory of this pool, and
 /// not this pool's device the memory of the other. It covers what the pool maps later. It is not enabled by itself,
@@ -25,11 +25,11 @@ use std::fmt;
 /// let guest = second.create_stream();
 /// assert_eq!(pool.register(&guest).unwrap_err(), StreamError::ForeignDevice);
 ///
-/// assert!(pool.is_access_supported(&second) && !pool.is_access_enabled(&second));
-/// pool.enable_access(&second)?;
+/// assert!(pool.peers().is_supported(&second) && !pool.peers().is_enabled(&second));
+/// pool.peers().enable(&second)?;
 /// let stream = pool.register(&guest)?;
 /// let block = pool.try_allocate(&pool.create_stream()?, 1 << 20)?;
-/// let argument = block.read_on(&stream)?; // a kernel of the second device reads it
+/// let argument = stream.record_use(&block)?; // a kernel of the second device reads it
 /// # let _ = argument;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -37,15 +37,27 @@ use std::fmt;
 /// (Warp: `is_mempool_access_supported` and its siblings, and `is_peer_access_supported` and its siblings for plain
 /// memory; CUDA: `cuMemSetAccess`, `cuCtxEnablePeerAccess`, `cuMemPoolSetAccess`, whichever suits the pool's memory;
 /// HIP: the query of the access path.)
+#[derive(Clone, Copy, Debug)]
+pub struct Peers<'a> {
+    pool: &'a Pool,
+}
+
 impl Pool {
+    /// Returns the access of other devices to the memory of the pool.
+    pub fn peers(&self) -> Peers<'_> {
+        Peers { pool: self }
+    }
+}
+
+impl Peers<'_> {
     /// Returns whether the device could be given access to the pool's memory. It is true of the pool's own device.
     #[doc(alias = "is_mempool_access_supported")]
     #[doc(alias = "is_peer_access_supported")]
-    pub fn is_access_supported(&self, device: &impl AsDevice) -> bool {
+    pub fn is_supported(self, device: &impl AsDevice) -> bool {
         let device = device.to_shared();
         access::is_access_supported(
-            &self.service().engine.shared,
-            &self.service().engine.streams,
+            &self.pool.service().engine.shared,
+            &self.pool.service().engine.streams,
             &*device,
         )
     }
@@ -53,8 +65,8 @@ impl Pool {
     /// Returns whether the device may use the pool's memory. It is true of the pool's own device.
     #[doc(alias = "is_mempool_access_enabled")]
     #[doc(alias = "is_peer_access_enabled")]
-    pub fn is_access_enabled(&self, device: &impl AsDevice) -> bool {
-        let engine = &self.service().engine;
+    pub fn is_enabled(self, device: &impl AsDevice) -> bool {
+        let engine = &self.pool.service().engine;
         access::settle_access(engine);
         engine
             .streams
@@ -74,8 +86,8 @@ impl Pool {
     /// given before the error is taken back.
     #[doc(alias = "set_mempool_access_enabled")]
     #[doc(alias = "set_peer_access_enabled")]
-    pub fn enable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
-        access::enable_access(&self.service().engine, &device.to_shared())
+    pub fn enable(self, device: &impl AsDevice) -> Result<bool, AccessError> {
+        access::enable_access(&self.pool.service().engine, &device.to_shared())
     }
 
     /// Takes the access of the device back. Returns whether it had any.
@@ -87,8 +99,8 @@ impl Pool {
     /// Returns [`AccessError::InUse`] in that case, [`AccessError::OwnDevice`] for the pool's own device,
     /// [`AccessError::Changing`] while another thread changes the access of the same device, or the device's error. The
     /// access stays enabled then.
-    pub fn disable_access(&self, device: &impl AsDevice) -> Result<bool, AccessError> {
-        access::disable_access(&self.service().engine, &device.to_shared())
+    pub fn disable(self, device: &impl AsDevice) -> Result<bool, AccessError> {
+        access::disable_access(&self.pool.service().engine, &device.to_shared())
     }
 
     /// Gives the device access to the pool's memory until the guard is dropped. Scopes may overlap: the access stays
@@ -99,19 +111,19 @@ impl Pool {
     /// # let [first, second] = SimDevice::builder().build_host();
     /// # let pool = Pool::builder(first.clone()).build()?;
     /// {
-    ///     let _access = pool.scoped_access(&second)?;
-    ///     assert!(pool.is_access_enabled(&second));
+    ///     let _access = pool.peers().grant(&second)?;
+    ///     assert!(pool.peers().is_enabled(&second));
     /// }
-    /// assert!(!pool.is_access_enabled(&second));
+    /// assert!(!pool.peers().is_enabled(&second));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`enable_access`](Self::enable_access).
+    /// Returns the errors of [`enable`](Self::enable).
     #[doc(alias = "ScopedMempoolAccess")]
     #[doc(alias = "ScopedPeerAccess")]
-    pub fn scoped_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
-        AccessGuard::begin(self, device, true)
+    pub fn grant(self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
+        AccessGuard::begin(self.pool, device, true)
     }
 
     /// Takes the device's access to the pool's memory away until the guard is dropped. Where scopes overlap, the one
@@ -121,24 +133,24 @@ impl Pool {
     /// # use weirpool::{Pool, device::sim::SimDevice};
     /// # let [first, second] = SimDevice::builder().build_host();
     /// # let pool = Pool::builder(first.clone()).build()?;
-    /// pool.enable_access(&second)?;
+    /// pool.peers().enable(&second)?;
     /// {
-    ///     let _no_access = pool.scoped_no_access(&second)?;
-    ///     assert!(!pool.is_access_enabled(&second));
+    ///     let _no_access = pool.peers().deny(&second)?;
+    ///     assert!(!pool.peers().is_enabled(&second));
     /// }
-    /// assert!(pool.is_access_enabled(&second));
+    /// assert!(pool.peers().is_enabled(&second));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`disable_access`](Self::disable_access).
-    pub fn scoped_no_access(&self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
-        AccessGuard::begin(self, device, false)
+    /// Returns the errors of [`disable`](Self::disable).
+    pub fn deny(self, device: &impl AsDevice) -> Result<AccessGuard, AccessError> {
+        AccessGuard::begin(self.pool, device, false)
     }
 }
 
-/// A scope of the access of a device to the memory of a pool. Made by [`Pool::scoped_access`] and
-/// [`Pool::scoped_no_access`].
+/// A scope of the access of a device to the memory of a pool. Made by [`Peers::grant`] and
+/// [`Peers::deny`].
 ///
 /// When it ends, the access is again what it was set to, or what another scope that has not ended asks for. If that takes
 /// access away while the memory is in use on the device, it takes effect with the last use: once the handles of the
@@ -153,7 +165,7 @@ pub struct AccessGuard {
 }
 
 impl AccessGuard {
-    /// Ends the scope, as dropping it does. [`Pool::is_access_enabled`] tells whether the access is taken back already.
+    /// Ends the scope, as dropping it does. [`Peers::is_enabled`] tells whether the access is taken back already.
     ///
     /// # Errors
     /// Returns the device's error. The change is tried again with the next use that ends.

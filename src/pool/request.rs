@@ -217,7 +217,7 @@ impl<K: IsUsable> Request<K> {
 
 impl<K: Kind> Request<K> {
     #[inline]
-    pub(super) fn new(kind: K, location: &'static Location<'static>) -> Self {
+    pub(crate) fn new(kind: K, location: &'static Location<'static>) -> Self {
         Self {
             kind,
             wish: Wish::default(),

@@ -92,7 +92,7 @@ impl<'a> TagAccount<'a> {
     /// Sets how many requests of the tag may wait at once, for its limit and for memory together. A request beyond that
     /// fails at once, with [`QueueFull`](crate::AllocError::QueueFull).
     ///
-    /// With `None`, the default, as many may wait for the tag's limit as [the pool's queue limit](Pool::set_queue_limit)
+    /// With `None`, the default, as many may wait for the tag's limit as [the pool's queue limit](super::Maintain::set_queue_limit)
     /// allows, and the tag has its [share](QueueLimit) of the pool's queue. Requests that wait for the limit of their tag do
     /// not count for the pool's queue limit. So a flood of one tenant does not get the requests of others refused.
     ///
@@ -118,7 +118,7 @@ impl<'a> TagAccount<'a> {
     }
 
     /// Estimates how long a request of the tag for `bytes` bytes that arrives now would wait over the tag's
-    /// [limit](Self::set_limit): until the limit allows it, and then for [memory](Pool::expected_wait), at the tag's
+    /// [limit](Self::set_limit): until the limit allows it, and then for [memory](super::Inspect::expected_wait), at the tag's
     /// weight. `None` before at least eight requests of the tag waited for the limit and were admitted.
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
         let tag = Some(self.tag);

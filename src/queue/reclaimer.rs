@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 ///
 /// With the `tokio` feature, a reclaimer is spawned when a request first waits on a tokio runtime, and ends when no
 /// request waits any more. On other executors the waiting requests serve the queue themselves. To relieve them, spawn
-/// the one that [`Pool::reclaimer`](crate::Pool::reclaimer) returns, on any executor. That one lasts until the pool's
+/// the one that [`Maintain::reclaimer`](crate::Maintain::reclaimer) returns, on any executor. That one lasts until the pool's
 /// last handle (pool, stream, block) is dropped.
 ///
 /// # Cancel safety

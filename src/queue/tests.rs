@@ -154,7 +154,7 @@ fn list_of_waiting_requests_looks_at_each_once_and_takes_the_lock_in_parts() {
     pool.tag(tags[3]).set_limit(Some(4096));
     let waiting = tags.map(|tag| wait(&pool, &stream, tag, COUNT));
     work();
-    let list = pool.waiting_requests(usize::MAX);
+    let list = pool.inspect().waiting_requests(usize::MAX);
     assert_eq!(list.len(), 4 * COUNT);
     let over_limit = list.iter().filter(|request| request.is_over_limit);
     assert_eq!(over_limit.count(), COUNT - 1);
@@ -205,7 +205,7 @@ fn poll_that_finds_nothing_changed_does_not_search() {
     let stream = pool.register(&device.create_stream()).unwrap();
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     let mut waiting = [(); 10].map(|()| Box::pin(pool.allocate(&stream, MIB)));
-    let mut reclaimer = pin!(pool.reclaimer());
+    let mut reclaimer = pin!(pool.maintain().reclaimer());
     let context = &mut Context::from_waker(Waker::noop());
     let mut poll = || {
         assert!(reclaimer.as_mut().poll(context).is_pending());

@@ -6,7 +6,7 @@ use crate::measure::{Tag, debug_in_units};
 use crate::seam::Site;
 use std::time::Duration;
 
-/// A request that waits for memory, from [`Pool::waiting_requests`](crate::Pool::waiting_requests). Times are on the
+/// A request that waits for memory, from [`Inspect::waiting_requests`](crate::Inspect::waiting_requests). Times are on the
 /// device's clock.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -22,7 +22,7 @@ pub struct WaitingRequest {
     pub is_over_limit: bool,
     /// How long it has waited so far.
     pub waited: Duration,
-    /// How long it will wait from now on, as [`Pool::expected_wait`](crate::Pool::expected_wait) estimates; `None`
+    /// How long it will wait from now on, as [`Inspect::expected_wait`](crate::Inspect::expected_wait) estimates; `None`
     /// before enough waiting requests were served, and while its task does not answer.
     pub expected_wait: Option<Duration>,
     /// Where it was made.

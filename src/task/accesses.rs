@@ -1,6 +1,6 @@
 //! The memory that submitted work uses, and how.
 
-use crate::block::Block;
+use crate::block::{Access, Block};
 use crate::buffer::{Buffer, SliceMut};
 use crate::device::{Argument, HostUse};
 use crate::error::StreamError;
@@ -16,8 +16,13 @@ use crate::stream::Stream;
 /// Tuples of up to 8 of these are accesses as well, and so are arrays, vectors and slices, whose arguments are vectors.
 /// `()` is for work that uses no memory of a pool.
 ///
-/// The stream is ordered as [`Block::read_on`] and [`Block::write_on`] order it, and the uses are noted. The closure
-/// gets the same memory as [`Argument`]s, which note nothing again.
+/// A use is ordered, and recorded:
+///
+/// - One that reads comes after every use that may have written the memory: all work submitted so far to the stream that it
+///   was allocated on or [moved to](Block::move_to), and earlier uses on other streams that may write. Readers do not wait
+///   for each other.
+/// - One that writes comes after every earlier use on every stream. Nothing else uses the memory until the work is submitted.
+/// - [`Unordered`] memory is used without an order of its own.
 pub trait Accesses {
     /// The memory as arguments of the work, in the same shape.
     type Arguments;
@@ -85,7 +90,7 @@ macro_rules! read {
 
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
-                let argument = self.read_on(order.stream)?;
+                let argument = self.used(order.stream, false)?;
                 Ok(order.add(argument, false))
             }
         }
@@ -100,7 +105,7 @@ macro_rules! write {
 
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
-                let argument = self.write_on(order.stream)?;
+                let argument = self.used(order.stream, true)?;
                 Ok(order.add(argument, true))
             }
         }
@@ -109,6 +114,77 @@ macro_rules! write {
 
 read!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
 write!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
+
+/// What a use of memory is ordered as: a part is written after all earlier uses, while others may write other parts.
+trait Memory {
+    fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError>;
+}
+
+impl Memory for Block {
+    fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
+        let access = if is_write {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        self.argument(stream, access, 0..self.size())
+    }
+}
+
+impl<T> Memory for Buffer<T> {
+    fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
+        self.as_block().used(stream, is_write)
+    }
+}
+
+impl<T> Memory for SliceMut<'_, T> {
+    fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
+        let access = if is_write { Access::Part } else { Access::Read };
+        self.argument(stream, access)
+    }
+}
+
+/// Memory of a block that work uses, possibly writing it, without an order after the earlier uses: kernels on several
+/// streams can use it at the same time and communicate through it. The caller orders them.
+///
+/// The memory is not reused before the stream has passed the free of the block.
+///
+/// ```
+/// # use weirpool::{Pool, Unordered, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let [home, other] = [pool.create_stream()?, pool.create_stream()?];
+/// let block = pool.try_allocate(&home, 1 << 20)?;
+/// other.record_use(Unordered::UntilFreed(&block))?; // before another library uses its address there
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Unordered<'a> {
+    /// Work that is submitted next. The stream is ordered after the grant of the block, by a wait on the device if needed.
+    Once(&'a Block),
+    /// Any work of the stream, until the block is freed. The stream is ordered after the grant of the block, by a wait on the
+    /// device if needed.
+    UntilFreed(&'a Block),
+    /// Any work of the stream, until the block is freed. The caller has ordered the stream after the grant: nothing is
+    /// submitted to it. This is what PyTorch's `record_stream` does.
+    #[doc(alias = "record_stream")]
+    ByCaller(&'a Block),
+}
+
+impl<'a> Accesses for Unordered<'a> {
+    type Arguments = Argument<'a>;
+
+    fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
+        order.expect_seen()?;
+        let stream = order.stream;
+        let argument = match self {
+            Self::Once(block) => block.argument(stream, Access::Any, 0..block.size()),
+            Self::UntilFreed(block) => block.argument(stream, Access::Always, 0..block.size()),
+            Self::ByCaller(block) => block.argument_ordered_by_user(stream),
+        };
+        Ok(order.add(argument?, true))
+    }
+}
 
 impl<A: Accesses> Accesses for Vec<A> {
     type Arguments = Vec<A::Arguments>;

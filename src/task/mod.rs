@@ -7,26 +7,27 @@
 //! | `accesses` | the memory that work reads and writes |
 //! | `handle` | submitted work as a future |
 //! | `host_task` | a future of the host that holds a stream |
+//! | `native` | a stream with the type of its backend |
 //! | `outcome` | the value of a function that the device calls |
 //! | `point` | the point behind work, whose event is recorded only if it is needed |
 
 mod accesses;
 mod handle;
 mod host_task;
+mod native;
 mod outcome;
 mod point;
 mod submission;
 
-pub use accesses::{AccessOrder, Accesses};
+pub use accesses::{AccessOrder, Accesses, Unordered};
 pub use handle::Task;
 pub use host_task::HostTask;
+pub use native::Native;
 pub use submission::Submission;
 
 use crate::device::NativeStream;
 use crate::engine::ordering;
-#[cfg(doc)]
-use crate::error::StreamError;
-use crate::error::TaskError;
+use crate::error::{StreamError, TaskError};
 use crate::stream::Stream;
 use point::Point;
 use std::borrow::Cow;
@@ -79,11 +80,11 @@ impl Stream {
     /// memory, this makes no heap allocation and no device call of its own.
     ///
     /// If the closure panics, the panic is passed on. Work that it had enqueued runs, and its uses stay noted. For a
-    /// closure that can fail see [`Submission::try_submit`].
+    /// closure that can fail see [`Native::try_submit`], and for closures without a type [`native`](Self::native).
     ///
     /// # Errors
     /// Returns [`TaskError::OtherBackend`] if the closure takes another type of stream, [`TaskError::Closed`] after
-    /// [`Pool::close`](crate::Pool::close), and the errors of [`Block::read_on`](crate::Block::read_on). The closure is
+    /// [`Pool::close`](crate::Pool::close), and the errors of [`record_use`](Self::record_use). The closure is
     /// not called then.
     #[track_caller]
     pub fn submit<W: NativeStream, A: Accesses, T>(
@@ -92,6 +93,74 @@ impl Stream {
         enqueue: impl FnOnce(&W, A::Arguments) -> T,
     ) -> Result<Task<T>, TaskError> {
         Submission::new(self, None).submit(accesses, enqueue)
+    }
+
+    /// Orders the stream and records uses as [`submit`](Self::submit) does, for work that the caller submits next: by a launch
+    /// builder of cudarc's, another library, or on an external stream. Returns the memory as arguments of that work, which
+    /// borrow it until they are used.
+    ///
+    /// `&` memory is read and `&mut` memory is written; see [`Accesses`], and [`Unordered`] for memory whose uses the caller
+    /// orders.
+    ///
+    #[cfg_attr(feature = "cuda", doc = "```no_run")]
+    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+    /// # use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+    /// # fn scale(mut block: weirpool::Block, stream: weirpool::Stream, work: &CudaStream, kernel: &CudaFunction)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let count = block.size() / 4;
+    /// let argument = stream.record_use(&mut block)?;
+    /// let mut launch = work.launch_builder(kernel);
+    /// launch.arg(&argument).arg(&count);
+    /// // SAFETY: the kernel accesses `count` floats from this address, and nothing else.
+    /// unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A block itself is not an argument, because it would not name the stream:
+    #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
+    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+    /// # use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
+    /// # fn scale(block: weirpool::Block, work: &CudaStream, kernel: &CudaFunction) {
+    /// work.launch_builder(kernel).arg(&block); // on which stream?
+    /// # }
+    /// ```
+    ///
+    /// Readers run at the same time, after the writer:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::{Device, sim::{Operation, SimDevice}}};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let works = [device.create_stream(), device.create_stream(), device.create_stream()];
+    /// # let [a, b, c] = [0, 1, 2].map(|n| pool.register(&works[n]).unwrap());
+    /// let mut block = pool.try_allocate(&a, 1 << 20)?;
+    /// let work = Operation::new(Duration::from_micros(50));
+    /// works[0].submit(work.writes(a.record_use(&mut block)?.address(), 1 << 20));
+    /// for (work, stream) in [(&works[1], &b), (&works[2], &c)] {
+    ///     let read = Operation::new(Duration::from_micros(20));
+    ///     work.submit(read.reads(stream.record_use(&block)?.address(), 1 << 20)); // after the write, at the same time
+    /// }
+    /// let again = Operation::new(Duration::from_micros(50));
+    /// works[0].submit(again.writes(a.record_use(&mut block)?.address(), 1 << 20)); // after both readers
+    /// device.advance_to_end();
+    /// assert_eq!(device.now(), Duration::from_micros(120));
+    /// device.assert_ordered();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the memory belongs to another pool, [`StreamError::ForeignDevice`] if that is
+    /// also of another device that has no [access](crate::Peers::enable), or the device's error: also if it cannot record an
+    /// event behind the earlier uses, on a stream that is being captured, or on an external stream, which may be gone. The
+    /// stream must not use the memory then.
+    #[doc(alias = "record_stream")]
+    #[doc(alias = "used_on")]
+    pub fn record_use<A: Accesses>(&self, accesses: A) -> Result<A::Arguments, StreamError> {
+        accesses.order(&mut AccessOrder {
+            stream: self,
+            uses: None,
+        })
     }
 
     /// Calls `function` on the host in the order of the stream: after all work submitted before, and before all work

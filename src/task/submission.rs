@@ -7,7 +7,7 @@ use super::outcome::Outcome;
 use super::point::Point;
 use super::{Accesses, HostTask, Task};
 use crate::device::{DeviceError, DeviceErrorKind, HostFunction, HostUse, NativeStream};
-use crate::error::TaskError;
+use crate::error::{EnqueueError, SubmitError, TaskError};
 use crate::handles::Registration;
 use crate::lane::Holder;
 use crate::seam::Fact;
@@ -52,7 +52,7 @@ impl<'s> Submission<'s> {
     ///
     /// # Errors
     /// Returns [`StreamError::UnseenByHost`](crate::StreamError) for memory of the device alone, and the errors of
-    /// [`Block::read_on`](crate::Block::read_on). Nothing is ordered or noted then.
+    /// [`Stream::record_use`]. Nothing is ordered or noted then.
     pub fn uses(mut self, accesses: impl Accesses) -> Result<Self, TaskError> {
         accesses.order(&mut AccessOrder {
             stream: self.stream,
@@ -71,7 +71,7 @@ impl<'s> Submission<'s> {
         accesses: A,
         enqueue: impl FnOnce(&W, A::Arguments) -> T,
     ) -> Result<Task<T>, TaskError> {
-        self.try_submit(accesses, |work, arguments| Ok(enqueue(work, arguments)))
+        self.submit_or(accesses, |work, arguments| Ok(enqueue(work, arguments)))
     }
 
     /// Submits work of the device by a closure that can fail, as a launch can.
@@ -81,17 +81,29 @@ impl<'s> Submission<'s> {
     /// # let device = SimDevice::new();
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let stream = pool.create_stream()?;
-    /// let launch = |_: &SimStream, ()| Err::<(), _>(Box::from("no such kernel"));
-    /// let error: Box<dyn std::error::Error> = stream.task("decode").try_submit((), launch).unwrap_err();
+    /// let launch = |_: &SimStream, ()| Err::<(), _>("no such kernel");
+    /// let error = stream.task("decode").try_submit((), launch).unwrap_err();
     /// assert_eq!(error.to_string(), "no such kernel");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// Returns the closure's error, and the errors of [`Stream::submit`] as that type. Work that the closure had
-    /// enqueued before its error runs, and its uses stay noted.
+    /// Returns the closure's error as [`SubmitError::Enqueue`], and the errors of [`Stream::submit`] as
+    /// [`SubmitError::Task`]. Work that the closure had enqueued before its error runs, and its uses stay recorded.
     #[track_caller]
-    pub fn try_submit<W: NativeStream, A: Accesses, T, E: From<TaskError>>(
+    pub fn try_submit<W: NativeStream, A: Accesses, T, E: Into<EnqueueError>>(
+        self,
+        accesses: A,
+        enqueue: impl FnOnce(&W, A::Arguments) -> Result<T, E>,
+    ) -> Result<Task<T>, SubmitError> {
+        let enqueue = |work: &W, arguments| {
+            enqueue(work, arguments).map_err(|error| SubmitError::Enqueue(error.into()))
+        };
+        self.submit_or(accesses, enqueue)
+    }
+
+    #[track_caller]
+    fn submit_or<W: NativeStream, A: Accesses, T, E: From<TaskError>>(
         self,
         accesses: A,
         enqueue: impl FnOnce(&W, A::Arguments) -> Result<T, E>,
@@ -201,7 +213,7 @@ impl<'s> Submission<'s> {
 }
 
 #[cold]
-fn other_backend<W>(registration: &Registration) -> TaskError {
+pub(super) fn other_backend<W>(registration: &Registration) -> TaskError {
     TaskError::OtherBackend {
         expected: type_name::<W>(),
         device: {

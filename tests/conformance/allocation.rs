@@ -163,7 +163,7 @@ pub(crate) fn block_may_exceed_four_gibibytes<B: Bench>() {
     drop(first);
     let second = futures::executor::block_on(second).unwrap();
     waiter.use_up(last_page(&second), 2);
-    assert_eq!(site.pool.statistics().used.current, BYTES);
+    assert_eq!(site.pool.inspect().statistics().used.current, BYTES);
     waiter.free_and_settle(second);
     site.assert_sound();
 }

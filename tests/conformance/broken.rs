@@ -17,7 +17,6 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use weirpool::device::DeviceError;
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 const CAPACITY: u64 = 16 * MIB;
@@ -92,7 +91,7 @@ pub(crate) fn assert_all_waiters_fail<L>(
     waiters.block_threads(&scene);
     waiters.drain(&scene);
     waiters.gather(pool);
-    let reclaimer = waiters.runtime.spawn(pool.reclaimer());
+    let reclaimer = waiters.runtime.spawn(pool.maintain().reclaimer());
     let before = Standing::of(pool, probe);
     strike(latch);
     waiters.assert_failed();
@@ -118,7 +117,7 @@ struct Standing {
 
 impl Standing {
     fn of(pool: &Pool, probe: &Probe) -> Self {
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         Self {
             reserved: statistics.reserved.current,
             free: statistics.free,
@@ -138,8 +137,8 @@ fn assert_nothing_is_given(scene: &Scene) {
     }
     verdict(pool.reserve(MIB).try_now()).unwrap();
     verdict(pool.trim_to(0)).unwrap();
-    pool.check().unwrap();
-    assert_eq!(pool.statistics().waits.waiting, 0);
+    pool.inspect().check().unwrap();
+    assert_eq!(pool.inspect().statistics().waits.waiting, 0);
 }
 
 fn in_time(what: &str, call: impl FnOnce() + Send + 'static) {
@@ -243,7 +242,7 @@ impl Waiters {
     /// Frees the pieces, and waits for the held stream in every way.
     fn wait_for_points(&mut self, scene: &Scene, mut pieces: Vec<Block>) {
         let Scene { pool, held, .. } = scene;
-        if pool.describe().memory_kind.is_seen_by_host() {
+        if pool.inspect().describe().memory_kind.is_seen_by_host() {
             let mut piece = pieces.pop().unwrap();
             self.spawn("the host", async move { piece.host().await.map(drop) });
         }
@@ -323,7 +322,7 @@ impl Waiters {
     /// Returns once all of them wait.
     fn gather(&self, pool: &Pool) {
         eventually(|| {
-            let waiting = pool.statistics().waits.waiting;
+            let waiting = pool.inspect().statistics().waits.waiting;
             let begun = self.begun.load(Ordering::SeqCst);
             (waiting, begun) == (self.in_queue, self.names.len())
         });

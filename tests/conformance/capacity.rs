@@ -5,7 +5,6 @@ use crate::common::{MIB, poll};
 use crate::site::{ONLY_COMPLETE, Site, builder, eventually};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Shortfall, Source};
 
 /// [6] RMM `pool_mr_tests`: an initial size above the maximum is refused, and so are other invalid settings.
@@ -101,7 +100,7 @@ pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
     second.use_up(&block, 2);
     second.free_and_settle(block);
     first.settle();
-    assert_eq!(site.pool.statistics().waits.served, 1);
+    assert_eq!(site.pool.inspect().statistics().waits.served, 1);
     site.assert_sound();
 }
 
@@ -211,7 +210,7 @@ pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
     };
     assert_shortfall(&shortfall);
     // The pool reports the same figures on request, not only in the error.
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     assert_eq!(
         (figures.free, figures.used.current),
         (shortfall.free, shortfall.used)
@@ -253,7 +252,7 @@ pub(crate) fn failed_allocation_is_not_counted<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
     let block = worker.take(8 * MIB);
-    let before = site.pool.statistics();
+    let before = site.pool.inspect().statistics();
     let call = growing_call(&site);
     for kind in [DeviceErrorKind::OutOfMemory, DeviceErrorKind::Other] {
         probe.refuse(call, kind);
@@ -264,7 +263,7 @@ pub(crate) fn failed_allocation_is_not_counted<B: Bench>() {
     probe.allow(call);
     assert!(worker.try_take(1 << 40).is_err());
     worker.take_nothing(12 * MIB);
-    let after = site.pool.statistics();
+    let after = site.pool.inspect().statistics();
     assert_eq!((after.used, after.hits), (before.used, before.hits));
     assert_eq!(after.reserved.current, probe.held());
     drop(block);
@@ -291,6 +290,6 @@ pub(crate) fn memory_above_the_threshold_is_released<B: Bench>() {
     worker.settle();
     drop(kept);
     // Maintenance is still running.
-    eventually(|| site.pool.check_conserved().is_ok());
+    eventually(|| site.pool.inspect().check_conserved().is_ok());
     site.assert_sound();
 }

@@ -8,7 +8,7 @@ use weirpool::{BlockState, Pool, Snapshot};
 use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
 fn assert_adds_up(pool: &Pool) -> Snapshot {
-    let (snapshot, figures) = (pool.snapshot(), pool.statistics());
+    let (snapshot, figures) = (pool.inspect().snapshot(), pool.inspect().statistics());
     let states = [BlockState::Used, BlockState::Pending, BlockState::Free];
     assert_eq!(
         states.map(|state| snapshot.bytes_in(state)),
@@ -73,7 +73,7 @@ pub(crate) fn history_is_in_the_order_of_events<B: Bench>() {
     worker.take_nothing(16 * MIB);
     drop(small.deallocate());
     block_on(worker.stream.synchronize()).unwrap();
-    let reserved = site.pool.statistics().reserved.current;
+    let reserved = site.pool.inspect().statistics().reserved.current;
     let released = site.pool.trim_to(0).unwrap().released;
     assert_eq!(released, reserved);
 

@@ -8,8 +8,7 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{Access, Device, DeviceErrorKind, HandleTypes, MemoryKind};
-use weirpool::testing::Invariants;
-use weirpool::{AllocError, BuildError, PoolBuilder, ReleaseThreshold, Reuse, Upstream};
+use weirpool::{AllocError, BuildError, PoolBuilder, ReleaseThreshold, Reuse, Unordered, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse, driver_pool_of};
 
 const THROUGH: DriverPoolUse = DriverPoolUse::PassedThrough;
@@ -54,7 +53,7 @@ impl<B: Bench> Through<B> {
     /// Asserts at the end that contents were right, and that driver and pool agree that nothing is in use.
     fn end(&self, workers: &[&Worker<B>]) {
         workers.iter().for_each(|worker| worker.settle());
-        eventually(|| self.site.pool.check_conserved().is_ok() && self.used() == 0);
+        eventually(|| self.site.pool.inspect().check_conserved().is_ok() && self.used() == 0);
         assert_eq!(self.probe.held(), 0);
         self.site.assert_sound();
     }
@@ -157,7 +156,7 @@ pub(crate) fn passed_allocations_and_frees_are_the_drivers<B: Bench>() {
     };
     let Through { site, probe, .. } = &through;
     let worker = site.worker();
-    let description = site.pool.describe();
+    let description = site.pool.inspect().describe();
     assert!(description.is_passed_through);
     let text = description.to_string();
     assert!(
@@ -173,7 +172,7 @@ pub(crate) fn passed_allocations_and_frees_are_the_drivers<B: Bench>() {
             (probe.calls("allocate"), probe.calls("free")),
             (round, round - 1)
         );
-        assert_eq!(site.pool.statistics().used.current, block.size());
+        assert_eq!(site.pool.inspect().statistics().used.current, block.size());
         worker.use_up(&block, round as u8);
         drop(block);
         assert_eq!(
@@ -181,7 +180,7 @@ pub(crate) fn passed_allocations_and_frees_are_the_drivers<B: Bench>() {
             round,
             "in the order of the stream, not later"
         );
-        let figures = site.pool.statistics();
+        let figures = site.pool.inspect().statistics();
         assert_eq!((figures.reserved.current, figures.pending.current), (0, 0));
         assert_eq!((figures.allocations, figures.frees), (round, round));
     }
@@ -223,7 +222,10 @@ pub(crate) fn passed_memory_is_freed_after_all_streams<B: Bench>() {
     for is_freed_elsewhere in [false, true] {
         let block = home.take(8 * MIB);
         home.fill(&block, 1);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         let gate = further.use_until_opened(&block, 2);
         match is_freed_elsewhere {
             false => drop(block),
@@ -252,7 +254,10 @@ pub(crate) fn further_stream_comes_after_a_passed_allocation<B: Bench>() {
     drop(block);
     // Most likely at this address again.
     let block = home.take(16 * MIB);
-    block.used_on(&further.stream).unwrap();
+    further
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     further.use_up(&block, 2);
     through.site.bench.let_run();
     gate.open();
@@ -275,7 +280,7 @@ pub(crate) fn passed_request_waits_at_the_capacity<B: Bench>() {
     drop(block);
     let granted = block_on(request).unwrap();
     worker.use_up(&granted, 2);
-    assert_eq!(site.pool.statistics().waits.served, 1);
+    assert_eq!(site.pool.inspect().statistics().waits.served, 1);
     let timed_out = site.pool.allocate(&worker.stream, 16 * MIB);
     let timed_out = block_on(timed_out.timeout(Duration::from_millis(5)));
     assert!(timed_out.is_err());
@@ -294,7 +299,7 @@ pub(crate) fn passed_request_waits_while_the_driver_refuses<B: Bench>() {
     worker.take_nothing(MIB);
     let mut request = site.pool.allocate(&worker.stream, MIB);
     assert!(poll(&mut request).is_pending());
-    assert_eq!(site.pool.statistics().reserved.current, 0);
+    assert_eq!(site.pool.inspect().statistics().reserved.current, 0);
     probe.allow("allocate");
     let granted = block_on(request).unwrap();
     worker.use_up(&granted, 1);
@@ -351,7 +356,7 @@ pub(crate) fn refused_free_falls_back_to_the_pool<B: Bench>() {
     probe.fail("free", 1, DeviceErrorKind::Unsupported);
     drop(block);
     assert!(probe.has_failed("free"));
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     assert_eq!(
         (figures.pending.current, figures.used.current),
         (8 * MIB, 0)

@@ -6,6 +6,7 @@ use crate::common::{MIB, now, poll};
 use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
+use weirpool::Unordered;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
 use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WhenShort};
 use weirpool_compat::RawPool;
@@ -134,7 +135,7 @@ pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
         heir.take_nothing(8 * MIB);
         let mut waiting = guests.site.pool.allocate(&heir.stream, 8 * MIB);
         assert!(poll(&mut waiting).is_pending());
-        guests.site.pool.reap().unwrap();
+        guests.site.pool.maintain().reap().unwrap();
         gate.open();
         let block = block_on(waiting).unwrap();
         heir.use_up(&block, 2);
@@ -180,7 +181,7 @@ pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench
         let gate = holder.use_until_opened(&all, 1);
         drop(all);
         // Any call may serve the queue.
-        guests.site.pool.reap().unwrap();
+        guests.site.pool.maintain().reap().unwrap();
         let mut polled = poll(&mut waiting);
         if !is_external {
             // Another thread may be serving, and is about to grant it.
@@ -199,7 +200,7 @@ pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench
             std::task::Poll::Pending => block_on(waiting),
         };
         let block = block.unwrap();
-        let waits = guests.site.pool.statistics().device_waits;
+        let waits = guests.site.pool.inspect().statistics().device_waits;
         assert_eq!(waits, u64::from(!is_external));
         waiter.use_up(&block, 2);
         waiter.free_and_settle(block);
@@ -217,7 +218,10 @@ pub(crate) fn further_stream_makes_no_call_on_an_external_one<B: Bench>() {
     drop(block);
     let block: Block = guest.take_from(Source::DeviceWait, 8 * MIB);
     let before = guests.calls_on(&guest);
-    block.used_on(&further.stream).unwrap();
+    further
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     assert_eq!(guests.calls_on(&guest), before);
     further.use_up(&block, 2);
     guests.site.bench.let_run();
@@ -242,7 +246,7 @@ pub(crate) fn unsealed_free_waits_for_the_owners_next_call<B: Bench>() {
     let before = guests.calls_on(&guest);
     other.take_nothing(6 * MIB);
     let _ = guests.site.pool.trim_to(0).unwrap();
-    assert!(guests.site.pool.statistics().pending.current >= 6 * MIB);
+    assert!(guests.site.pool.inspect().statistics().pending.current >= 6 * MIB);
     let told = now(async { poll(&mut freed) });
     assert!(matches!(told, std::task::Poll::Ready(Err(_))), "{told:?}");
     assert_eq!(guests.calls_on(&guest), before);
@@ -262,8 +266,8 @@ pub(crate) fn ordered_use_makes_no_call_on_an_external_stream<B: Bench>() {
     let mut block = guest.take(MIB);
     guest.fill(&block, 1);
     let before = guests.calls_on(&guest);
-    let read = block.read_on(&other.stream).map(drop);
-    let written = block.write_on(&other.stream).map(drop);
+    let read = other.stream.record_use(&block).map(drop);
+    let written = other.stream.record_use(&mut block).map(drop);
     for refused in [read, written] {
         let Err(StreamError::Device(error)) = refused else {
             panic!("{refused:?}, and the stream may be gone");
@@ -274,8 +278,8 @@ pub(crate) fn ordered_use_makes_no_call_on_an_external_stream<B: Bench>() {
     assert_eq!(guests.calls_on(&guest), before);
     other.come_after(&guest);
     let gate = guests.site.bench.hold(&other.work);
-    other.expect(block.on(&other.stream).unwrap(), 1);
-    guest.fill(block.write_on(&guest.stream).unwrap(), 2);
+    other.expect(other.stream.record_use(Unordered::Once(&block)).unwrap(), 1);
+    guest.fill(guest.stream.record_use(&mut block).unwrap(), 2);
     guest.expect(&block, 2);
     guests.site.bench.let_run();
     gate.open();

@@ -7,7 +7,6 @@ use crate::site::{Site, Worker};
 use futures::executor::block_on;
 use std::sync::Arc;
 use weirpool::device::{DeviceErrorKind, MemoryKind};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block};
 
 /// The calls that growing makes, and how often it makes each.
@@ -34,8 +33,11 @@ fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKi
     let kept = pieces(&worker, 2 * MIB);
     probe.fail(call, nth, kind);
     let first = worker.try_take(8 * MIB);
-    site.pool.check().unwrap();
-    assert_eq!(site.pool.statistics().reserved.current, probe.held());
+    site.pool.inspect().check().unwrap();
+    assert_eq!(
+        site.pool.inspect().statistics().reserved.current,
+        probe.held()
+    );
     assert!(probe.held() <= 16 * MIB);
     let has_failed = probe.has_failed(call);
     // When out of memory, the pool tries other sources. It reports any other error.
@@ -71,7 +73,10 @@ fn works_as_before<B: Bench>(
     worker.use_up(&block, 2);
     kept.iter().for_each(|block| worker.expect(block, 1));
     worker.free_and_settle(block);
-    assert_eq!(site.pool.statistics().reserved.current, probe.held());
+    assert_eq!(
+        site.pool.inspect().statistics().reserved.current,
+        probe.held()
+    );
 }
 
 /// [23] Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device
@@ -108,8 +113,11 @@ fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
         is_told || has_failed && call == "unmap",
         "{call} {nth}: {first:?}"
     );
-    site.pool.check().unwrap();
-    assert_eq!(site.pool.statistics().reserved.current, probe.held());
+    site.pool.inspect().check().unwrap();
+    assert_eq!(
+        site.pool.inspect().statistics().reserved.current,
+        probe.held()
+    );
     drop(first);
     works_as_before((&site, &probe), &worker, &kept, 4 * CHUNK);
     drop(kept);

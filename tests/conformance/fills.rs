@@ -4,6 +4,7 @@ use crate::bench::{Bench, Span};
 use crate::common::MIB;
 use crate::site::{Site, settle_all};
 use futures::executor::block_on;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{AllocError, Fill, FillAt, PoolBuilder};
 
@@ -81,7 +82,10 @@ pub(crate) fn poison_comes_after_further_streams<B: Bench>() {
         );
         for further in [reader, writer] {
             further.come_after(home);
-            block.used_on(&further.stream).unwrap();
+            further
+                .stream
+                .record_use(Unordered::UntilFreed(&block))
+                .unwrap();
         }
         let gate = site.bench.hold(&workers[late].work);
         reader.expect(read, 1);
@@ -111,7 +115,10 @@ pub(crate) fn further_stream_comes_after_the_fill<B: Bench>() {
         home.free_and_settle(earlier);
         let gate = site.bench.hold(&home.work);
         let block = home.take(bytes);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         further.expect(&block, 0);
         further.fill(&block, 2);
         further.expect(&block, 2);

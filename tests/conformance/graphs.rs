@@ -5,13 +5,13 @@ use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, Block, Stream, StreamError};
+use weirpool::{AllocError, Block, Stream, StreamError, Unordered};
 
 /// Waits until no graph has memory. A device reports the end of a graph on a thread of its own.
 pub(crate) fn await_release<B: Bench>(site: &Site<B>, workers: &[&Worker<B>]) {
     eventually(|| {
         workers.iter().for_each(|worker| worker.settle());
-        site.pool.statistics().in_graphs == 0
+        site.pool.inspect().statistics().in_graphs == 0
     });
     site.assert_conserved();
 }
@@ -137,7 +137,7 @@ pub(crate) fn block_that_captured_work_names_stays_with_the_graph<B: Bench>() {
     eventually(|| {
         captured.settle();
         other.settle();
-        site.pool.statistics().used.current == 0
+        site.pool.inspect().statistics().used.current == 0
     });
     await_release(&site, &[&captured, &other]);
     site.assert_sound();
@@ -166,7 +166,7 @@ pub(crate) fn uses_of_a_block_come_after_launches<B: Bench>() {
     eventually(|| {
         captured.settle();
         other.settle();
-        site.pool.statistics().used.current == 0
+        site.pool.inspect().statistics().used.current == 0
     });
     await_release(&site, &[&captured, &launching, &other]);
     site.assert_sound();
@@ -185,7 +185,7 @@ pub(crate) fn running_launch_keeps_the_memory<B: Bench>() {
     graph.launch(&captured.stream).unwrap();
     drop(graph);
     site.bench.let_run();
-    assert_eq!(site.pool.statistics().in_graphs, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 8 * MIB);
     other.take_nothing(MIB);
     gate.open();
     await_release(&site, &[&captured]);
@@ -365,7 +365,10 @@ pub(crate) fn streams_of_a_capture_reuse_what_they_come_after<B: Bench>() {
         let block = captured.take(8 * MIB);
         captured.fill(&block, turn);
         follow(&captured.stream, &other.stream);
-        block.used_on(&other.stream).unwrap();
+        other
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         other.fill(&block, turn + 10);
         drop(block);
         let own = other.take(8 * MIB);

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::MIB;
 use crate::site::{Site, settle_all};
 use futures::executor::block_on;
-use weirpool::AllocError;
+use weirpool::{AllocError, Unordered};
 
 /// Caches that grow by turns keep their contents, while others take and free memory around them.
 pub(crate) fn growing_blocks_keep_their_contents<B: Bench>() {
@@ -51,7 +51,10 @@ pub(crate) fn growth_of_a_block_comes_after_its_earlier_life<B: Bench>() {
     let [worker, other] = site.workers();
     let mut below = worker.take(2 * MIB);
     let above = worker.take(6 * MIB);
-    below.used_on(&other.stream).unwrap();
+    other
+        .stream
+        .record_use(Unordered::UntilFreed(&below))
+        .unwrap();
     let gate = worker.use_until_opened(&above, 7);
     drop(above);
     below.grow(6 * MIB).try_now().unwrap();

@@ -6,7 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, Worker, plain_builder};
 use futures::executor::block_on;
 use std::thread;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{Block, Pool, Source, Stream, StreamError, Upstream};
+use weirpool::{Block, Pool, Source, Stream, StreamError, Unordered, Upstream};
 
 /// Creates a pool over memory of a kind, if the device has it.
 fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
@@ -60,7 +60,7 @@ pub(crate) fn host_memory_is_never_pending<B: Bench>() {
     expect(&host, &all, 1);
     // Freed memory of the host is complete without polling.
     drop(all);
-    assert_eq!(site.pool.statistics().free, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().free, 8 * MIB);
     thread::scope(|scope| {
         for value in 0..4 {
             let pool = &site.pool;
@@ -71,7 +71,7 @@ pub(crate) fn host_memory_is_never_pending<B: Bench>() {
     let again = site.pool.host_stream().unwrap();
     let all = site.pool.try_allocate(&again, 8 * MIB).unwrap();
     assert_eq!(all.address(), address);
-    let statistics = site.pool.statistics();
+    let statistics = site.pool.inspect().statistics();
     assert_eq!((statistics.pending.high, statistics.events_created), (0, 0));
     assert_eq!(statistics.device_waits, 0);
     drop(all);
@@ -84,7 +84,7 @@ fn use_by_turns(pool: &Pool, value: u8) {
         let mut block = pool.try_allocate(&host, 4096 << (round % 8)).unwrap();
         write(&host, &mut block, value);
         expect(&host, &block, value);
-        assert_eq!(pool.statistics().pending.current, 0);
+        assert_eq!(pool.inspect().statistics().pending.current, 0);
         drop(block);
         now(host.synchronize()).unwrap();
     }
@@ -111,16 +111,16 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
         drop(block);
         let mut waiting = site.pool.allocate(&host, 8 * MIB);
         assert!(poll(&mut waiting).is_pending());
-        assert_eq!(site.pool.statistics().pending.current, 8 * MIB);
+        assert_eq!(site.pool.inspect().statistics().pending.current, 8 * MIB);
         gate.open();
         let mut block = block_on(waiting).unwrap();
         write(&host, &mut block, 2);
         drop(block);
-        assert_eq!(site.pool.statistics().pending.current, 0);
+        assert_eq!(site.pool.inspect().statistics().pending.current, 0);
         let block = worker.take_from(Source::Free, 8 * MIB);
         worker.use_up(&block, 3);
         worker.free_and_settle(block);
-        assert_eq!(site.pool.statistics().device_waits, 0);
+        assert_eq!(site.pool.inspect().statistics().device_waits, 0);
         site.assert_sound();
     }
 }
@@ -131,7 +131,10 @@ pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
         let worker = site.worker();
         let mut block = site.pool.try_allocate(&host, MIB).unwrap();
         write(&host, &mut block, 1);
-        block.used_on(&worker.stream).unwrap();
+        worker
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         worker.expect(&block, 1);
         worker.fill(&block, 2);
         block_on(worker.stream.synchronize()).unwrap();
@@ -139,12 +142,12 @@ pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
         let gate = worker.use_until_opened(&block, 3);
         drop(block);
         // It was used on both sides, and the device still uses it.
-        assert_eq!(site.pool.statistics().pending.current, MIB);
+        assert_eq!(site.pool.inspect().statistics().pending.current, MIB);
         worker.stream.seal().unwrap();
         gate.open();
         worker.settle();
-        site.pool.reap().unwrap();
-        assert_eq!(site.pool.statistics().pending.current, 0);
+        site.pool.maintain().reap().unwrap();
+        assert_eq!(site.pool.inspect().statistics().pending.current, 0);
         site.assert_sound();
     }
 }
@@ -158,7 +161,10 @@ pub(crate) fn host_awaits_instead_of_waiting<B: Bench>() {
         let event = worker.stream.event().unwrap();
         drop(earlier);
         let mut block = worker.take_from(Source::SameStream, 8 * MIB);
-        for refused in [host.wait(&event), block.used_on(&host)] {
+        for refused in [
+            host.wait(&event),
+            host.record_use(Unordered::UntilFreed(&block)).map(drop),
+        ] {
             let Err(StreamError::Device(error)) = refused else {
                 panic!("{refused:?}, although the device still uses it");
             };
@@ -168,7 +174,7 @@ pub(crate) fn host_awaits_instead_of_waiting<B: Bench>() {
         gate.open();
         block_on(event.clone().into_future()).unwrap();
         host.wait(&event).unwrap();
-        block.used_on(&host).unwrap();
+        host.record_use(Unordered::UntilFreed(&block)).unwrap();
         write(&host, &mut block, 2);
         // In the other direction, nothing needs to be awaited.
         worker.stream.wait(&host.event().unwrap()).unwrap();

@@ -91,12 +91,12 @@ pub(crate) fn runtime_can_end_before_the_pool<B: Bench>() {
     drop(block);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).build().unwrap();
-    runtime.spawn(site.pool.reclaimer());
+    runtime.spawn(site.pool.maintain().reclaimer());
     let tasks = [MIB, 8 * MIB].map(|bytes| {
         let worker = inside.clone();
         runtime.spawn(async move { worker.allocate(bytes).await })
     });
-    let waiting = || site.pool.statistics().waits.waiting;
+    let waiting = || site.pool.inspect().statistics().waits.waiting;
     eventually(|| waiting() == 2);
     let thread = std::thread::spawn(move || {
         let block = futures::executor::block_on(outside.allocate(4 * MIB));

@@ -3,6 +3,7 @@
 use crate::bench::{Bench, Gate, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{Block, Fill, FillAt, Source, StreamError};
 use weirpool_compat::RawPool;
@@ -82,9 +83,11 @@ pub(crate) fn move_comes_after_all_earlier_uses<B: Bench>() {
         home.fill(&block, 1);
         let gate = site.bench.hold(&workers[late].work);
         home.expect(&block, 1);
-        reader.expect(block.read_on(&reader.stream).unwrap(), 1);
+        reader.expect(reader.stream.record_use(&block).unwrap(), 1);
         user.come_after(home);
-        block.used_on(&user.stream).unwrap();
+        user.stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         user.expect(&block, 1);
         block.move_to(&next.stream).unwrap();
         next.use_up(&block, 2);
@@ -104,10 +107,14 @@ pub(crate) fn use_on_the_stream_that_a_block_left_is_waited_for<B: Bench>() {
         let mut block = moved(&home, &next, 8 * MIB);
         home.come_after(&next);
         match way {
-            "used" => block.used_on(&home.stream).unwrap(),
-            "read" => drop(block.read_on(&home.stream).unwrap()),
-            "written" => drop(block.write_on(&home.stream).unwrap()),
-            _ => drop(block.on(&home.stream).unwrap()),
+            "used" => drop(
+                home.stream
+                    .record_use(Unordered::UntilFreed(&block))
+                    .unwrap(),
+            ),
+            "read" => drop(home.stream.record_use(&block).unwrap()),
+            "written" => drop(home.stream.record_use(&mut block).unwrap()),
+            _ => drop(home.stream.record_use(Unordered::Once(&block)).unwrap()),
         }
         let gate = home.use_until_opened(&block, 2);
         drop(block);
@@ -126,7 +133,9 @@ pub(crate) fn use_on_the_stream_that_a_block_left_needs_no_wait<B: Bench>() {
     drop(earlier);
     let block = moved(&home, &next, MIB);
     let waits = probe.calls("wait");
-    block.used_on(&home.stream).unwrap();
+    home.stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     assert_eq!(probe.calls("wait"), waits);
     gate.open();
     settle_all(&[&home, &next]);
@@ -164,11 +173,11 @@ pub(crate) fn reader_comes_after_the_stream_that_has_the_block<B: Bench>() {
     let busy = site.bench.hold(&home.work);
     let gate = site.bench.hold(&next.work);
     next.fill(&block, 2);
-    reader.expect(block.read_on(&reader.stream).unwrap(), 2);
+    reader.expect(reader.stream.record_use(&block).unwrap(), 2);
     site.bench.let_run();
     gate.open();
     settle_all(&[&next, &reader]);
-    home.expect(block.read_on(&home.stream).unwrap(), 2);
+    home.expect(home.stream.record_use(&block).unwrap(), 2);
     busy.open();
     home.settle();
     drop(block);
@@ -338,7 +347,7 @@ fn moves_in_spite_of<B: Bench>(call: &'static str, nth: u64) -> bool {
     let [home, reader, next, taker] = site.workers();
     let mut block = home.take(8 * MIB);
     let gate = home.use_until_opened(&block, 1);
-    reader.expect(block.read_on(&reader.stream).unwrap(), 1);
+    reader.expect(reader.stream.record_use(&block).unwrap(), 1);
     probe.fail(call, nth, DeviceErrorKind::Other);
     let moved = block.move_to(&next.stream);
     let has_failed = probe.has_failed(call);

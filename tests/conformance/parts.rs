@@ -94,7 +94,7 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     let whole = worker.take(8 * MIB);
     drop(whole);
     block_on(worker.stream.synchronize()).unwrap();
-    let statistics = site.pool.statistics();
+    let statistics = site.pool.inspect().statistics();
     assert_eq!(
         (statistics.free_blocks, statistics.largest_free),
         (1, 8 * MIB)

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use weirpool::PoolBuilder;
 use weirpool::device::{Device, MemoryKind, Pooling};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, Pool, StreamError, Upstream};
 use weirpool_compat::{Current, Scope, current, default_pool, find_pool, pool_of};
 
@@ -49,7 +48,13 @@ pub(crate) fn default_pools_belong_to_their_devices<B: Bench>() {
     assert_eq!(refused, AllocError::Stream(StreamError::ForeignDevice));
     // Settings of one device do not apply to the other.
     Current::set_pooling(&devices[0], Pooling::Disabled);
-    assert!(!whose(&here, &devices[0]).unwrap().describe().is_pooled);
+    assert!(
+        !whose(&here, &devices[0])
+            .unwrap()
+            .inspect()
+            .describe()
+            .is_pooled
+    );
     assert_eq!(whose(&there, &devices[1]).unwrap(), pools[1]);
     Current::set_pooling(&devices[0], Pooling::Enabled);
 }
@@ -77,13 +82,13 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
         owners,
         [weights.clone(), site.pool.clone(), default.clone()]
     );
-    assert_eq!(weights.statistics().used.current, 8 * MIB);
+    assert_eq!(weights.inspect().statistics().used.current, 8 * MIB);
     let answer = site.witness.ask();
     site.bench.compare(&work, (&block).into(), 1, answer);
     site.bench.settle(&work);
     drop((block, other, third, owners));
     site.assert_sound();
-    weights.check_conserved().unwrap();
+    weights.inspect().check_conserved().unwrap();
 }
 
 /// [27] Warp `ScopedMempool`: an override ends however its scope is left.
@@ -108,7 +113,7 @@ pub(crate) fn override_ends_on_every_path<B: Bench>() {
         assert_eq!(whose().unwrap(), outer);
         let panics = catch_unwind(AssertUnwindSafe(|| {
             let _inner = Scope::pooling(&device, Pooling::Disabled).enter();
-            assert!(!whose().unwrap().describe().is_pooled);
+            assert!(!whose().unwrap().inspect().describe().is_pooled);
             std::panic::resume_unwind(Box::new("a deliberate panic"));
         }));
         assert!(panics.is_err());
@@ -178,14 +183,14 @@ pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
         match built {
             Ok(pool) => {
                 assert!(capabilities.memory_kinds.contains(kind));
-                assert_eq!(pool.describe().memory_kind, kind);
+                assert_eq!(pool.inspect().describe().memory_kind, kind);
                 let falls_back = upstream == Upstream::Virtual && !capabilities.virtual_memory;
                 let words = "virtual memory is not supported";
                 assert_eq!(
-                    pool.describe().to_string().contains(words),
+                    pool.inspect().describe().to_string().contains(words),
                     falls_back,
                     "{}",
-                    pool.describe()
+                    pool.inspect().describe()
                 );
             }
             Err(BuildError::Unsupported { feature, .. }) => {
@@ -225,7 +230,7 @@ pub(crate) fn unpooled_memory_is_released_once_it_is_complete<B: Bench>() {
     crate::site::eventually(|| probe.held() == 0);
     assert_eq!(probe.peak(), 6 * MIB);
     // The releasing thread updates the statistics a moment later.
-    crate::site::eventually(|| site.pool.statistics().reserved.current == 0);
+    crate::site::eventually(|| site.pool.inspect().statistics().reserved.current == 0);
     first.settle();
     site.assert_sound();
 }

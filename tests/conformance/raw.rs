@@ -10,7 +10,6 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::DeviceStream;
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, BlockState, Source};
 use weirpool_compat::{RawError, RawPool};
 
@@ -64,7 +63,7 @@ pub(crate) fn address_is_freed_once<B: Bench>() {
     );
     // The refused calls have no effect.
     assert_eq!(raw.given_out(), 1);
-    assert_eq!(site.pool.statistics().used.current, 4 * MIB);
+    assert_eq!(site.pool.inspect().statistics().used.current, 4 * MIB);
     worker.expect(span(kept, 2 * MIB), 1);
     // A block of another pool is refused and returned; a block of this pool is accepted.
     let theirs = raw.keep(theirs).unwrap_err();
@@ -104,7 +103,7 @@ pub(crate) fn address_is_freed_on_another_stream<B: Bench>() {
         let block = heir.take_from(Source::Free, 8 * MIB);
         heir.use_up(&block, 2);
         heir.free_and_settle(block);
-        assert_eq!(site.pool.statistics().device_waits, 0);
+        assert_eq!(site.pool.inspect().statistics().device_waits, 0);
         site.assert_sound();
     }
 }
@@ -128,7 +127,7 @@ pub(crate) fn address_is_freed_after_its_stream_is_destroyed<B: Bench>() {
     let second = site.bench.hold(&other.work);
     raw.free(address, &other.work).unwrap();
     assert_eq!(probe.calls_on(name), calls);
-    assert_eq!(site.pool.statistics().used.current, 0);
+    assert_eq!(site.pool.inspect().statistics().used.current, 0);
     // The next owner comes after both.
     let block = heir.take_from(Source::DeviceWait, 8 * MIB);
     heir.use_up(&block, 2);
@@ -151,7 +150,7 @@ pub(crate) fn stream_is_found_again<B: Bench>() {
     let is_found = |work: &B::Work, id| raw.stream(work).unwrap().id() == id;
     let ids = [&first, &second].map(|work| raw.stream(work).unwrap().id());
     assert!(is_found(&first, ids[0]) && is_found(&second, ids[1]));
-    let streams = || site.pool.statistics_by_stream().len();
+    let streams = || site.pool.inspect().statistics_by_stream().len();
     let before = streams();
     drop(second);
     raw.stream(&third).unwrap();
@@ -220,7 +219,7 @@ pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
     assert_eq!(raw.given_out(), 1);
     let address = thread::scope(|scope| {
         let waiting = scope.spawn(|| raw.allocate(&external, 8 * MIB, None));
-        crate::site::eventually(|| site.pool.statistics().waits.waiting == 1);
+        crate::site::eventually(|| site.pool.inspect().statistics().waits.waiting == 1);
         holder.fill(span(held, 8 * MIB), 1);
         raw.free(held, &holder.work).unwrap();
         waiting.join().unwrap().unwrap()
@@ -323,7 +322,7 @@ pub(crate) fn addresses_outlive_their_raw_pool<B: Bench>() {
     let address = raw.try_allocate(&worker.work, 4 * MIB).unwrap();
     worker.fill(span(address, 4 * MIB), 1);
     drop(raw);
-    assert_eq!(site.pool.statistics().used.current, 4 * MIB);
+    assert_eq!(site.pool.inspect().statistics().used.current, 4 * MIB);
     worker.take_nothing(8 * MIB);
     worker.expect(span(address, 4 * MIB), 1);
     // Another table does not know the address.
@@ -332,5 +331,5 @@ pub(crate) fn addresses_outlive_their_raw_pool<B: Bench>() {
     assert!(text.contains("has another owner"), "{text}");
     worker.settle();
     site.witness.assert_content();
-    site.pool.check().unwrap();
+    site.pool.inspect().check().unwrap();
 }

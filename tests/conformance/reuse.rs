@@ -57,12 +57,12 @@ pub(crate) fn another_stream_gets_other_memory_while_there_is_room<B: Bench>() {
     let address = block.address();
     let gate = first.use_until_opened(&block, 1);
     drop(block);
-    assert_eq!(site.pool.statistics().pending.current, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().pending.current, 8 * MIB);
     let other = second.take(8 * MIB);
     assert_ne!(other.address(), address);
     second.use_up(&other, 2);
     second.settle();
-    assert_eq!(site.pool.statistics().device_waits, 0);
+    assert_eq!(site.pool.inspect().statistics().device_waits, 0);
     gate.open();
     settle_all(&[&first, &second]);
     drop(other);
@@ -74,14 +74,14 @@ pub(crate) fn other_stream_waits_for_the_work_if_memory_is_full<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
     for bytes in [8 * MIB, MIB] {
-        let waits = site.pool.statistics().device_waits;
+        let waits = site.pool.inspect().statistics().device_waits;
         let blocks: Vec<_> = (0..8 * MIB / bytes).map(|_| first.take(bytes)).collect();
         let gate = first.use_until_opened(&blocks[0], 1);
         let address = blocks[0].address();
         drop(blocks);
         let all = second.take_from(Source::DeviceWait, 8 * MIB);
         assert_eq!(all.address(), address);
-        assert_eq!(site.pool.statistics().device_waits, waits + 1);
+        assert_eq!(site.pool.inspect().statistics().device_waits, waits + 1);
         second.fill(&all, 2);
         second.expect(&all, 2);
         site.bench.let_run();
@@ -107,7 +107,7 @@ pub(crate) fn complete_memory_is_available_to_every_stream<B: Bench>() {
         second.free_and_settle(block);
         block_on(second.stream.synchronize()).unwrap();
     }
-    assert_eq!(site.pool.statistics().device_waits, 0);
+    assert_eq!(site.pool.inspect().statistics().device_waits, 0);
     site.assert_sound();
 }
 
@@ -123,8 +123,8 @@ pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
         worker.settle();
         worker.free_and_settle(block);
     }
-    site.pool.reap().unwrap();
-    let statistics = site.pool.statistics();
+    site.pool.maintain().reap().unwrap();
+    let statistics = site.pool.inspect().statistics();
     assert_eq!(
         (statistics.pending.current, statistics.device_waits),
         (0, 0)
@@ -226,8 +226,8 @@ pub(crate) fn concurrent_reaps_learn_no_more_than_either<B: Bench>() {
     let gate = first.use_until_opened(&late, 2);
     drop(late);
     let pool = site.pool.clone();
-    probe.amid_next("query", move || assert!(pool.reap().unwrap()));
-    site.pool.reap().unwrap();
+    probe.amid_next("query", move || assert!(pool.maintain().reap().unwrap()));
+    site.pool.maintain().reap().unwrap();
     second.take_nothing(8 * MIB);
     let complete = second.take_from(Source::Free, 4 * MIB);
     second.take_nothing(512);
@@ -250,9 +250,9 @@ pub(crate) fn odd_size_does_not_grow_the_pool_repeatedly<B: Bench>() {
         worker.settle();
     };
     (0..3).for_each(|_| turn());
-    let warm = site.pool.statistics();
+    let warm = site.pool.inspect().statistics();
     (0..20).for_each(|_| turn());
-    let after = site.pool.statistics();
+    let after = site.pool.inspect().statistics();
     assert_eq!(
         (after.growths, after.reserved),
         (warm.growths, warm.reserved)
@@ -273,14 +273,14 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
             }
             workers.iter().for_each(Worker::settle);
         }
-        site.pool.statistics().events_created
+        site.pool.inspect().statistics().events_created
     };
     // A stream with 16 pending events checks which of them can be reused.
     assert!(rounds(30) <= 4 * 17);
     assert!(rounds(300) <= 4 * 17);
     assert_eq!(
         probe.calls("create_event"),
-        site.pool.statistics().events_created
+        site.pool.inspect().statistics().events_created
     );
     drop((site, workers));
     eventually(|| probe.events() == 0);
@@ -300,7 +300,7 @@ pub(crate) fn recycled_stream_handle_inherits_nothing<B: Bench>() {
     assert!(held.iter().all(|worker| worker.work.raw() != raw));
     held[0].take_nothing(MIB);
     gate.open();
-    eventually(|| site.pool.reap().unwrap());
+    eventually(|| site.pool.maintain().reap().unwrap());
     let new: Vec<_> = (0..8).map(|_| site.worker()).collect();
     let heir = new.iter().find(|worker| worker.work.raw() == raw);
     assert!(B::RECYCLES_STREAM_HANDLES.is_none_or(|recycles| recycles == heir.is_some()));

@@ -55,7 +55,7 @@ pub(crate) fn request_due_first_is_served_first<B: Bench>() {
     for (name, waiting) in [("urgent", urgent), ("plain", plain), ("late", late)] {
         let block = block_on(waiting).unwrap();
         worker.use_up(&block, 1);
-        order.push((name, site.pool.statistics().waits.served));
+        order.push((name, site.pool.inspect().statistics().waits.served));
     }
     assert_eq!(order, [("urgent", 1), ("plain", 2), ("late", 3)]);
     worker.settle();
@@ -133,7 +133,7 @@ pub(crate) fn several_blocks_are_granted_together<B: Bench>() {
     ];
     let refused = site.pool.allocate_many(&worker.stream, layouts).try_now();
     assert!(matches!(refused, Err(AllocError::Exhausted(_))));
-    assert_eq!(site.pool.statistics().used.current, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().used.current, 8 * MIB);
     let mut waiting = site.pool.allocate_many(&worker.stream, layouts);
     assert!(poll(&mut waiting).is_pending());
     worker.use_up(&held, 1);
@@ -210,7 +210,7 @@ pub(crate) fn draining_waits_for_the_device<B: Bench>() {
     assert!(poll(&mut drain).is_pending(), "the stream is held");
     gate.open();
     block_on(drain).unwrap();
-    let statistics = site.pool.statistics();
+    let statistics = site.pool.inspect().statistics();
     assert_eq!(
         (statistics.used.current, statistics.pending.current),
         (0, 0)

@@ -4,7 +4,6 @@ use crate::bench::{Bench, Gate};
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
-use weirpool::testing::Invariants;
 use weirpool::{
     Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, Source,
     WhenShort,
@@ -26,7 +25,7 @@ fn end<B: Bench>(site: &Site<B>, worker: &Worker<B>, kept: impl IntoIterator<Ite
     }
     block_on(worker.stream.synchronize()).unwrap();
     // Maintenance may still be running.
-    eventually(|| site.pool.check_conserved().is_ok());
+    eventually(|| site.pool.inspect().check_conserved().is_ok());
     site.assert_sound();
 }
 
@@ -41,7 +40,7 @@ pub(crate) fn heuristic_coalesces_unasked<B: Bench>() {
     let worker = site.worker();
     let kept = kept_among_free(&worker);
     eventually(|| {
-        let figures = site.pool.statistics();
+        let figures = site.pool.inspect().statistics();
         (figures.releasable_blocks, figures.largest_free) == (1, 10 * MIB)
     });
     assert_eq!(probe.held(), 16 * MIB);
@@ -97,7 +96,7 @@ pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next<B
     probe.amid_next(release, move || {
         gate.into_iter().for_each(Gate::open);
         other.settle();
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     });
     drop(free);
     eventually(|| probe.held() == 2 * MIB);
@@ -111,10 +110,13 @@ pub(crate) fn threshold_can_be_set_later<B: Bench>() {
     });
     let worker = site.worker();
     let kept = kept_among_free(&worker);
-    site.pool.reap().unwrap();
+    site.pool.maintain().reap().unwrap();
     assert_eq!(probe.held(), 16 * MIB);
     let threshold = ReleaseThreshold::Bytes(8 * MIB);
-    site.pool.set_release_threshold(threshold).unwrap();
+    site.pool
+        .maintain()
+        .set_release_threshold(threshold)
+        .unwrap();
     eventually(|| probe.held() <= 8 * MIB);
     assert!(probe.held() >= 6 * MIB, "what is used is not free");
     end(&site, &worker, kept);
@@ -143,7 +145,7 @@ pub(crate) fn threshold_is_met_at_the_next_synchronization<B: Bench>() {
         synchronize();
         assert_eq!(probe.calls("free") + probe.calls("unmap"), calls);
     }
-    eventually(|| site.pool.check_conserved().is_ok());
+    eventually(|| site.pool.inspect().check_conserved().is_ok());
     site.assert_sound();
 }
 
@@ -164,14 +166,14 @@ pub(crate) fn reuse_changes_on_a_live_pool<B: Bench>() {
         internal_dependencies: true,
         ..Reuse::NONE
     };
-    assert_eq!(site.pool.set_reuse(internal), Reuse::NONE);
+    assert_eq!(site.pool.maintain().set_reuse(internal), Reuse::NONE);
     let granted = block_on(request).expect("memory behind a wait, while the stream is held");
     assert_eq!(granted.source(), Source::DeviceWait);
     taking.use_up(&granted, 2);
     gate.open();
     taking.settle();
     drop(granted);
-    assert_eq!(site.pool.set_reuse(Reuse::ALL), internal);
+    assert_eq!(site.pool.maintain().set_reuse(Reuse::ALL), internal);
     site.assert_sound();
 }
 

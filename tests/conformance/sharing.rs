@@ -4,8 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, now};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Source, StreamError};
+use weirpool::{AllocError, Block, Source, StreamError, Unordered};
 
 /// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like
 /// that of another stream.
@@ -19,7 +18,9 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     site.bench.host_fill((&block).into(), 2);
     device.expect(&block, 2);
     // The host is at it until the gate opens.
-    block.used_on(&host.stream).unwrap();
+    host.stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let gate = site.bench.hold(&host.work);
     host.expect(&block, 2);
     drop(block);
@@ -81,7 +82,10 @@ fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>
     workers[0].fill(&block, 1);
     let gates = workers[1..3].iter().map(|reader| {
         reader.come_after(&workers[0]);
-        block.used_on(&reader.stream).unwrap();
+        reader
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         let gate = reader.bench.hold(&reader.work);
         reader.expect(&block, 1);
         gate
@@ -125,7 +129,10 @@ pub(crate) fn further_stream_comes_after_the_earlier_life<B: Bench>() {
         drop(earlier);
         let block = home.take(bytes);
         assert_eq!(block.address(), address);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         further.fill(&block, 2);
         further.expect(&block, 2);
         site.bench.let_run();
@@ -147,7 +154,7 @@ pub(crate) fn streams_of_another_device_are_refused<B: Bench>() {
     let blocks = [at_home.take(8 * MIB), abroad.take(8 * MIB)];
     at_home.use_up(&blocks[0], 1);
     abroad.use_up(&blocks[1], 2);
-    assert_eq!(here.pool.statistics().used.current, 8 * MIB);
+    assert_eq!(here.pool.inspect().statistics().used.current, 8 * MIB);
     drop(blocks);
     settle_all(&[&at_home, &abroad]);
     here.assert_sound();
@@ -164,7 +171,7 @@ pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
     let awaited = now(site.pool.allocate(&stream, 1));
     assert_eq!(awaited.unwrap_err(), AllocError::ForeignStream);
     site.assert_conserved();
-    elsewhere.check_conserved().unwrap();
+    elsewhere.inspect().check_conserved().unwrap();
 }
 
 /// rmm#1306: an event of one device, a stream of another. It orders them if both devices are of one host.
@@ -185,17 +192,17 @@ pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     let block = worker.take(8 * MIB);
     worker.fill(&block, 1);
     // The other pool is on a device of its own, where the backend has more than one.
-    let is_same = site.pool.device_id() == other.pool.device_id();
+    let is_same = site.pool.device().id() == other.pool.device().id();
     let reason = match is_same {
         true => StreamError::ForeignPool,
         false => StreamError::ForeignDevice,
     };
-    let refused = block.used_on(&stranger.stream);
+    let refused = stranger.stream.record_use(Unordered::UntilFreed(&block));
     assert_eq!(refused.unwrap_err(), reason);
     let refused = block.deallocate_on(&stranger.stream).unwrap_err();
     assert_eq!(refused.reason, reason);
     worker.take_nothing(MIB);
-    assert_eq!(site.pool.statistics().used.current, 8 * MIB);
+    assert_eq!(site.pool.inspect().statistics().used.current, 8 * MIB);
     worker.expect(&refused.block, 1);
     drop(refused);
     worker.settle();

@@ -8,7 +8,6 @@ use crate::probe::Probe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Source, Stream, Upstream};
 
 /// A pool under test.
@@ -114,13 +113,13 @@ impl<B: Bench> Site<B> {
 
     /// A thread of the pool may still serve a dropped request, with memory claimed for it, so this retries for a while.
     pub(crate) fn assert_conserved(&self) {
-        self.pool.check().unwrap();
+        self.pool.inspect().check().unwrap();
         let start = Instant::now();
-        while let Err(missing) = self.pool.check_conserved() {
+        while let Err(missing) = self.pool.inspect().check_conserved() {
             assert!(start.elapsed() < Duration::from_secs(20), "{missing}");
             std::thread::yield_now();
         }
-        assert_eq!(self.pool.statistics().used.current, 0);
+        assert_eq!(self.pool.inspect().statistics().used.current, 0);
     }
 }
 

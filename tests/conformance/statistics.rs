@@ -31,7 +31,7 @@ pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
     let worker = site.worker();
     let blocks: Vec<_> = (1..20).map(|n| worker.take(n * 100_000)).collect();
-    let used = site.pool.statistics();
+    let used = site.pool.inspect().statistics();
     assert_sum(&used);
     let sizes = blocks.iter().map(|block| block.size()).sum::<u64>();
     assert_eq!(
@@ -40,15 +40,19 @@ pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     );
     let gate = worker.use_until_opened(&blocks[0], 1);
     drop(blocks);
-    let pending = site.pool.statistics();
+    let pending = site.pool.inspect().statistics();
     assert_sum(&pending);
     assert_eq!((pending.used.current, pending.pending.current), (0, sizes));
     assert_eq!(pending.hits.total(), 19);
     gate.open();
     worker.settle();
-    assert_eq!(site.pool.statistics(), pending, "reading reaps nothing");
+    assert_eq!(
+        site.pool.inspect().statistics(),
+        pending,
+        "reading reaps nothing"
+    );
     block_on(worker.stream.synchronize()).unwrap();
-    let free = site.pool.statistics();
+    let free = site.pool.inspect().statistics();
     assert_sum(&free);
     assert_eq!((free.pending.current, free.free), (0, probe.held()));
     site.assert_sound();
@@ -64,10 +68,10 @@ pub(crate) fn high_water_marks_are_kept_and_reset<B: Bench>() {
     let _ = site.pool.trim_to(0).unwrap();
     let high = |s: &Statistics| [s.used.high, s.reserved.high].map(|bytes| bytes / MIB);
     let current = |s: &Statistics| [s.used.current, s.reserved.current].map(|bytes| bytes / MIB);
-    let before = site.pool.statistics();
+    let before = site.pool.inspect().statistics();
     assert_eq!((high(&before), current(&before)), ([24, 24], [8, 8]));
-    site.pool.reset_high_water_marks();
-    let after = site.pool.statistics();
+    site.pool.inspect().reset_high_water_marks();
+    let after = site.pool.inspect().statistics();
     assert_eq!((high(&after), current(&after)), ([8, 8], [8, 8]));
     assert_eq!(after.hits, before.hits);
     drop(kept);
@@ -90,11 +94,11 @@ pub(crate) fn used_bytes_are_those_of_live_blocks<B: Bench>() {
             .iter()
             .map(|block: &weirpool::Block| block.size())
             .sum();
-        assert_eq!(site.pool.statistics().used.current, sizes);
+        assert_eq!(site.pool.inspect().statistics().used.current, sizes);
         if random.u8(..) < 20 {
-            site.pool.reset_high_water_marks();
+            site.pool.inspect().reset_high_water_marks();
         }
-        assert_sum(&site.pool.statistics());
+        assert_sum(&site.pool.inspect().statistics());
     }
     drop(live);
     site.assert_conserved();
@@ -109,11 +113,11 @@ pub(crate) fn grants_are_counted_by_their_source<B: Bench>() {
     drop(second.take(8 * MIB));
     drop(second.take(MIB));
     drop(second.take_from(Source::Lane, MIB));
-    let hits = site.pool.statistics().hits;
+    let hits = site.pool.inspect().statistics().hits;
     assert_eq!(hits.total(), sources.len() as u64 + 3);
     assert_eq!(hits.of(Source::Lane), 1);
     assert_eq!(hits.of(Source::Grown), 1);
-    assert_eq!(hits.total(), site.pool.statistics().allocations);
+    assert_eq!(hits.total(), site.pool.inspect().statistics().allocations);
 }
 
 /// [17] Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: the counts of
@@ -126,7 +130,7 @@ pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
         taken - probe.calls("destroy") - probe.calls("free")
     };
     let [first, middle, last] = [4, 8, 4].map(|mib| worker.take_from(Source::Grown, mib * MIB));
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     assert_eq!((figures.live_blocks, figures.chunks), (3, held()));
     assert_eq!(
         (figures.releasable_chunks, figures.releasable_bytes),
@@ -135,11 +139,11 @@ pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
 
     let gate = worker.use_until_opened(&middle, 1);
     drop(middle);
-    let pending = site.pool.statistics();
+    let pending = site.pool.inspect().statistics();
     assert_eq!((pending.live_blocks, pending.releasable_bytes), (2, 0));
     gate.open();
     block_on(worker.stream.synchronize()).unwrap();
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     let told = [figures.largest_free, figures.releasable_bytes];
     assert_eq!(told.map(|bytes| bytes / MIB), [8, 8]);
     assert!((1..figures.chunks).contains(&figures.releasable_chunks));
@@ -147,14 +151,14 @@ pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
         site.pool.trim_to(0).unwrap().released,
         figures.releasable_bytes
     );
-    let trimmed = site.pool.statistics();
+    let trimmed = site.pool.inspect().statistics();
     assert_eq!(trimmed.chunks, figures.chunks - figures.releasable_chunks);
     assert_eq!(
         (trimmed.chunks, trimmed.reserved.current),
         (held(), probe.held())
     );
     drop((first, last));
-    assert_eq!(site.pool.statistics().live_blocks, 0);
+    assert_eq!(site.pool.inspect().statistics().live_blocks, 0);
     site.assert_sound();
 }
 
@@ -236,9 +240,9 @@ pub(crate) fn scopes_nest<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let before = worker.take(MIB);
-    let outer = site.pool.statistics_scope();
+    let outer = site.pool.inspect().statistics_scope();
     let first = worker.take(8 * MIB);
-    let inner = site.pool.statistics_scope();
+    let inner = site.pool.inspect().statistics_scope();
     drop(worker.take(4 * MIB));
     drop((before, first));
     let befores = [&inner, &outer].map(|scope| scope.before().used.current / MIB);
@@ -257,13 +261,13 @@ pub(crate) fn scopes_nest<B: Bench>() {
 /// [20] Scopes nest while other threads allocate and free, and streams are created and dropped.
 pub(crate) fn scopes_of_several_threads_never_go_below_zero<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
-    let outer = site.pool.statistics_scope();
+    let outer = site.pool.inspect().statistics_scope();
     std::thread::scope(|threads| {
         for _ in 0..3 {
             let worker = site.worker();
             threads.spawn(move || {
                 for round in 0..50 {
-                    let scope = worker.pool.statistics_scope();
+                    let scope = worker.pool.inspect().statistics_scope();
                     let block = worker.take(100_000 * (1 + round % 4));
                     let figures = scope.read();
                     assert!(figures.allocated >= block.size(), "{figures:?}");
@@ -308,7 +312,7 @@ pub(crate) fn streams_and_tags_are_counted_separately<B: Bench>() {
     assert_eq!(of_tag(tags[0]), of_stream(&first));
     assert_eq!(of_tag(tags[1]), (sizes, 2, 0));
     assert_eq!(of_stream(&second), of_tag(tags[1]));
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     assert_eq!(figures.used.current, weights.size() + sizes);
     let requested = 3_000_000 + 1000 + 4 * MIB;
     assert_eq!(figures.lost_to_rounding, figures.used.current - requested);
@@ -327,7 +331,7 @@ pub(crate) fn streams_and_tags_are_counted_separately<B: Bench>() {
         [(0, 1, 1), (0, 2, 2)]
     );
     assert_eq!(site.pool.tag(tags[1]).statistics().used.high, sizes);
-    assert_eq!(site.pool.statistics().lost_to_rounding, 0);
+    assert_eq!(site.pool.inspect().statistics().lost_to_rounding, 0);
     site.assert_conserved();
 }
 
@@ -345,7 +349,7 @@ pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
     gate.open();
     drop(block_on(waiting).unwrap());
 
-    let waits = site.pool.statistics().waits;
+    let waits = site.pool.inspect().statistics().waits;
     assert_eq!((waits.waiting, waits.served), (0, 1));
     assert_eq!(site.pool.tag(tag).statistics().waits, waits);
     let of_stream = |worker: &Worker<B>| worker.stream.statistics().waits.served;
@@ -353,7 +357,7 @@ pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
     let times = waits.times;
     assert_eq!((times.count(), times.total()), (1, times.longest()));
     assert_eq!(times.percentile(50.0), times.longest());
-    let ages = site.pool.statistics().pending_ages;
+    let ages = site.pool.inspect().statistics().pending_ages;
     assert!(ages.count() >= 1 && ages.percentile(100.0) == ages.longest());
     site.assert_sound();
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind::{Other, Unsupported};
-use weirpool::{Accesses, StreamError, Task, TaskError};
+use weirpool::{Accesses, StreamError, Task, TaskError, Unordered};
 
 impl<B: Bench> Worker<B> {
     /// Submits work to this worker's stream.
@@ -104,8 +104,14 @@ pub(crate) fn stream_comes_after_a_task<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second, third] = site.workers();
     let block = first.take(MIB);
-    block.used_on(&second.stream).unwrap();
-    block.used_on(&third.stream).unwrap();
+    second
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
+    third
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let gate = first.hold();
     let task = first.submit((), |_, ()| first.fill(&block, 1));
     second.stream.after(&task).unwrap();
@@ -240,7 +246,10 @@ pub(crate) fn host_task_takes_its_turn_in_the_stream<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [worker, other] = site.workers();
     let block = worker.take(MIB);
-    block.used_on(&other.stream).unwrap();
+    other
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let gate = worker.hold();
     let (begins, mut begun) = oneshot::channel();
     let (ends, ended) = oneshot::channel();

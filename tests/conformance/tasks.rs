@@ -41,7 +41,7 @@ pub(crate) fn many_tasks_share_a_small_pool<B: Bench, E: Executor>() {
         }
         worker.stream.synchronize().await.unwrap();
     }));
-    let waits = site.pool.statistics().waits;
+    let waits = site.pool.inspect().statistics().waits;
     assert_eq!((waits.waiting, waits.unserved()), (0, 0));
     site.assert_sound();
 }
@@ -121,7 +121,7 @@ pub(crate) fn dropped_waits_lose_no_memory<B: Bench, E: Executor>() {
         }
         worker.stream.synchronize().await.unwrap();
     }));
-    assert_eq!(site.pool.statistics().waits.waiting, 0);
+    assert_eq!(site.pool.inspect().statistics().waits.waiting, 0);
     site.assert_sound();
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn reclaimer_runs_as_a_task<B: Bench, E: Executor>() {
         }
         worker.stream.synchronize().await.unwrap();
     });
-    all.push(Box::pin(site.pool.reclaimer()));
+    all.push(Box::pin(site.pool.maintain().reclaimer()));
     let Site { pool, witness, .. } = site;
     drop(pool);
     E::run(all);
@@ -164,7 +164,7 @@ pub(crate) fn small_service_runs_on_any_executor<B: Bench, E: Executor>() {
         pool.close();
         pool.drain().await.unwrap();
     })]);
-    let statistics = site.pool.statistics();
+    let statistics = site.pool.inspect().statistics();
     assert_eq!(statistics.waits.waiting, 0);
     assert_eq!(
         (statistics.used.current, statistics.pending.current),

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Barrier, Mutex};
 use std::thread;
-use weirpool::Block;
 use weirpool::device::DeviceAddress;
+use weirpool::{Block, Unordered};
 
 /// [4] RMM multi-threaded `RandomAllocations`: a stream for each thread, and a pool that is too small.
 pub(crate) fn many_threads_keep_their_patterns<B: Bench>() {
@@ -35,7 +35,14 @@ pub(crate) fn submitters_of_one_stream_keep_its_order<B: Bench>() {
             scope.spawn(move || use_at_random(&worker, seed));
         }
     });
-    assert!(site.pool.statistics().hits.of(weirpool::Source::Lane) > 0);
+    assert!(
+        site.pool
+            .inspect()
+            .statistics()
+            .hits
+            .of(weirpool::Source::Lane)
+            > 0
+    );
     site.assert_sound();
 }
 
@@ -117,7 +124,10 @@ pub(crate) fn drop_on_another_thread_covers_the_last_use<B: Bench>() {
         let block = block_on(home.allocate(8 * MIB));
         home.fill(&block, round);
         further.come_after(&home);
-        block.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         further.bench.spend(&further.work);
         further.expect(&block, round);
         thread::scope(|scope| {
@@ -150,7 +160,7 @@ pub(crate) fn threads_at_the_limit_never_exceed_it<B: Bench>() {
     });
     assert!((3 * MIB..=CAPACITY).contains(&most.into_inner()));
     assert!(probe.peak() <= CAPACITY);
-    assert!(site.pool.statistics().reserved.high <= CAPACITY);
+    assert!(site.pool.inspect().statistics().reserved.high <= CAPACITY);
     site.assert_conserved();
 }
 
@@ -165,7 +175,7 @@ pub(crate) fn address_has_one_owner_at_a_time<B: Bench>() {
             scope.spawn(move || own_and_give_back(&worker, seed, owned));
         }
     });
-    assert!(site.pool.statistics().released > 0);
+    assert!(site.pool.inspect().statistics().released > 0);
     site.assert_sound();
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn panicking_task_frees_all_its_memory<B: Bench>() {
     let [worker, other] = site.workers();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).build().unwrap();
-    let waiting = || site.pool.statistics().waits.waiting;
+    let waiting = || site.pool.inspect().statistics().waits.waiting;
     let ((full, is_full), (go, may_go)) = (channel(), channel());
     let panics = runtime.spawn(panics_with_hands_full(worker.clone(), full, may_go));
     block_on(is_full).unwrap();
@@ -55,7 +55,7 @@ async fn panics_with_hands_full<B: Bench>(
     worker.use_up(&drawn, 2);
     let mut seen = worker.take(MIB);
     worker.use_up(&seen, 3);
-    let is_seen = pool.describe().memory_kind.is_seen_by_host();
+    let is_seen = pool.inspect().describe().memory_kind.is_seen_by_host();
     let mut guard = None;
     if is_seen {
         let bytes = guard.insert(seen.host().await.unwrap());

@@ -4,19 +4,19 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, plain_builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{Block, Buffer, CopyError, Source, StreamError, Upstream};
+use weirpool::{Block, CopyError, Source, StreamError, Unordered, Upstream};
 use weirpool_share::Share;
 
 /// Writes the block on the writer's stream, which is held.
 fn write_held<B: Bench>(writer: &Worker<B>, block: &mut Block, value: u8) -> crate::bench::Gate {
-    let block = block.write_on(&writer.stream).unwrap();
+    let block = writer.stream.record_use(block).unwrap();
     let gate = writer.bench.hold(&writer.work);
     writer.fill(block, value);
     gate
 }
 
 fn expect_read<B: Bench>(reader: &Worker<B>, block: &Block, value: u8) {
-    let block = block.read_on(&reader.stream).unwrap();
+    let block = reader.stream.record_use(block).unwrap();
     reader.expect(block, value);
 }
 
@@ -51,10 +51,16 @@ pub(crate) fn reader_comes_after_uses_that_may_have_written<B: Bench>() {
         let block = home.take(MIB);
         let gate = site.bench.hold(&second.work);
         if is_told_by_name {
-            block.used_on(&second.stream).unwrap();
+            second
+                .stream
+                .record_use(Unordered::UntilFreed(&block))
+                .unwrap();
             second.fill(&block, 1);
         } else {
-            second.fill(block.on(&second.stream).unwrap(), 1);
+            second.fill(
+                second.stream.record_use(Unordered::Once(&block)).unwrap(),
+                1,
+            );
         }
         expect_read(&third, &block, 1);
         site.bench.let_run();
@@ -69,14 +75,14 @@ pub(crate) fn writer_comes_after_all_readers<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, first, second, writer] = site.workers();
     let mut block = home.take(MIB);
-    home.fill(block.write_on(&home.stream).unwrap(), 1);
+    home.fill(home.stream.record_use(&mut block).unwrap(), 1);
     let gate = site.bench.hold(&first.work);
     expect_read(&first, &block, 1);
     expect_read(&second, &block, 1);
     second.settle();
     let late = site.bench.hold(&second.work);
     expect_read(&second, &block, 1);
-    writer.fill(block.write_on(&writer.stream).unwrap(), 2);
+    writer.fill(writer.stream.record_use(&mut block).unwrap(), 2);
     site.bench.let_run();
     late.open();
     site.bench.let_run();
@@ -102,9 +108,9 @@ pub(crate) fn ordered_use_ends_before_the_memory_is_reused<B: Bench>() {
         let mut block = home.take(8 * MIB);
         home.fill(&block, 1);
         if writes {
-            further.fill(block.write_on(&further.stream).unwrap(), 1);
+            further.fill(further.stream.record_use(&mut block).unwrap(), 1);
         }
-        let argument = block.read_on(&further.stream).unwrap();
+        let argument = further.stream.record_use(&block).unwrap();
         let gate = site.bench.hold(&further.work);
         further.expect(argument, 1);
         drop(block);
@@ -131,9 +137,9 @@ pub(crate) fn ordered_use_comes_after_the_earlier_life<B: Bench>() {
         let mut block = home.take(MIB);
         assert_eq!(block.address(), address);
         let argument = if writes {
-            block.write_on(&further.stream).unwrap()
+            further.stream.record_use(&mut block).unwrap()
         } else {
-            block.read_on(&further.stream).unwrap()
+            further.stream.record_use(&block).unwrap()
         };
         further.fill(argument, 2);
         site.bench.let_run();
@@ -148,8 +154,8 @@ pub(crate) fn ordered_use_on_a_foreign_stream_is_refused<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let (home, stranger) = (site.worker(), site.elsewhere(8 * MIB).worker());
     let mut block = home.take(MIB);
-    let read = block.read_on(&stranger.stream).map(drop);
-    let written = block.write_on(&stranger.stream).map(drop);
+    let read = stranger.stream.record_use(&block).map(drop);
+    let written = stranger.stream.record_use(&mut block).map(drop);
     for refused in [read, written] {
         assert_eq!(refused.unwrap_err(), StreamError::ForeignDevice);
     }
@@ -161,7 +167,12 @@ pub(crate) fn ordered_use_on_a_foreign_stream_is_refused<B: Bench>() {
 pub(crate) fn written_elements_are_read_on_any_stream<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let workers = site.workers::<3>();
-    let allocate = |len| Buffer::<u32>::try_allocate(&site.pool, &workers[0].stream, len).unwrap();
+    let allocate = |len| {
+        site.pool
+            .buffer::<u32>(&workers[0].stream, len)
+            .try_now()
+            .unwrap()
+    };
     let elements: Vec<u32> = (0..1_000_000).map(|n| n * 7).collect();
     let mut buffer = allocate(elements.len());
     for round in 0..6 {
@@ -190,7 +201,11 @@ pub(crate) fn written_elements_are_read_on_any_stream<B: Bench>() {
 pub(crate) fn elements_that_do_not_fit_are_not_copied<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
-    let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &worker.stream, 10).unwrap();
+    let mut buffer = site
+        .pool
+        .buffer::<u32>(&worker.stream, 10)
+        .try_now()
+        .unwrap();
     block_on(buffer.write(&worker.stream, &[1; 10])).unwrap();
     let too_long = block_on(buffer.write(&worker.stream, &[2; 11]));
     let too_large = block_on(buffer.read_into(&worker.stream, &mut [0; 11]));
@@ -212,7 +227,11 @@ pub(crate) fn elements_that_do_not_fit_are_not_copied<B: Bench>() {
 pub(crate) fn dropped_read_writes_nothing<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, other] = site.workers();
-    let mut buffer = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 4096).unwrap();
+    let mut buffer = site
+        .pool
+        .buffer::<u8>(&home.stream, 4096)
+        .try_now()
+        .unwrap();
     block_on(buffer.write(&home.stream, &[7; 4096])).unwrap();
     let gate = site.bench.hold(&other.work);
     let mut into = [0; 4096];
@@ -248,7 +267,11 @@ fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
 pub(crate) fn host_comes_after_earlier_uses_and_before_later_ones<B: Bench>() {
     for site in seen_by_both::<B>() {
         let [home, writer, reader] = site.workers();
-        let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &home.stream, 1000).unwrap();
+        let mut buffer = site
+            .pool
+            .buffer::<u32>(&home.stream, 1000)
+            .try_now()
+            .unwrap();
         let write = vec![3; 1000];
         drop(buffer.write(&writer.stream, &write));
         let gate = site.bench.hold(&reader.work);

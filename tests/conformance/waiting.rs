@@ -7,7 +7,6 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Wake, Waker};
-use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, Stream};
 
 /// Creates a pool with one block that takes all memory and is in use until the gate opens; with its worker, and another
@@ -40,7 +39,7 @@ pub(crate) fn spurious_wake_up_keeps_the_request_waiting<B: Bench>() {
         assert!(poll(&mut waiting).is_pending());
         assert!(poll(&mut passed).is_pending());
     }
-    assert_eq!(site.pool.statistics().waits.waiting, 1);
+    assert_eq!(site.pool.inspect().statistics().waits.waiting, 1);
     gate.open();
     drop(block_on(waiting).unwrap());
     block_on(passed).unwrap();
@@ -72,8 +71,8 @@ pub(crate) fn latest_waker_is_woken<B: Bench>() {
     eventually(|| new.iter().all(|count| count.get() > 0));
     // The thread that serves the queue wakes the waiter that it grants to.
     eventually(|| {
-        site.pool.reap().unwrap();
-        site.pool.statistics().waits.served == 1
+        site.pool.maintain().reap().unwrap();
+        site.pool.inspect().statistics().waits.served == 1
     });
     assert_eq!(old.get(), before, "the old waker is not called");
     drop(block_on(waiting).unwrap());
@@ -99,11 +98,11 @@ pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     // Polling the last one serves the queue; the grant goes to the one before it.
     eventually(|| {
         assert!(poll(&mut last).is_pending());
-        site.pool.statistics().waits.served == 1
+        site.pool.inspect().statistics().waits.served == 1
     });
     drop(granted);
     drop(block_on(last).unwrap());
-    let waits = site.pool.statistics().waits;
+    let waits = site.pool.inspect().statistics().waits;
     assert_eq!((waits.waiting, waits.served, waits.unserved()), (0, 2, 1));
     assert_end(&site, &workers);
 }
@@ -153,9 +152,9 @@ pub(crate) fn forgotten_future_frees_nothing_early<B: Bench>() {
     first.use_up(&rest, 3);
     first.free_and_settle(rest);
     second.settle();
-    site.pool.check().unwrap();
+    site.pool.inspect().check().unwrap();
     site.witness.assert_content();
-    assert_eq!(site.pool.statistics().used.current, 6 * MIB);
+    assert_eq!(site.pool.inspect().statistics().used.current, 6 * MIB);
 }
 
 /// cutile-rs#242: a cancelled task freed a buffer that a kernel was still using.
@@ -188,10 +187,10 @@ struct Caller {
 
 impl Wake for Caller {
     fn wake(self: Arc<Self>) {
-        self.pool.reap().unwrap();
+        self.pool.maintain().reap().unwrap();
         drop(self.pool.try_allocate(&self.stream, 512));
         assert!(self.stream.event().is_ok());
-        self.pool.check().unwrap();
+        self.pool.inspect().check().unwrap();
         self.calls.fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -22,14 +22,14 @@ fn figures_are_data() {
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("serialized");
-    let scope = pool.statistics_scope();
+    let scope = pool.inspect().statistics_scope();
     let full = pool.allocate(&stream, 8 * MIB).tag(tag).try_now().unwrap();
     let waiting = not_ready(pool.allocate(&stream, MIB));
     device.advance(us(20));
     drop(full);
     drop(now(waiting).unwrap());
 
-    let figures = round_trip(&pool.statistics());
+    let figures = round_trip(&pool.inspect().statistics());
     assert_eq!(figures["reserved"]["high"], 8 * MIB);
     assert_eq!(figures["hits"]["grown"], 1);
     assert_eq!(figures["waits"]["times"]["longest"]["nanos"], 20_000);
@@ -55,7 +55,7 @@ fn figures_are_data() {
     let capabilities = round_trip(&device.capabilities());
     assert_eq!(capabilities["memory_kinds"][3], "host");
     let block = pool.try_allocate(&stream, MIB).unwrap();
-    let found = round_trip(&pool.block_at(block.address()).unwrap());
+    let found = round_trip(&pool.inspect().block_at(block.address()).unwrap());
     assert_eq!(found["state"], "used");
 }
 

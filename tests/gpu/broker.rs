@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, PoolBuilder, Stream};
 use weirpool_broker::{Broker, BrokerConfig, Watch, lease_capacity};
 
@@ -99,11 +98,11 @@ pub(crate) fn broker_moves_memory_between_processes() {
     let left = || bench.gpu.context().mem_get_info().unwrap().0 as u64;
     for word in 1..6 {
         here.use_memory(word);
-        assert_eq!(here.pool.statistics().reserved.current, BYTES);
+        assert_eq!(here.pool.inspect().statistics().reserved.current, BYTES);
         there.say("use");
         assert_eq!(there.hear(), "used");
         // What the other process took was given back here, without a task that was polled.
-        assert!(here.pool.statistics().reserved.current + BYTES <= CAPACITY);
+        assert!(here.pool.inspect().statistics().reserved.current + BYTES <= CAPACITY);
     }
     there.say("hold");
     assert_eq!(there.hear(), "holds");
@@ -114,7 +113,7 @@ pub(crate) fn broker_moves_memory_between_processes() {
         left() + CAPACITY >= held,
         "the driver has the memory of the killed process back"
     );
-    here.pool.check_conserved().unwrap();
+    here.pool.inspect().check_conserved().unwrap();
     // The broker ends last: it hears that the pool is gone, and no lease is left.
     drop(here);
     let mut watch = Watch::connect(&socket).unwrap();

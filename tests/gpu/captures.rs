@@ -18,7 +18,6 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
-use weirpool::testing::Invariants;
 use weirpool::{Fill, FillAt, Pool, PoolBuilder, Source, TaskError, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -91,8 +90,8 @@ pub(crate) fn capture_is_not_broken_by_calls_of_the_pool() {
     captured.settle();
     let is_over = AtomicBool::new(false);
     let is_over = &is_over;
-    let served = || site.pool.statistics().waits.served;
-    let reclaimer = site.pool.reclaimer();
+    let served = || site.pool.inspect().statistics().waits.served;
+    let reclaimer = site.pool.maintain().reclaimer();
     let Site { pool, .. } = &site;
     let mut graphs = Vec::new();
     thread::scope(|scope| {
@@ -109,7 +108,7 @@ pub(crate) fn capture_is_not_broken_by_calls_of_the_pool() {
         scope.spawn(move || {
             while !is_over.load(Ordering::SeqCst) {
                 let _ = pool.trim_to(32 * MIB).unwrap();
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
                 drop(pool.create_stream().unwrap());
                 thread::sleep(Duration::from_micros(500));
             }
@@ -180,7 +179,7 @@ pub(crate) fn capture_is_not_broken_by_blocks_that_are_passed_through() {
     let graph = end(&captured).expect("a capture that is whole");
     graph.launch().unwrap();
     captured.settle();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     drop(pool);
     eventually(|| driver_pool.used().unwrap().current == 0);
     site.assert_conserved();
@@ -301,7 +300,7 @@ pub(crate) fn captured_stream_keeps_its_freed_memory() {
     assert_refused(captured.stream.event());
     assert_refused(block_on(captured.stream.synchronize()));
     assert!(earlier.is_complete().unwrap(), "it precedes the capture");
-    assert_eq!(site.pool.statistics().pending.current, 10 * MIB);
+    assert_eq!(site.pool.inspect().statistics().pending.current, 10 * MIB);
     other.take_nothing(8 * MIB);
     // Other streams are not affected.
     let elsewhere = other.take(2 * MIB);
@@ -403,7 +402,7 @@ pub(crate) fn captured_copy_of_plain_memory_needs_no_access() {
     let [mut from, mut to] = [0, 1].map(|at| pools[at].try_allocate(&streams[at], MIB).unwrap());
     for (pool, stream) in pools.iter().zip(&streams) {
         block_on(stream.synchronize()).unwrap();
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     }
     let capture = pools[0].capture(&streams[0]).unwrap();
     block_on(from.copy_to(0..MIB, &mut to, 0, &streams[0]).unwrap()).unwrap();

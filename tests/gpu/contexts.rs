@@ -12,8 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{Device, MemoryKind};
-use weirpool::testing::Invariants;
-use weirpool::{Pool, Stream};
+use weirpool::{Pool, Stream, Unordered};
 
 type Here = Cuda<Mapped>;
 
@@ -24,7 +23,7 @@ fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl F
     done("an allocation that grows");
     let upload = block.upload(stream, 0, &[7; 100]).unwrap();
     done("an upload");
-    block.used_on(other).unwrap();
+    other.record_use(Unordered::UntilFreed(&block)).unwrap();
     other.wait(&stream.event().unwrap()).unwrap();
     done("a wait");
     let download = block.download(other, 0..100).unwrap();
@@ -42,14 +41,14 @@ fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl F
     done("a free that is awaited");
     drop(pool.create_stream().unwrap());
     done("a stream of the pool's");
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     block_on(other.synchronize()).unwrap();
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert!(pool.trim_to(0).unwrap().released > 0);
     done("a trim");
-    assert_eq!(pool.statistics().used.current, 0);
-    assert!(pool.describe().device.contains("cuda:"));
-    pool.check_conserved().unwrap();
+    assert_eq!(pool.inspect().statistics().used.current, 0);
+    assert!(pool.inspect().describe().device.contains("cuda:"));
+    pool.inspect().check_conserved().unwrap();
     done("statistics");
 }
 
@@ -96,7 +95,7 @@ pub(crate) fn context_of_a_thread_is_left_alone() {
     drop(first);
     drop(block);
     eventually(|| {
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         stream.strong_count() == 0
     });
     done("the end of a stream");

@@ -7,7 +7,7 @@ use crate::site::{Site, Worker, settle_all};
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use futures::executor::block_on;
 use futures::future::try_join_all;
-use weirpool::Block;
+use weirpool::{Block, Unordered};
 
 /// The value of the bytes around the copied ones.
 const AROUND: u8 = 0xEE;
@@ -101,7 +101,7 @@ pub(crate) fn copies_keep_the_order_of_their_stream<S: Setting>() {
 
 /// By the block's own way of being a kernel's argument.
 fn add<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block, amount: u64) {
-    let argument = block.on(&worker.stream).unwrap();
+    let argument = worker.stream.record_use(Unordered::Once(&block)).unwrap();
     let words = block.requested() / 4;
     let mut launch = worker.work.launch_builder(worker.bench.gpu.kernel("add"));
     launch.arg(&argument).arg(&words).arg(&amount);

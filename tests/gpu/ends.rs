@@ -14,7 +14,6 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{Device, DeviceError};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, Stream};
 
 pub(crate) const FAULT: &str = "fault";
@@ -82,12 +81,12 @@ pub(crate) fn fault() {
     assert_sticky(of_the_device(block_on(pool.allocate(&second, 512))));
     assert_sticky(event.is_complete());
     assert_sticky(second.event());
-    assert_sticky(pool.reap());
+    assert_sticky(pool.maintain().reap());
     // Memory that may still be in use is not granted.
-    let statistics = pool.statistics();
+    let statistics = pool.inspect().statistics();
     assert_eq!((statistics.pending.current, statistics.free), (8 * MIB, 0));
     assert_eq!(statistics.waits.waiting, 0);
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop((first, second, pool, event));
     drop((works, gpu));
 }
@@ -173,7 +172,7 @@ pub(crate) fn exit() {
     // The process does not wait for this thread, whose request is never granted.
     let waiting = (pool.clone(), second);
     thread::spawn(move || block_on(waiting.0.allocate(&waiting.1, 8 * MIB)).map(drop));
-    while pool.statistics().waits.waiting == 0 {
+    while pool.inspect().statistics().waits.waiting == 0 {
         thread::yield_now();
     }
     gpu.spend(&works[0], Duration::from_millis(50));

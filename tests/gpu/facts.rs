@@ -21,16 +21,16 @@ pub(crate) fn description_names_the_device_and_its_memory() {
     let virtual_memory = Site::<Cuda<Mapped>>::new(8 * MIB);
     let plain = Site::<Cuda<Plain>>::new(8 * MIB);
     for pool in [&virtual_memory.pool, &plain.pool] {
-        let line = pool.describe().device;
+        let line = pool.inspect().describe().device;
         assert!(!line.contains('\n'), "{line}");
         for fact in [&format!("{name:?}"), &format!("{gib:.1} GiB"), "CUDA "] {
             assert!(line.contains(fact), "`{line}` does not say {fact}");
         }
     }
-    let line = plain.pool.describe().device;
+    let line = plain.pool.inspect().describe().device;
     let in_use = "in use: plain memory, pooling enabled";
     assert!(line.ends_with(in_use), "{line}");
-    let line = virtual_memory.pool.describe().device;
+    let line = virtual_memory.pool.inspect().describe().device;
     let capabilities = virtual_memory.bench.device().capabilities();
     let kind = if capabilities.virtual_memory {
         "virtual"

@@ -52,16 +52,19 @@ pub(crate) fn graph_of_cudarc_keeps_its_memory() {
         captured.settle();
         other.settle();
         drop(result);
-        assert!(site.pool.statistics().in_graphs > 0);
+        assert!(site.pool.inspect().statistics().in_graphs > 0);
         // The last launch runs while the graph is dropped.
         let gate = crate::bench::Bench::hold(&site.bench, &captured.work);
         graph.launch().unwrap();
         drop(graph);
-        assert!(site.pool.statistics().in_graphs > 0, "the launch is held");
+        assert!(
+            site.pool.inspect().statistics().in_graphs > 0,
+            "the launch is held"
+        );
         gate.open();
         eventually(|| {
             captured.settle();
-            site.pool.statistics().in_graphs == 0
+            site.pool.inspect().statistics().in_graphs == 0
         });
         site.assert_sound();
     }
@@ -90,7 +93,7 @@ pub(crate) fn upload_is_captured_with_its_bytes() {
     drop((block, graph));
     eventually(|| {
         captured.settle();
-        site.pool.statistics().in_graphs == 0
+        site.pool.inspect().statistics().in_graphs == 0
     });
     site.assert_conserved();
 }
@@ -123,7 +126,7 @@ pub(crate) fn capture_ends_in_every_state() {
     drop(block);
     eventually(|| {
         captured.settle();
-        site.pool.statistics().in_graphs == 0
+        site.pool.inspect().statistics().in_graphs == 0
     });
     site.assert_sound();
 }

@@ -68,7 +68,7 @@ pub(crate) fn handshake_is_not_waited_for_while_other_memory_suffices<S: Setting
             };
             let site = Site::<Cuda<S>>::with(2 * bytes, set);
             shake_hands(&site, bytes);
-            let waits = site.pool.statistics().device_waits;
+            let waits = site.pool.inspect().statistics().device_waits;
             assert_eq!(waits, 0, "{sealing:?}, {order:?}, {bytes} bytes");
             site.assert_sound();
         }

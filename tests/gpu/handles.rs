@@ -113,7 +113,7 @@ pub(crate) fn raw_stream_is_served_and_dropped() {
         heir.take_nothing(8 * MIB);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| raw.allocate(&heir.work, 8 * MIB, None));
-            eventually(|| site.pool.statistics().waits.waiting == 1);
+            eventually(|| site.pool.inspect().statistics().waits.waiting == 1);
             gate.open();
             let address = waiting.join().unwrap().unwrap();
             bind(&site);
@@ -164,7 +164,7 @@ pub(crate) fn legacy_default_stream_waits_on_the_host() {
     assert!(matches!(late, Err(AllocError::TimedOut { .. })), "{late:?}");
     let address = thread::scope(|scope| {
         let waiting = scope.spawn(|| raw.allocate(&legacy, 8 * MIB, None));
-        eventually(|| site.pool.statistics().waits.waiting == 1);
+        eventually(|| site.pool.inspect().statistics().waits.waiting == 1);
         // Only an event is recorded in it.
         let event = stream.event().unwrap();
         fill(blocking.0, place.address().to_bits(), place.size(), 3);
@@ -173,7 +173,7 @@ pub(crate) fn legacy_default_stream_waits_on_the_host() {
         gate.open();
         waiting.join().unwrap().unwrap()
     });
-    assert_eq!(site.pool.statistics().device_waits, 0);
+    assert_eq!(site.pool.inspect().statistics().device_waits, 0);
 
     // Other streams come after it, by a wait of their own.
     fill(LEGACY, address, 8 * MIB, 4);

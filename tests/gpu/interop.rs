@@ -20,14 +20,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use weirpool::device::{Argument, DeviceStream};
-use weirpool::{Buffer, Source};
+use weirpool::{Buffer, Source, Unordered};
 
 type Here = Cuda<Mapped>;
 
 const COUNT: usize = 1 << 20;
 
 fn buffer(worker: &Worker<Here>) -> Buffer<u32> {
-    Buffer::try_allocate(&worker.pool, &worker.stream, COUNT).unwrap()
+    worker.pool.buffer(&worker.stream, COUNT).try_now().unwrap()
 }
 
 fn numbers(from: u32) -> Vec<u32> {
@@ -70,7 +70,7 @@ pub(crate) fn copies_of_cudarc_accept_buffers() {
         assert!(block_on(from.read(&second.stream)).unwrap() == expected);
     }
     assert_eq!(DeviceSlice::stream(&from).as_ref(), home.work.as_ref());
-    let made = Buffer::<u32>::try_allocate(&site.pool, &own, 1).unwrap();
+    let made = site.pool.buffer::<u32>(&own, 1).try_now().unwrap();
     assert_eq!(DeviceSlice::stream(&made).raw(), own.raw());
 
     // Parts of buffers, and bytes.
@@ -104,17 +104,20 @@ pub(crate) fn copy_sees_writes_of_a_kernel_on_another_stream() {
         home.work.memcpy_htod(&numbers(5), &mut from).unwrap();
         let gate = {
             let argument = if is_exclusive {
-                from.write_on(&kernels.stream).unwrap()
+                kernels.stream.record_use(&mut from).unwrap()
             } else {
                 kernels.come_after(&home);
-                from.as_block().on(&kernels.stream).unwrap()
+                kernels
+                    .stream
+                    .record_use(Unordered::Once(from.as_block()))
+                    .unwrap()
             };
             let gate = site.bench.hold(&kernels.work);
             add(&kernels, argument, 3);
             gate
         };
         copies.work.memcpy_dtod(&from, &mut to).unwrap();
-        add(&home, to.write_on(&home.stream).unwrap(), 1);
+        add(&home, home.stream.record_use(&mut to).unwrap(), 1);
         site.bench.let_run();
         gate.open();
         let back = home.work.clone_dtoh(&to).unwrap();
@@ -129,10 +132,23 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
     let site = Site::<Here>::without_device_waits(16 * MIB);
     let [home, copies, other] = site.workers();
     for is_read in [true, false] {
-        let mut kept = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
-        let mut freed = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 8 << 20).unwrap();
+        let mut kept = site
+            .pool
+            .buffer::<u8>(&home.stream, 8 << 20)
+            .try_now()
+            .unwrap();
+        let mut freed = site
+            .pool
+            .buffer::<u8>(&home.stream, 8 << 20)
+            .try_now()
+            .unwrap();
         home.work.memset_zeros(&mut kept).unwrap();
-        home.fill(freed.as_block().on(&home.stream).unwrap(), 1);
+        home.fill(
+            home.stream
+                .record_use(Unordered::Once(freed.as_block()))
+                .unwrap(),
+            1,
+        );
         home.settle();
         let gate = site.bench.hold(&copies.work);
         if is_read {
@@ -207,7 +223,7 @@ pub(crate) fn unregistered_stream_is_waited_for_by_the_host() {
     let (mut from, mut to) = (buffer(&home), buffer(&home));
     home.work.memcpy_htod(&numbers(1), &mut from).unwrap();
     let gate = site.bench.hold(&home.work);
-    add(&home, from.write_on(&home.stream).unwrap(), 1);
+    add(&home, home.stream.record_use(&mut from).unwrap(), 1);
     assert_waits(&site.bench, gate, || stranger.memcpy_dtod(&from, &mut to)).unwrap();
     // No state of the stream is left, so it may be destroyed.
     drop(stranger);
@@ -229,7 +245,7 @@ pub(crate) fn legacy_default_stream_is_adopted() {
     home.work.memcpy_htod(&numbers(1), &mut from).unwrap();
     home.work.memset_zeros(&mut to).unwrap();
     let gate = site.bench.hold(&home.work);
-    add(&home, from.write_on(&home.stream).unwrap(), 1);
+    add(&home, home.stream.record_use(&mut from).unwrap(), 1);
     assert_waits(&site.bench, gate, || legacy.memcpy_dtod(&from, &mut to)).unwrap();
     assert!(other.work.clone_dtoh(&to).unwrap() == numbers(2));
     drop((from, to));
@@ -294,7 +310,12 @@ pub(crate) fn cublas_multiplies_buffers() {
         eprintln!("gpu: skipped: cuBLAS is not available");
         return;
     };
-    let matrix = || Buffer::<f32>::try_allocate(&site.pool, &home.stream, N * N).unwrap();
+    let matrix = || {
+        site.pool
+            .buffer::<f32>(&home.stream, N * N)
+            .try_now()
+            .unwrap()
+    };
     let (mut a, mut b, mut product) = (matrix(), matrix(), matrix());
     let (ones, twos) = (vec![1.0; N * N], vec![2.0; N * N]);
     // The first multiplication runs before any stream is held, since it allocates memory and loads kernels.

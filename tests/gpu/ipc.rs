@@ -10,7 +10,6 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::testing::Invariants;
 use weirpool::{Pool, PoolBuilder, Stream};
 use weirpool_share::ipc::wire::{self, Allowed, Listener};
 use weirpool_share::ipc::{AllocateExportable, Connection, IpcError};
@@ -98,8 +97,8 @@ pub(crate) fn reader() {
         side.gpu.fill(&side.work, address, bytes, 2);
         drop(block); // released once the kernel is complete
     }
-    eventually(|| side.pool.statistics().foreign == 0);
-    side.pool.check_conserved().unwrap();
+    eventually(|| side.pool.inspect().statistics().foreign == 0);
+    side.pool.inspect().check_conserved().unwrap();
 }
 
 pub(crate) fn kernels_of_two_processes_share_a_block() {
@@ -128,8 +127,8 @@ pub(crate) fn kernels_of_two_processes_share_a_block() {
     );
     drop((block, connection));
     reader.end();
-    eventually(|| side.pool.statistics().charged == 0);
-    side.pool.check_conserved().unwrap();
+    eventually(|| side.pool.inspect().statistics().charged == 0);
+    side.pool.inspect().check_conserved().unwrap();
 }
 
 pub(crate) fn memory_of_a_killed_importer_comes_back() {
@@ -152,14 +151,14 @@ pub(crate) fn memory_of_a_killed_importer_comes_back() {
             .try_allocate_exportable(&side.stream, BYTES)
             .unwrap(),
     );
-    eventually(|| side.pool.statistics().charged == 8 * BYTES);
-    assert_eq!(side.pool.statistics().charged, 8 * BYTES);
+    eventually(|| side.pool.inspect().statistics().charged == 8 * BYTES);
+    assert_eq!(side.pool.inspect().statistics().charged, 8 * BYTES);
     assert!(left() < held + 4 * BYTES, "the importer holds it");
     drop(reader);
     assert!(matches!(block_on(sent), Err(IpcError::Ended { .. })));
-    eventually(|| side.pool.statistics().charged == 0);
+    eventually(|| side.pool.inspect().statistics().charged == 0);
     eventually(|| left() >= held + 8 * BYTES);
-    side.pool.check_conserved().unwrap();
+    side.pool.inspect().check_conserved().unwrap();
 }
 
 /// Prints what each step costs.
@@ -191,7 +190,7 @@ pub(crate) fn costs_of_sharing_are_measured() {
             block_on(sent).unwrap();
             lap(2);
             drop(block);
-            eventually(|| side.pool.statistics().charged == 0);
+            eventually(|| side.pool.inspect().statistics().charged == 0);
         }
         let median = |mut times: Vec<Duration>| {
             times.sort();

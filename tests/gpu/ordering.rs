@@ -57,7 +57,7 @@ pub(crate) fn waiter_on_the_host_comes_after_a_long_kernel<S: Setting>() {
         overwrite(&second, &block);
         second.free_and_settle(block);
     }
-    assert_eq!(site.pool.statistics().device_waits, 0);
+    assert_eq!(site.pool.inspect().statistics().device_waits, 0);
     site.assert_sound();
 }
 

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
-use weirpool::testing::Invariants;
-use weirpool::{AccessError, Block, CopyError, Pool, Stream, StreamError, Upstream};
+use weirpool::{AccessError, Block, CopyError, Pool, Stream, StreamError, Unordered, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 const BYTES: u64 = 24 * MIB;
@@ -73,12 +72,12 @@ impl Setup {
     }
 
     fn can_reach(&self, other: &Self) -> bool {
-        other.pool.is_access_supported(&self.device)
+        other.pool.peers().is_supported(&self.device)
     }
 
     fn settle(&self) {
         block_on(self.stream.synchronize()).unwrap();
-        self.pool.reap().unwrap();
+        self.pool.maintain().reap().unwrap();
     }
 }
 
@@ -99,8 +98,8 @@ pub(crate) fn kernel_writes_memory_of_the_other_device() {
         let early = here.take(BYTES);
         let refused = here.pool.register(&there.work).unwrap_err();
         assert_eq!(refused, StreamError::ForeignDevice);
-        assert!(here.pool.enable_access(&there.device).unwrap());
-        assert!(!there.pool.is_access_enabled(&here.device), "directional");
+        assert!(here.pool.peers().enable(&there.device).unwrap());
+        assert!(!there.pool.peers().is_enabled(&here.device), "directional");
         let guest = here.pool.register(&there.work).unwrap();
         let scattered: Vec<_> = (0..24).map(|_| here.take(2 * MIB)).collect();
         let (kept, dropped): (Vec<_>, Vec<_>) = scattered
@@ -122,10 +121,10 @@ pub(crate) fn kernel_writes_memory_of_the_other_device() {
         block_on(async { there.work.synchronize() }).unwrap();
         here.settle();
         there.settle();
-        let disabled = here.pool.disable_access(&there.device);
+        let disabled = here.pool.peers().disable(&there.device);
         assert_eq!(disabled, Ok(true), "{memory:?}");
-        assert!(!here.pool.disable_access(&there.device).unwrap());
-        here.pool.check_conserved().unwrap();
+        assert!(!here.pool.peers().disable(&there.device).unwrap());
+        here.pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -134,18 +133,18 @@ pub(crate) fn access_stays_while_work_of_the_other_device_runs() {
     if !there.can_reach(&here) {
         return eprintln!("not linked");
     }
-    here.pool.enable_access(&there.device).unwrap();
+    here.pool.peers().enable(&there.device).unwrap();
     let guest = here.pool.register(&there.work).unwrap();
     let block = here.take(MIB);
     let gate = there.gpu.hold(&there.work);
-    block.used_on(&guest).unwrap();
+    guest.record_use(Unordered::UntilFreed(&block)).unwrap();
     there.gpu.fill(&there.work, block.address(), MIB, 1);
     drop((block, guest));
     let in_use = Err(AccessError::InUse { streams: 1 });
-    assert_eq!(here.pool.disable_access(&there.device), in_use);
+    assert_eq!(here.pool.peers().disable(&there.device), in_use);
     gate.open();
     there.work.synchronize().unwrap();
-    assert_eq!(here.pool.disable_access(&there.device), Ok(true));
+    assert_eq!(here.pool.peers().disable(&there.device), Ok(true));
 }
 
 /// Behind a slow kernel of the source's stream, and before the next use of either block, on streams of both devices.
@@ -159,8 +158,8 @@ pub(crate) fn copies_keep_bytes_and_order() {
                     if !(here.can_reach(there) && there.can_reach(here)) {
                         continue;
                     }
-                    here.pool.enable_access(&there.device).unwrap();
-                    there.pool.enable_access(&here.device).unwrap();
+                    here.pool.peers().enable(&there.device).unwrap();
+                    there.pool.peers().enable(&here.device).unwrap();
                 }
                 let (mut from, mut to) = (here.take(BYTES), there.take(BYTES));
                 here.gpu.fill(&here.work, from.address(), BYTES, 1);
@@ -170,7 +169,7 @@ pub(crate) fn copies_keep_bytes_and_order() {
                 let on = &setups[by].stream;
                 let copied = from.copy_to(0..BYTES, &mut to, 0, on).unwrap();
                 // The source is written, and the destination read, right behind it.
-                let _ordered = from.write_on(&here.stream).unwrap();
+                let _ordered = here.stream.record_use(&mut from).unwrap();
                 here.gpu.fill(&here.work, from.address(), BYTES, 3);
                 drop(from);
                 assert!(has(&to, &there.stream, 11), "{memory:?} {has_access} {by}");
@@ -178,7 +177,7 @@ pub(crate) fn copies_keep_bytes_and_order() {
                 drop(to);
                 for setup in &setups {
                     setup.settle();
-                    setup.pool.check_conserved().unwrap();
+                    setup.pool.inspect().check_conserved().unwrap();
                 }
             }
         }
@@ -212,7 +211,7 @@ pub(crate) fn captured_copy_needs_access() {
     }
     here.settle();
     there.settle();
-    there.pool.enable_access(&here.device).unwrap();
+    there.pool.peers().enable(&here.device).unwrap();
     let capture = here.pool.capture(&here.stream).unwrap();
     block_on(from.copy_to(0..MIB, &mut to, 0, &here.stream).unwrap()).unwrap();
     let graph = capture.end().unwrap();

@@ -7,7 +7,6 @@ use futures::executor::block_on;
 use std::time::Duration;
 use weirpool::PoolBuilder;
 use weirpool::device::MemoryKind;
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Pool, Source, Stream};
 
 const STEP: u64 = 512 * MIB;
@@ -34,16 +33,16 @@ pub(crate) fn another_pool_spills<S: Setting>() {
     let bytes = most(&bench);
     let kept = one.try_allocate(&a, STEP).unwrap();
     drop(one.try_allocate(&a, bytes - STEP).unwrap());
-    assert_eq!(one.statistics().reserved.current, bytes);
+    assert_eq!(one.inspect().statistics().reserved.current, bytes);
     let block = other.try_allocate(&b, bytes).unwrap();
     assert_eq!(block.source(), Source::Grown);
-    let left = one.statistics().reserved.current;
+    let left = one.inspect().statistics().reserved.current;
     assert!((STEP..bytes).contains(&left), "{left} of {bytes}");
     let refused = one.try_allocate(&a, bytes).unwrap_err();
     assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
     drop((kept, block));
-    one.check_conserved().unwrap();
-    other.check_conserved().unwrap();
+    one.inspect().check_conserved().unwrap();
+    other.inspect().check_conserved().unwrap();
 }
 
 /// Two pools fill the device to the last chunk. The device refuses some memory that it reports as free, so the second
@@ -70,8 +69,8 @@ pub(crate) fn last_chunk_of_a_full_device_is_waited_for<S: Setting>() {
     }
     blocks.clear();
     drop(block_on(waiting.timeout(Duration::from_secs(20))).unwrap());
-    one.0.check_conserved().unwrap();
-    other.0.check_conserved().unwrap();
+    one.0.inspect().check_conserved().unwrap();
+    other.0.inspect().check_conserved().unwrap();
 }
 
 /// A waiter gets the device's memory once another pool releases it, although no notification tells so.
@@ -85,6 +84,6 @@ pub(crate) fn refused_waiter_asks_again<S: Setting>() {
     drop(block);
     let block = block_on(waiting).unwrap();
     drop(block);
-    one.check_conserved().unwrap();
-    other.check_conserved().unwrap();
+    one.inspect().check_conserved().unwrap();
+    other.inspect().check_conserved().unwrap();
 }

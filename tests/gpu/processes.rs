@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use weirpool::PoolBuilder;
 use weirpool::device::MemoryKind;
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, Stream};
 
 pub(crate) const RESERVATION: &str = "reserve memory";
@@ -58,7 +57,7 @@ impl<S: Setting> Setup<S> {
     }
 
     fn reserved(&self) -> u64 {
-        self.pool.statistics().reserved.current
+        self.pool.inspect().statistics().reserved.current
     }
 
     /// Asserts that the memory works: a kernel writes all of it, and another one reads it.
@@ -94,9 +93,9 @@ pub(crate) fn memory_of_another_process_is_waited_for<S: Setting>() {
         one.use_up(&block, 2);
         drop(block);
         neighbour.end();
-        assert_eq!(one.pool.statistics().waits.waiting, 0);
-        one.pool.check_conserved().unwrap();
-        other.pool.check_conserved().unwrap();
+        assert_eq!(one.pool.inspect().statistics().waits.waiting, 0);
+        one.pool.inspect().check_conserved().unwrap();
+        other.pool.inspect().check_conserved().unwrap();
     }
 }
 

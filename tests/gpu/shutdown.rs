@@ -126,7 +126,7 @@ pub(crate) fn exit_elsewhere() {
     let watched = pool.clone();
     thread::spawn(move || {
         // The fourth waiter is on the main thread, and is never served.
-        eventually(|| watched.statistics().waits.waiting == 4);
+        eventually(|| watched.inspect().statistics().waits.waiting == 4);
         println!("{DONE}");
         std::process::exit(0);
     });

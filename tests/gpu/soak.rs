@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use weirpool::device::MemoryKind;
-use weirpool::{Block, Source};
+use weirpool::{Block, Source, Unordered};
 
 const CAPACITY: u64 = 256 * MIB;
 const STREAMS: usize = 8;
@@ -76,7 +76,10 @@ impl<S: Setting> Server<S> {
         }
         if self.is_one_in(3) {
             self.further.come_after(&self.home);
-            block.used_on(&self.further.stream).unwrap();
+            self.further
+                .stream
+                .record_use(Unordered::UntilFreed(&block))
+                .unwrap();
             self.expect(&self.further, &block, word);
         }
         if self.is_one_in(8) {
@@ -201,14 +204,14 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
     let workers: Vec<_> = workers.iter().collect();
     await_release(&site, &workers);
     site.assert_sound();
-    let waits = site.pool.statistics().waits;
+    let waits = site.pool.inspect().statistics().waits;
     assert_eq!(waits.waiting, 0);
     assert!(waits.served > 0, "there was memory for all of them at once");
     assert!(GRAPHS.load(Ordering::Relaxed) > 0, "no graph was captured");
 }
 
 fn report<S: Setting>(site: &Site<Cuda<S>>, served: u64) {
-    let statistics = site.pool.statistics();
+    let statistics = site.pool.inspect().statistics();
     let by_source = Source::ALL.map(|source| format!("{source:?} {}", statistics.hits.of(source)));
     eprintln!(
         "soak: {served} requests served, {} of them after a wait; {} graphs; grants: {}; {} corruptions",

@@ -51,7 +51,7 @@ pub(crate) fn legacy_default_stream_is_never_made_to_wait() {
     legacy.stream.wait(&event).unwrap();
     drop((own, theirs));
     legacy.settle();
-    assert_eq!(site.pool.statistics().device_waits, 0);
+    assert_eq!(site.pool.inspect().statistics().device_waits, 0);
     site.assert_sound();
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn streams_of_the_pool_accept_work() {
     assert!(given().is_some(), "its work runs still");
     gate.open();
     eventually(|| {
-        site.pool.reap().unwrap();
+        site.pool.maintain().reap().unwrap();
         given().is_none()
     });
     site.assert_sound();
@@ -103,7 +103,7 @@ pub(crate) fn stream_is_kept_while_its_memory_is_pending() {
     assert!(is_alive(), "its work runs still");
     gate.open();
     eventually(|| {
-        site.pool.reap().unwrap();
+        site.pool.maintain().reap().unwrap();
         !is_alive()
     });
     site.assert_sound();

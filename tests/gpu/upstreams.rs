@@ -50,7 +50,7 @@ fn assert_nature<S: Setting>(is_of_host: bool, is_managed: bool) {
         return;
     }
     let site = Site::<Cuda<S>>::new(64 * MIB);
-    assert_eq!(site.pool.describe().memory_kind, kind);
+    assert_eq!(site.pool.inspect().describe().memory_kind, kind);
     let worker = site.worker();
     let context = site.bench.gpu.context();
     context.bind_to_thread().unwrap();
@@ -148,7 +148,7 @@ pub(crate) fn pools_of_the_driver_have_every_kind_or_are_refused() {
                 .segment_source(driver_pool.segments(how))
                 .build()
                 .unwrap();
-            assert_eq!(pool.describe().memory_kind, kind);
+            assert_eq!(pool.inspect().describe().memory_kind, kind);
             let work = bench.stream();
             let stream = pool.register(&work).unwrap();
             let block = pool.try_allocate(&stream, 4 * MIB).unwrap();

@@ -96,7 +96,7 @@ fn first_poll_finds_complete_memory_where_growth_needs_a_thread() {
                 .iter()
                 .all(|block| block.source() == Source::Free)
         );
-        assert_eq!(tried.pool.statistics().waits.served, 0);
+        assert_eq!(tried.pool.inspect().statistics().waits.served, 0);
     }
 }
 
@@ -161,13 +161,13 @@ fn steady_loop_holds_little_more_than_its_live_memory() {
             let block = pool.try_allocate(&taker.1, SMALL).unwrap();
             let on = &lines[at / 64 % further];
             run(&on.0, us(1));
-            block.used_on(&on.1).unwrap();
+            on.1.record_use(Unordered::UntilFreed(&block)).unwrap();
             live.push_back(block);
             if live.len() > 8 {
                 live.pop_front();
             }
         }
-        let held = pool.statistics().reserved.high;
+        let held = pool.inspect().statistics().reserved.high;
         // 2 MiB are live, and 8 MiB are allocated in 64 us.
         assert!(held <= 16 * MIB, "{further} streams: {} MiB", held / MIB);
     }

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::extend::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, Pool, ReleaseThreshold, Stream, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -117,7 +116,10 @@ fn pool_with(source: &Arc<Orchestrated>) -> (Pool, Stream) {
 fn pool_holds_what_its_source_lends() {
     let source = Orchestrated::of(Some(32 * MIB), |_, _| {});
     let (pool, stream) = pool_with(&source);
-    assert_eq!((pool.capacity(), pool.statistics().leased), (32 * MIB, 0));
+    assert_eq!(
+        (pool.capacity(), pool.inspect().statistics().leased),
+        (32 * MIB, 0)
+    );
     let refused = pool.try_allocate(&stream, 4 * MIB).unwrap_err();
     assert!(matches!(refused, AllocError::Exhausted(shortfall) if shortfall.leased == 0));
     let refused = now(pool.allocate(&stream, 33 * MIB)).unwrap_err();
@@ -132,10 +134,15 @@ fn pool_holds_what_its_source_lends() {
         0,
         "free memory goes back"
     );
-    assert!(pool.health().to_string().starts_with("serving, away; "));
-    let shown: &dyn std::any::Any = pool.capacity_source().unwrap();
+    assert!(
+        pool.inspect()
+            .health()
+            .to_string()
+            .starts_with("serving, away; ")
+    );
+    let shown: &dyn std::any::Any = pool.inspect().capacity_source().unwrap();
     assert!(shown.is::<Orchestrated>());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     let kept = Arc::downgrade(&source);
     drop(request);
     drop((stream, pool, source));
@@ -169,7 +176,7 @@ fn limit_that_falls_while_requests_wait_holds_them_back_until_it_rises() {
     source.set_limit(8 * MIB);
     drop(now(&mut request).unwrap());
     assert_eq!(needed.load(Ordering::SeqCst), 0, "no request waits");
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The freed memory is pending: nothing but the request asks how far its stream is.
@@ -197,12 +204,12 @@ fn source_that_panics_leaves_the_pool_within_its_bounds() {
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     assert!(pool.try_allocate(&stream, 4 * MIB).is_err(), "need_now");
     let mut request = not_ready(pool.allocate(&stream, 4 * MIB));
-    assert_eq!(pool.health().source_trouble, None);
+    assert_eq!(pool.inspect().health().source_trouble, None);
     source.set_limit(6 * MIB);
     drop(held); // memory_returned
     source.set_limit(6 * MIB);
     drop(now(&mut request).unwrap()); // satisfied
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     drop(request);
     drop((stream, pool));
     eventually(|| source.ends.load(Ordering::SeqCst) == 1);
@@ -238,9 +245,9 @@ fn source_answers_from_another_thread() {
             request.blocking().unwrap()
         })
         .collect();
-    assert!(pool.statistics().leased >= 20 * MIB);
+    assert!(pool.inspect().statistics().leased >= 20 * MIB);
     drop(blocks);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     drop((pool, stream, source));
     answering.join().unwrap();
 }
@@ -268,19 +275,19 @@ fn no_lock_is_held_while_a_slow_source_is_asked() {
     eprintln!("step 0");
     // Whatever takes a lock of the pool.
     let other = pool.create_stream().unwrap();
-    assert_eq!(pool.statistics().live_blocks, 2);
+    assert_eq!(pool.inspect().statistics().live_blocks, 2);
     assert!(pool.try_allocate(&other, 4 * MIB).is_err());
     eprintln!("step 1");
     drop(not_ready(pool.allocate(&other, 4 * MIB)));
-    assert_eq!(pool.waiting_requests(9).len(), 1);
+    assert_eq!(pool.inspect().waiting_requests(9).len(), 1);
     eprintln!("step 2");
     source.set_limit(10 * MIB);
     drop(held);
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     eprintln!("step 3");
     drop(leave);
     waiting.join().unwrap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -313,7 +320,7 @@ fn source_without_capacity_fails_the_build_or_is_left_out() {
     };
     let absent = Orchestrated::of(None, |_, _| {});
     let pool = build(absent.clone()).unwrap();
-    assert!(pool.capacity_source().is_none() && pool.capacity() == 64 * MIB);
+    assert!(pool.inspect().capacity_source().is_none() && pool.capacity() == 64 * MIB);
     let small = Orchestrated::of(Some(MIB), |_, _| {});
     let refused = build(small.clone()).unwrap_err();
     assert!(matches!(refused, BuildError::CapacityTooSmall { .. }));
@@ -393,6 +400,6 @@ fn recall_reaches_what_a_source_of_segments_keeps() {
         assert_eq!(source.set_limit(0).unwrap().held, 16 * MIB, "in use");
         drop(again);
         eventually(|| source.set_limit(0).unwrap().held == 0 && reserved() == 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

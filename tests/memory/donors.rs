@@ -126,7 +126,10 @@ fn last_of_several_streams_of_a_block_counts() {
             [us(50), further, us(300)].map(|takes| Donor::new(&device, &pool, takes));
         let (shared, alone) = (quick.take(&pool, HALF), other.take(&pool, HALF));
         let addresses = [&shared, &alone].map(|block| block.address());
-        shared.used_on(&further.stream).unwrap();
+        further
+            .stream
+            .record_use(Unordered::UntilFreed(&shared))
+            .unwrap();
         use_block(&further.work, &shared, further.takes);
         run(&quick.work, quick.takes);
         drop(shared);

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::task::Poll;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Device, MemoryKind};
-use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Buffer, Evictable, Pool, Stream, Tag, WhenShort};
+use weirpool::{AllocError, Block, Evictable, Pool, Stream, Tag, WhenShort};
 
 /// A full pool of `N` evictable blocks of 2 MiB on one stream, the first one least recently used.
 pub(crate) fn cached<const N: usize>(pool: &Pool, stream: &Stream) -> [Evictable; N] {
@@ -23,17 +22,17 @@ fn least_recently_used_memory_is_evicted_first() {
         let pool = pool(&device, 8 * MIB);
         let (_, stream) = stream(&device, &pool);
         let blocks: [_; 4] = cached(&pool, &stream);
-        assert_eq!(pool.statistics().evictable, 8 * MIB);
+        assert_eq!(pool.inspect().statistics().evictable, 8 * MIB);
         drop(blocks[0].pin().unwrap());
         let first = pool.try_allocate(&stream, 2 * MIB).unwrap();
         assert_eq!(present(&blocks), [true, false, true, true]);
         let second = pool.try_allocate(&stream, 2 * MIB).unwrap();
         assert_eq!(present(&blocks), [true, false, false, true]);
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!((figures.evictions, figures.evicted), (2, 4 * MIB));
         assert_eq!(figures.evictable, 4 * MIB);
         drop((first, second, blocks));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -44,7 +43,7 @@ fn pinned_memory_is_not_evicted() {
     let (_, stream) = stream(&device, &pool);
     let blocks: [_; 2] = cached(&pool, &stream);
     let pins = [blocks[0].pin().unwrap(), blocks[0].pin().unwrap()];
-    assert_eq!(pool.statistics().evictable, 2 * MIB);
+    assert_eq!(pool.inspect().statistics().evictable, 2 * MIB);
     let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
     assert_eq!(present(&blocks), [true, false]);
     assert!(blocks[1].pin().is_none());
@@ -73,7 +72,7 @@ fn eviction_is_ordered_as_a_free() {
             let cached = block.into_evictable();
             {
                 let pin = cached.pin().unwrap();
-                let address = pin.read_on(&b).unwrap().address();
+                let address = b.record_use(&*pin).unwrap().address();
                 read.submit(Operation::new(us(500)).reads(address, 2 * MIB));
             }
             let mut request = pool.allocate(&c, 2 * MIB);
@@ -112,16 +111,16 @@ fn every_request_evicts_before_it_waits() {
             let blocks = fill();
             drop(now(pool.allocate_many(&stream, [2 * MIB, 4 * MIB])).unwrap());
             drop(blocks);
-            assert_eq!(pool.statistics().waits.waiting, 0);
+            assert_eq!(pool.inspect().statistics().waits.waiting, 0);
             let least = 3 + 2 + 4 + 3;
             // Plain memory may be scattered.
             let most = if is_virtual { least } else { 16 };
-            let evictions = pool.statistics().evictions;
+            let evictions = pool.inspect().statistics().evictions;
             assert!(
                 (least..=most).contains(&evictions),
                 "{order:?}: {evictions}"
             );
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -187,7 +186,7 @@ fn eviction_goes_on_until_a_contiguous_range_is_free() {
         drop(blocks[at].pin().unwrap());
     }
     let granted = pool.try_allocate(&stream, 4 * MIB).unwrap();
-    assert_eq!(pool.statistics().evictions, 2);
+    assert_eq!(pool.inspect().statistics().evictions, 2);
     drop((granted, blocks));
     // Between them, memory is in use, and the last two are not old enough to be chosen at once.
     let mut all: Vec<_> = (0..8)
@@ -205,7 +204,7 @@ fn eviction_goes_on_until_a_contiguous_range_is_free() {
         drop(blocks[4].pin().unwrap());
     }
     drop(pool.try_allocate(&stream, 4 * MIB).unwrap());
-    assert_eq!(pool.statistics().evictions, 2 + 5);
+    assert_eq!(pool.inspect().statistics().evictions, 2 + 5);
 }
 
 /// The blocks of each chunk were used in rounds, so the oldest ones lie in different chunks.
@@ -223,16 +222,16 @@ fn eviction_takes_blocks_that_are_free_in_one_piece() {
                 round.for_each(|block| drop(block.pin().unwrap()));
             }
             let wanted = pool.try_allocate(&stream, 2 * MIB).unwrap();
-            let gone = pool.statistics().evictions;
+            let gone = pool.inspect().statistics().evictions;
             assert!(
                 gone <= 256,
                 "stride {stride}: {gone} blocks for a need of 128"
             );
             let less = pool.try_allocate(&stream, 64 << 10).unwrap();
-            let gone = pool.statistics().evictions - gone;
+            let gone = pool.inspect().statistics().evictions - gone;
             assert!(gone <= 8, "stride {stride}: {gone} blocks for a need of 4");
             drop((wanted, less, blocks));
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -253,9 +252,9 @@ fn eviction_passes_over_chunks_that_hold_memory_in_use() {
             }
         }
         drop(pool.try_allocate(&stream, 2 * MIB).unwrap());
-        assert_eq!(pool.statistics().evictions, 4);
+        assert_eq!(pool.inspect().statistics().evictions, 4);
         drop((blocks, in_use));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -390,16 +389,16 @@ fn memory_is_taken_out_or_freed_with_its_last_pin() {
     drop(pin);
     let block = first.take().unwrap();
     assert!(!first.is_present() && first.take().is_none());
-    assert_eq!(pool.statistics().evictable, 2 * MIB);
+    assert_eq!(pool.inspect().statistics().evictable, 2 * MIB);
     let pin = second.pin().unwrap();
     drop(second);
-    assert_eq!(pool.statistics().live_blocks, 2);
+    assert_eq!(pool.inspect().statistics().live_blocks, 2);
     assert_eq!(pin.size(), 2 * MIB);
     drop(pin);
     drop((first, block));
-    let figures = pool.statistics();
+    let figures = pool.inspect().statistics();
     assert_eq!((figures.live_blocks, figures.evictable), (0, 0));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -429,12 +428,12 @@ fn pool_evicts_on_request() {
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     let blocks: [_; 3] = cached(&pool, &stream);
-    let both = pool.statistics_scope();
-    assert_eq!(pool.evict(3 * MIB), 4 * MIB);
+    let both = pool.inspect().statistics_scope();
+    assert_eq!(pool.maintain().evict(3 * MIB), 4 * MIB);
     assert_eq!(present(&blocks), [false, false, true]);
-    let second = pool.statistics_scope();
-    assert_eq!(pool.evict(u64::MAX), 2 * MIB);
-    assert_eq!(pool.evict(1), 0);
+    let second = pool.inspect().statistics_scope();
+    assert_eq!(pool.maintain().evict(u64::MAX), 2 * MIB);
+    assert_eq!(pool.maintain().evict(1), 0);
     for (scope, evictions, evicted) in [(second, 1, 2 * MIB), (both, 3, 6 * MIB)] {
         let figures = scope.end();
         assert_eq!((figures.evictions, figures.evicted), (evictions, evicted));
@@ -447,7 +446,7 @@ fn elements_of_an_evictable_buffer_are_read_through_its_pin() {
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     device.block_on(async {
-        let mut buffer = Buffer::<u32>::allocate(&pool, &stream, 3).await.unwrap();
+        let mut buffer = pool.buffer::<u32>(&stream, 3).await.unwrap();
         buffer.write(&stream, &[1, 2, 3]).await.unwrap();
         let cached = buffer.into_evictable();
         let pin = cached.pin().unwrap();
@@ -477,7 +476,7 @@ fn handles_of_evicted_memory_keep_no_pool_alive() {
     let pool = pool(&device, 2 * MIB);
     let (_, stream) = stream(&device, &pool);
     let [cached] = cached(&pool, &stream);
-    assert_eq!(pool.evict(1), 2 * MIB);
+    assert_eq!(pool.maintain().evict(1), 2 * MIB);
     drop((stream, pool));
     let info = device.memory_info(MemoryKind::Device).unwrap();
     assert_eq!(info.free, info.total);
@@ -504,7 +503,7 @@ fn evictions_follow_a_model() {
             match random.u8(..6) {
                 0 | 1 => {
                     let bytes = random.u64(1..=3) * 2 * MIB;
-                    let before = pool.statistics();
+                    let before = pool.inspect().statistics();
                     let at_hand =
                         before.free + before.evictable + capacity - before.reserved.current;
                     match pool.try_allocate(&stream, bytes) {
@@ -513,7 +512,9 @@ fn evictions_follow_a_model() {
                             assert!(at_hand < bytes, "seed {seed}")
                         }
                         // Scattered: but then all was evicted, if it was enough in sum.
-                        Err(_) => assert!(at_hand < bytes || pool.statistics().evictable == 0),
+                        Err(_) => {
+                            assert!(at_hand < bytes || pool.inspect().statistics().evictable == 0)
+                        }
                     }
                 }
                 2 if !kept.is_empty() => {
@@ -563,12 +564,12 @@ fn evictions_follow_a_model() {
             let sizes = order.iter().map(|name| sizes[name]);
             assert_eq!(
                 sizes.sum::<u64>(),
-                pool.statistics().evictable,
+                pool.inspect().statistics().evictable,
                 "seed {seed}"
             );
         }
         drop((blocks, pins, kept));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -588,7 +589,7 @@ fn no_more_is_evicted_while_evicted_memory_is_pending() {
         assert_eq!(present(&blocks).iter().filter(|is| **is).count(), left);
         device.advance(us(100_000));
         drop((blocks, tried));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -645,7 +646,7 @@ fn memory_of_a_reservation_is_evicted_for_others_only_once_it_has_ended() {
         let other = request().try_now().unwrap();
         assert_eq!(present(&blocks), [false; 4]);
         drop((waiting, other, blocks, held));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
     }
 }
@@ -675,7 +676,7 @@ fn memory_can_be_evicted_while_it_is_printed() {
         let mut printer = Printer(&pool, &stream, None);
         write!(printer, "{cached:?}").unwrap();
         assert!(printer.2.unwrap().is_ok());
-        assert_eq!(pool.statistics().evictions, 1);
+        assert_eq!(pool.inspect().statistics().evictions, 1);
         let gone = format!("{cached:?}");
         assert_eq!(gone, "Evictable { address: None, bytes: None, pins: 0 }");
     }

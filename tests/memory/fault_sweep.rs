@@ -10,7 +10,6 @@ use std::sync::Arc;
 use weirpool::device::Argument;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 use weirpool_observe::{Record as _, Recorded as _};
@@ -122,7 +121,7 @@ async fn hand_over(pool: &Pool, work: &SimStream, stream: &Stream, other: &Strea
     let block = pool.allocate(stream, 2 * MIB).timeout(LIMIT).await?;
     use_block(work, &block, us(50));
     other.wait(&stream.event()?)?;
-    block.used_on(other)?;
+    other.record_use(Unordered::UntilFreed(&block))?;
     drop(block);
     let next = pool.allocate(other, 2 * MIB).timeout(LIMIT).await?;
     next.deallocate().await?;
@@ -164,12 +163,12 @@ async fn capture(pool: &Pool, work: &SimStream, stream: &Stream, other: &Stream)
     let mut graphs = Vec::new();
     for bytes in [MIB, 3 * MIB] {
         let capture = memory.capture(stream)?;
-        if !pool.describe().is_passed_through {
+        if !pool.inspect().describe().is_passed_through {
             let mut block = pool.allocate(stream, bytes).zeroed().await?;
             drop(block.upload(stream, 0, &[7; 64])?);
             use_block(work, &block, us(20));
         }
-        kept.used_on(stream)?;
+        stream.record_use(Unordered::UntilFreed(&kept))?;
         graphs.push(capture.end()?);
     }
     drop((earlier, kept));
@@ -249,7 +248,7 @@ async fn grow(pool: &Pool, stream: &Stream) -> Outcome {
 
 async fn copy(pool: &Pool, stream: &Stream) -> Outcome {
     let numbers: Vec<u32> = (0..4096).collect();
-    let mut buffer = Buffer::<u32>::allocate(pool, stream, numbers.len()).await?;
+    let mut buffer = pool.buffer::<u32>(stream, numbers.len()).await?;
     buffer.write(stream, &numbers).await?;
     let answer = buffer.read(stream).await?;
     assert_eq!(answer, numbers, "a copy that succeeded has the bytes");
@@ -269,7 +268,7 @@ async fn share(pool: &Pool, stream: &Stream, other: &Stream) -> Outcome {
 /// Memory that another device uses, and that grows meanwhile.
 async fn peers(guest: &SimDevice, pool: &Pool, stream: &Stream) -> Outcome {
     let mut block = pool.allocate(stream, MIB).timeout(LIMIT).await?;
-    let access = pool.scoped_access(guest)?;
+    let access = pool.peers().grant(guest)?;
     let far = pool.register(&guest.create_stream())?;
     let kernel = |work: &SimStream, block: Argument<'_>| {
         work.submit(Operation::new(us(20)).writes(block.address(), block.size()));
@@ -282,23 +281,23 @@ async fn peers(guest: &SimDevice, pool: &Pool, stream: &Stream) -> Outcome {
     copied.await?;
     far.synchronize().await?;
     drop(far);
-    pool.reap()?;
+    pool.maintain().reap()?;
     Ok(access.end()?)
 }
 
 async fn manage(pool: &Pool, stream: &Stream) -> Outcome {
     stream.synchronize().await?;
-    pool.coalesce()?;
+    pool.maintain().coalesce()?;
     let _ = pool.trim_to(4 * MIB)?;
     drop(pool.allocate(stream, 5 * MIB).timeout(LIMIT).await?);
     let _ = pool.resize(24 * MIB)?;
     stream.synchronize().await?;
     let _ = pool.trim_to(0)?;
     let _ = (
-        pool.statistics(),
-        pool.snapshot(),
+        pool.inspect().statistics(),
+        pool.inspect().snapshot(),
         pool.leaks(),
-        pool.describe(),
+        pool.inspect().describe(),
     );
     Ok(())
 }
@@ -329,7 +328,8 @@ fn run(scenario: Scenario, fault: Option<(Call, u64, Fault)>) -> Vec<u64> {
     if fault.is_none() {
         assert!(errors.is_empty(), "nothing fails by itself: {errors:?}");
     }
-    pool.check()
+    pool.inspect()
+        .check()
         .unwrap_or_else(|broken| panic!("an invariant is broken: {broken}"));
     let is_sticky = matches!(
         fault,
@@ -368,10 +368,10 @@ fn works_on(device: &SimDevice, pool: &Pool) {
             .await
             .expect("everything comes back");
     });
-    pool.check_conserved().expect("no byte is lost");
+    pool.inspect().check_conserved().expect("no byte is lost");
     // A chunk that could not be destroyed is destroyed with the next release.
     let _ = pool.trim_to(0).expect("the device releases memory again");
-    let reserved = pool.statistics().reserved.current;
+    let reserved = pool.inspect().statistics().reserved.current;
     assert_eq!(
         reserved,
         device.counters().physical_in_use,

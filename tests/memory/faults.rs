@@ -5,12 +5,11 @@ use weirpool::device::Device;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::Fault::{Fails, Late, Never, Reports};
 use weirpool::device::sim::{Call, Clock, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn is_consistent(device: &SimDevice, pool: &Pool) {
-    pool.check().unwrap();
-    let statistics = pool.statistics();
+    pool.inspect().check().unwrap();
+    let statistics = pool.inspect().statistics();
     assert_eq!(
         statistics.reserved.current,
         device.counters().physical_in_use
@@ -34,7 +33,7 @@ fn growth_that_fails_halfway_loses_no_memory() {
             is_consistent(&device, &pool);
             let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
             drop(block);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -66,7 +65,7 @@ fn remapping_that_fails_halfway_loses_no_memory() {
             is_consistent(&device, &pool);
             drop(pool.try_allocate(&stream, 2 * CHUNK).unwrap());
             drop(kept);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -106,7 +105,7 @@ fn full_device_is_waited_for() {
     let more = pool.try_allocate(&stream, 6 * MIB).unwrap();
     is_consistent(&device, &pool);
     drop((block, more));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A failed record leaves the memory pending until a later event completes it.
@@ -122,7 +121,7 @@ fn failed_record_is_compensated_by_the_next() {
     assert!(pool.try_allocate(&b, 8 * MIB).is_err(), "the work runs");
     device.advance(us(10));
     drop(pool.try_allocate(&b, 8 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// An event that completes late only delays the reuse.
@@ -212,11 +211,11 @@ fn event_with_an_error_completes_nothing_and_is_reported() {
     assert_eq!(now(freed).unwrap_err().kind(), Other);
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
     assert!(pool.try_allocate(&b, 8 * MIB).is_err());
-    assert_eq!(pool.statistics().pending.current, 8 * MIB);
+    assert_eq!(pool.inspect().statistics().pending.current, 8 * MIB);
     now(a.synchronize()).unwrap();
     drop(pool.try_allocate(&b, 8 * MIB).unwrap());
     drop(other);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// An event reports a sticky error. Every request fails with it, and the memory is leaked.
@@ -239,7 +238,7 @@ fn event_with_a_sticky_error_fails_everything() {
         AllocError::Device(error)
     );
     assert_eq!(
-        pool.statistics().pending.current,
+        pool.inspect().statistics().pending.current,
         8 * MIB,
         "leaked, not reused"
     );
@@ -257,7 +256,7 @@ fn failed_device_wait_returns_the_block() {
     device.faults().fail_next(Call::Wait, Other);
     let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
-    assert_eq!(pool.statistics().pending.current, 8 * MIB);
+    assert_eq!(pool.inspect().statistics().pending.current, 8 * MIB);
     let event = a.event().unwrap();
     device.faults().fail_next(Call::Wait, Other);
     assert!(b.wait(&event).is_err());
@@ -268,7 +267,7 @@ fn failed_device_wait_returns_the_block() {
         "the failed wait changed no clock"
     );
     drop(granted);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A further stream that could not be ordered does not become a user of the block.
@@ -281,11 +280,14 @@ fn use_that_cannot_be_ordered_is_refused() {
     run(&work, us(10));
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     device.faults().fail_next(Call::Wait, Other);
-    assert!(matches!(block.used_on(&b), Err(StreamError::Device(_))));
-    block.used_on(&b).unwrap();
+    assert!(matches!(
+        b.record_use(Unordered::UntilFreed(&block)),
+        Err(StreamError::Device(_))
+    ));
+    b.record_use(Unordered::UntilFreed(&block)).unwrap();
     drop(block);
     device.advance(us(10));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Memory was unmapped, but its chunk could not be released. The pool does not grant those addresses without memory
@@ -299,14 +301,14 @@ fn unmapped_memory_is_not_granted_when_its_release_fails() {
     now(stream.synchronize()).unwrap();
     device.faults().fail_next(Call::Destroy, Other);
     assert!(pool.trim_to(0).is_err());
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
     assert!(device.is_mapped(block.address(), block.size()));
     drop(block);
     now(stream.synchronize()).unwrap();
     let _ = pool.trim_to(0).unwrap();
     assert_eq!(reserved(&pool), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// *safe-teardown*: the pool is dropped when no event could be recorded for its last free. So the end of the work is
@@ -357,7 +359,7 @@ fn memory_behind_a_capturing_stream_is_skipped() {
         let mut waiting = pool.allocate(&b, 8 * MIB);
         assert!(poll(&mut waiting).is_pending(), "{call:?}");
         drop(waiting);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -375,7 +377,7 @@ fn failed_device_wait_falls_back_to_complete_memory() {
     };
     used_for(us(100));
     device.advance(us(100));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     used_for(us(10));
     device.advance(us(10)); // sooner than expected, and not polled
     device.faults().fail_next(Call::Wait, Other);
@@ -384,7 +386,7 @@ fn failed_device_wait_falls_back_to_complete_memory() {
         Source::Free
     );
     assert_eq!(device.counters().calls(Call::Wait), 1);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The error of one event says nothing about earlier ones.
@@ -405,7 +407,7 @@ fn complete_work_counts_although_a_later_event_has_an_error() {
     assert!(pool.try_allocate(&b, 8 * MIB).is_err());
     device.advance(us(1000));
     drop((first, pool.try_allocate(&b, 16 * MIB).unwrap()));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The oldest event reports an error. The pool polls the newest one instead of growing.
@@ -422,7 +424,7 @@ fn event_with_an_error_causes_no_growth() {
     let blocks = [8 * MIB, 4 * MIB].map(|bytes| pool.try_allocate(&a, bytes).unwrap());
     used_for(pool.try_allocate(&a, 4 * MIB).unwrap(), us(1000));
     device.advance(us(1000));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     let before = reserved(&pool);
     device.faults().script(Call::Record, 1, Reports(Other));
     blocks.into_iter().for_each(|block| used_for(block, us(10)));
@@ -495,24 +497,24 @@ fn refused_growth_leaves_the_statistics_as_they_were() {
     let [(work, a), (_, b)] = streams(&device, &pool);
     let mut low = pool.try_allocate(&a, 512).unwrap();
     let above = pool.try_allocate(&a, MIB).unwrap();
-    low.used_on(&b).unwrap();
+    b.record_use(Unordered::UntilFreed(&low)).unwrap();
     run(&work, us(100));
     drop(above);
-    let before = pool.statistics();
+    let before = pool.inspect().statistics();
     device.faults().fail_next(Call::Wait, Other);
     low.grow(512).try_now().unwrap_err();
-    let after = pool.statistics();
+    let after = pool.inspect().statistics();
     assert_eq!(after.live_blocks, before.live_blocks);
     assert_eq!(
         (after.allocations, after.frees),
         (before.allocations, before.frees)
     );
     drop(low);
-    let statistics = pool.statistics();
+    let statistics = pool.inspect().statistics();
     assert_eq!((statistics.live_blocks, statistics.used.current), (0, 0));
     device.advance(us(1000));
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A task that the device wakes in the call which destroys an event may lock what it likes.

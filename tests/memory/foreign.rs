@@ -9,8 +9,7 @@ use std::time::Duration;
 use weirpool::device::sim::{Call, Checker, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{Device, DeviceAddress, DeviceErrorKind, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
-use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Pool, Source, Stream, StreamError};
+use weirpool::{AllocError, Block, Pool, Source, Stream, StreamError, Unordered};
 
 static_assertions::assert_impl_all!(Passages: Send, Sync, Unpin);
 static_assertions::assert_impl_all!(Charge: Send, Sync);
@@ -160,7 +159,7 @@ impl Site {
     }
 
     fn foreign(&self) -> u64 {
-        self.pool.statistics().foreign
+        self.pool.inspect().statistics().foreign
     }
 }
 
@@ -168,7 +167,7 @@ impl Site {
 fn foreign_memory_is_used_as_any_block() {
     let site = Site::new();
     let [(_, stream), (_, other), _] = &site.streams;
-    let before = site.pool.statistics();
+    let before = site.pool.inspect().statistics();
     let mut block = site.adopt();
     assert_eq!(block.address().to_bits(), site.memory.address);
     assert_eq!((block.size(), block.requested()), (BYTES, BYTES - 1));
@@ -181,7 +180,7 @@ fn foreign_memory_is_used_as_any_block() {
     let grown = now(block.grow(MIB));
     assert!(matches!(grown, Err(AllocError::NoRoom { .. })), "{grown:?}");
     let mut cached = block.into_evictable();
-    let figures = site.pool.statistics();
+    let figures = site.pool.inspect().statistics();
     assert_eq!((figures.foreign, figures.evictable), (BYTES, 0));
     assert_eq!(figures.used.current, before.used.current);
     assert_eq!(figures.reserved.current, before.reserved.current);
@@ -193,7 +192,7 @@ fn foreign_memory_is_used_as_any_block() {
     });
     site.memory.settle();
     eventually(|| site.foreign() == 0);
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -201,7 +200,7 @@ fn memory_is_released_once_after_the_work_of_all_streams() {
     let site = Site::new();
     let block = site.adopt();
     for (number, (work, stream)) in site.streams.iter().enumerate().rev() {
-        let argument = block.on(stream).unwrap();
+        let argument = stream.record_use(Unordered::Once(&block)).unwrap();
         let operation = Operation::new(us(100 * number as u64 + 100));
         work.submit(operation.writes(argument.address() + number as u64, 1));
     }
@@ -233,7 +232,10 @@ fn next_block_of_the_memory_comes_after_all_work_of_the_first() {
         }),
     );
     use_block(&site.streams[0].0, &block, us(500));
-    block.used_on(&site.streams[1].1).unwrap();
+    site.streams[1]
+        .1
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     drop(block);
     eventually(|| {
         site.device.advance(us(20));
@@ -283,7 +285,7 @@ fn further_stream_comes_after_the_adoption_unless_the_memory_is_ready() {
                 ..*Owner::of(&site.memory)
             }),
         );
-        let argument = block.on(other).unwrap();
+        let argument = other.record_use(Unordered::Once(&block)).unwrap();
         other_work.submit(Operation::new(us(10)).reads(argument.address(), BYTES));
         let done = other.event().unwrap();
         site.device.advance(us(100));
@@ -297,7 +299,7 @@ fn further_stream_comes_after_the_adoption_unless_the_memory_is_ready() {
 fn foreign_memory_is_out_of_reach_of_peers() {
     let [first, second] = SimDevice::builder().build_host();
     let pool = pool(&first, 16 * MIB);
-    pool.enable_access(&second).unwrap();
+    pool.peers().enable(&second).unwrap();
     let (_, own) = stream(&first, &pool);
     let guest = pool.register(&second.create_stream()).unwrap();
     assert_eq!(own.device().id(), first.id());
@@ -305,7 +307,7 @@ fn foreign_memory_is_out_of_reach_of_peers() {
     assert!(own.pool() == pool && pool.device().id() == first.id());
     let memory = Memory::new(&first);
     let block = adopt(&own, Owner::of(&memory));
-    let refused = block.used_on(&guest);
+    let refused = guest.record_use(Unordered::UntilFreed(&block));
     assert!(
         matches!(refused, Err(StreamError::ForeignDevice)),
         "{refused:?}"
@@ -413,7 +415,7 @@ fn memory_is_released_without_the_runtime_under_which_it_was_used() {
     drop(block);
     site.memory.settle();
     drop(waiting);
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -427,9 +429,13 @@ fn release_may_call_the_pool() {
         &site.streams[0].1,
         Owner::that(&site.memory, move |memory, after| {
             let block = pool.try_allocate(&stream, MIB).unwrap();
-            let _ = (pool.statistics(), pool.snapshot(), pool.waiting_requests(1));
+            let _ = (
+                pool.inspect().statistics(),
+                pool.inspect().snapshot(),
+                pool.inspect().waiting_requests(1),
+            );
             drop((block, adopt(&stream, Owner::of(&also))));
-            pool.reap().unwrap();
+            pool.maintain().reap().unwrap();
             let inside = pool.clone();
             after.then(move || {
                 let charge = inside.charge(MIB).unwrap();
@@ -445,7 +451,7 @@ fn release_may_call_the_pool() {
     site.memory.settle();
     eventually(|| site.foreign() == 0);
     site.device.advance_to_end();
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -474,7 +480,7 @@ fn release_that_panics_ends_its_block_alone() {
     drop(adopt(stream, Owner::of(&next)));
     next.settle();
     drop(site.pool.try_allocate(stream, MIB).unwrap());
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 /// A panic of the user unwinds through the owner of a block.
@@ -612,7 +618,7 @@ fn charged_bytes_are_the_capacitys() {
     site.device.advance_to_end();
     // Free memory is released for it.
     let charge = pool.charge(12 * MIB).unwrap();
-    assert_eq!(pool.statistics().charged, charge.bytes());
+    assert_eq!(pool.inspect().statistics().charged, charge.bytes());
     let refused = pool.charge(8 * MIB);
     let Err(AllocError::Exhausted(shortfall)) = refused else {
         panic!("{refused:?}")
@@ -628,7 +634,7 @@ fn charged_bytes_are_the_capacitys() {
     let mut waiting = not_ready(pool.allocate(stream, 8 * MIB));
     drop(charge);
     eventually(|| poll(&mut waiting).is_ready());
-    assert_eq!(pool.statistics().charged, 0);
+    assert_eq!(pool.inspect().statistics().charged, 0);
     let charge = pool.charge(MIB).unwrap();
     pool.close();
     assert!(matches!(pool.charge(MIB), Err(AllocError::Closed)));
@@ -645,9 +651,9 @@ fn writes_of_a_block_are_awaited() {
     let [(work, stream), (other_work, other), (reader_work, reader)] = &site.streams;
     let mut block = site.pool.try_allocate(stream, BYTES).unwrap();
     use_block(work, &block, us(100));
-    let written = block.write_on(other).unwrap();
+    let written = other.record_use(&mut block).unwrap();
     other_work.submit(Operation::new(us(100)).writes(written.address(), BYTES));
-    let read = block.read_on(reader).unwrap();
+    let read = reader.record_use(&block).unwrap();
     reader_work.submit(Operation::new(us(1000)).reads(read.address(), BYTES));
     let mut writes = not_ready(block.writes().unwrap());
     site.device.advance(us(190));

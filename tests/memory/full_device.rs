@@ -4,7 +4,6 @@ use crate::common::*;
 use crate::evictable::{cached, present};
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault, Operation, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::{Pool, ReleaseThreshold, WhenShort};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -30,10 +29,10 @@ fn evicted_memory_serves_a_request_together_with_memory_that_others_release() {
             assert_eq!(present(&blocks), [true; 4], "nothing was evicted in vain");
             let block = one.try_allocate(&a, 12 * MIB).unwrap();
             assert_eq!(present(&blocks), [false; 4]);
-            assert_eq!(other.statistics().reserved.current, 0);
+            assert_eq!(other.inspect().statistics().reserved.current, 0);
             drop((block, others));
-            one.check_conserved().unwrap();
-            other.check_conserved().unwrap();
+            one.inspect().check_conserved().unwrap();
+            other.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -103,8 +102,8 @@ fn memory_of_other_pools_is_evicted_for_requests_that_wait_only() {
         "no more than it lacked"
     );
     drop((others, blocks));
-    one.check_conserved().unwrap();
-    other.check_conserved().unwrap();
+    one.inspect().check_conserved().unwrap();
+    other.inspect().check_conserved().unwrap();
 }
 
 /// Evicted memory that work still uses is waited for on the device, and not joined with new memory. As much is evicted as
@@ -165,7 +164,7 @@ fn memory_is_evicted_although_the_device_does_not_tell_what_it_has() {
                 let _: [_; 4] = cached(&pool, &stream);
                 drop(pool.try_allocate(&stream, 12 * MIB).unwrap());
                 drop(blocks);
-                pool.check_conserved().unwrap();
+                pool.inspect().check_conserved().unwrap();
             }
         }
     }

@@ -3,7 +3,6 @@
 use crate::common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn rests(device: &SimDevice) -> bool {
@@ -35,7 +34,7 @@ fn request_that_is_set_aside_resumes_the_maintenance() {
             reserved(&pool),
             8 * MIB,
             "set aside: {:?}",
-            pool.waiting_requests(8)
+            pool.inspect().waiting_requests(8)
         );
         drop(held);
         assert!(rests(&device));
@@ -84,7 +83,7 @@ fn pending_memory_above_the_threshold_is_released_on_every_path() {
         let (work, one) = stream(&device, &pool);
         let (far, two) = stream(&device, &pool);
         let block = pool.try_allocate(&one, 4 * MIB).unwrap();
-        block.used_on(&two).unwrap();
+        two.record_use(Unordered::UntilFreed(&block)).unwrap();
         busy(&work, &block, Duration::from_millis(70));
         far.submit(Operation::new(Duration::from_millis(250)));
         drop(block);
@@ -98,7 +97,8 @@ fn pending_memory_above_the_threshold_is_released_on_every_path() {
         busy(&work, &block, Duration::from_millis(70));
         drop(block);
         device.advance(Duration::from_millis(30));
-        pool.set_release_threshold(ReleaseThreshold::Bytes(0))
+        pool.maintain()
+            .set_release_threshold(ReleaseThreshold::Bytes(0))
             .unwrap();
         device.advance(Duration::from_millis(5));
         let waiting = not_ready(pool.allocate(&one, 16 * MIB));
@@ -193,11 +193,11 @@ fn head_that_is_set_aside_ends_in_every_way() {
                 std::task::Poll::Ready(block) => block.unwrap(),
                 _ => panic!(
                     "{way}: {:#?} {:#?}",
-                    pool.waiting_requests(8),
-                    pool.statistics()
+                    pool.inspect().waiting_requests(8),
+                    pool.inspect().statistics()
                 ),
             };
-            assert_eq!(pool.statistics().waits.waiting, 1);
+            assert_eq!(pool.inspect().statistics().waits.waiting, 1);
             // The gate is open.
             drop(block);
             device.advance_to_end();
@@ -243,11 +243,11 @@ fn head_that_is_set_aside_ends_in_every_way() {
             }
             device.advance_to_end();
             let left = usize::from(way == 7);
-            assert_eq!(pool.statistics().waits.waiting, left, "{way}");
+            assert_eq!(pool.inspect().statistics().waits.waiting, left, "{way}");
             let used = pool.tag(tag).statistics().used.current;
             assert_eq!(used, 0, "{way}");
             if way != 1 && way != 3 {
-                pool.check().unwrap();
+                pool.inspect().check().unwrap();
             }
         }
     }

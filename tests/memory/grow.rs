@@ -4,7 +4,6 @@ use crate::common::*;
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Fault, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_observe::{HistoryEvent, Record as _, Recorded as _};
 
@@ -33,20 +32,23 @@ fn block_grows_into_its_room() {
             (address, (1 + step) * 2 * MIB)
         );
         assert_eq!(cache.requested(), MIB + step * 2 * MIB);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
     let used = cache.size() + 8 * MIB;
-    assert_eq!(pool.statistics().used.current, used);
+    assert_eq!(pool.inspect().statistics().used.current, used);
     // Above the room, other blocks may be in the way.
     assert_eq!(cache.grow(1).try_now(), Err(AllocError::NoRoom { room: 0 }));
     assert_eq!(cache.size(), 18 * MIB);
     drop((cache, others));
     stream.seal().unwrap();
     device.advance(us(1000));
-    pool.reap().unwrap();
-    assert_eq!(pool.statistics().allocations, pool.statistics().frees);
+    pool.maintain().reap().unwrap();
+    assert_eq!(
+        pool.inspect().statistics().allocations,
+        pool.inspect().statistics().frees
+    );
     drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Growth waits like an allocation, can be dropped like one, and can use remapped memory.
@@ -74,9 +76,9 @@ fn growth_waits_for_memory() {
     assert!(matches!(poll(&mut growing), Poll::Ready(Ok(()))));
     drop(growing);
     assert_eq!(cache.size(), 12 * MIB);
-    assert_eq!(pool.statistics().remaps, 2);
+    assert_eq!(pool.inspect().statistics().remaps, 2);
     drop(cache);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A block without room grows up to the next used block. Then growth fails at once, also for a request that waits.
@@ -104,7 +106,7 @@ fn block_without_room_grows_up_to_the_next_used_block() {
         drop(above);
         block.grow(1).try_now().unwrap();
         drop(block);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -130,7 +132,7 @@ fn growth_fails_once_its_room_is_taken() {
         Err(AllocError::NoRoom { .. })
     ));
     drop((below, taken));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Further streams of a block come after the earlier life of the memory that it grows by. The free waits for the
@@ -141,7 +143,7 @@ fn further_streams_come_after_the_earlier_life_of_a_growth() {
     let [(work_a, a), (work_b, b)] = streams(&device, &pool);
     let mut below = pool.try_allocate(&a, 2 * MIB).unwrap();
     let above = pool.try_allocate(&a, 2 * MIB).unwrap();
-    below.used_on(&b).unwrap();
+    b.record_use(Unordered::UntilFreed(&below)).unwrap();
     use_block(&work_a, &above, us(100));
     drop(above);
     below.grow(2 * MIB).try_now().unwrap(); // in the order of `a`, behind the work
@@ -150,12 +152,12 @@ fn further_streams_come_after_the_earlier_life_of_a_growth() {
     b.seal().unwrap();
     device.advance(us(150));
     let (_, c) = stream(&device, &pool);
-    pool.reap().unwrap();
-    assert_eq!(pool.statistics().pending.current, 4 * MIB);
+    pool.maintain().reap().unwrap();
+    assert_eq!(pool.inspect().statistics().pending.current, 4 * MIB);
     device.advance(us(50));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     drop(pool.try_allocate(&c, 32 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The device fails halfway through a growth. The block keeps its size, and its room if no memory was mapped.
@@ -176,7 +178,7 @@ fn failed_growth_loses_no_memory() {
             cache.grow(8 * MIB).try_now(),
             Err(AllocError::Device(_))
         ));
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
         assert_eq!(cache.size(), 2 * MIB);
         let other = pool.try_allocate(&stream, 2 * MIB).unwrap();
         if keeps_room {
@@ -184,7 +186,7 @@ fn failed_growth_loses_no_memory() {
             cache.grow(8 * MIB).try_now().unwrap();
         }
         drop((cache, other));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -210,7 +212,7 @@ fn growth_is_charged_to_the_tag() {
         (0, 8 * MIB)
     );
     assert_eq!((statistics.allocations, statistics.frees), (1, 1));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Missing addresses, missing virtual memory and unpooled memory are reported at once.
@@ -315,14 +317,14 @@ fn caches_grow_among_others() {
                 8 if !others.is_empty() => drop(others.swap_remove(random.usize(..others.len()))),
                 _ => device.advance(us(3)),
             }
-            pool.check().unwrap();
+            pool.inspect().check().unwrap();
         }
         drop((caches, others));
         stream.seal().unwrap();
         device.advance(us(1000));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -344,13 +346,13 @@ fn chunk_size_need_not_be_a_power_of_two() {
     for handles in 3..=6 {
         now(cache.grow(THREE)).unwrap();
         assert_eq!(cache.size(), handles * THREE);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
     let reservation = now(pool.reserve(2 * THREE)).unwrap();
-    pool.coalesce().unwrap();
-    pool.check().unwrap();
+    pool.maintain().coalesce().unwrap();
+    pool.inspect().check().unwrap();
     drop((cache, far, reservation));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A growth waits on the terms of its own request.
@@ -373,5 +375,5 @@ fn growth_has_its_own_terms() {
     assert!(now(urgent).is_ok() && now(earlier).is_ok());
     assert_eq!(cache.size(), 12 * MIB);
     drop(cache);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

@@ -7,7 +7,6 @@ use crate::common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Call, Checker, Counters, Operation, SimDevice, SimStream};
 use weirpool::device::*;
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// The duration of the calls on an H200 while kernels of 20 us run on 8 streams.
@@ -130,7 +129,7 @@ fn handed_on(limit: WhenShort, blocks: u64, kernel: Duration) -> Cost {
                 let block = pool.allocate(own, BLOCK).await.unwrap();
                 device.submit(writer, kernel);
                 last.wait(&own.event().unwrap()).unwrap();
-                block.used_on(last).unwrap();
+                last.record_use(Unordered::UntilFreed(&block)).unwrap();
                 device.submit(reader, kernel);
                 drop(block);
             }
@@ -223,7 +222,7 @@ fn work_that_completes_sooner_than_expected_counts() {
         device.advance(us(10));
         let block = pool.try_allocate(&other.1, BLOCK).unwrap();
         assert_eq!(block.source(), Source::Free);
-        assert_eq!(pool.statistics().reserved.current, BLOCK);
+        assert_eq!(pool.inspect().statistics().reserved.current, BLOCK);
     }
 }
 
@@ -242,7 +241,7 @@ fn stream_queries_before_a_long_wait() {
     };
     for _ in 0..2 {
         device.advance(us(50_000));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         used(&slow, BLOCK, us(50_000));
     }
     used(&quick, 2 * BLOCK, us(10));
@@ -251,7 +250,7 @@ fn stream_queries_before_a_long_wait() {
     assert_eq!(block.source(), Source::Free);
     // It does not wait for overdue work either.
     drop(block);
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     slow.0.submit(Operation::new(us(1_000_000)));
     used(&slow, BLOCK, us(10));
     device.advance(us(200_000));
@@ -277,12 +276,12 @@ fn stream_with_loose_fit_does_not_wait_for_others() {
     };
     used();
     device.advance(us(100));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     used();
     use_block(&own.0, &large, us(100));
     drop(large);
     let block = pool.try_allocate(&own.1, 2 * CHUNK).unwrap();
     assert_eq!(block.source(), Source::SameStream);
     drop(block);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

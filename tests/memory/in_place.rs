@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice};
 use weirpool::device::*;
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 #[derive(Clone, Debug)]
@@ -116,7 +115,7 @@ fn the_host_has_the_elements_where_they_lie() {
     let pool = pool.build().unwrap();
     let work = [0, 1].map(|_| device.sim.create_stream());
     let [home, further] = work.each_ref().map(|work| pool.register(work).unwrap());
-    let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 1024).unwrap();
+    let mut buffer = pool.buffer::<u32>(&home, 1024).try_now().unwrap();
     for round in 0..3 {
         {
             let address = buffer.address();
@@ -125,8 +124,8 @@ fn the_host_has_the_elements_where_they_lie() {
             assert_eq!(elements.len(), 1024);
             elements.fill(round);
         }
-        work[1].submit(add(buffer.write_on(&further).unwrap(), 10, 50));
-        work[0].submit(add(buffer.write_on(&home).unwrap(), 100, 20));
+        work[1].submit(add(further.record_use(&mut buffer).unwrap(), 10, 50));
+        work[0].submit(add(home.record_use(&mut buffer).unwrap(), 100, 20));
         let mut waiting = Box::pin(buffer.host());
         device.sim.advance(us(60));
         assert!(poll(&mut waiting).is_pending(), "the second adds still");
@@ -137,11 +136,11 @@ fn the_host_has_the_elements_where_they_lie() {
     // A guard that is forgotten holds nothing.
     std::mem::forget(now(buffer.host()).unwrap());
     assert_eq!(now(buffer.host()).unwrap()[0], 112);
-    let mut nothing = Buffer::<u64>::try_allocate(&pool, &home, 0).unwrap();
+    let mut nothing = pool.buffer::<u64>(&home, 0).try_now().unwrap();
     assert!(now(nothing.host()).unwrap().is_empty());
     drop((buffer, nothing));
     device.sim.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     drop((home, further, pool));
     assert_eq!(device.taken.load(Ordering::SeqCst), 0);
 }

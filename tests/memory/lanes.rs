@@ -4,7 +4,6 @@ use crate::common::*;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 use weirpool::device::sim::{Checker, Clock, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 const KIB: u64 = 1 << 10;
@@ -24,7 +23,7 @@ fn with_a_stream(checker: Checker) -> (Pool, Stream) {
 fn after_a_free(of: u64, request: Allocate<'_>, on: (&Pool, &Stream)) -> (u64, Source) {
     drop(on.0.try_allocate(on.1, of).unwrap());
     let block = request.try_now().unwrap();
-    let figures = on.0.statistics();
+    let figures = on.0.inspect().statistics();
     assert_eq!(figures.used.current, block.size());
     assert_eq!(figures.lost_to_rounding, block.size() - block.requested());
     (block.size(), block.source())
@@ -52,7 +51,7 @@ fn block_larger_by_an_eighth_serves_a_request() {
             );
             assert_eq!(taken.each_ref().map(Block::requested), [100 * KIB; 3]);
         }
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -65,7 +64,7 @@ fn tagged_or_aligned_request_gets_its_exact_size() {
         assert_eq!(after_a_free(72 * KIB, tagged, on).0, 64 * KIB);
         let aligned = pool.allocate(&stream, 65 * KIB).alignment(64 * KIB);
         assert_eq!(after_a_free(72 * KIB, aligned, on).0, 65 * KIB);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -74,7 +73,7 @@ fn tagged_or_aligned_request_gets_its_exact_size() {
 fn larger_block_has_no_more_elements() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         drop(pool.try_allocate(&stream, 72 * KIB).unwrap());
-        let mut buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
+        let mut buffer = pool.buffer::<u64>(&stream, 8 << 10).try_now().unwrap();
         assert_eq!((buffer.len(), buffer.size()), (8 << 10, 64 * KIB));
         let beyond = buffer.slice_mut(8 << 10..(8 << 10) + 1).map(drop);
         assert!(matches!(beyond, Err(CopyError::OutOfBounds { .. })));
@@ -88,8 +87,8 @@ fn larger_block_has_no_more_elements() {
             (72 * KIB, Source::Lane)
         );
         drop(exact);
-        assert_eq!(pool.statistics().lost_to_rounding, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!(pool.inspect().statistics().lost_to_rounding, 0);
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -127,9 +126,9 @@ fn stream_is_dropped_with_its_last_handle_and_block() {
             let (pool, stream, alive) = watched(checker);
             let [one, other] = [(); 2].map(|()| pool.try_allocate(&stream, 64 * KIB).unwrap());
             end(stream, one, other);
-            pool.reap().unwrap();
+            pool.maintain().reap().unwrap();
             assert!(alive.upgrade().is_none(), "the stream is kept");
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -189,11 +188,15 @@ fn blocks_of_a_lane_of_many_bytes_serve_other_streams() {
         let ((_, first), (_, second)) = (stream(&device, &pool), stream(&device, &pool));
         let blocks = [(); 8].map(|()| pool.try_allocate(&first, 16 * MIB).unwrap());
         drop(blocks);
-        assert_eq!(pool.statistics().cached_in_lanes, 128 * MIB);
+        assert_eq!(pool.inspect().statistics().cached_in_lanes, 128 * MIB);
         for bytes in [16 * MIB, 96 * MIB, 128 * MIB] {
             drop(pool.try_allocate(&second, bytes).unwrap());
-            assert_eq!(pool.statistics().reserved.current, 128 * MIB, "{bytes}");
+            assert_eq!(
+                pool.inspect().statistics().reserved.current,
+                128 * MIB,
+                "{bytes}"
+            );
         }
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

@@ -3,7 +3,6 @@
 use crate::common::*;
 use std::task::Poll;
 use weirpool::device::sim::{Call, Checker, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_compat::RawPool;
 
@@ -27,7 +26,7 @@ fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
     for _ in 0..TURNS {
         turn(pool, line, LARGE);
     }
-    assert_eq!(pool.statistics().cached_in_lanes, LARGE);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, LARGE);
 }
 
 #[test]
@@ -44,10 +43,10 @@ fn streams_that_alternate_make_no_device_calls() {
         assert_eq!(turn(&pool, line, LARGE), Source::Lane);
     }
     assert_eq!(calls(), before);
-    assert_eq!(pool.statistics().cached_in_lanes, 4 * LARGE);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 4 * LARGE);
     assert_eq!(reserved(&pool), 4 * LARGE);
     device.advance(us(10_000));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A search of the stream's cache that counted twice would end the alternation. Each way is tried with an observer of blocks
@@ -77,9 +76,9 @@ fn every_way_to_ask_finds_the_block_that_alternates() {
             }
             let Statistics {
                 allocations, hits, ..
-            } = pool.statistics();
+            } = pool.inspect().statistics();
             assert_eq!((allocations, hits.total()), (100, 100));
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -112,7 +111,7 @@ fn request_of_another_size_seals_the_block_that_the_stream_left() {
     // Complete memory for the requests of another size: they search no further.
     turn(&pool, &other, 2 * LARGE);
     device.advance(us(10_000));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     let records = || device.counters().calls(Call::Record);
     let before = records();
     turn(&pool, &line, LARGE);
@@ -138,7 +137,7 @@ fn large_block_stays_with_its_stream_for_a_while() {
     device.advance(us(250));
     let more = pool.try_allocate(&other.1, LARGE).unwrap();
     assert_eq!((more.source(), reserved(&pool)), (Source::Free, 2 * LARGE));
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
     assert_ne!(turn(&pool, &line, LARGE), Source::Lane);
 }
 
@@ -167,7 +166,7 @@ fn request_does_not_wait_for_cached_large_blocks() {
     }
     device.advance(us(1000));
     turn(&pool, &line, LARGE);
-    assert_eq!(pool.statistics().cached_in_lanes, LARGE);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, LARGE);
     // The last use is still running.
     assert!(pool.try_allocate(&other.1, LARGE).is_err());
     let mut waiting = not_ready(pool.allocate(&other.1, LARGE));
@@ -178,7 +177,7 @@ fn request_does_not_wait_for_cached_large_blocks() {
     use_block(&other.0, &block, us(10));
     drop((block, rest));
     device.advance(us(10));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A block in the large-block cache has no event yet. The next free of its stream records one, or the next allocation
@@ -210,12 +209,12 @@ fn stream_that_does_not_alternate_caches_no_large_block() {
         turn(&pool, &line, LARGE);
         turn(&pool, &line, 2 * LARGE);
     }
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
     for _ in 0..TURNS {
         let both = [LARGE, LARGE].map(|bytes| pool.try_allocate(&line.1, bytes).unwrap());
         drop(both);
     }
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
 }
 
 /// With settings that favour other streams or the device, large blocks are not cached.
@@ -238,7 +237,7 @@ fn no_large_block_is_cached_where_memory_comes_first() {
         for _ in 0..TURNS {
             turn(&pool, &line, LARGE);
         }
-        assert_eq!(pool.statistics().cached_in_lanes, 0);
+        assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
     }
 }
 
@@ -254,12 +253,12 @@ fn cached_large_blocks_are_bounded() {
         }
     }
     // The last size exceeds the bound.
-    assert_eq!(pool.statistics().cached_in_lanes, 6 * LARGE);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 6 * LARGE);
     drop(pool.try_allocate(&line.1, 512 * MIB).unwrap());
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
     drop(line);
     device.advance(us(10_000));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// An external stream may be destroyed after any free on it, so each free records its event itself.
@@ -292,8 +291,8 @@ fn cached_large_block_makes_room_for_growth() {
     take_turns(&pool, &line);
     block.grow(LARGE).try_now().unwrap();
     use_block(&other.0, &block, us(10));
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
-    pool.check().unwrap();
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
+    pool.inspect().check().unwrap();
 }
 
 /// The pieces of a reservation are exchanged for a contiguous block that a stream caches.
@@ -317,8 +316,8 @@ fn draw_exchanges_pieces_for_a_cached_large_block() {
         .for_each(|piece| drop(piece.take()));
     let one = reservation.allocate(&other.1, 3 * MIB).unwrap();
     use_block(&other.0, &one, us(10));
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
-    pool.check().unwrap();
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
+    pool.inspect().check().unwrap();
 }
 
 /// Registered and external streams alternate, among others that wait, draw, grow, trim and resize. Once all work is
@@ -373,12 +372,12 @@ impl Crossroads {
     fn play(mut self) {
         for _ in 0..60 {
             self.step();
-            self.pool.check().unwrap();
+            self.pool.inspect().check().unwrap();
         }
         self.held.clear();
         self.device.advance(us(100_000));
         now(self.pool.drain()).unwrap();
-        self.pool.check_conserved().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
         let all = self.pool.try_allocate(&self.lines[0].1, 64 * MIB).unwrap();
         use_block(&self.lines[0].0, &all, us(10));
     }

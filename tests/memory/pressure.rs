@@ -5,7 +5,6 @@ use std::task::Poll;
 use std::time::Duration;
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice, SimStream};
 use weirpool::device::{DeviceErrorKind, MemoryInfo};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn small(virtual_memory: bool) -> SimDevice {
@@ -44,11 +43,11 @@ fn other_pools_spill() {
             32 * MIB,
             "too little to help is not released"
         );
-        one.check().unwrap();
-        other.check().unwrap();
+        one.inspect().check().unwrap();
+        other.inspect().check().unwrap();
         drop((block, kept));
-        one.check_conserved().unwrap();
-        other.check_conserved().unwrap();
+        one.inspect().check_conserved().unwrap();
+        other.inspect().check_conserved().unwrap();
     }
 }
 
@@ -81,8 +80,8 @@ fn other_pools_spill_while_the_device_refuses_what_it_reports() {
                 "{call:?} {first}+{refusals}: {kept}"
             );
             drop(block);
-            one.check_conserved().unwrap();
-            other.check_conserved().unwrap();
+            one.inspect().check_conserved().unwrap();
+            other.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -99,7 +98,7 @@ fn segment_is_spilled_as_a_whole() {
     assert_eq!(reserved(&one), 48 * MIB, "the smallest that suffices");
     drop(other.try_allocate(&b, 40 * MIB).unwrap());
     assert_eq!(reserved(&one), 8 * MIB);
-    one.check_conserved().unwrap();
+    one.inspect().check_conserved().unwrap();
 }
 
 /// Memory in the lanes of other pools is released, but not memory that running work may touch.
@@ -178,7 +177,7 @@ fn refusal_reports_the_memory_of_the_device() {
         };
         assert_eq!(shortfall.device, None);
         drop(all);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -212,7 +211,7 @@ fn refused_growth_keeps_no_memory() {
     };
     assert_eq!(creates(), before + 16);
     drop((block, kept));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A device may refuse memory that it reports as free. Then another pool releases memory nevertheless.
@@ -228,8 +227,8 @@ fn figures_of_the_device_are_not_relied_on() {
     assert_eq!(reserved(&one), 32 * MIB - CHUNK);
     assert_eq!(reserved(&other), 16 * MIB);
     drop(block);
-    one.check_conserved().unwrap();
-    other.check_conserved().unwrap();
+    one.inspect().check_conserved().unwrap();
+    other.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -289,7 +288,7 @@ fn refused_waiter_asks_again() {
     device.advance(us(100_000));
     assert_eq!(woken.get(), before, "no request waits");
     drop(block);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A full device reports some memory as free that it does not give. A request that would fit there waits all the same:
@@ -326,7 +325,7 @@ fn request_waits_although_a_full_device_reports_enough_memory() {
             panic!("there is memory");
         };
         drop(block);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -365,13 +364,13 @@ fn waiter_gets_memory_that_another_pool_frees_later() {
             let device = device.clone();
             move || device.block_on(other.allocate(&b, 32 * MIB)).map(drop)
         });
-        while other.statistics().waits.waiting == 0 {
+        while other.inspect().statistics().waits.waiting == 0 {
             std::thread::yield_now();
         }
         drop(block);
         holder.join().unwrap().unwrap();
-        one.check_conserved().unwrap();
-        other.check_conserved().unwrap();
+        one.inspect().check_conserved().unwrap();
+        other.inspect().check_conserved().unwrap();
     }
 }
 
@@ -410,8 +409,8 @@ fn threads_of_several_pools_share_a_full_device() {
             }
         });
         for pool in &pools {
-            pool.check().unwrap();
-            assert_eq!(pool.statistics().waits.waiting, 0);
+            pool.inspect().check().unwrap();
+            assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         }
     }
 }
@@ -445,7 +444,7 @@ fn request_that_the_device_always_refuses_fails() {
         assert!(polls < 10, "the device is asked for ever");
     };
     assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
-    assert_eq!(pool.statistics().waits.waiting, 0);
+    assert_eq!(pool.inspect().statistics().waits.waiting, 0);
 }
 
 /// The device reports more memory than it has addresses: it refuses each time it is asked, and no fault is scripted.
@@ -473,9 +472,9 @@ fn request_beyond_the_addresses_of_the_device_fails() {
             let refused = answer.unwrap_err();
             assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
         }
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         drop(pool.try_allocate(&stream, MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -502,7 +501,7 @@ fn memory_that_stays_free_is_given_back_after_a_refusal() {
         let left = if is_refused { 16 } else { 48 };
         assert_eq!(reserved(&pool), left * MIB);
         drop((others, kept, waiting));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use weirpool::device::Device;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory};
 use weirpool::device::sim::{Call, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// The number of moves that a pool begins with.
@@ -32,13 +31,13 @@ fn in_pieces(pool: &Pool, stream: &Stream) -> Vec<Block> {
 fn turn(pool: &Pool, stream: &Stream) {
     let kept = in_pieces(pool, stream);
     drop(pool.try_allocate(stream, 8 * CHUNK).unwrap());
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop(kept);
 }
 
 /// Returns the number of chunks moved so far, and of chunks held.
 fn figures(pool: &Pool) -> (u64, u64) {
-    let figures = pool.statistics();
+    let figures = pool.inspect().statistics();
     (figures.remaps, figures.reserved.current / CHUNK)
 }
 
@@ -53,7 +52,7 @@ fn policy_decides_how_many_chunks_are_moved() {
         assert_eq!(whole.source(), Source::Grown);
         assert_eq!(figures(&pool), expected, "{remapping:?}");
         drop((kept, whole));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -135,14 +134,14 @@ fn pool_grows_to_at_most_twice_the_used_memory() {
             used += bytes;
             most = most.max(used);
         }
-        let held = pool.statistics().reserved.high;
+        let held = pool.inspect().statistics().reserved.high;
         assert!(
             !is_bounded || held <= 2 * most.next_multiple_of(CHUNK),
             "{held}"
         );
-        assert!(is_bounded || pool.statistics().remaps == 0);
+        assert!(is_bounded || pool.inspect().statistics().remaps == 0);
         drop(blocks);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -165,7 +164,7 @@ fn no_request_fails_because_of_a_policy() {
             let takes_more = is_of_the_device && remapping != Remapping::Always;
             (0..4).for_each(|_| turn(&pool, &stream));
             assert_eq!(figures(&pool).1 > 16, takes_more, "{remapping:?}");
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -192,7 +191,7 @@ fn request_is_served_by_moving_when_the_device_refuses() {
     let failed = pool.try_allocate(&stream, 12 * CHUNK).unwrap_err();
     assert!(matches!(failed, AllocError::Device(_)), "{failed}");
     drop(kept);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A device that cannot map moved memory is not asked again by the same request, since each attempt loses a chunk.
@@ -212,7 +211,7 @@ fn refused_move_is_tried_once() {
         pool.try_allocate(&stream, 4 * CHUNK).unwrap_err();
         assert_eq!(figures(&pool), (0, 15), "{remapping:?}");
         drop(kept);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -232,9 +231,9 @@ fn draw_succeeds_with_every_policy() {
             let takes_more = remapping == Remapping::Never && capacity > 32 * MIB;
             assert_eq!(figures(&pool).1 > 16, takes_more, "{remapping:?}");
             assert_eq!(reservation.left(), 0);
-            pool.check().unwrap();
+            pool.inspect().check().unwrap();
             drop((kept, whole, reservation));
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -251,7 +250,7 @@ fn block_grows_into_moved_or_new_memory() {
         now(cache.grow(8 * CHUNK)).unwrap();
         assert_eq!(figures(&pool), expected, "{remapping:?}");
         drop((kept, cache));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -289,7 +288,7 @@ fn request_waits_before_more_is_moved() {
         drop(turn);
         b.seal().unwrap();
         device.advance(us(100));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         let kept = in_pieces(&pool, &stream_a);
         let before = figures(&pool);
         use_block(&work, &running, us(100));
@@ -310,7 +309,7 @@ fn request_waits_before_more_is_moved() {
         assert_eq!(figures(&pool).1, before.1);
         drop((block, kept));
         device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -322,9 +321,9 @@ fn explicit_coalescing_is_neither_limited_nor_counted() {
     let (_, stream) = stream(&device, &pool);
     for _ in 0..100 {
         let kept = in_pieces(&pool, &stream);
-        assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
+        assert_eq!(pool.maintain().coalesce().unwrap(), 8 * CHUNK);
         drop(kept);
-        pool.coalesce().unwrap();
+        pool.maintain().coalesce().unwrap();
     }
     assert_eq!(figures(&pool).1, 16);
     let moved = figures(&pool).0;
@@ -338,7 +337,7 @@ fn explicit_coalescing_is_neither_limited_nor_counted() {
     let pool = pool_with(&device, 512 * MIB, Remapping::Never);
     let stream = pool.create_stream().unwrap();
     let kept = in_pieces(&pool, &stream);
-    assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
+    assert_eq!(pool.maintain().coalesce().unwrap(), 8 * CHUNK);
     assert_eq!(figures(&pool), (8, 16));
     drop(kept);
 }
@@ -370,6 +369,6 @@ fn plain_memory_stays_where_it_is() {
         assert_eq!(figures(&pool), (0, 24));
         drop((kept, whole));
         device.advance(Duration::from_millis(1));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

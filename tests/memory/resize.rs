@@ -3,7 +3,6 @@
 use crate::common::*;
 use weirpool::device::sim::SimDevice;
 use weirpool::device::{Device, DeviceErrorKind};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_compat::Attribute;
 
@@ -21,7 +20,7 @@ fn higher_capacity_serves_waiters() {
     // This is far more than the addresses were reserved for.
     assert_eq!(pool.resize(640 * MIB).unwrap().target, 640 * MIB);
     drop(pool.try_allocate(&stream, 640 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Less capacity releases free memory now, and used memory once it is freed. Meanwhile the pool does not grow.
@@ -39,8 +38,8 @@ fn lower_capacity_releases_memory_now_and_later() {
         drop((first, second));
         device.advance(us(500));
         assert_eq!(pool.resize(8 * MIB).unwrap().target, 8 * MIB);
-        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
-        pool.check().unwrap();
+        assert_eq!(pool.inspect().statistics().reserved.current, 16 * MIB);
+        pool.inspect().check().unwrap();
         assert!(
             pool.try_allocate(&stream, 4 * MIB).is_err(),
             "above the capacity"
@@ -49,9 +48,9 @@ fn lower_capacity_releases_memory_now_and_later() {
         for _ in 0..3 {
             device.advance(us(10_000));
         }
-        assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+        assert_eq!(pool.inspect().statistics().reserved.current, 8 * MIB);
         drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -120,8 +119,8 @@ fn lower_capacity_fails_larger_requests_for_several_blocks() {
     assert_eq!(now(reserve).unwrap_err(), too_large);
     drop(held);
     assert_eq!(now(small).unwrap().len(), 2);
-    assert_eq!(pool.statistics().waits.waiting, 0);
-    pool.check_conserved().unwrap();
+    assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A wide address range is a convenience: a device with few addresses gets a narrower one.
@@ -132,7 +131,7 @@ fn capacity_near_the_end_of_the_addresses_is_held() {
     assert_eq!(pool.capacity(), 64 << 40);
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 #[test]
@@ -174,9 +173,9 @@ fn request_granted_before_a_resize_keeps_its_grant() {
     let mut one = pool.allocate(&stream, 8 * MIB);
     assert!(poll(&mut several).is_pending() && poll(&mut one).is_pending());
     drop(held);
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert_eq!(
-        pool.statistics().waits.waiting,
+        pool.inspect().statistics().waits.waiting,
         0,
         "the queue granted both requests"
     );
@@ -184,7 +183,7 @@ fn request_granted_before_a_resize_keeps_its_grant() {
     let (several, one) = (now(several).unwrap(), now(one).unwrap());
     assert_eq!((several.len(), one.size()), (2, 8 * MIB));
     drop((several, one));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request behind the head that exceeds the new capacity fails when it is polled, not only as the head.
@@ -201,7 +200,7 @@ fn request_behind_the_head_fails_after_a_resize() {
     assert!(poll(&mut head).is_pending());
     assert!(matches!(now(behind), Err(AllocError::TooLarge { .. })));
     drop((head, held));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -213,7 +212,7 @@ fn resize_reports_the_memory_above_its_target() {
         let [used, pending, free] = blocks;
         drop(free);
         device.advance(us(500));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         use_block(&work, &pending, us(10_000));
         drop(pending);
         let resized = pool.resize(4 * MIB).unwrap();
@@ -236,7 +235,7 @@ fn resize_reports_the_memory_above_its_target() {
         let resized = pool.resize(4 * MIB).unwrap();
         assert!(resized.is_reached(), "{resized}");
         assert!(pool.resize(64 * MIB).unwrap().is_reached());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -284,7 +283,8 @@ fn each_way_to_have_less_memory_releases_one_large_piece() {
         |pool| drop(pool.trim_to(MIB).unwrap()),
         |pool| Attribute::ReservedMemCurrent.set(pool, 4 * MIB).unwrap(),
         |pool| {
-            pool.set_release_threshold(ReleaseThreshold::Bytes(MIB))
+            pool.maintain()
+                .set_release_threshold(ReleaseThreshold::Bytes(MIB))
                 .unwrap()
         },
         |pool| Attribute::ReservedMemHigh.set(pool, MIB).unwrap(),
@@ -298,12 +298,12 @@ fn each_way_to_have_less_memory_releases_one_large_piece() {
             now(stream.synchronize()).unwrap();
             less(&pool);
             (0..10).for_each(|_| device.advance(us(100_000)));
-            let reserved = pool.statistics().reserved.current;
+            let reserved = pool.inspect().statistics().reserved.current;
             assert!(reserved <= 4 * MIB, "way {number}: {reserved}");
             if number == 1 {
                 assert_eq!(reserved, 4 * MIB);
             }
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::common::*;
 use std::sync::Barrier;
 use weirpool::device::sim::SimDevice;
 use weirpool::device::sim::SimStream;
-use weirpool::testing::{Invariants, give_threads_caches};
+use weirpool::testing::give_threads_caches;
 use weirpool::*;
 
 fn sharded_stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
@@ -29,13 +29,13 @@ fn each_thread_caches_blocks_that_it_freed() {
     let again = take();
     assert_eq!((again.address(), again.source()), (address, Source::Lane));
     drop((again, elsewhere));
-    assert_eq!(pool.statistics().cached_in_lanes, 8192);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 8192);
     // All caches are flushed, in the order of the stream.
     drop(pool.try_allocate(&stream, 64 * MIB).unwrap());
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
     device.advance(us(10));
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Shards cache up to a share of the lane. Further blocks go to the stream's own cache, and then to the heap.
@@ -48,8 +48,8 @@ fn shards_are_bounded() {
         .map(|_| pool.try_allocate(&stream, MIB / 2).unwrap())
         .collect();
     drop(blocks);
-    assert_eq!(pool.statistics().cached_in_lanes, 5 * MIB);
-    pool.check().unwrap();
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 5 * MIB);
+    pool.inspect().check().unwrap();
 }
 
 /// A request of another stream has an event recorded behind what a shard caches.
@@ -63,10 +63,10 @@ fn cached_block_of_a_shard_is_sealed_for_another_stream() {
     let block = pool.try_allocate(&stream, MIB).unwrap();
     use_block(&work, &block, us(10));
     drop(block);
-    assert_eq!(pool.statistics().cached_in_lanes, MIB);
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, MIB);
     let mut waiting = not_ready(pool.allocate(&other, MIB));
     device.advance(us(10));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert!(poll(&mut waiting).is_ready());
 }
 
@@ -104,7 +104,7 @@ fn threads_on_one_stream_lose_no_memory() {
             });
         }
     });
-    let statistics = pool.statistics();
+    let statistics = pool.inspect().statistics();
     assert_eq!(statistics.allocations, statistics.frees);
     assert_eq!((statistics.used.current, statistics.live_blocks), (0, 0));
     assert!(statistics.used.high > 0 && statistics.used.high <= 64 * MIB);
@@ -112,9 +112,9 @@ fn threads_on_one_stream_lose_no_memory() {
     stream.seal().unwrap();
     other.seal().unwrap();
     device.advance(us(1_000_000));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     drop(pool.try_allocate(&other, 64 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A dropped stream returns the blocks that its threads cached.
@@ -130,9 +130,9 @@ fn dropped_stream_flushes_its_shards() {
     });
     drop(gone);
     device.advance(us(1));
-    pool.reap().unwrap();
-    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    pool.maintain().reap().unwrap();
+    assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
     let (_, stream) = stream(&device, &pool);
     drop(pool.try_allocate(&stream, 64 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

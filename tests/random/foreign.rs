@@ -9,7 +9,6 @@ use weirpool::device::Device;
 use weirpool::device::sim::{Operation, SimDevice};
 use weirpool::device::{DeviceAddress, MemoryKind};
 use weirpool::extend::{Charge, ForeignMemory, Passages};
-use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, Stream};
 
 const PIECE: u64 = 2 * MIB;
@@ -98,11 +97,11 @@ fn foreign_memory_keeps_its_order_among_blocks_of_the_pool() {
                     let operation = Operation::new(us(random.u64(1..100)));
                     let operation = match random.bool() {
                         true => {
-                            let argument = blocks[at].read_on(stream).unwrap();
+                            let argument = stream.record_use(&blocks[at]).unwrap();
                             operation.reads(argument.address(), argument.size())
                         }
                         false => {
-                            let argument = blocks[at].write_on(stream).unwrap();
+                            let argument = stream.record_use(&mut blocks[at]).unwrap();
                             operation.writes(argument.address(), argument.size())
                         }
                     };
@@ -132,12 +131,12 @@ fn foreign_memory_keeps_its_order_among_blocks_of_the_pool() {
         });
         assert_eq!(arena.released.load(Ordering::SeqCst), adopted);
         eventually(|| {
-            let figures = pool.statistics();
+            let figures = pool.inspect().statistics();
             (figures.foreign, figures.charged) == (0, 0)
         });
         device.advance_to_end();
         device.assert_ordered();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         adopted
     });
     assert!(adopted > 500, "{adopted}");

@@ -10,7 +10,6 @@
 use crate::common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Occupied, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Evictable, Pool, Remapping, Reservation, Stream, WhenShort};
 
 const USABLE: u64 = 64 * MIB;
@@ -131,7 +130,9 @@ impl World {
             _ => self.device.advance(us(self.random.u64(..60))),
         }
         self.take_answers();
-        self.pools.iter().for_each(|pool| pool.check().unwrap());
+        self.pools
+            .iter()
+            .for_each(|pool| pool.inspect().check().unwrap());
     }
 
     fn some_chunks(&mut self) -> u64 {
@@ -140,7 +141,9 @@ impl World {
 
     fn evictable_bytes(&self) -> u64 {
         let pools = self.pools.iter();
-        pools.map(|pool| pool.statistics().evictable).sum()
+        pools
+            .map(|pool| pool.inspect().statistics().evictable)
+            .sum()
     }
 
     /// Returns the bytes that no block and no other program holds. The evictable memory of a pool is available to its
@@ -362,8 +365,8 @@ impl World {
         }
         self.device.advance(INTERVAL);
         for pool in &self.pools {
-            pool.reap().unwrap();
-            pool.check_conserved().unwrap();
+            pool.maintain().reap().unwrap();
+            pool.inspect().check_conserved().unwrap();
             let _ = pool.trim_to(0).unwrap();
         }
         assert_eq!(self.device.counters().physical_in_use, 0);

@@ -7,10 +7,9 @@ use crate::common::*;
 use std::task::Poll;
 use std::time::Duration;
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{
     AllocError, Block, Capture, CapturedGraph, Evictable, GraphMemory, Pool, Stream, StreamError,
-    Upstream,
+    Unordered, Upstream,
 };
 use weirpool_observe::Recorded as _;
 
@@ -170,7 +169,7 @@ impl World {
             drop(
                 pinned
                     .and_then(Evictable::pin)
-                    .map(|pinned| pinned.on(&line.stream).map(drop)),
+                    .map(|pinned| line.stream.record_use(Unordered::Once(&pinned)).map(drop)),
             );
         } else if !self.outside.is_empty() {
             let index = self.random.usize(..self.outside.len());
@@ -302,14 +301,18 @@ impl World {
         let pool = &self.pool;
         match self.random.u8(..7) {
             0 => drop(pool.trim_to(self.random.u64(..CAPACITY)).unwrap()),
-            1 => drop(pool.coalesce().unwrap()),
+            1 => drop(pool.maintain().coalesce().unwrap()),
             2 => drop(
                 pool.resize(CAPACITY + 2 * MIB * self.random.u64(..4))
                     .unwrap(),
             ),
-            3 => drop(pool.reap().unwrap()),
-            4 => drop((pool.statistics(), pool.snapshot(), pool.leaks())),
-            5 => drop(pool.evict(self.random.u64(..CAPACITY))),
+            3 => drop(pool.maintain().reap().unwrap()),
+            4 => drop((
+                pool.inspect().statistics(),
+                pool.inspect().snapshot(),
+                pool.leaks(),
+            )),
+            5 => drop(pool.maintain().evict(self.random.u64(..CAPACITY))),
             _ => drop(pool.reserve(MIB).try_now()),
         }
     }
@@ -344,9 +347,9 @@ impl World {
         self.memories.clear();
         self.device.advance_to_end();
         self.device.assert_ordered();
-        let _ = self.pool.reap();
-        self.pool.check_conserved().unwrap();
-        let figures = self.pool.statistics();
+        let _ = self.pool.maintain().reap();
+        self.pool.inspect().check_conserved().unwrap();
+        let figures = self.pool.inspect().statistics();
         assert_eq!((figures.used.current, figures.in_graphs), (0, 0));
         self.launches
     }
@@ -358,7 +361,7 @@ fn random_captures_keep_order_and_memory() {
         let mut world = World::new(seed);
         for _ in 0..STEPS {
             world.step();
-            world.pool.check().unwrap();
+            world.pool.inspect().check().unwrap();
         }
         world.finish()
     });

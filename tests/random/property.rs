@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 const STREAMS: usize = 3;
@@ -235,7 +234,9 @@ impl World {
             self.await_all();
         }
         to_stream.wait(&event).unwrap();
-        self.live[at].block.used_on(&to_stream).unwrap();
+        to_stream
+            .record_use(Unordered::UntilFreed(&self.live[at].block))
+            .unwrap();
         self.live[at].last = to;
     }
 
@@ -291,7 +292,7 @@ impl World {
             }
             Action::Seal { stream } => self.stream(stream).1.seal().unwrap(),
             Action::Advance { micros } => self.device.advance(us(micros)),
-            Action::Reap => drop(self.pool.reap().unwrap()),
+            Action::Reap => drop(self.pool.maintain().reap().unwrap()),
             Action::Trim { mib } => drop(self.pool.trim_to(mib * MIB).unwrap()),
             Action::Use { .. } | Action::Share { .. } | Action::Move { .. } => {}
         }
@@ -299,7 +300,7 @@ impl World {
 
     /// Checks *tiling* and *conservation* from outside, and the pool's own invariants.
     fn check(&self) {
-        self.pool.check().unwrap();
+        self.pool.inspect().check().unwrap();
         let spans: BTreeMap<DeviceAddress, u64> = self
             .live
             .iter()
@@ -310,7 +311,7 @@ impl World {
         for (end, next) in ends.zip(spans.keys().skip(1)) {
             assert!(end <= *next, "tiling");
         }
-        let s = self.pool.statistics();
+        let s = self.pool.inspect().statistics();
         assert_eq!(s.used.current, spans.values().sum::<u64>());
         assert_eq!(
             s.free + s.used.current + s.pending.current,
@@ -323,12 +324,12 @@ impl World {
     fn end(mut self) {
         self.live.clear();
         self.device.advance(us(1_000_000));
-        self.pool.check_conserved().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
         assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "order");
         self.device.assert_ordered();
         let _ = self.pool.trim_to(0).unwrap();
         assert_eq!(
-            self.pool.statistics().reserved.current,
+            self.pool.inspect().statistics().reserved.current,
             0,
             "all of it came back"
         );

@@ -21,7 +21,6 @@ use weirpool::extend::{
     BoundedPool, Bounds, CapacitySource, Charge, Event, Fact, ForeignMemory, Joining, Observer,
     Passages, SegmentProperties, SegmentSource,
 };
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Download, Evictable, Pool, Stream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -469,7 +468,7 @@ impl World {
     }
 
     fn check_bound(&mut self) {
-        let figures = self.pool().statistics();
+        let figures = self.pool().inspect().statistics();
         let held = figures.reserved.current + figures.charged;
         assert!(held <= self.most, "{held} of {} are held", self.most);
         self.most = self.bound.max(held);
@@ -482,7 +481,8 @@ impl World {
             self.device.advance_to_end();
             self.settle();
             let foreign = PIECE * self.foreign.len() as u64;
-            let is_over = self.pool().statistics().foreign == foreign && self.contents.is_empty();
+            let is_over =
+                self.pool().inspect().statistics().foreign == foreign && self.contents.is_empty();
             is_still = if is_over { is_still + 1 } else { 0 };
             is_still == 3
         });
@@ -492,7 +492,10 @@ impl World {
     }
 
     fn check_books(&self) {
-        let (figures, entries) = (self.pool().statistics(), self.books.0.lock().unwrap());
+        let (figures, entries) = (
+            self.pool().inspect().statistics(),
+            self.books.0.lock().unwrap(),
+        );
         assert_eq!(entries.blocks.values().sum::<u64>(), figures.used.current);
         assert_eq!(entries.blocks.len() as u64, figures.live_blocks);
         assert_eq!(entries.reserved, figures.reserved.current);
@@ -509,8 +512,8 @@ impl World {
 
     /// Checks that the request that is next cannot be served.
     fn check_next(&self) {
-        let figures = self.pool().statistics();
-        let Some(next) = self.pool().waiting_requests(1).pop() else {
+        let figures = self.pool().inspect().statistics();
+        let Some(next) = self.pool().inspect().waiting_requests(1).pop() else {
             return;
         };
         let is_block = self.streams.iter().any(|stream| stream.id() == next.stream);
@@ -549,8 +552,8 @@ impl World {
         self.evictable.clear();
         self.spare.lock().unwrap().clear();
         self.rest();
-        self.pool().check_conserved().unwrap();
-        assert_eq!(self.pool().statistics().charged, 0);
+        self.pool().inspect().check_conserved().unwrap();
+        assert_eq!(self.pool().inspect().statistics().charged, 0);
         let pieces = self.arena.free.lock().unwrap().len();
         assert_eq!(pieces, self.arena.made.load(SeqCst), "all pieces are back");
         self.streams.clear();

@@ -15,7 +15,6 @@ use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Unsupported};
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::device::{Device, DeviceError, DeviceErrorKind, MemoryKind, RawEvent, RawStream};
 use weirpool::extend::{SegmentProperties, SegmentSource};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, AllocateOwned, Block, Capture, Pool, ReleaseThreshold, Stream};
 
 const STEPS: usize = 100;
@@ -328,7 +327,7 @@ impl World {
         let further = &self.lines[(line + 1) % 3];
         match self.random.u8(..3) {
             // Refused where a captured stream would have to wait.
-            0 if further.capture.is_none() && block.write_on(&further.stream).is_ok() => {
+            0 if further.capture.is_none() && further.stream.record_use(&mut block).is_ok() => {
                 self.recorder.use_on(&further.work, &block);
                 drop(block);
             }
@@ -354,13 +353,13 @@ impl World {
             11 => self.capture(),
             // The call that fails may be one of these.
             12 => _ = self.pool.trim_to(self.random.u64(..CAPACITY)),
-            13 => _ = self.pool.reap(),
+            13 => _ = self.pool.maintain().reap(),
             _ => self.device.advance(us(self.random.u64(..40))),
         }
-        self.pool.check().unwrap();
+        self.pool.inspect().check().unwrap();
         let held = self.recorder.records.lock().unwrap();
         let held: u64 = held.taken.values().map(|taken| taken.bytes).sum();
-        assert_eq!(self.pool.statistics().reserved.current, held);
+        assert_eq!(self.pool.inspect().statistics().reserved.current, held);
     }
 
     /// Ends the pool. Returns the number of calls of the source.
@@ -371,7 +370,7 @@ impl World {
         });
         self.blocks.clear();
         self.device.advance(us(1000));
-        self.pool.check_conserved().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
         self.recorder.records.lock().unwrap().is_ending = true;
         let Self {
             device,

@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_observe::Recorded as _;
 
@@ -204,7 +203,10 @@ impl<'a> Task<'a> {
         if self.random.bool() {
             let further = self.queue();
             further.stream.wait(&home.stream.event().unwrap()).unwrap();
-            block.used_on(&further.stream).unwrap();
+            further
+                .stream
+                .record_use(Unordered::UntilFreed(&block))
+                .unwrap();
             world.read(&further.work, &block, owner, micros);
         }
         match self.random.u32(..4) {
@@ -248,7 +250,7 @@ impl<'a> Task<'a> {
             return;
         };
         let queue = self.queue();
-        let _ = pin.read_on(&queue.stream).unwrap();
+        let _ = queue.stream.record_use(&*pin).unwrap();
         let micros = self.micros();
         world.read(&queue.work, &pin, owner, micros);
         if self.random.bool() {
@@ -277,7 +279,7 @@ impl<'a> Task<'a> {
         let block = world.pool.allocate(&from.stream, bytes).await.unwrap();
         let owner = world.write(&from.work, &block, 30);
         to.stream.wait(&from.stream.event().unwrap()).unwrap();
-        block.used_on(&to.stream).unwrap();
+        to.stream.record_use(Unordered::UntilFreed(&block)).unwrap();
         world.read(&to.work, &block, owner, 30);
     }
 
@@ -329,7 +331,7 @@ impl<'a> Task<'a> {
                 world.read(&home.work, &block, owner, 10);
             }
             if self.random.u8(..8) == 0 {
-                let _ = world.pool.snapshot();
+                let _ = world.pool.inspect().snapshot();
             }
         }
     }
@@ -373,13 +375,17 @@ impl<'a> Task<'a> {
         let pool = &self.world.pool;
         match self.random.u32(..6) {
             0 => drop(pool.trim_to(self.random.u64(..CAPACITY)).unwrap()),
-            1 => drop(pool.coalesce().unwrap()),
+            1 => drop(pool.maintain().coalesce().unwrap()),
             2 => drop(
                 pool.resize(CAPACITY + CHUNK * self.random.u64(..4))
                     .unwrap(),
             ),
-            3 => drop(pool.reap().unwrap()),
-            4 => drop((pool.statistics(), pool.snapshot(), pool.leaks())),
+            3 => drop(pool.maintain().reap().unwrap()),
+            4 => drop((
+                pool.inspect().statistics(),
+                pool.inspect().snapshot(),
+                pool.leaks(),
+            )),
             _ => drop(pool.try_allocate(&self.world.queues[0].stream, 4096)),
         }
     }
@@ -411,7 +417,7 @@ fn run_seed(seed: u64, leaves_out_waits: bool) -> Result<u64, String> {
             Either::Left(_) => {}
             Either::Right(_) => panic!(
                 "a task waits although the system is quiet: {}",
-                world.pool.describe()
+                world.pool.inspect().describe()
             ),
         }
         world.mailbox.lock().unwrap().clear();
@@ -429,7 +435,7 @@ fn run_seed(seed: u64, leaves_out_waits: bool) -> Result<u64, String> {
     );
     let checked = oracle.checked;
     drop(oracle);
-    world.pool.check_conserved()?;
+    world.pool.inspect().check_conserved()?;
     Ok(checked)
 }
 

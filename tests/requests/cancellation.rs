@@ -14,8 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
-use weirpool::{AllocError, Block, Buffer, Pool, Stream, Tag, Upstream};
+use weirpool::{AllocError, Block, Pool, Stream, Tag, Upstream};
 use weirpool_compat::Scope;
 use weirpool_tower::{HttpReserveLayer, Need, RefusalLayer, ReserveLayer};
 
@@ -110,7 +109,7 @@ impl World {
         let obstacle = pool.try_allocate(&stream, OBSTACLE).unwrap();
         let spare = pool.try_allocate(&stream, MIB).unwrap();
         let for_pool = pool.clone();
-        let reclaimer = async move { for_pool.reclaimer().await };
+        let reclaimer = async move { for_pool.maintain().reclaimer().await };
         Self {
             reclaimer: setting.has_reclaimer.then(|| Woken::new(reclaimer)),
             obstacle: Some(obstacle),
@@ -174,11 +173,11 @@ impl World {
         drop(bystander.output);
         drop(self.spare.take());
         self.advance(us(1000));
-        self.pool.check().unwrap();
-        let used = self.pool.statistics().used.current;
+        self.pool.inspect().check().unwrap();
+        let used = self.pool.inspect().statistics().used.current;
         assert!(used <= lost, "{used} of {lost} bytes are lost");
         if lost == 0 {
-            self.pool.check_conserved().unwrap();
+            self.pool.inspect().check_conserved().unwrap();
             let whole = self.pool.try_allocate(&self.stream, CAPACITY);
             drop(whole.expect("all of the pool is granted again"));
         }
@@ -301,7 +300,7 @@ const SUBJECTS: &[(&str, Start)] = &[
         let (pool, stream) = (world.pool.clone(), world.stream.clone());
         Box::pin(async move {
             let numbers: Vec<u32> = (0..1 << 14).collect();
-            let buffer = Buffer::<u32>::allocate(&pool, &stream, numbers.len()).await;
+            let buffer = pool.buffer::<u32>(&stream, numbers.len()).await;
             let mut buffer = buffer.unwrap();
             buffer.write(&stream, &numbers).await.unwrap();
             let mut read = vec![0; numbers.len()];
@@ -414,7 +413,9 @@ const SUBJECTS: &[(&str, Start)] = &[
         world.spare = None;
         Box::pin(async { drop(drain.await) })
     }),
-    ("reclaimer", |world| Box::pin(world.pool.reclaimer())),
+    ("reclaimer", |world| {
+        Box::pin(world.pool.maintain().reclaimer())
+    }),
 ];
 
 /// Runs the check for every future in every setting, and names those that fail.
@@ -526,8 +527,8 @@ impl Wake for CallsBack {
         self.count.fetch_add(1, Ordering::SeqCst);
         drop(self.pool.try_allocate(&self.stream, 512));
         let _ = self.stream.seal();
-        let _ = self.pool.reap();
-        let _ = self.pool.statistics();
+        let _ = self.pool.maintain().reap();
+        let _ = self.pool.inspect().statistics();
         let request = self.requests.lock().unwrap().pop();
         drop(request);
         let request = self.requests.lock().unwrap().pop();
@@ -682,7 +683,7 @@ fn future_moves_to_another_runtime_when_its_own_ends() {
             second.block_on(moved).unwrap();
             drop(second);
             drop((stream, other));
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }

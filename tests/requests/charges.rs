@@ -9,21 +9,20 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::extend::{BoundedPool, Bounds, CapacitySource, Charge, Joining};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, ErrorClass, Pool, QueueLimit, Tag};
 
 static_assertions::assert_impl_all!(weirpool::extend::ChargeFor<'static>: Send, Unpin);
 
 fn charged(pool: &Pool) -> u64 {
-    pool.statistics().charged
+    pool.inspect().statistics().charged
 }
 
 #[track_caller]
 fn check_empty(pool: &Pool) {
     assert_eq!(charged(pool), 0);
-    assert_eq!(pool.statistics().waits.waiting, 0);
-    pool.check_conserved().unwrap();
-    pool.check().unwrap();
+    assert_eq!(pool.inspect().statistics().waits.waiting, 0);
+    pool.inspect().check_conserved().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 #[test]
@@ -36,7 +35,7 @@ fn charges_and_allocations_are_served_in_the_order_in_which_they_came() {
         let mut second = not_ready(pool.allocate(&a, 8 * MIB));
         let mut third = not_ready(pool.charge_for(4 * MIB));
         assert!(matches!(pool.charge(0), Err(AllocError::Exhausted(_))));
-        let listed = pool.waiting_requests(9);
+        let listed = pool.inspect().waiting_requests(9);
         let listed: Vec<_> = listed.iter().map(|request| request.requested).collect();
         assert_eq!(listed, [12 * MIB, 8 * MIB, 4 * MIB]);
         drop(held);
@@ -184,7 +183,7 @@ fn charges_are_the_tags_and_wait_for_its_limit() {
     let at_limit = pool.charge_for(4 * MIB).tag(tag).try_now();
     assert!(matches!(at_limit, Err(AllocError::LimitReached { .. })));
     let mut waiting = not_ready(pool.charge_for(4 * MIB).tag(tag));
-    assert!(pool.waiting_requests(1)[0].is_over_limit);
+    assert!(pool.inspect().waiting_requests(1)[0].is_over_limit);
     drop(now(pool.charge_for(MIB)).unwrap());
     drop(block);
     let charge = now(&mut waiting).unwrap();
@@ -275,12 +274,16 @@ fn evictable_memory_makes_room_for_a_charge_if_it_is_enough() {
             .collect();
         let held = pool.try_allocate(&a, 8 * MIB).unwrap();
         let charge = pool.charge_for(4 * MIB).try_now().unwrap();
-        assert_eq!(pool.statistics().evictions, 2);
+        assert_eq!(pool.inspect().statistics().evictions, 2);
         let mut waiting = not_ready(pool.charge_for(8 * MIB));
-        assert_eq!(pool.statistics().evictions, 2, "all of it is not enough");
+        assert_eq!(
+            pool.inspect().statistics().evictions,
+            2,
+            "all of it is not enough"
+        );
         drop(charge);
         let charge = now(&mut waiting).unwrap();
-        assert_eq!(pool.statistics().evictions, 4);
+        assert_eq!(pool.inspect().statistics().evictions, 4);
         drop((charge, held, cached));
         check_empty(&pool);
     }
@@ -308,7 +311,7 @@ fn memory_is_released_off_the_task_where_that_blocks() {
             let pool = pool.clone();
             move || pool.charge_for(MIB).blocking().map(drop)
         });
-        eventually(|| pool.statistics().waits.waiting == 1);
+        eventually(|| pool.inspect().statistics().waits.waiting == 1);
         drop(held);
         waiting.join().unwrap().unwrap();
         check_empty(&pool);

@@ -4,7 +4,6 @@ use crate::common::*;
 use std::task::Poll;
 use std::time::Duration;
 use weirpool::device::sim::SimDevice;
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 const ALL: u64 = 8 * MIB;
@@ -182,7 +181,7 @@ fn overtaking_is_bounded() {
         for allocate in waiting {
             drop(now(allocate).unwrap());
         }
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -232,7 +231,7 @@ fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
         drop(now(waiter).expect("its tag is next: the other has had more"));
     }
     assert!(waiting.all(|waiter| now(waiter).is_ok()));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// *fair-progress*: a task that holds memory requests a little more, while the head requests a lot. Once nothing moves
@@ -265,7 +264,7 @@ fn holder_with_a_small_request_is_not_deadlocked() {
     assert!(poll_with(&mut head, &waker).is_pending());
     drop((block, held));
     drop(now(head).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// While blocks are freed from time to time, there is no deadlock, and the head is not overtaken.
@@ -357,13 +356,13 @@ fn head_of_a_deadlock_fails_after_the_configured_time() {
         panic!("nothing moves");
     };
     assert_eq!((shortfall.used, shortfall.waiting), (ALL, 2));
-    let waits = pool.statistics().waits;
+    let waits = pool.inspect().statistics().waits;
     assert_eq!((waits.deadlocked, waits.unserved()), (1, 1));
     assert!(poll_with(&mut second, &waker).is_pending());
     drop(one);
     drop(now(second).unwrap());
     drop(other);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request for an unusual alignment does not decide for requests with any alignment: they are served in a deadlock.
@@ -404,7 +403,7 @@ fn full_device_does_not_hide_a_deadlock() {
     let little = now(little).expect("there are 2 MiB free, and nothing moves");
     drop((held, little));
     drop(now(head).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Only a request that is served overtakes others. One that fails or is dropped does not.

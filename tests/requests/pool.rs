@@ -3,7 +3,6 @@
 use crate::common::*;
 use weirpool::device::DeviceErrorKind::Sticky;
 use weirpool::device::sim::{Backing, Call, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Source `Ordered`: memory freed before an event that the stream waited for.
@@ -111,7 +110,10 @@ fn no_stream_is_made_to_wait_without_internal_dependencies() {
         drop(block);
         let block = pool.try_allocate(&b, 8 * MIB);
         assert_eq!(block.is_ok(), internal, "{block:?}");
-        assert_eq!(pool.statistics().device_waits, u64::from(internal));
+        assert_eq!(
+            pool.inspect().statistics().device_waits,
+            u64::from(internal)
+        );
         if let Ok(block) = block {
             assert_eq!(block.source(), Source::DeviceWait);
             use_block(&work_b, &block, us(10));
@@ -185,7 +187,8 @@ fn events_are_further_apart_where_frees_come_close() {
     drop(all);
     assert_eq!([(); 3].map(|()| frees(close)), [5, 9, 17]);
     // Some memory is to be released to the device.
-    pool.set_release_threshold(ReleaseThreshold::Bytes(192 * MIB))
+    pool.maintain()
+        .set_release_threshold(ReleaseThreshold::Bytes(192 * MIB))
         .unwrap();
     assert_eq!([(); 4].map(|()| frees(close)), [33, 5, 5, 5]);
 }
@@ -242,7 +245,7 @@ fn source_beside_pending(when_short: WhenShort, own: Own, bytes: u64) -> Source 
             stream.event().unwrap();
         }
         device.advance(us(100));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     }
     let [first, second, (work, stream)] = &streams;
     let others = [first, second];
@@ -289,7 +292,7 @@ fn growing_pool_does_not_make_streams_wait_that_hand_shake() {
                     stream.event().unwrap();
                 }
                 device.advance(us(100));
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             }
             run(&work_b, us(200));
             b.event().unwrap();
@@ -367,7 +370,7 @@ fn steady_state_creates_no_events() {
             }
             device.advance(us(20));
         }
-        pool.statistics().events_created
+        pool.inspect().statistics().events_created
     };
     let warm = round(20);
     assert_eq!(round(500), warm);
@@ -389,12 +392,12 @@ fn trimming_keeps_used_memory() {
     drop(pending);
     assert_eq!(pool.trim_to(20 * MIB).unwrap().released, 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap().released, 8 * MIB);
-    assert_eq!(pool.statistics().reserved.current, 12 * MIB);
+    assert_eq!(pool.inspect().statistics().reserved.current, 12 * MIB);
     device.advance(us(100));
     assert_eq!(pool.trim_to(0).unwrap().released, 8 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
     drop(used);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -402,10 +405,10 @@ fn buffer_has_elements() {
     let device = SimDevice::builder().backing(Backing::AddressesOnly).build();
     let pool = crate::common::pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
-    let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 1000).unwrap();
+    let buffer = pool.buffer::<u64>(&stream, 1000).try_now().unwrap();
     assert_eq!((buffer.len(), buffer.size()), (1000, 8000));
     assert!(buffer.address().is_aligned_to(8));
-    assert!(Buffer::<u64>::try_allocate(&pool, &stream, usize::MAX).is_err());
+    assert!(pool.buffer::<u64>(&stream, usize::MAX).try_now().is_err());
     assert_eq!(buffer.into_block().requested(), 8000);
 }
 
@@ -474,7 +477,7 @@ fn block_becomes_a_buffer_if_the_elements_fit() {
     });
     assert!(!one || !other, "the case of a block that is not aligned");
     drop((shifted, buffer, reservation));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Requests that a cached block could serve are checked like all others: for the pool, the tag and the reservation.
@@ -532,17 +535,17 @@ fn health_shows_waiters_and_the_end_of_a_pool() {
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
-    assert_eq!(pool.health().oldest_wait, None);
+    assert_eq!(pool.inspect().health().oldest_wait, None);
     let first = not_ready(pool.allocate(&stream, MIB));
     device.advance(us(30));
     let urgent = not_ready(pool.allocate(&stream, MIB).priority(9));
     device.advance(us(20));
-    let health = pool.health();
+    let health = pool.inspect().health();
     assert!(health.is_serving());
     assert_eq!((health.waiting, health.oldest_wait), (2, Some(us(50))));
     drop((first, urgent, held));
     pool.close();
-    let health = pool.health();
+    let health = pool.inspect().health();
     assert!(health.is_closed && !health.is_serving());
     assert_eq!((health.waiting, health.oldest_wait), (0, None));
 }
@@ -554,8 +557,8 @@ fn health_shows_a_sticky_error_of_the_device() {
     let (_, stream) = stream(&device, &pool);
     device.faults().fail_next(Call::Record, Sticky);
     stream.event().unwrap_err();
-    let fault = pool.health().fault.expect("the device is broken");
-    assert!(fault.is_sticky() && !pool.health().is_serving());
+    let fault = pool.inspect().health().fault.expect("the device is broken");
+    assert!(fault.is_sticky() && !pool.inspect().health().is_serving());
     let refused = pool.try_allocate(&stream, 4096).unwrap_err();
     assert_eq!(refused.class(), ErrorClass::Unavailable);
 }
@@ -573,16 +576,21 @@ fn debug_output_has_sizes_in_binary_units() {
         (
             format!(
                 "{:?}",
-                block.slice_mut(0..512).unwrap().on(&stream).unwrap()
+                stream
+                    .record_use(&block.slice_mut(0..512).unwrap())
+                    .unwrap()
             ),
             "size: 512 B",
         ),
         (format!("{:?}", reservation), "size: 1.0 MiB, left: 1.0 MiB"),
         (
-            format!("{:?}", pool.statistics()),
+            format!("{:?}", pool.inspect().statistics()),
             "leased: 64.0 MiB, reserved: 4.0 MiB (high 4.0 MiB)",
         ),
-        (format!("{:?}", pool.snapshot().segments[0]), "size: "),
+        (
+            format!("{:?}", pool.inspect().snapshot().segments[0]),
+            "size: ",
+        ),
         (
             format!("{refused:?}"),
             "Exhausted(Shortfall { requested: 62.0 MiB, free: 1.0 MiB",

@@ -55,13 +55,13 @@ fn futures_and_handles_print_a_line() {
     check(&reservation.grow(MIB));
     check(&pool.drain());
     check(&not_ready(pool.drain()));
-    check(&pool.reclaimer());
-    check(&not_ready(pool.reclaimer()));
+    check(&pool.maintain().reclaimer());
+    check(&not_ready(pool.maintain().reclaimer()));
     check(&a.synchronize());
     check(&not_ready(a.synchronize()));
     check(&(&event).into_future());
     check(&a.task("task"));
-    check(&pool.statistics_scope());
-    check(&pool.waiting_requests(1));
+    check(&pool.inspect().statistics_scope());
+    check(&pool.inspect().waiting_requests(1));
     let _: &SimDevice = &device;
 }

@@ -4,7 +4,6 @@ use crate::common::*;
 use std::task::Poll;
 use std::time::Duration;
 use weirpool::device::sim::SimDevice;
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 const MS: Duration = us(1000);
@@ -89,7 +88,7 @@ fn first_throttled_request_fails_when_nothing_of_its_tag_is_freed() {
     drop(two);
     assert_eq!(used(&pool, tag), 0);
     device.advance(MS * 1000);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -175,5 +174,5 @@ fn growths_that_wait_for_each_other_fail_one_by_one() {
     now(as_much).expect("there is room");
     assert_eq!(used(&pool, tag), LIMIT);
     drop(other);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use weirpool::device::sim::SimDevice;
 use weirpool::extend::{Event, Fact, Observer};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 type Act = Box<dyn Fn(&Event<'_>) + Send + Sync>;
@@ -76,7 +75,7 @@ fn each_fact_is_told_once_with_its_number() {
         .unwrap();
     live(&device, &pool);
     pool.close();
-    assert_eq!(pool.observers().count(), 1);
+    assert_eq!(pool.inspect().observers().count(), 1);
     drop(pool);
     let told = told.lock().unwrap();
     let numbers = told.iter().map(|(number, _)| *number);
@@ -109,7 +108,7 @@ fn observer_that_panics_changes_nothing_for_the_pool_and_other_observers() {
     let builder = builder(&device, 8 * MIB).observer(broken.clone());
     let pool = builder.observer(sound.clone()).build().unwrap();
     live(&device, &pool);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     let count = |observer: &Acting| observer.events.load(Ordering::SeqCst);
     assert!(count(&broken) > 10);
     assert_eq!(count(&broken), count(&sound));
@@ -132,13 +131,13 @@ fn observer_may_call_the_pool() {
                     .memory()
                     .is_none_or(|memory| memory.reserved <= 8 * MIB)
             );
-            pool.check().unwrap();
-            pool.snapshot();
+            pool.inspect().check().unwrap();
+            pool.inspect().snapshot();
             stream.statistics();
             // An observer is told of what it causes, so it must not do so each time.
             match event.fact {
                 Fact::Waited { .. } => drop(pool.try_allocate(&stream, 512)),
-                Fact::Grown { .. } => drop(pool.reap().unwrap()),
+                Fact::Grown { .. } => drop(pool.maintain().reap().unwrap()),
                 _ => {}
             }
         }
@@ -153,7 +152,7 @@ fn observer_may_call_the_pool() {
     live(&device, &pool);
     let own = known.lock().unwrap().take();
     drop(own);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// On the user's thread, in a free, and on the thread of the pool's own that releases memory.

@@ -7,7 +7,6 @@ use weirpool::device::sim::{
     Call, Checker, Clock, Counters, Fault, Operation, SimDevice, SimStream,
 };
 use weirpool::device::{Argument, DeviceAddress};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Returns the numbers of events recorded and waits inserted by a call.
@@ -29,9 +28,9 @@ fn uses_on_the_home_stream_make_no_device_call() {
     let mut block = pool.try_allocate(&home, MIB).unwrap();
     let before: Counters = device.counters();
     for _ in 0..3 {
-        let _argument = block.write_on(&home).unwrap();
-        let _argument = block.read_on(&home).unwrap();
-        let _argument = block.on(&home).unwrap();
+        let _argument = home.record_use(&mut block).unwrap();
+        let _argument = home.record_use(&block).unwrap();
+        let _argument = home.record_use(Unordered::Once(&block)).unwrap();
         run(&work, us(1));
     }
     assert_eq!(device.counters().device_calls, before.device_calls);
@@ -50,10 +49,11 @@ fn readers_wait_for_one_event_of_a_write() {
     let (_, home) = stream(&device, &pool);
     let [(work, b), (_, c), (_, d)] = [0, 1, 2].map(|_| stream(&device, &pool));
     let mut block = pool.try_allocate(&home, MIB).unwrap();
-    let cost = cost_of(&device, || block.write_on(&b).map(drop).unwrap());
+    let cost = cost_of(&device, || b.record_use(&mut block).map(drop).unwrap());
     assert_eq!(cost, (1, 1), "the own stream's");
     run(&work, us(50));
-    let read_on = |stream| cost_of(&device, || block.read_on(stream).map(drop).unwrap());
+    let read_on =
+        |stream: &Stream| cost_of(&device, || stream.record_use(&block).map(drop).unwrap());
     assert_eq!(read_on(&c), (2, 2), "also the writer's");
     assert_eq!(read_on(&d), (1, 2), "the writer's exists already");
     assert_eq!(read_on(&d), (1, 1), "d is ordered after the writer now");
@@ -64,10 +64,10 @@ fn readers_wait_for_one_event_of_a_write() {
         "the home stream needs no event of its own"
     );
     // After all of them: one event of the home stream, and one of each reader.
-    let cost = cost_of(&device, || block.write_on(&c).map(drop).unwrap());
+    let cost = cost_of(&device, || c.record_use(&mut block).map(drop).unwrap());
     assert_eq!(cost, (3, 3), "those of home, b and d");
     assert_eq!(
-        cost_of(&device, || block.read_on(&d).map(drop).unwrap()),
+        cost_of(&device, || d.record_use(&block).map(drop).unwrap()),
         (2, 2),
         "uses before that write are covered by it"
     );
@@ -109,16 +109,16 @@ fn argument_ends_once_the_block_is_borrowed_exclusively() {
         let [(_, b), (_, c)] = [0, 1].map(|_| stream(&device, &pool));
         let mut block = pool.try_allocate(&home, MIB).unwrap();
         if by_name {
-            block.used_on(&b).unwrap();
+            b.record_use(Unordered::UntilFreed(&block)).unwrap();
         } else {
-            let _argument = block.on(&b).unwrap();
+            let _argument = b.record_use(Unordered::Once(&block)).unwrap();
         }
         for _ in 0..2 {
-            let cost = cost_of(&device, || block.read_on(&c).map(drop).unwrap());
+            let cost = cost_of(&device, || c.record_use(&block).map(drop).unwrap());
             assert_eq!(cost, (2, 2), "the argument's stream, each time");
         }
-        block.write_on(&home).map(drop).unwrap();
-        let cost = cost_of(&device, || block.read_on(&c).map(drop).unwrap());
+        home.record_use(&mut block).map(drop).unwrap();
+        let cost = cost_of(&device, || c.record_use(&block).map(drop).unwrap());
         assert_eq!(cost, expected);
     }
 }
@@ -137,29 +137,29 @@ fn unordered_use_is_refused() {
         let (_, home) = stream(&device, &pool);
         let [(work, b), (late, c)] = [0, 1].map(|_| stream(&device, &pool));
         let mut block = pool.try_allocate(&home, MIB).unwrap();
-        let argument = block.write_on(&b).unwrap();
+        let argument = b.record_use(&mut block).unwrap();
         let write = Operation::new(us(10)).writes(argument.address(), argument.size());
         work.submit(write);
         device.faults().script(call, nth, Fault::Fails(Other));
-        let refused = block.read_on(&c).map(drop);
+        let refused = c.record_use(&block).map(drop);
         assert!(
             matches!(refused, Err(StreamError::Device(_))),
             "{call:?} {nth}"
         );
         device.faults().script(call, nth, Fault::Fails(Other));
-        let refused = block.write_on(&c).map(drop);
+        let refused = c.record_use(&mut block).map(drop);
         assert!(
             matches!(refused, Err(StreamError::Device(_))),
             "{call:?} {nth}"
         );
         // The write on the other stream is still waited for.
-        let read = Operation::new(us(5)).reads(block.read_on(&c).unwrap().address(), MIB);
+        let read = Operation::new(us(5)).reads(c.record_use(&block).unwrap().address(), MIB);
         late.submit(read);
         device.advance(us(12));
         assert_eq!(late.backlog(), 1);
         drop(block);
         device.advance(us(20));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }
@@ -174,7 +174,7 @@ fn copies_of_elements_report_their_callers_location() {
     let pool = pool(&device, 8 * MIB);
     let (work, home) = stream(&device, &pool);
     let stray = device.create_stream();
-    let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 100).unwrap();
+    let mut buffer = pool.buffer::<u32>(&home, 100).try_now().unwrap();
     run(&work, us(1));
     // This use is not declared to the pool.
     stray.submit(
@@ -208,7 +208,7 @@ fn host_writes_back_its_changes() {
         let device = manual();
         let pool = builder(&device, 8 * MIB).upstream(kind).build().unwrap();
         let host = pool.host_stream().unwrap();
-        let mut buffer = Buffer::<u16>::try_allocate(&pool, &host, 100).unwrap();
+        let mut buffer = pool.buffer::<u16>(&host, 100).try_now().unwrap();
         {
             // The home stream's owner has nothing to wait for.
             let mut elements = now(buffer.host()).unwrap();
@@ -225,9 +225,9 @@ fn host_writes_back_its_changes() {
         }
         device.read(buffer.address(), &mut seen).unwrap();
         assert_eq!(seen[0], 1, "the guard was only read");
-        assert_eq!(pool.statistics().events_created, 0);
+        assert_eq!(pool.inspect().statistics().events_created, 0);
         drop(buffer);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -268,9 +268,15 @@ fn addresses_support_comparison_and_arithmetic() {
     assert_eq!(format!("{address:?}"), format!("{:#x}", address.to_bits()));
     let end = address + block.size();
     assert!((address..end).contains(&(address + 4095)) && address < end);
-    assert_eq!(pool.block_at(address + 100).unwrap().address, address);
+    assert_eq!(
+        pool.inspect().block_at(address + 100).unwrap().address,
+        address
+    );
     // A number is accepted only where the interface says so.
-    assert_eq!(pool.block_at(address.to_bits()).unwrap().address, address);
+    assert_eq!(
+        pool.inspect().block_at(address.to_bits()).unwrap().address,
+        address
+    );
 }
 
 /// Creates a pool over virtual memory, and one over plain memory.
@@ -291,14 +297,14 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
     for (device, pool) in pools() {
         let (work, home) = stream(&device, &pool);
         let [(other, b), (third, c)] = [0, 1].map(|_| stream(&device, &pool));
-        let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 1000).unwrap();
-        write_part(&work, &buffer.write_on(&home).unwrap(), 100);
+        let mut buffer = pool.buffer::<u32>(&home, 1000).try_now().unwrap();
+        write_part(&work, &home.record_use(&mut buffer).unwrap(), 100);
         let (mut top, mut rest) = buffer.split_at_mut(400).unwrap();
         let (mut middle, mut bottom) = rest.split_at_mut(300).unwrap();
         let parts = [
-            top.write_on(&home).unwrap(),
-            middle.write_on(&b).unwrap(),
-            bottom.write_on(&c).unwrap(),
+            home.record_use(&mut top).unwrap(),
+            b.record_use(&mut middle).unwrap(),
+            c.record_use(&mut bottom).unwrap(),
         ];
         assert_eq!(parts.map(|part| part.size()), [1600, 1200, 1200]);
         let works = [&work, &other, &third];
@@ -307,13 +313,13 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
             .zip(&parts)
             .for_each(|(work, part)| write_part(work, part, 50));
         // After all parts, although none had been submitted when the next one was ordered.
-        let read = buffer.read_on(&home).unwrap();
+        let read = home.record_use(&buffer).unwrap();
         work.submit(Operation::new(us(10)).reads(read.address(), read.size()));
-        write_part(&third, &buffer.write_on(&c).unwrap(), 10);
+        write_part(&third, &c.record_use(&mut buffer).unwrap(), 10);
         drop(buffer);
         device.advance_to_end();
         assert_eq!(device.now(), us(100 + 50 + 10 + 10));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }
@@ -322,7 +328,7 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
 fn parts_are_copied_and_filled_alone() {
     for (device, pool) in pools() {
         let [(_, home), (_, other)] = streams(&device, &pool);
-        let mut buffer = Buffer::<u16>::try_allocate(&pool, &home, 10).unwrap();
+        let mut buffer = pool.buffer::<u16>(&home, 10).try_now().unwrap();
         buffer.as_slice_mut().fill(&home, 1).unwrap();
         let mut part = buffer.slice_mut(2..8).unwrap();
         part.fill(&other, Fill::Poison).unwrap();
@@ -353,7 +359,7 @@ fn part_outside_of_its_buffer_is_refused() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, home) = stream(&device, &pool);
-    let mut buffer = Buffer::<u64>::try_allocate(&pool, &home, 100).unwrap();
+    let mut buffer = pool.buffer::<u64>(&home, 100).try_now().unwrap();
     let bounds = |start, end, size| CopyError::OutOfBounds { start, end, size };
     let refused = buffer.slice_mut(90..101).map(drop).unwrap_err();
     assert_eq!(refused, bounds(720, 808, 800));

@@ -393,7 +393,7 @@ fn join_and_leave(count: usize) -> Cost {
 fn list_all(count: usize) -> Cost {
     let (full, Cost { bytes, .. }) = FullPool::new(count);
     let start = Instant::now();
-    black_box(full.pool.waiting_requests(usize::MAX));
+    black_box(full.pool.inspect().waiting_requests(usize::MAX));
     let time = share(start.elapsed(), count);
     Cost { time, bytes }
 }
@@ -555,7 +555,7 @@ fn evict_a_chunk(count: usize) -> Cost {
 
 fn complete(pool: &Pool, stream: &Stream) {
     stream.seal().expect("an event");
-    pool.reap().expect("a working device");
+    pool.maintain().reap().expect("a working device");
 }
 
 fn with_one_stream(capacity: u64, chunk_bytes: u64, lane_bytes: u64) -> (Pool, Stream) {

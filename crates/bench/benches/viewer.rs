@@ -123,7 +123,7 @@ fn frame_of(pool: &Pool) -> (String, Duration, Duration) {
     let begin = Instant::now();
     let frame = serde_json::to_string(&Frame::of(pool)).expect("plain data");
     let took = begin.elapsed();
-    drop(pool.snapshot());
+    drop(pool.inspect().snapshot());
     (frame, took, begin.elapsed() - took)
 }
 

@@ -451,10 +451,11 @@ mod linux {
                         reply(&format!("took {}", took.as_secs_f64() * 1e6))?;
                     }
                     "unmap" => {
-                        self.pool.reap()?;
+                        self.pool.maintain().reap()?;
                         let start = Instant::now();
                         let keep = self
                             .pool
+                            .inspect()
                             .statistics()
                             .reserved
                             .current
@@ -486,7 +487,7 @@ mod linux {
                 count += 1;
                 // A share of the whole GPU: a service does not know how it is shared.
                 let percent = 1 + (count * 7919 + u64::from(std::process::id())) % PEAK;
-                let waited = self.pool.statistics().waits.served;
+                let waited = self.pool.inspect().statistics().waits.served;
                 match self.request(self.whole * percent / 100) {
                     Ok(latency) => {
                         served.rate += 1.0;
@@ -494,7 +495,7 @@ mod linux {
                     }
                     Err(_) => served.failures += 1,
                 }
-                served.waits += self.pool.statistics().waits.served - waited;
+                served.waits += self.pool.inspect().statistics().waits.served - waited;
             }
             served.rate /= start.elapsed().as_secs_f64();
             latencies.sort_by(f64::total_cmp);

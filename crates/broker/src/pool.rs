@@ -55,7 +55,7 @@ pub fn lease_capacity(builder: PoolBuilder, options: impl Into<BrokerOptions>) -
 
 /// Returns how a pool's lease stands, if a broker leases its capacity.
 pub fn lease_of(pool: &Pool) -> Option<BrokerLease> {
-    let source: &dyn std::any::Any = pool.capacity_source()?;
+    let source: &dyn std::any::Any = pool.inspect().capacity_source()?;
     Some(source.downcast_ref::<Leased>()?.figures())
 }
 

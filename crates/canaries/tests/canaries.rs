@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Buffer, CopyError, Pool, Stream};
 use weirpool_canaries::{Canaries, Found, Overrun, Side};
 
@@ -60,9 +59,9 @@ impl Site {
     /// Waits until the guards of all blocks that have ended were compared.
     fn settle(&self) -> Vec<Overrun> {
         block_on(self.pool.drain()).unwrap();
-        self.pool.check_conserved().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
         let start = Instant::now();
-        while self.pool.statistics().foreign > 0 {
+        while self.pool.inspect().statistics().foreign > 0 {
             assert!(start.elapsed() < Duration::from_secs(30));
             thread::yield_now();
         }
@@ -248,7 +247,7 @@ fn no_report_is_made_of_correct_programs() {
                 }
                 3 | 4 if !blocks.is_empty() => {
                     let at = random.usize(..blocks.len());
-                    let argument = blocks[at].write_on(stream).unwrap();
+                    let argument = stream.record_use(&mut blocks[at]).unwrap();
                     let operation = Operation::new(Duration::from_micros(random.u64(1..50)));
                     work.submit(operation.writes(argument.address(), argument.size()));
                 }

@@ -74,7 +74,7 @@ pub enum Attribute {
     UsedMemCurrent,
     /// The highest number of bytes of live blocks since the pool was built or this attribute was set to
     /// 0. [`Statistics::used`](weirpool::Statistics::used) states how exact it is;
-    /// [`Pool::exact_statistics_scope`] makes it exact.
+    /// [`Inspect::exact_statistics_scope`](weirpool::Inspect::exact_statistics_scope) makes it exact.
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
     #[doc(alias = "CU_MEMPOOL_ATTR_USED_MEM_HIGH")]
     #[doc(alias = "hipMemPoolAttrUsedMemHigh")]
@@ -112,7 +112,7 @@ impl Attribute {
     #[doc(alias = "cuMemPoolGetAttribute")]
     #[doc(alias = "hipMemPoolGetAttribute")]
     pub fn get(self, pool: &Pool) -> u64 {
-        pool.attribute(self.into())
+        pool.inspect().attribute(self.into())
     }
 
     /// Sets this attribute of `pool`: a reuse flag to 0 or, with any other value, to 1; a figure in bytes; or
@@ -133,7 +133,7 @@ impl Attribute {
         match self {
             Self::UsedMemCurrent => Err(AttributeError::ReadOnly { attribute }),
             Self::UsedMemHigh if value != 0 => Err(AttributeError::NotZero { attribute, value }),
-            _ => Ok(pool.set_attribute(self.into(), value)?),
+            _ => Ok(pool.maintain().set_attribute(self.into(), value)?),
         }
     }
 }

@@ -63,7 +63,7 @@ impl KnownStreams {
         pool: &Pool,
         work: &W,
     ) -> Result<Arc<Stream>, StreamError> {
-        if work.device_id() != pool.device_id() {
+        if work.device_id() != pool.device().id() {
             return Err(StreamError::ForeignDevice);
         }
         let name = Name::of(work);

@@ -49,7 +49,7 @@ pub fn find_pool(name: &str) -> Option<Pool> {
 pub fn pool_of(address: impl Into<DeviceAddress>) -> Option<(Pool, BlockInfo)> {
     let address = address.into();
     Pool::all().find_map(|pool| {
-        let block = pool.block_at(address)?;
+        let block = pool.inspect().block_at(address)?;
         Some((pool, block))
     })
 }

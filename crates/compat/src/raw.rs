@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::{DeviceError, DeviceStream};
-use weirpool::{AllocError, Block, BlockInfo, BlockState, Pool, Stream, StreamError};
+use weirpool::{AllocError, Block, BlockInfo, BlockState, Pool, Stream, StreamError, Unordered};
 
 /// A power of two; more threads rarely allocate at once.
 const SHARDS: usize = 16;
@@ -131,7 +131,7 @@ impl RawPool {
     /// Declares that work on a further stream uses the block at `address`: after a free, its memory is reused only
     /// after that work. Call it before the free. The name and the semantics are PyTorch's.
     ///
-    /// Unlike [`Block::used_on`], it does not make the stream wait. The caller orders that work after the work
+    /// Unlike [`Stream::record_use`](weirpool::Stream::record_use) of a block, it does not make the stream wait. The caller orders that work after the work
     /// submitted earlier to the block's own stream, as it must in order to find there what that work wrote.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl RawPool {
             let given_out = self.shard(address).lock();
             given_out
                 .get(&address)
-                .map(|block| block.record_stream(&stream))
+                .map(|block| stream.record_use(Unordered::ByCaller(block)).map(drop))
         };
         match noted {
             Some(noted) => Ok(noted?),
@@ -157,7 +157,7 @@ impl RawPool {
     /// # Errors
     /// Returns the block, if it belongs to another pool.
     pub fn keep(&self, block: Block) -> Result<u64, Block> {
-        if self.pool.owns(&block.stream()) {
+        if block.stream().pool() == self.pool {
             Ok(self.give_out(block))
         } else {
             Err(block)
@@ -181,7 +181,7 @@ impl RawPool {
     fn not_given_out(&self, address: u64) -> RawError {
         RawError::NotGivenOut {
             address,
-            found: self.pool.block_at(address).map(Box::new),
+            found: self.pool.inspect().block_at(address).map(Box::new),
         }
     }
 

@@ -92,7 +92,7 @@ impl CudaDevice {
     ///   [`Stream`](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html) that it was registered as; for a
     ///   future, during each poll;
     /// - during the free or drop of each block that was allocated on the stream, or
-    ///   [used on](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on) it.
+    ///   [used on](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html#method.record_use) it.
     ///   ([`RawPool::free`](https://docs.rs/weirpool-compat/latest/weirpool_compat/struct.RawPool.html#method.free) on another stream
     ///   does not use the stream that the block was allocated on.)
     ///

@@ -145,16 +145,19 @@ impl Frame {
 
     /// Returns the state of a pool now, and these latencies.
     pub(super) fn with(pool: &Pool, latencies: &[Latency]) -> Self {
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         let (snapshot, history) = pool.recorded();
-        let health = pool.health();
+        let health = pool.inspect().health();
         let label = |stream: StreamId| match snapshot.streams.get(&stream) {
             Some(name) => format!("{name} ({stream})"),
             None => stream.to_string(),
         };
         let (segments, small) = segments(&snapshot);
-        let waiting = pool.waiting_requests(ROWS);
-        let (tags, streams) = (pool.statistics_by_tag(), pool.statistics_by_stream());
+        let waiting = pool.inspect().waiting_requests(ROWS);
+        let (tags, streams) = (
+            pool.inspect().statistics_by_tag(),
+            pool.inspect().statistics_by_stream(),
+        );
         let tags = largest(tags, |tag| tag.used.current, |tag| tag.tag.name());
         let streams = largest(
             streams,

@@ -107,7 +107,7 @@ impl Dashboard {
     }
 
     fn page(&self) -> String {
-        let mut description = self.viewers.pool.describe();
+        let mut description = self.viewers.pool.inspect().describe();
         // Its name, without its figures: they change.
         if let Some((name, _)) = description.device.split_once(" (") {
             description.device = name.to_owned();

@@ -34,7 +34,7 @@ impl DeviceAddress {
     /// Returns the number of the address, for a log or another library.
     ///
     /// The pool does not know of work that uses the number. Before you submit such work, call
-    /// [`Block::used_on`](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on);
+    /// [`Stream::record_use`](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html#method.record_use);
     /// keep the block until the work is submitted.
     pub const fn to_bits(self) -> u64 {
         self.0

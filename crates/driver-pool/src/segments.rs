@@ -66,7 +66,7 @@ impl DriverPool {
 
 /// Returns the driver's pool that a pool's memory comes from, if it comes from one, and how it is used.
 pub fn driver_pool_of(pool: &Pool) -> Option<(DriverPool, DriverPoolUse)> {
-    let source: &dyn Any = pool.segment_source()?;
+    let source: &dyn Any = pool.inspect().segment_source()?;
     let segments = source.downcast_ref::<Segments>()?;
     let how = match segments.properties.is_ordered {
         true => DriverPoolUse::PassedThrough,

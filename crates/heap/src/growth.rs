@@ -19,7 +19,7 @@ use crate::units::debug_in_units;
 /// let stream = pool.register(&device.create_stream())?;
 /// let first = pool.try_allocate(&stream, 256 << 20)?;
 /// let second = pool.try_allocate(&stream, 1 << 20)?;
-/// assert_eq!(pool.statistics().reserved.current, 320 << 20);
+/// assert_eq!(pool.inspect().statistics().reserved.current, 320 << 20);
 /// # drop((first, second));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

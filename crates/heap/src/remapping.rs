@@ -14,7 +14,7 @@ use std::time::Duration;
 /// policy, so no request fails because of it. With [`Order::WaitFirst`](crate::Order::WaitFirst), a request that may
 /// wait does so before the pool moves or takes more.
 ///
-/// Explicit coalescing is neither limited nor counted: [`Pool::coalesce`] and [`CoalesceHeuristic`]. Without
+/// Explicit coalescing is neither limited nor counted: [`Maintain::coalesce`] and [`CoalesceHeuristic`]. Without
 /// [virtual memory](https://docs.rs/weirpool/latest/weirpool/enum.Upstream.html) nothing is moved.
 ///
 /// ```
@@ -30,7 +30,7 @@ use std::time::Duration;
 ///     let blocks: Vec<_> = (0..8).map(|_| pool.try_allocate(&stream, 2 << 20)).collect::<Result<_, _>>()?;
 ///     let _every_second: Vec<_> = blocks.into_iter().skip(1).step_by(2).collect(); // the others are freed
 ///     let _whole = pool.try_allocate(&stream, 8 << 20)?;
-///     Ok(pool.statistics().reserved.current >> 20)
+///     Ok(pool.inspect().statistics().reserved.current >> 20)
 /// }
 ///
 /// assert_eq!(held(Remapping::Always)?, 16);
@@ -40,7 +40,7 @@ use std::time::Duration;
 /// ```
 ///
 /// [`CoalesceHeuristic`]: https://docs.rs/weirpool/latest/weirpool/struct.CoalesceHeuristic.html
-/// [`Pool::coalesce`]: https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.coalesce
+/// [`Maintain::coalesce`]: https://docs.rs/weirpool/latest/weirpool/struct.Maintain.html#method.coalesce
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(
     feature = "serde",

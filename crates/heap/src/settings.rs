@@ -196,12 +196,12 @@ impl Reuse {
 /// let pool = Pool::builder(device.clone()).release_threshold(threshold).build()?;
 /// let stream = pool.register(&device.create_stream())?;
 /// drop(pool.try_allocate(&stream, 256 << 20)?);
-/// assert_eq!(pool.statistics().reserved.current, 256 << 20); // the free itself releases nothing
+/// assert_eq!(pool.inspect().statistics().reserved.current, 256 << 20); // the free itself releases nothing
 /// for _ in 0..4 {
 ///     device.advance(Duration::from_millis(10)); // the interval of maintenance
 /// }
-/// assert_eq!(pool.statistics().reserved.current, 64 << 20);
-/// pool.set_release_threshold(ReleaseThreshold::Fraction(0.5))?; // of the device's memory, from now on
+/// assert_eq!(pool.inspect().statistics().reserved.current, 64 << 20);
+/// pool.maintain().set_release_threshold(ReleaseThreshold::Fraction(0.5))?; // of the device's memory, from now on
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Default, PartialEq)]

@@ -123,7 +123,7 @@ impl Recorder {
 /// work.submit(Operation::new(Duration::from_micros(100)));
 /// device.block_on(block.deallocate())?; // the free's event, recorded and seen complete
 ///
-/// let ages = pool.statistics().pending_ages;
+/// let ages = pool.inspect().statistics().pending_ages;
 /// assert_eq!(ages.count(), 1);
 /// assert!(ages.percentile(99.0) >= Duration::from_micros(100));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -209,9 +209,9 @@ impl Histogram {
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
     /// # let pool = Pool::builder(SimDevice::new()).build()?;
-    /// let before = pool.statistics().waits.times;
+    /// let before = pool.inspect().statistics().waits.times;
     /// // ... a minute of service
-    /// let of_this_minute = pool.statistics().waits.times.since(&before);
+    /// let of_this_minute = pool.inspect().statistics().waits.times.since(&before);
     /// assert_eq!(of_this_minute.count(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -20,7 +20,7 @@ use weirpool_heap::{Level, debug_in_units, fragmentation};
 /// # let pool = Pool::builder(device.clone()).chunk_bytes(2 << 20).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
 /// let block = pool.try_allocate(&stream, 1_000_000)?;
-/// let figures = pool.statistics();
+/// let figures = pool.inspect().statistics();
 /// assert_eq!((figures.live_blocks, figures.used.current), (1, block.size()));
 /// assert_eq!(figures.lost_to_rounding, block.size() - 1_000_000);
 /// assert_eq!(figures.free, figures.largest_free); // in one piece
@@ -48,7 +48,7 @@ pub struct Statistics {
     /// (`Tuning::lane_bytes` is 0). Otherwise it is the lower of two bounds: the
     /// sum of the streams' own marks, and the mark that counts cached blocks as used, which is too high by at most the
     /// bytes that lanes cached then. An exact mark would need a sum over all streams at each allocation, and so a
-    /// shared write in it: `Pool::exact_statistics_scope` has one for a while.
+    /// shared write in it: `Inspect::exact_statistics_scope` has one for a while.
     #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
     #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
@@ -247,7 +247,7 @@ impl fmt::Display for Statistics {
 /// for _ in 0..4 {
 ///     drop(pool.try_allocate(&stream, 4096)?);
 /// }
-/// let hits = pool.statistics().hits;
+/// let hits = pool.inspect().statistics().hits;
 /// assert_eq!((hits.of(Source::Grown), hits.of(Source::Lane), hits.total()), (1, 3, 4));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -43,7 +43,7 @@ type GroupKey<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
     pub(crate) fn of(pool: &Pool) -> Self {
-        let snapshot = pool.snapshot();
+        let snapshot = pool.inspect().snapshot();
         let used = snapshot.blocks_in(BlockState::Used).cloned().collect();
         Self {
             blocks: used,

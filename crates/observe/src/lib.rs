@@ -65,13 +65,13 @@ pub trait Recorded {
 
 impl Recorded for Pool {
     fn history(&self) -> History {
-        let streams = self.statistics_by_stream().into_iter();
+        let streams = self.inspect().statistics_by_stream().into_iter();
         let names = streams.filter_map(|figures| Some((figures.stream, figures.name?)));
         history(self, u64::MAX, names.collect())
     }
 
     fn recorded(&self) -> (Snapshot, History) {
-        let snapshot = self.snapshot();
+        let snapshot = self.inspect().snapshot();
         let history = history(self, snapshot.events, snapshot.streams.clone());
         (snapshot, history)
     }

@@ -270,15 +270,15 @@ impl Metrics {
             TAG.iter().for_each(Family::describe);
         }
         let figures = Figures {
-            statistics: self.pool.statistics(),
-            expected_wait: self.pool.expected_wait(0),
+            statistics: self.pool.inspect().statistics(),
+            expected_wait: self.pool.inspect().expected_wait(0),
         };
         let mut labels = vec![Label::new("pool", self.name.clone())];
         for family in POOL {
             family.publish(&figures, self.last.as_ref(), &labels);
         }
         self.last = Some(figures);
-        for figures in self.pool.statistics_by_tag() {
+        for figures in self.pool.inspect().statistics_by_tag() {
             labels.truncate(1);
             labels.push(Label::new("tag", figures.tag.name()));
             let last = self.last_of_tags.get(&figures.tag);

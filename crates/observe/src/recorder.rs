@@ -78,7 +78,7 @@ impl Recorder {
 
     /// Returns the recorder of a pool, if it has one.
     pub fn of(pool: &Pool) -> Option<&Self> {
-        let mut observers = pool.observers();
+        let mut observers = pool.inspect().observers();
         observers.find_map(|observer| (observer as &dyn Any).downcast_ref())
     }
 

@@ -35,7 +35,7 @@ pub trait Share {
 /// let bias = weights.view(4096..8192)?; // keeps the whole block
 /// drop(weights);
 /// assert_eq!(bias.size(), 4096);
-/// bias.used_on(&other)?; // before work of another stream uses it
+/// other.record_use(&bias)?; // before work of another stream reads it
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -86,30 +86,6 @@ impl SharedBlock {
             });
         }
         Ok(self.start + range.start..self.start + range.end)
-    }
-
-    /// Declares a use on a further stream; see [`Block::used_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::used_on`].
-    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.block.used_on(stream)
-    }
-
-    /// Returns this part as an argument of a kernel on `stream`; see [`Block::on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::on`].
-    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        Ok(self.part_of(self.block.on(stream)?))
-    }
-
-    /// Returns this part for reading on `stream`, after all writes of the whole block; see [`Block::read_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::read_on`].
-    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        Ok(self.part_of(self.block.read_on(stream)?))
     }
 
     /// Returns the range of this part in the block, in bytes.
@@ -168,7 +144,7 @@ impl fmt::Debug for SharedBlock {
 /// # let device = SimDevice::new();
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
-/// let cache = Buffer::<f32>::try_allocate(&pool, &stream, 1000)?.share();
+/// let cache = pool.buffer::<f32>(&stream, 1000).try_now()?.share();
 /// let head = cache.view(0..10)?;
 /// assert_eq!((cache.len(), head.len(), head.address()), (1000, 10, cache.address()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -212,30 +188,6 @@ impl<T> SharedBuffer<T> {
             len: range.len(),
             elements: PhantomData,
         })
-    }
-
-    /// Declares a use on a further stream; see [`Block::used_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::used_on`].
-    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.block.used_on(stream)
-    }
-
-    /// Returns these elements as an argument of a kernel on `stream`; see [`Block::on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::on`].
-    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.on(stream)
-    }
-
-    /// Returns these elements for reading on `stream`; see [`SharedBlock::read_on`].
-    ///
-    /// # Errors
-    /// Returns the errors of [`Block::read_on`].
-    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.read_on(stream)
     }
 
     /// Copies the elements to the host; see [`Buffer::read`].
@@ -350,7 +302,7 @@ mod cuda {
         }
     }
 
-    /// Gives cudarc the part's bytes to read. [`SharedBlock::read_on`] describes how the use is ordered.
+    /// Gives cudarc the part's bytes to read. [`Stream::record_use`](weirpool::Stream::record_use) describes how the use is ordered.
     impl DevicePtr<u8> for SharedBlock {
         fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
             let (block, submitted) = self.block().device_ptr(stream);
@@ -369,7 +321,7 @@ mod cuda {
         }
     }
 
-    /// Gives cudarc the elements of a shared buffer to read. [`SharedBuffer::read_on`] describes how the use is ordered.
+    /// Gives cudarc the elements of a shared buffer to read. [`Stream::record_use`](weirpool::Stream::record_use) describes how the use is ordered.
     impl<T> DevicePtr<T> for SharedBuffer<T> {
         fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
             self.block.device_ptr(stream)

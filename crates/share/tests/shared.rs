@@ -7,7 +7,6 @@ use common::*;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use std::sync::Arc;
 use weirpool::device::sim::{Operation, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_share::{Share, SharedBlock, SharedBuffer};
 
@@ -27,7 +26,7 @@ mod slices {
 /// Reads what a handle stands for, as a kernel would: through an argument.
 #[track_caller]
 fn read(work: &SimStream, stream: &Stream, part: &SharedBlock, took: u64) {
-    let argument = part.on(stream).unwrap();
+    let argument = stream.record_use(part).unwrap();
     let read = Operation::new(us(took)).named("read");
     work.submit(read.reads(argument.address(), argument.size()));
 }
@@ -67,7 +66,7 @@ fn the_last_handle_frees_behind_every_use() {
         drop(again);
         device.advance_to_end();
         device.assert_ordered();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -99,7 +98,7 @@ fn handles_may_be_anywhere() {
     futures::executor::block_on(home.synchronize()).unwrap();
     device.advance_to_end();
     device.assert_ordered();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -159,5 +158,5 @@ fn download_of_a_part_comes_after_the_upload_of_the_block() {
     });
     device.advance_to_end();
     device.assert_ordered();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

@@ -266,9 +266,9 @@ impl SimBuilder {
     /// let block = pool.try_allocate(&home, 1 << 20)?;
     ///
     /// let work = second.create_stream();
-    /// pool.enable_access(&second)?;
+    /// pool.peers().enable(&second)?;
     /// let stream = pool.register(&work)?; // a stream of the other device
-    /// work.submit(Operation::new(Duration::from_micros(5)).reads(block.read_on(&stream)?.address(), 1 << 20));
+    /// work.submit(Operation::new(Duration::from_micros(5)).reads(stream.record_use(&block)?.address(), 1 << 20));
     /// second.advance_to_end();
     /// second.assert_ordered();
     /// # Ok::<(), Box<dyn std::error::Error>>(())

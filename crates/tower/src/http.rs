@@ -56,9 +56,9 @@ use weirpool::{Pool, Reservation};
 /// device.block_on(async {
 ///     let request = Request::new(String::from("Say hello to everyone!"));
 ///     let response = service.ready().await?.call(request).await?;
-///     assert_eq!(pool.statistics().used.current, 22 << 14); // held while the body is sent
+///     assert_eq!(pool.inspect().statistics().used.current, 22 << 14); // held while the body is sent
 ///     drop(response);
-///     assert_eq!(pool.statistics().used.current, 0);
+///     assert_eq!(pool.inspect().statistics().used.current, 0);
 ///     Ok::<_, ReserveError<AllocError>>(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -94,7 +94,7 @@ fn answers() -> Result<(), Failed> {
                 largest = regrets.into_iter().fold(largest, f32::max);
             }
         }
-        let statistics = server.pool().statistics();
+        let statistics = server.pool().inspect().statistics();
         eprintln!(
             "largest difference to the best logit {largest:.1e}; {} evictions, {} growths",
             statistics.evictions, statistics.growths

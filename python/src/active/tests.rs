@@ -73,7 +73,7 @@ fn activation_ends_with_its_thread() {
     let activation = thread.join().unwrap();
     assert!(activation.has_ended() && !is_active(&pool, handle));
     drop(held);
-    assert_eq!(pool.statistics().used.current, 0);
+    assert_eq!(pool.inspect().statistics().used.current, 0);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn released_reservation_lasts_until_its_activation_ends() {
     drop(active);
     activation.end();
     // The live block became an ordinary one.
-    assert_eq!(pool.statistics().used.current, block.size());
+    assert_eq!(pool.inspect().statistics().used.current, block.size());
 }
 
 #[test]

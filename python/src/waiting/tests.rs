@@ -55,9 +55,9 @@ fn cancelled_wait_leaves_the_queue_and_its_memory_with_the_pool() {
             is_granted
         );
         wait.cancel();
-        assert!(wait.take().is_none() && pool.waiting_requests(9).is_empty());
+        assert!(wait.take().is_none() && pool.inspect().waiting_requests(9).is_empty());
         drop(all);
-        until("all memory is free", || pool.statistics().used.current == 0);
+        until("all memory is free", || pool.inspect().statistics().used.current == 0);
     }
 }
 
@@ -90,7 +90,7 @@ fn requests_wait_in_the_order_in_which_they_were_made() {
             .iter()
             .map(|bytes| Wait::begin(pool.clone(), terms(*bytes), |_| ()).unwrap())
             .collect();
-        let queued = pool.waiting_requests(99);
+        let queued = pool.inspect().waiting_requests(99);
         let queued: Vec<_> = queued.iter().map(|request| request.requested).collect();
         assert_eq!(queued, sizes, "round {round}");
         waits.iter().for_each(|wait| wait.cancel());

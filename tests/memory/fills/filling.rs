@@ -2,6 +2,7 @@
 
 use super::*;
 use std::sync::{Arc, Mutex};
+use weirpool::Unordered;
 use weirpool::device::sim::Checker;
 use weirpool_share::Share;
 
@@ -61,7 +62,7 @@ fn poison_comes_after_all_streams_that_the_block_was_used_on() {
         let (address, bytes) = (block.address(), block.size());
         for (n, work) in works.into_iter().enumerate() {
             if let Some((_, stream)) = n.checked_sub(1).map(|at| &others[at]) {
-                block.used_on(stream).unwrap();
+                stream.record_use(Unordered::UntilFreed(&block)).unwrap();
             }
             // Each writes a separate part, because they run at the same time.
             let part = address + n as u64 * 1024;
@@ -84,7 +85,7 @@ fn block_filled_behind_all_its_streams_is_reusable_on_its_own_stream() {
     let (other, further) = stream(&setup.device, &setup.pool);
     let block = setup.take(MIB);
     let address = block.address();
-    block.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&block)).unwrap();
     write_after(&other, &block, 900, 7);
     drop(block);
     let block = setup.take(MIB);
@@ -102,7 +103,7 @@ fn further_stream_comes_after_the_fill_of_an_allocation() {
     let (other, further) = stream(&setup.device, &setup.pool);
     for _ in 0..2 {
         let block = setup.take(32 * MIB);
-        block.used_on(&further).unwrap();
+        further.record_use(Unordered::UntilFreed(&block)).unwrap();
         write_after(&other, &block, 0, 7); // the fill takes some 13 us
         assert_eq!(setup.byte_at(block.address(), block.size()), 7);
     }
@@ -183,7 +184,7 @@ fn memory_is_filled_before_it_is_released_to_the_device() {
         assert_eq!(setup.fills(), before + 1);
         setup.finish(freed).unwrap();
         let _ = setup.pool.trim_to(0).unwrap();
-        assert_eq!(setup.pool.statistics().reserved.current, 0);
+        assert_eq!(setup.pool.inspect().statistics().reserved.current, 0);
         setup.device.advance_to_end();
         drop(setup.take(MIB)); // the device works still
         setup.assert_sound();
@@ -194,11 +195,14 @@ fn memory_is_filled_before_it_is_released_to_the_device() {
 fn shared_block_is_filled_once_with_its_last_handle() {
     let setup = Setup::new(poison_on_free);
     let (other, further) = stream(&setup.device, &setup.pool);
-    let shared = Buffer::<f32>::try_allocate(&setup.pool, &setup.stream, 1000)
+    let shared = setup
+        .pool
+        .buffer::<f32>(&setup.stream, 1000)
+        .try_now()
         .unwrap()
         .share();
     let (address, view) = (shared.address(), shared.view(10..20).unwrap());
-    view.used_on(&further).unwrap();
+    further.record_use(&view).unwrap();
     other.submit(Operation::new(us(400)).writes(view.address(), 40));
     drop(shared);
     assert_eq!(setup.fills(), 0);
@@ -216,7 +220,7 @@ fn free_on_another_stream_fills_behind_both() {
     let block = setup.take(MIB);
     let address = block.address();
     further.wait(&setup.stream.event().unwrap()).unwrap();
-    block.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&block)).unwrap();
     write_after(&other, &block, 500, 7);
     let freed = block.deallocate_on(&further).unwrap();
     setup.finish(freed).unwrap();
@@ -268,7 +272,10 @@ fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
     assert_eq!(seen, [POISON; 4096], "with no work of the device's");
 
     let block = setup.pool.try_allocate(&host, 4096).unwrap();
-    block.used_on(&setup.stream).unwrap();
+    setup
+        .stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     write_after(&setup.work, &block, 200, 7);
     drop(block);
     setup.device.read(address, &mut seen).unwrap();
@@ -277,9 +284,9 @@ fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
 
     // A fill by the device is awaited like its other work.
     let block = setup.take(4096);
-    block.used_on(&host).unwrap_err();
+    host.record_use(Unordered::UntilFreed(&block)).unwrap_err();
     setup.finish(setup.stream.synchronize()).unwrap();
-    block.used_on(&host).unwrap();
+    host.record_use(Unordered::UntilFreed(&block)).unwrap();
     setup
         .device
         .host()

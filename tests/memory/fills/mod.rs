@@ -16,7 +16,6 @@ use std::pin::pin;
 use std::task::Poll;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Call, Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 const POISON: u8 = 0xff;
@@ -80,9 +79,9 @@ impl Setup {
 
     fn assert_sound(&self) {
         self.device.assert_ordered();
-        self.pool.check().unwrap();
-        self.pool.check_conserved().unwrap();
-        assert_eq!(self.pool.statistics().used.current, 0);
+        self.pool.inspect().check().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
+        assert_eq!(self.pool.inspect().statistics().used.current, 0);
     }
 }
 

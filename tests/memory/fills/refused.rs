@@ -1,8 +1,8 @@
 //! Fills that the device refuses.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
-use weirpool::testing::Invariants;
 
 /// The memory is available again, and the statistics are right.
 #[test]
@@ -20,8 +20,8 @@ fn failed_fill_of_an_allocation_loses_no_memory() {
                 panic!("{refused:?}");
             };
             assert_eq!((error.kind(), error.call()), (Other, "fill"));
-            setup.pool.check().unwrap();
-            let statistics = setup.pool.statistics();
+            setup.pool.inspect().check().unwrap();
+            let statistics = setup.pool.inspect().statistics();
             assert_eq!(statistics.used.current, 0);
             assert_eq!(statistics.allocations, statistics.frees);
         }
@@ -104,7 +104,7 @@ fn free_takes_place_when_its_fill_fails() {
             let (other, further) = stream(&setup.device, &setup.pool);
             let block = setup.take(8 * MIB);
             let address = block.address();
-            block.used_on(&further).unwrap();
+            further.record_use(Unordered::UntilFreed(&block)).unwrap();
             write_after(&other, &block, 300, 7);
             setup.device.faults().fail_next(call, kind);
             drop(block);
@@ -141,7 +141,7 @@ fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
         }
         let told = now(waiting).unwrap_err();
         assert!(matches!(&told, AllocError::Device(error) if error.is_sticky()));
-        setup.pool.check().unwrap();
+        setup.pool.inspect().check().unwrap();
     }
 }
 
@@ -156,7 +156,7 @@ fn memory_used_on_unordered_streams_is_not_filled() {
     let (other, further) = stream(&setup.device, &setup.pool);
     let block = setup.take(MIB);
     let address = block.address();
-    block.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&block)).unwrap();
     write_after(&other, &block, 300, 7);
     drop(block);
     assert_eq!(setup.byte_at(address, MIB), 7);
@@ -186,7 +186,7 @@ fn failed_fill_of_a_reserved_block_loses_no_memory() {
         let block = take().unwrap();
         assert_eq!(setup.byte_at(block.address(), block.size()), 0);
         drop((block, reservation));
-        let statistics = setup.pool.statistics();
+        let statistics = setup.pool.inspect().statistics();
         assert_eq!(statistics.allocations, statistics.frees);
         setup.assert_sound();
     }

@@ -1,6 +1,7 @@
 //! Fills that a request or the owner of a block asks for.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::{Other, Unsupported};
 
 /// Pools over virtual and over plain memory, that fill nothing by themselves.
@@ -121,7 +122,7 @@ fn further_stream_comes_after_a_requested_fill() {
         let (other, further) = stream(&setup.device, &setup.pool);
         let block = setup.pool.allocate(&setup.stream, 32 * MIB).zeroed();
         let block = block.try_now().unwrap();
-        block.used_on(&further).unwrap();
+        further.record_use(Unordered::UntilFreed(&block)).unwrap();
         write_after(&other, &block, 0, 7); // the fill takes some 13 us
         assert_eq!(setup.byte_at(block.address(), block.size()), 7);
         drop(block);
@@ -157,7 +158,7 @@ fn owner_fills_a_block_behind_all_its_earlier_uses() {
     for setup in setups() {
         let (other, further) = stream(&setup.device, &setup.pool);
         let mut block = setup.take(MIB);
-        block.used_on(&further).unwrap();
+        further.record_use(Unordered::UntilFreed(&block)).unwrap();
         write_after(&setup.work, &block, 300, 7);
         further.wait(&setup.stream.event().unwrap()).unwrap();
         write_after(&other, &block, 500, 8);
@@ -175,7 +176,11 @@ fn owner_fills_a_block_behind_all_its_earlier_uses() {
 #[test]
 fn buffer_is_filled_with_elements() {
     for setup in setups() {
-        let mut buffer = Buffer::<i32>::try_allocate(&setup.pool, &setup.stream, 100).unwrap();
+        let mut buffer = setup
+            .pool
+            .buffer::<i32>(&setup.stream, 100)
+            .try_now()
+            .unwrap();
         buffer
             .as_slice_mut()
             .fill(&setup.stream, Fill::Poison)

@@ -2,7 +2,6 @@
 
 use super::*;
 use weirpool::device::sim::Operation;
-use weirpool::testing::Invariants;
 
 /// [16] Umpire `coalesce`: all free memory becomes one range, and used memory keeps its contents.
 #[test]
@@ -17,14 +16,14 @@ fn coalescing_makes_one_range_and_moves_no_used_memory() {
             work.submit(fill.run(move |memory| memory.fill(address, bytes, value)));
         }
         device.advance_to_end();
-        pool.reap().unwrap();
-        let before = pool.statistics();
+        pool.maintain().reap().unwrap();
+        let before = pool.inspect().statistics();
         assert_eq!(
             (before.releasable_blocks, before.releasable_bytes),
             (8, 8 * CHUNK)
         );
-        assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
-        let after = pool.statistics();
+        assert_eq!(pool.maintain().coalesce().unwrap(), 8 * CHUNK);
+        let after = pool.inspect().statistics();
         assert_eq!(
             (after.releasable_blocks, after.largest_free),
             (1, 8 * CHUNK)
@@ -41,8 +40,8 @@ fn coalescing_makes_one_range_and_moves_no_used_memory() {
         let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
         assert_eq!(whole.source(), Source::Free);
         drop((whole, kept));
-        pool.check().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -54,10 +53,10 @@ fn coalescing_again_does_nothing() {
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 16);
         device.advance_to_end();
-        pool.coalesce().unwrap();
+        pool.maintain().coalesce().unwrap();
         let calls = memory_calls(&device);
         for _ in 0..5 {
-            assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
+            assert_eq!(pool.maintain().coalesce().unwrap(), 8 * CHUNK);
         }
         assert_eq!(memory_calls(&device), calls);
     }
@@ -76,12 +75,12 @@ fn pending_memory_is_left_alone_until_it_is_complete() {
             .for_each(|block| use_block(&work, block, us(100)));
         let kept: Vec<_> = blocks.into_iter().step_by(2).collect();
         let calls = memory_calls(&device);
-        assert_eq!(pool.coalesce().unwrap(), 0);
+        assert_eq!(pool.maintain().coalesce().unwrap(), 0);
         assert_eq!(pool.trim_to(0).unwrap().released, 0);
         assert_eq!(memory_calls(&device), calls);
         device.advance_to_end();
         assert_eq!(
-            pool.coalesce().unwrap(),
+            pool.maintain().coalesce().unwrap(),
             4 * CHUNK,
             "coalescing polls for completion, without a call in between"
         );
@@ -105,18 +104,22 @@ fn heuristic_coalesces_without_a_call() {
             drop(blocks.remove(n));
         }
         let_pass(&device, 3);
-        assert_eq!(pool.statistics().releasable_blocks, 3, "too few blocks");
+        assert_eq!(
+            pool.inspect().statistics().releasable_blocks,
+            3,
+            "too few blocks"
+        );
         let calls = memory_calls(&device);
         drop(blocks.remove(4));
         drop(blocks.remove(5));
         assert_eq!(memory_calls(&device), calls);
         let_pass(&device, 3);
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!(
             (figures.releasable_blocks, figures.largest_free),
             (1, 5 * CHUNK)
         );
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -139,16 +142,20 @@ fn heuristics_shrink_to_the_mark_and_may_be_custom() {
             .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
             .collect();
         drop(blocks);
-        pool.reap().unwrap();
-        pool.reset_high_water_marks();
+        pool.maintain().reap().unwrap();
+        pool.inspect().reset_high_water_marks();
         let _small = pool.try_allocate(&stream, CHUNK).unwrap();
         let other = pool.try_allocate(&stream, 3 * CHUNK).unwrap();
         drop(other);
         let_pass(&device, 1);
         let_pass(&device, 1);
         let left = if own { CHUNK } else { 4 * CHUNK };
-        assert_eq!(pool.statistics().reserved.current, left, "own: {own}");
-        pool.check().unwrap();
+        assert_eq!(
+            pool.inspect().statistics().reserved.current,
+            left,
+            "own: {own}"
+        );
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -174,7 +181,7 @@ fn odd_mark_does_not_cause_reallocation_at_every_turn() {
             calls.push(memory_calls(&device));
         }
         assert_eq!(calls[5], calls[19], "{calls:?}");
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -190,10 +197,10 @@ fn coalescing_is_deferred_while_a_request_waits() {
     let kept = every_other_one(&pool, &stream, 16);
     let waiter = not_ready(pool.allocate(&stream, 16 * CHUNK));
     let_pass(&device, 3);
-    assert_eq!(pool.statistics().releasable_blocks, 8);
+    assert_eq!(pool.inspect().statistics().releasable_blocks, 8);
     drop(waiter);
     let_pass(&device, 3);
-    assert_eq!(pool.statistics().releasable_blocks, 1);
+    assert_eq!(pool.inspect().statistics().releasable_blocks, 1);
     drop(kept);
 }
 
@@ -207,10 +214,10 @@ fn target_of_a_heuristic_is_bounded_by_the_capacity() {
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 16);
         let_pass(&device, 3);
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!(statistics.reserved.current, 64 * MIB);
         assert_eq!(statistics.largest_free, 64 * MIB - 8 * CHUNK);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -232,11 +239,11 @@ fn shrunk_pool_is_one_range() {
         blocks.clear();
         drop(other);
         let_pass(&device, 1);
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!(figures.reserved.current, 4 * CHUNK);
         assert_eq!(figures.largest_free, 3 * CHUNK);
         drop(used);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -248,16 +255,16 @@ fn coalescing_does_not_count_as_use() {
             tuning.initial_size = 4 * CHUNK;
             tuning.lane_bytes = 0;
         });
-        assert_eq!(pool.statistics().used.high, 0);
+        assert_eq!(pool.inspect().statistics().used.high, 0);
         let (_, stream) = stream(&device, &pool);
         let kept = every_other_one(&pool, &stream, 16);
         device.advance_to_end();
-        pool.reset_high_water_marks();
-        pool.coalesce().unwrap();
-        assert_eq!(pool.statistics().used.high, 8 * CHUNK);
-        assert_eq!(pool.statistics().in_use.high, 8 * CHUNK);
+        pool.inspect().reset_high_water_marks();
+        pool.maintain().coalesce().unwrap();
+        assert_eq!(pool.inspect().statistics().used.high, 8 * CHUNK);
+        assert_eq!(pool.inspect().statistics().in_use.high, 8 * CHUNK);
         drop(kept);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -276,11 +283,11 @@ fn percent_releasable_fires_for_small_blocks() {
         let_pass(&device, 20);
         drop(blocks);
         assert!(
-            pool.statistics().cached_in_lanes > 0,
+            pool.inspect().statistics().cached_in_lanes > 0,
             "they stay in a cache"
         );
         let_pass(&device, 6);
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!(statistics.cached_in_lanes, 0);
         assert_eq!(statistics.largest_free, statistics.reserved.current);
     }
@@ -297,13 +304,13 @@ fn heuristic_with_a_larger_target_grows_the_pool() {
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 8);
         let_pass(&device, 6);
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!(statistics.reserved.current, target);
         assert_eq!(statistics.largest_free, target - 4 * CHUNK);
         let calls = memory_calls(&device);
         let_pass(&device, 20);
         assert_eq!(memory_calls(&device), calls, "it grows once");
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -320,11 +327,11 @@ fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
         let _ = pool.trim_to(0).unwrap();
         let _kept = every_other_one(&pool, &stream, 8);
         let_pass(&device, 6);
-        let statistics = pool.statistics();
+        let statistics = pool.inspect().statistics();
         assert_eq!(statistics.in_use.high, 16 * CHUNK);
         assert_eq!(statistics.reserved.current, 16 * CHUNK);
         assert_eq!(statistics.largest_free, 12 * CHUNK);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -342,7 +349,7 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
         drop(take(32 * MIB));
         assert_eq!(pool.trim_to(0).unwrap().reserved, 0);
         let mut blocks: Vec<_> = (0..32).map(|_| take(64 << 10)).collect();
-        let small = pool.statistics().reserved.current;
+        let small = pool.inspect().statistics().reserved.current;
         assert!(small < 32 * MIB);
         let kept = blocks.remove(0);
         drop(blocks);
@@ -350,13 +357,17 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
             drop(take(64 << 10)); // the stream is not idle
             let_pass(&device, 1);
         }
-        assert_eq!(pool.statistics().reserved.current, small, "a block lives");
+        assert_eq!(
+            pool.inspect().statistics().reserved.current,
+            small,
+            "a block lives"
+        );
         drop(kept);
         for _ in 0..3 {
             drop(take(64 << 10));
             let_pass(&device, 1);
         }
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!(figures.used.current, 0);
         assert_eq!(
             (figures.reserved.current, figures.largest_free),
@@ -365,7 +376,7 @@ fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
         let calls = memory_calls(&device);
         let_pass(&device, 5);
         assert_eq!(memory_calls(&device), calls, "nothing is due any more");
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -379,13 +390,13 @@ fn high_water_mark_heuristic_shrinks_one_free_piece() {
         });
         let (_, stream) = stream(&device, &pool);
         drop(pool.try_allocate(&stream, 100 * MIB).unwrap());
-        pool.reap().unwrap();
-        pool.reset_high_water_marks();
+        pool.maintain().reap().unwrap();
+        pool.inspect().reset_high_water_marks();
         drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
         let_pass(&device, 4);
-        let reserved = || pool.statistics().reserved.current;
+        let reserved = || pool.inspect().statistics().reserved.current;
         assert_eq!(
-            (reserved(), pool.statistics().largest_free),
+            (reserved(), pool.inspect().statistics().largest_free),
             (8 * MIB, 8 * MIB)
         );
         let calls = memory_calls(&device);

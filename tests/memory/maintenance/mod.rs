@@ -35,6 +35,6 @@ fn every_other_one(pool: &Pool, stream: &Stream, count: usize) -> Vec<Block> {
     let blocks: Vec<_> = (0..count).map(take).collect();
     let kept = blocks.into_iter().step_by(2).collect();
     stream.seal().unwrap();
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     kept
 }

@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::Checker;
-use weirpool::testing::Invariants;
 
 /// A pool of up to 64 MiB, of which this many bytes stay when they are free.
 fn keeping(device: &SimDevice, bytes: u64) -> PoolBuilder {
@@ -55,7 +54,7 @@ fn memory_in_repeated_use_is_not_released() {
         use_block(&work, &block, us(10));
         drop(block);
         device.advance(us(INTERVAL / 3));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     }
     assert_eq!(device.counters().calls(Call::Create), 16 * MIB / CHUNK);
     let_pass(&device, 3);
@@ -76,17 +75,18 @@ fn threshold_can_be_a_fraction_and_can_be_set_later() {
     }
     let pool = pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
-    assert_eq!(pool.release_threshold(), u64::MAX);
+    assert_eq!(pool.inspect().release_threshold(), u64::MAX);
     drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
     let_pass(&device, 5);
     assert_eq!(reserved(&pool), 32 * MIB, "kept by default");
     let threshold = ReleaseThreshold::Fraction(1.0 / 128.0);
-    pool.set_release_threshold(threshold).unwrap();
-    assert_eq!(pool.release_threshold(), 8 * MIB);
+    pool.maintain().set_release_threshold(threshold).unwrap();
+    assert_eq!(pool.inspect().release_threshold(), 8 * MIB);
     let_pass(&device, 3);
     assert_eq!(reserved(&pool), 8 * MIB);
     assert!(
-        pool.set_release_threshold(ReleaseThreshold::Fraction(2.0))
+        pool.maintain()
+            .set_release_threshold(ReleaseThreshold::Fraction(2.0))
             .is_err()
     );
 }
@@ -139,11 +139,11 @@ fn failed_release_is_repeated_by_the_next_maintenance() {
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     device.faults().fail_next(Call::Unmap, Other);
     let_pass(&device, 1);
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     let_pass(&device, 3);
     assert_eq!(reserved(&pool), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// At most the threshold stays, so a chunk that it would split is released, and then nothing is due any more.
@@ -181,7 +181,7 @@ fn segment_larger_than_the_excess_is_released_below_the_threshold() {
         let reserved = reserved(&pool);
         assert!(reserved <= 16 * MIB, "{reserved}");
         drop(live);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -257,7 +257,7 @@ fn memory_of_a_failed_request_for_several_blocks_is_released() {
         drop(held);
         let_pass(&device, 3);
         assert_eq!(reserved(&pool), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -273,7 +273,10 @@ fn memory_in_caches_of_idle_streams_is_released() {
     for (_, stream) in &streams {
         drop([0; 3].map(|_| pool.try_allocate(stream, MIB).unwrap()));
     }
-    assert!(pool.statistics().cached_in_lanes > 0, "they stay in caches");
+    assert!(
+        pool.inspect().statistics().cached_in_lanes > 0,
+        "they stay in caches"
+    );
     let_pass(&device, 6);
     assert_eq!(reserved(&pool), 0);
     assert_nothing_is_due(&device, 100);

@@ -4,7 +4,6 @@ use super::*;
 use weirpool::Upstream;
 use weirpool::device::RawStream;
 use weirpool::device::sim::{Checker, Clock, ViolationKind};
-use weirpool::testing::Invariants;
 
 /// Creates a device that collects violations, and a pool of shared memory.
 fn shared_and_collected() -> (SimDevice, Pool) {
@@ -88,7 +87,7 @@ fn host_streams_are_created_and_retired() {
         device.host().fill(block.address(), 4096, 1).unwrap();
     }
     // Each stream was retired by the next one, with its cached memory.
-    let statistics = pool.statistics();
+    let statistics = pool.inspect().statistics();
     assert_eq!(
         (statistics.cached_in_lanes, statistics.used.current),
         (0, 0)
@@ -96,7 +95,7 @@ fn host_streams_are_created_and_retired() {
     let all = pool.host_stream().unwrap();
     drop(pool.try_allocate(&all, 8 * MIB).unwrap());
     assert!(device.take_violations().is_empty());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use super::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault};
-use weirpool::testing::Invariants;
 use weirpool::{BuildError, Capacity, CoalesceHeuristic, GrowBy, Upstream};
 
 fn growing(virtual_memory: bool, growth: GrowBy) -> (SimDevice, PoolBuilder) {
@@ -24,14 +23,14 @@ fn pool_grows_by_the_configured_amount() {
                 .tuning(|tuning| tuning.initial_size = initial)
                 .build()
                 .unwrap();
-            assert_eq!(pool.statistics().reserved.current, initial);
+            assert_eq!(pool.inspect().statistics().reserved.current, initial);
             let (_work, home) = stream(&device, &pool);
             let take = |bytes: &u64| pool.try_allocate(&home, *bytes).unwrap();
             let blocks: Vec<_> = asked.iter().map(take).collect();
-            let reserved = pool.statistics().reserved.current;
+            let reserved = pool.inspect().statistics().reserved.current;
             assert_eq!(reserved, device.counters().physical_in_use);
             drop(blocks);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
             reserved / MIB
         };
         let by = GrowBy::AtLeast(10 * MIB);
@@ -67,7 +66,7 @@ fn memory_taken_ahead_serves_the_next_request_with_no_call() {
         .collect();
     assert_eq!(device.counters().calls(Call::Create), calls);
     drop((first, rest));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -80,10 +79,10 @@ fn growing_ahead_is_a_wish() {
         .faults()
         .script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let block = pool.try_allocate(&home, MIB).unwrap();
-    assert_eq!(pool.statistics().reserved.current, 4 * MIB);
+    assert_eq!(pool.inspect().statistics().reserved.current, 4 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
     drop(block);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -113,7 +112,7 @@ fn every_block_has_the_alignment_of_its_pool() {
             );
             assert!(again.address().is_aligned_to(step));
         }
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 

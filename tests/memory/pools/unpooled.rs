@@ -3,10 +3,10 @@
 use super::*;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Upstream};
 use weirpool_compat::{Current, current, pool_of};
 
@@ -27,9 +27,9 @@ fn unpooled_block_is_a_segment_that_goes_back_to_the_device() {
     let device = manual();
     let pool = unpooled(&device);
     assert!(
-        pool.describe().to_string().contains("not pooled"),
+        pool.inspect().describe().to_string().contains("not pooled"),
         "{}",
-        pool.describe()
+        pool.inspect().describe()
     );
     let (work, home) = stream(&device, &pool);
     for round in 1..=5 {
@@ -45,8 +45,8 @@ fn unpooled_block_is_a_segment_that_goes_back_to_the_device() {
         assert_eq!(device.counters().physical_in_use, 0);
         assert_eq!(device.counters().calls(Call::Free), round);
     }
-    assert_eq!(pool.statistics().reserved.current, 0);
-    pool.check_conserved().unwrap();
+    assert_eq!(pool.inspect().statistics().reserved.current, 0);
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn unpooled_memory_goes_back_after_all_streams_that_used_it() {
     let block = pool.try_allocate(&home, MIB).unwrap();
     use_block(&one, &block, us(10));
     further.wait(&home.event().unwrap()).unwrap();
-    block.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&block)).unwrap();
     use_block(&other, &block, us(100_000));
     drop(block);
     let_maintenance_pass(&device);
@@ -89,9 +89,9 @@ fn waiters_of_an_unpooled_pool_are_served_by_freed_memory() {
             });
             join_all(tasks.collect::<Vec<_>>())
         });
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
         // A thread may be releasing memory.
-        eventually(|| pool.check_conserved().is_ok());
+        eventually(|| pool.inspect().check_conserved().is_ok());
     }
 }
 
@@ -124,7 +124,7 @@ fn unpooled_memory_that_the_device_did_not_take_back_is_offered_again() {
     drop(block);
     device.advance(us(10_000));
     assert_eq!(device.counters().physical_in_use, 2 * MIB);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     let_maintenance_pass(&device);
     assert_eq!(device.counters().physical_in_use, 0);
 }
@@ -138,7 +138,7 @@ fn broken_device_is_offered_no_unpooled_memory() {
     run(&work, us(10));
     drop(block);
     device.faults().break_device("gone");
-    pool.reap().unwrap_err();
+    pool.maintain().reap().unwrap_err();
     let refused = pool.try_allocate(&home, MIB).unwrap_err();
     assert!(
         matches!(&refused, AllocError::Device(error) if error.is_sticky()),
@@ -186,8 +186,14 @@ fn switched_off_for_a_device_and_on_again() {
         device.describe()
     );
     let direct = current(&device).unwrap().try_allocate(&work, MIB).unwrap();
-    let owners =
-        [&kept, &direct].map(|block| pool_of(block.address()).unwrap().0.describe().is_pooled);
+    let owners = [&kept, &direct].map(|block| {
+        pool_of(block.address())
+            .unwrap()
+            .0
+            .inspect()
+            .describe()
+            .is_pooled
+    });
     assert_eq!(owners, [true, false]);
     assert_eq!(
         Current::set_pooling(&device, Pooling::Enabled),
@@ -195,9 +201,9 @@ fn switched_off_for_a_device_and_on_again() {
     );
     drop((kept, direct));
     let again = current(&device).unwrap();
-    assert!(again.pool().describe().is_pooled);
+    assert!(again.pool().inspect().describe().is_pooled);
     assert!(
-        again.pool().statistics().reserved.current > 0,
+        again.pool().inspect().statistics().reserved.current > 0,
         "what was freed is kept"
     );
 }

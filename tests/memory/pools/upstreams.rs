@@ -27,7 +27,7 @@ fn each_upstream_takes_its_kind_of_memory() {
             .upstream(upstream)
             .build()
             .unwrap();
-        assert_eq!(pool.describe().memory_kind, kind);
+        assert_eq!(pool.inspect().describe().memory_kind, kind);
         let of_host = matches!(kind, MemoryKind::Pinned | MemoryKind::Host);
         assert_eq!(pool.capacity(), if of_host { 32 * MIB } else { 64 * MIB });
         let calls = device.counters().calls(call);
@@ -40,7 +40,7 @@ fn each_upstream_takes_its_kind_of_memory() {
         let block = pool.try_allocate(&home, 4 * MIB).unwrap();
         assert!(device.counters().calls(call) > calls, "{upstream}");
         let taken = free - device.memory_info(kind).unwrap().free;
-        assert_eq!(taken, pool.statistics().reserved.current);
+        assert_eq!(taken, pool.inspect().statistics().reserved.current);
         let host_sees = device.host().write(block.address(), b"weir").is_ok();
         assert_eq!(host_sees, kind != MemoryKind::Device);
         drop((block, home));

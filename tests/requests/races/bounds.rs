@@ -16,7 +16,7 @@ fn ordering_streams_by_events_makes_no_more_of_them() {
         b.wait(&e).unwrap();
         sim.advance(us(1));
     }
-    let made = pool.statistics().events_created;
+    let made = pool.inspect().statistics().events_created;
     assert!(made < 2000, "{made} events");
 }
 
@@ -35,9 +35,9 @@ fn streams_that_come_and_go_leave_nothing_behind() {
         sim.advance(us(1));
     }
     assert!(
-        pool.statistics().events_created < 100,
+        pool.inspect().statistics().events_created < 100,
         "events {}",
-        pool.statistics().events_created
+        pool.inspect().statistics().events_created
     );
 }
 
@@ -54,7 +54,7 @@ fn events_are_bounded_while_a_request_waits() {
     let _w = not_ready(pool.allocate(&b, 60 * MIB));
     run(&wa, us(1000));
     drop(small);
-    let made = pool.statistics().events_created;
+    let made = pool.inspect().statistics().events_created;
     drop(big);
     assert!(made < 2000, "{made} events");
 }
@@ -71,7 +71,7 @@ fn events_are_bounded_after_close() {
     pool.close();
     run(&wa, us(1000));
     drop(small);
-    let made = pool.statistics().events_created;
+    let made = pool.inspect().statistics().events_created;
     assert!(made < 2000, "{made} events");
 }
 

@@ -9,7 +9,6 @@ use std::sync::mpsc;
 use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 use weirpool::device::sim::{Checker, Clock, SimStream};
 use weirpool::device::*;
-use weirpool::testing::Invariants;
 
 /// What destructors ask. They ask nothing while it is empty, before a test and after it.
 #[derive(Clone, Default)]
@@ -27,10 +26,14 @@ impl Asked {
         let pool = self.0.0.lock().unwrap().clone();
         let Some(pool) = pool else { return };
         self.0.1.fetch_add(1, Ordering::Relaxed);
-        let _ = (pool.health(), pool.statistics(), pool.waiting_requests(4));
         let _ = (
-            pool.statistics_by_stream(),
-            pool.reap(),
+            pool.inspect().health(),
+            pool.inspect().statistics(),
+            pool.inspect().waiting_requests(4),
+        );
+        let _ = (
+            pool.inspect().statistics_by_stream(),
+            pool.maintain().reap(),
             pool.tag(tag()).limit(),
         );
         if let Ok(stream) = pool.create_stream() {
@@ -241,7 +244,7 @@ fn owner_of_a_stream_is_not_dropped_while_a_reservation_gives_back_what_it_keeps
                     drop(reservation.allocate(&stream, 4096).unwrap());
                 }
                 drop((wrapped, stream));
-                let _ = pool.statistics();
+                let _ = pool.inspect().statistics();
                 drop(reservation);
             }
             assert!(asked.count() > 0, "the owners were dropped");
@@ -286,8 +289,8 @@ fn threads_with_owners_wakers_and_values_that_ask_the_pool() {
             });
             assert!(asked.count() > 0);
             asked.end();
-            eventually(|| pool.statistics().used.current == 0);
-            pool.check().unwrap();
+            eventually(|| pool.inspect().statistics().used.current == 0);
+            pool.inspect().check().unwrap();
         });
     }
 }
@@ -300,7 +303,10 @@ fn act(device: &SimDevice, pool: &Pool, asked: &Asked, random: &mut fastrand::Rn
         0 | 1 => newcomer_that_leaves(device, pool, asked, panics),
         2 => {
             pool.tag(tag()).set_limit(Some(random.u64(1..8) * MIB));
-            let _ = (pool.statistics(), pool.waiting_requests(8));
+            let _ = (
+                pool.inspect().statistics(),
+                pool.inspect().waiting_requests(8),
+            );
         }
         3 => {
             let wrapped = Wrapped::new(device, asked, panics);

@@ -1,7 +1,6 @@
 //! Actions of other threads while memory is taken from the device, or released.
 
 use super::*;
-use weirpool::testing::Invariants;
 
 /// An allocation joins the queue while another thread's growth holds the capacity.
 #[test]
@@ -63,7 +62,7 @@ fn check_waits_for_a_release_of_another_thread() {
     let (p, seen) = (pool.clone(), outcome.clone());
     dev.on("unmap", move || {
         let (p, checked) = (p.clone(), checked.clone());
-        std::thread::spawn(move || checked.send(p.check_conserved()));
+        std::thread::spawn(move || checked.send(p.inspect().check_conserved()));
         let early = seen.lock().unwrap().recv_timeout(Duration::from_millis(20));
         assert!(early.is_err(), "checked within the release: {early:?}");
     });
@@ -133,7 +132,7 @@ fn first_poll_for_several_blocks_maps_few_chunks() {
         "{here} chunks in polls, {elsewhere} elsewhere"
     );
     drop((small, blocks));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Growths that no poll makes follow each other. They are made by one thread, which is kept in between: to start a thread
@@ -158,14 +157,14 @@ fn growths_beyond_a_poll_share_a_thread() {
         let growth = pool.allocate(&a, CHUNKS * CHUNK);
         held.push(futures::executor::block_on(growth).unwrap());
     }
-    assert_eq!(pool.statistics().waits.served, GROWTHS);
+    assert_eq!(pool.inspect().statistics().waits.served, GROWTHS);
     let mut growers = std::mem::take(&mut *growers.lock().unwrap());
     assert_eq!(growers.len() as u64, GROWTHS);
     growers.dedup();
     let threads = growers.len() as u64;
     assert!(threads <= GROWTHS / 8, "{threads} threads");
     drop(held);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The thread that is kept for the next growth keeps no pool.
@@ -190,7 +189,7 @@ fn pool_that_closes_while_a_blocked_caller_grows_it_loses_nothing() {
     dev.on("create", move || {
         let p = closed.clone();
         let waits = std::thread::spawn(move || p.allocate(&other, 4 * CHUNK).blocking());
-        eventually(|| closed.statistics().waits.waiting == 1);
+        eventually(|| closed.inspect().statistics().waits.waiting == 1);
         closed.close();
         assert_eq!(waits.join().unwrap().unwrap_err(), AllocError::Closed);
     });
@@ -203,7 +202,7 @@ fn pool_that_closes_while_a_blocked_caller_grows_it_loses_nothing() {
     );
     drop(block);
     assert_eq!(pool.tag(tag).statistics().used.current, 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Two callers block for one chunk of capacity. The first one's call fails: the second is served all the same.
@@ -223,7 +222,7 @@ fn failed_call_of_a_blocked_caller_leaves_the_capacity_to_the_next() {
         dev.on("create", move || {
             let other = p.clone();
             let waits = std::thread::spawn(move || other.allocate(&b, CHUNK).blocking().map(drop));
-            eventually(|| p.statistics().waits.waiting == 1);
+            eventually(|| p.inspect().statistics().waits.waiting == 1);
             device.faults().fail_next(call, kind);
             *second.lock().unwrap() = Some(waits);
         });
@@ -239,7 +238,7 @@ fn failed_call_of_a_blocked_caller_leaves_the_capacity_to_the_next() {
             second.is_finished()
         });
         second.join().unwrap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -299,7 +298,7 @@ fn growth_that_fails_in_any_call_loses_no_chunk_and_no_charge() {
                 }
             }
             if kind != DeviceErrorKind::Sticky {
-                pool.check_conserved().unwrap();
+                pool.inspect().check_conserved().unwrap();
             }
         }
     }
@@ -340,7 +339,7 @@ fn concurrent_trims_keep_the_target() {
     });
     assert_eq!(pool.trim_to(4 * CHUNK).unwrap().released, 4 * CHUNK);
     assert_eq!(reserved(&pool), 4 * CHUNK);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A pool that is resized while it grows exceeds its capacity, and releases the excess once it is free.
@@ -353,13 +352,13 @@ fn resize_counts_growth_under_way() {
         let _ = other.resize(2 * CHUNK).unwrap();
     });
     let block = pool.try_allocate(&a, 8 * CHUNK).unwrap();
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop(block);
     for _ in 0..5 {
         sim.advance(us(10_000));
     }
     assert_eq!(reserved(&pool), 2 * CHUNK);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// An alarm may be called, and the next one set, before the thread that set the first has stored its id.

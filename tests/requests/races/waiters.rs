@@ -1,7 +1,6 @@
 //! Waiters beside others that are forgotten or never polled, on stopped runtimes, and for late memory.
 
 use super::*;
-use weirpool::testing::Invariants;
 
 /// A pool without waits on the device, and a stream with a block of all its memory.
 fn full(sim: &SimDevice) -> (Pool, Stream, Block) {
@@ -132,7 +131,7 @@ fn trained(
             let _ = s.event().unwrap();
         }
         sim.advance(us(10));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     }
     streams
 }
@@ -206,7 +205,7 @@ fn forgotten_request_at_the_head_blocks_no_other() {
                 .map(|_| pool.try_allocate(&b, 4096).unwrap())
                 .collect();
             let mut reclaimers: Vec<_> = has_reclaimer
-                .then(|| Woken::new(pool.reclaimer()))
+                .then(|| Woken::new(pool.maintain().reclaimer()))
                 .into_iter()
                 .collect();
             std::mem::forget(not_ready(pool.allocate(&b, 8 * MIB)));
@@ -226,11 +225,11 @@ fn forgotten_request_at_the_head_blocks_no_other() {
             assert!(others.iter().all(|other| !other.is_waiting()));
             drop(others);
             drop(pool.try_allocate(&b, 6 * MIB).expect("the gate is open"));
-            assert_eq!(pool.statistics().used.current, MIB);
-            assert_eq!(pool.statistics().waits.waiting, 1);
-            assert_eq!(pool.waiting_requests(9)[0].requested, 8 * MIB);
+            assert_eq!(pool.inspect().statistics().used.current, MIB);
+            assert_eq!(pool.inspect().statistics().waits.waiting, 1);
+            assert_eq!(pool.inspect().waiting_requests(9)[0].requested, 8 * MIB);
             drop(held);
-            pool.check().unwrap();
+            pool.inspect().check().unwrap();
         }
     }
 }
@@ -257,12 +256,12 @@ fn request_that_was_set_aside_is_back_at_its_position_once_it_is_polled() {
         assert!(pool.try_allocate(&a, 512).is_err(), "the gate is closed");
         let behind = not_ready(pool.allocate(&a, 2 * MIB));
         drop(taken);
-        assert_eq!(pool.waiting_requests(9)[0].requested, 6 * MIB);
+        assert_eq!(pool.inspect().waiting_requests(9)[0].requested, 6 * MIB);
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
         blocks.truncate(1);
         let block = now(slow).unwrap();
         assert_eq!(pool.tag(tag).statistics().used.current, 6 * MIB);
         drop((behind, block, blocks));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

@@ -2,7 +2,6 @@
 
 use super::*;
 use weirpool::device::sim::Call;
-use weirpool::testing::Invariants;
 
 /// Other requests cannot take reserved memory, and allocations from a reservation neither wait nor fail.
 #[test]
@@ -28,14 +27,14 @@ fn reserved_memory_is_not_taken_by_others() {
         largest: 0,
     };
     assert_eq!(error, expected);
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop((one, reservation));
     // The memory is the pool's again, behind the work of the freeing stream, and serves the waiter.
     assert!(poll(&mut waiting).is_pending());
     device.advance(us(1000));
     drop(now(waiting).unwrap());
     drop((two, others));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// While other requests wait, a free to a reservation does not help them: it wakes no waiter, queries no event and
@@ -46,7 +45,7 @@ fn free_to_a_reservation_wakes_no_waiters() {
     let pool = small(&device);
     let [(work, a), (_, b)] = streams(&device, &pool);
     let reservation = pool.reserve(32 * MIB).try_now().unwrap();
-    let mut reclaimer = pool.reclaimer();
+    let mut reclaimer = pool.maintain().reclaimer();
     let (driver, driving) = Count::new();
     assert!(poll_with(&mut reclaimer, &driving).is_pending());
     let (woken, waker) = Count::new();
@@ -83,7 +82,7 @@ fn free_to_a_reservation_wakes_no_waiters() {
     device.advance(us(10));
     assert!(driver.get() > before, "so the stream is watched for it");
     drop((now(waiting).unwrap(), now(rest).unwrap()));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Freed memory returns to the reservation: at once for its stream, and behind its work for another one.
@@ -117,7 +116,7 @@ fn freed_memory_returns_to_the_reservation() {
     drop(reservation);
     device.advance(us(100));
     drop(pool.try_allocate(&a, 32 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The stream's lane does not cache a small block of a reservation, because others would get it from there.
@@ -134,11 +133,11 @@ fn lanes_cache_no_reserved_blocks() {
         } else {
             drop(block);
         }
-        assert_eq!(pool.statistics().cached_in_lanes, 0);
+        assert_eq!(pool.inspect().statistics().cached_in_lanes, 0);
         assert_eq!(reservation.left(), 4096);
     }
     drop(reservation);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A stream that takes no waits gets only complete memory.
@@ -155,7 +154,7 @@ fn pending_memory_is_not_drawn_without_device_waits() {
     assert!(matches!(error, AllocError::NotReserved { left, .. } if left == 4 * MIB));
     a.seal().unwrap();
     device.advance(us(100));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     drop(reservation.allocate(&b, 4 * MIB).unwrap());
 }
 
@@ -175,7 +174,7 @@ fn complete_memory_is_drawn_without_device_waits() {
     device.advance(us(100));
     drop(reservation.allocate(&b, MIB).unwrap());
     drop(reservation);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Each layout can be allocated again after its free, whatever is allocated and freed in between.
@@ -199,11 +198,11 @@ fn each_layout_of_a_reservation_stays_available() {
                 *empty = Some(block);
             }
         }
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
     drop(blocks);
     drop(reservation);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Whatever looks at the memory of a reservation finds what its streams freed. See also the loom models of kept blocks.
@@ -224,9 +223,9 @@ fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
     };
     // Statistics, and a walk.
     again(&reservation);
-    assert_eq!(pool.statistics().set_aside, 8 * MIB);
+    assert_eq!(pool.inspect().statistics().set_aside, 8 * MIB);
     again(&reservation);
-    let blocks = pool.snapshot().segments.into_iter();
+    let blocks = pool.inspect().snapshot().segments.into_iter();
     let mut states = blocks
         .flat_map(|segment| segment.blocks)
         .map(|block| block.state);
@@ -247,12 +246,12 @@ fn kept_memory_is_found_by_everything_but_the_streams_own_draw() {
     assert_eq!((reservation.left(), part.left()), (MIB, 7 * MIB));
     again(&part);
     again(&reservation);
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     device.advance(us(1000));
     // The end: the pool has everything.
     drop((part, reservation));
     drop(pool.try_allocate(&b, 32 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A kept block is drawn again only where it fits exactly, also in alignment.
@@ -277,7 +276,7 @@ fn kept_block_serves_its_own_size_and_alignment_only() {
     let elsewhere = reservation.allocate(&b, 512).unwrap();
     assert_eq!((larger.size(), elsewhere.size()), (1024, 512));
     drop((other, larger, elsewhere, reservation));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A stream that a block is kept for stays known to the heap until the reservation gives the block back.
@@ -293,9 +292,9 @@ fn stream_may_end_while_its_reservation_keeps_a_block_for_it() {
         use_block(&work, &block, us(10));
         drop((block, a, work));
         device.advance(us(20));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     }
     let block = reservation.allocate(&b, MIB).unwrap();
     drop((block, reservation));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

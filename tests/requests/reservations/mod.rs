@@ -24,5 +24,5 @@ fn small(device: &SimDevice) -> Pool {
 }
 
 fn used(pool: &Pool) -> u64 {
-    pool.statistics().used.current
+    pool.inspect().statistics().used.current
 }

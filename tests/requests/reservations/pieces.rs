@@ -1,7 +1,6 @@
 //! One block from a reservation whose free memory is scattered.
 
 use super::*;
-use weirpool::testing::Invariants;
 
 /// Pieces that were freed separately are joined for a request that needs all of them.
 #[test]
@@ -20,7 +19,7 @@ fn pieces_are_joined_when_they_are_needed() {
         drop(pieces);
         drop(reservation.allocate(&a, 8 * MIB).unwrap());
     }
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 /// Scattered free memory serves any request as long as it consists of whole chunks: they are mapped elsewhere, although
@@ -45,18 +44,18 @@ fn whole_chunks_are_drawn_from_a_full_pool() {
         } else if allocated < 24 * MIB {
             let most = (24 * MIB - allocated) / (2 * MIB);
             let bytes = random.u64(1..=most) * 2 * MIB;
-            let before = pool.statistics().remaps;
+            let before = pool.inspect().statistics().remaps;
             blocks.push(reservation.allocate(&stream, bytes).unwrap());
-            remapped += pool.statistics().remaps - before;
+            remapped += pool.inspect().statistics().remaps - before;
             allocated += bytes;
         }
         assert_eq!(reservation.left(), 24 * MIB - allocated);
         assert_eq!(reservation.size(), 24 * MIB);
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
     assert!(remapped > 0, "it was never scattered");
     drop((blocks, others, pebble, reservation));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Pieces of any size are exchanged for a range of the pool, which then has as many free bytes as before.
@@ -78,11 +77,15 @@ fn pieces_are_exchanged_for_a_contiguous_range() {
             .partition(|(at, _)| at % 2 == 0);
         drop(freed);
         assert_eq!(reservation.left(), 2 * MIB);
-        let free = pool.statistics().free;
+        let free = pool.inspect().statistics().free;
         let one = reservation.allocate(&stream, 3 * MIB / 2).unwrap();
         assert_eq!(reservation.left(), MIB / 2);
-        assert_eq!(pool.statistics().free, free, "an exchange is even");
-        pool.check().unwrap();
+        assert_eq!(
+            pool.inspect().statistics().free,
+            free,
+            "an exchange is even"
+        );
+        pool.inspect().check().unwrap();
         // No other request gets any of it before the reservation ends.
         drop((one, kept));
         assert_eq!(reservation.left(), 4 * MIB);
@@ -91,7 +94,7 @@ fn pieces_are_exchanged_for_a_contiguous_range() {
         assert_eq!(others.len(), 56);
         drop(others);
         drop(reservation);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -123,10 +126,10 @@ fn failed_exchange_takes_no_memory() {
         (reservation.left(), reservation.size()),
         (8 * MIB, 16 * MIB)
     );
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop(reservation.allocate(&stream, 8 * MIB).unwrap());
     drop((kept, others, reservation));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Whatever is drawn and freed on several streams, beside other reservations, no byte of a reservation is lost, and
@@ -166,13 +169,13 @@ fn reservations_keep_their_bytes() {
                 let allocated: u64 = of_it.map(|(_, block)| block.size()).sum();
                 assert_eq!(reservation.left() + allocated, reservation.size());
             }
-            pool.check().unwrap();
+            pool.inspect().check().unwrap();
         }
         reservations.truncate(1);
         drop(blocks);
         reservations.clear();
         device.advance(us(100_000));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

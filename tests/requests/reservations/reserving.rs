@@ -2,7 +2,6 @@
 
 use super::*;
 use std::task::Poll;
-use weirpool::testing::Invariants;
 
 /// The request waits in the queue like any other, for memory that is complete on every stream.
 #[test]
@@ -28,9 +27,9 @@ fn reservation_waits_for_complete_memory() {
         panic!("it is complete");
     };
     drop(now(behind).unwrap());
-    assert_eq!(pool.statistics().waits.served, 2);
+    assert_eq!(pool.inspect().statistics().waits.served, 2);
     drop(reservation);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Dropped at any stage, the future has taken nothing.
@@ -58,7 +57,7 @@ fn dropped_future_leaves_nothing_reserved() {
         drop(reserving);
         drop((block, behind));
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
     // This also holds for its own memory once the pool is closed.
     let reservation = pool.reserve(MIB).try_now().unwrap();
@@ -68,7 +67,7 @@ fn dropped_future_leaves_nothing_reserved() {
         AllocError::Closed
     );
     drop(reservation);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A reservation is charged to its tag as a whole, until the memory is released: by the handle, or by the last block
@@ -98,7 +97,7 @@ fn reservation_is_charged_to_its_tag() {
     assert_eq!(of_tag(), 2 * MIB);
     drop(block);
     assert_eq!(of_tag(), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A reservation for a tag counts as an allocation of the tag, and ends as one.
@@ -137,7 +136,7 @@ fn reservation_can_be_split() {
     assert_eq!((whole.left(), part.left()), (2 * MIB, 6 * MIB));
     let other = part.allocate(&stream, 6 * MIB).unwrap();
     drop((whole, part, other));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Blocks that outlive their reservation are available to all once they are freed.
@@ -155,7 +154,7 @@ fn blocks_outlive_their_reservation() {
     drop(block);
     device.advance(us(50));
     drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// An unpooled pool cannot keep memory for a reservation. Several blocks can still be allocated together.
@@ -181,13 +180,16 @@ fn reservation_is_listed_in_statistics_snapshots_and_lookups() {
     let (_, stream) = stream(&device, &pool);
     let reservation = pool.reserve(8 * MIB).try_now().unwrap();
     let block = reservation.allocate(&stream, 2 * MIB).unwrap();
-    let snapshot = pool.snapshot();
+    let snapshot = pool.inspect().snapshot();
     assert_eq!(snapshot.bytes_in(BlockState::Reserved), 6 * MIB);
     assert_eq!(snapshot.bytes_in(BlockState::Used), 2 * MIB);
-    assert_eq!(pool.statistics().live_blocks, 1);
-    assert_eq!(pool.statistics().used.current, 8 * MIB);
+    assert_eq!(pool.inspect().statistics().live_blocks, 1);
+    assert_eq!(pool.inspect().statistics().used.current, 8 * MIB);
     drop(block);
-    assert_eq!(pool.snapshot().bytes_in(BlockState::Reserved), 8 * MIB);
+    assert_eq!(
+        pool.inspect().snapshot().bytes_in(BlockState::Reserved),
+        8 * MIB
+    );
     assert_eq!(pool.trim_to(0).unwrap().released, 0, "it is not free");
 }
 
@@ -212,6 +214,6 @@ fn nested_reservation_that_grew_ends_in_the_outer_one() {
         assert_eq!((outer.size(), outer.left()), (10 * MIB, 10 * MIB));
         drop(outer);
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

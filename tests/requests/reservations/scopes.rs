@@ -4,7 +4,6 @@ use super::*;
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Fault};
-use weirpool::testing::Invariants;
 
 /// In its scope the pool's allocations draw from it: of that task, and of that pool.
 #[test]
@@ -36,7 +35,7 @@ fn a_scope_draws_from_the_reservation() {
     drop((blocks, outside));
     assert_eq!(left(), (8 * MIB, 2 * MIB));
     drop((reservation, inner));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -108,7 +107,7 @@ fn nested_reservation_draws_from_the_outer_one_and_returns_to_it() {
     for (device, pool) in pools() {
         let (work, stream) = stream(&device, &pool);
         let outer = now(pool.reserve(8 * MIB).tag(tag)).unwrap();
-        let used = || pool.statistics().used.current;
+        let used = || pool.inspect().statistics().used.current;
         let held = || pool.tag(tag).statistics().used.current;
         now(Box::pin(outer.scope(async {
             // A handler that reserves again and again, without knowing of the outer reservation.
@@ -128,7 +127,7 @@ fn nested_reservation_draws_from_the_outer_one_and_returns_to_it() {
                 drop(innermost);
                 assert_eq!((outer.left(), used()), (8 * MIB, 8 * MIB));
             }
-            assert_eq!(pool.statistics().reservations, 1);
+            assert_eq!(pool.inspect().statistics().reservations, 1);
             // A request that exceeds the outer reservation draws nothing from it.
             let too_large = pool.reserve(8 * MIB + 1).try_now();
             assert_eq!(outer.left(), 8 * MIB);
@@ -136,7 +135,7 @@ fn nested_reservation_draws_from_the_outer_one_and_returns_to_it() {
         })));
         drop(outer);
         assert_eq!((used(), held()), (0, 0));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }
@@ -154,11 +153,14 @@ fn nested_reservation_outlives_the_outer_one() {
         let held = || pool.tag(tag).statistics().used.current;
         assert_eq!((held(), nested.left()), (4 * MIB, 3 * MIB));
         drop(nested);
-        assert_eq!((held(), pool.statistics().used.current), (MIB, MIB));
+        assert_eq!(
+            (held(), pool.inspect().statistics().used.current),
+            (MIB, MIB)
+        );
         drop(block);
-        assert_eq!((held(), pool.statistics().used.current), (0, 0));
-        assert_eq!(pool.statistics().reservations, 0);
-        pool.check_conserved().unwrap();
+        assert_eq!((held(), pool.inspect().statistics().used.current), (0, 0));
+        assert_eq!(pool.inspect().statistics().reservations, 0);
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -176,7 +178,7 @@ fn waiting_nested_reservation_takes_what_returns_to_the_outer_one() {
         assert!(count.get() > 0);
         let nested = now(waiting).unwrap();
         assert_eq!((nested.size(), outer.left()), (4 * MIB, 4 * MIB));
-        assert_eq!(pool.statistics().waits.waiting, 0);
+        assert_eq!(pool.inspect().statistics().waits.waiting, 0);
     }
 }
 
@@ -317,7 +319,7 @@ fn evictable_memory_of_a_reservation_serves_its_scope() {
         ));
         assert!(refused.is_err() && cached.is_present());
         drop((held, cached, pin, elsewhere, reservation, other, _full));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -335,7 +337,7 @@ fn request_served_late_by_its_reservation_counts_as_served() {
     device.advance(us(100));
     drop(held);
     let served = now(waiting).unwrap();
-    let waits = pool.statistics().waits;
+    let waits = pool.inspect().statistics().waits;
     assert_eq!((waits.served, waits.unserved(), waits.waiting), (1, 0, 0));
     assert_eq!(waits.times.longest(), us(100));
     drop(served);

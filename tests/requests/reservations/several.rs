@@ -1,9 +1,9 @@
 //! Several blocks in one request: all or none, from one queue position, with one wait.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Call;
-use weirpool::testing::Invariants;
 
 /// All blocks are granted together or none is, in the order of the layouts, from one queue position.
 #[test]
@@ -30,7 +30,7 @@ fn request_for_several_blocks_holds_nothing_while_it_waits() {
         now(pool.allocate_many(&stream, [0u64; 0])).unwrap().len(),
         0
     );
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Tasks that allocate two blocks one after the other deadlock; with one request for both they do not. In random order,
@@ -64,8 +64,8 @@ fn requests_for_several_blocks_do_not_deadlock() {
         }
     });
     device.block_on(async {});
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A failed attempt to find several blocks leaves the memory unchanged: it is available to others as soon as it would
@@ -91,8 +91,8 @@ fn failed_attempt_for_several_blocks_delays_no_memory() {
     assert_eq!(block.source(), Source::Free);
     drop((block, held));
     device.advance(us(100_000));
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Creates a pool of 8 MiB with unlimited device-side waits, half of it pending on one stream.
@@ -120,7 +120,7 @@ fn stream_does_not_wait_for_several_blocks_that_are_unavailable() {
     let mut waiting = pool.allocate_many(&b, both);
     assert!(poll(&mut waiting).is_pending() && poll(&mut waiting).is_pending());
     assert_eq!(device.counters().device_waits, 0);
-    assert_eq!(pool.statistics().device_waits, 0);
+    assert_eq!(pool.inspect().statistics().device_waits, 0);
     drop(held);
     let blocks = now(waiting).unwrap();
     assert_eq!(device.counters().device_waits, 1);
@@ -131,8 +131,8 @@ fn stream_does_not_wait_for_several_blocks_that_are_unavailable() {
     );
     drop(blocks);
     device.advance(us(100));
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The stream waits once for all fences of several blocks, before any of them is used, also on further streams.
@@ -160,18 +160,18 @@ fn several_wait_once_before_any_is_used() {
         }
         let blocks = pool.allocate_many(&b, [2 * MIB; 3]).try_now().unwrap();
         assert_eq!(device.counters().device_waits, 1);
-        assert_eq!(pool.statistics().device_waits, 1);
+        assert_eq!(pool.inspect().statistics().device_waits, 1);
         // The checker reports any missing order.
         use_block(&work_b, &blocks[0], us(10));
         for block in &blocks[1..] {
-            block.used_on(&c).unwrap();
+            c.record_use(Unordered::UntilFreed(&block)).unwrap();
             use_block(&work_c, block, us(10));
         }
         drop(blocks);
         drop((a, b, c));
         device.advance(us(1000));
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -192,7 +192,7 @@ fn several_whose_wait_fails_lose_nothing() {
         other => panic!("{other:?}"),
     }
     assert_eq!(
-        (used(&pool), pool.statistics().pending.current),
+        (used(&pool), pool.inspect().statistics().pending.current),
         (0, 8 * MIB)
     );
     device
@@ -204,11 +204,11 @@ fn several_whose_wait_fails_lose_nothing() {
         Source::DeviceWait,
         "it takes the next one"
     );
-    assert_eq!(pool.statistics().device_waits, 1);
+    assert_eq!(pool.inspect().statistics().device_waits, 1);
     drop(blocks);
     device.advance(us(100));
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use super::*;
 use weirpool::FullQueue;
-use weirpool::testing::Invariants;
 
 fn refusal(pool: &Pool, stream: &Stream, bytes: u64) -> AllocError {
     now(pool.allocate(stream, bytes)).unwrap_err()
@@ -35,7 +34,7 @@ fn full_queue_refuses_requests() {
         full
     );
     assert_eq!(waiting(&pool), 2);
-    let waits = pool.statistics().waits;
+    let waits = pool.inspect().statistics().waits;
     assert_eq!((waits.refused, waits.shed, waits.unserved()), (3, 0, 0));
     // A request for a reservation names no stream.
     assert_eq!(stream.statistics().waits.refused, 2);
@@ -44,7 +43,7 @@ fn full_queue_refuses_requests() {
     let mut third = not_ready(pool.allocate(&stream, MIB));
     drop(held);
     assert!(poll(&mut second).is_ready() && poll(&mut third).is_ready());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that is granted at once is not counted against the limit.
@@ -63,19 +62,19 @@ fn request_that_need_not_wait_is_granted_beside_a_full_queue() {
 fn queue_limit_counts_bytes_and_can_change() {
     let device = manual();
     let pool = base(&device).build().unwrap();
-    assert_eq!(pool.queue_limit(), QueueLimit::NONE);
+    assert_eq!(pool.inspect().queue_limit(), QueueLimit::NONE);
     let (_, stream) = stream(&device, &pool);
     let _held = pool.try_allocate(&stream, ALL).unwrap();
     let mut waiter = not_ready(pool.allocate(&stream, 3 * MIB));
-    pool.set_queue_limit(QueueLimit::bytes(4 * MIB));
+    pool.maintain().set_queue_limit(QueueLimit::bytes(4 * MIB));
     let error = refusal(&pool, &stream, 2 * MIB);
     let full = of_full_queue(&error);
     let bytes = (full.waiting_bytes, full.limit_bytes);
     assert_eq!(bytes, (3 * MIB, 4 * MIB));
     let _other = not_ready(pool.allocate(&stream, MIB));
-    pool.set_queue_limit(QueueLimit::NONE);
+    pool.maintain().set_queue_limit(QueueLimit::NONE);
     let _third = not_ready(pool.allocate(&stream, 2 * MIB));
-    pool.set_queue_limit(0);
+    pool.maintain().set_queue_limit(0);
     assert!(poll(&mut waiter).is_pending(), "waiting requests stay");
     assert_eq!(waiting(&pool), 3);
 }
@@ -116,7 +115,7 @@ fn tag_has_a_queue_limit_of_its_own() {
     pool.tag(tag).set_limit(Some(MIB));
     assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::NONE);
     pool.tag(tag).set_queue_limit(Some(QueueLimit::requests(1)));
-    pool.set_queue_limit(7);
+    pool.maintain().set_queue_limit(7);
     assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(1));
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     let mut first = not_ready(pool.allocate(&stream, MIB).tag(tag));
@@ -150,9 +149,9 @@ fn late_requests_are_shed() {
     let device = manual();
     let pool = base(&device).load_shedding().build().unwrap();
     let (_, stream) = stream(&device, &pool);
-    assert_eq!(pool.expected_wait(ALL), None);
+    assert_eq!(pool.inspect().expected_wait(ALL), None);
     serve(&device, &pool, &stream, 40);
-    assert_eq!(pool.expected_wait(ALL), Some(us(100)));
+    assert_eq!(pool.inspect().expected_wait(ALL), Some(us(100)));
 
     let held = pool.try_allocate(&stream, ALL).unwrap();
     // The first request may wait in any case: it keeps the estimate current.
@@ -164,7 +163,7 @@ fn late_requests_are_shed() {
         limit: us(250),
     };
     assert_eq!(shed, expected);
-    let waits = pool.statistics().waits;
+    let waits = pool.inspect().statistics().waits;
     assert_eq!((waits.shed, waits.refused), (1, 0));
     // Due before the others, so that no request is ahead.
     let urgent = not_ready(pool.allocate(&stream, ALL).timeout(us(150)).priority(1));

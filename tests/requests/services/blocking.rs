@@ -3,7 +3,6 @@
 use super::*;
 use std::thread;
 use weirpool::device::sim::SimStream;
-use weirpool::testing::Invariants;
 
 /// Threads without an executor share a small pool: each wait ends, and no memory is missing.
 #[test]
@@ -27,7 +26,7 @@ fn threads_share_a_small_pool() {
     }
     pool.drain().blocking().unwrap();
     assert_eq!(waiting(&pool), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The limit is measured by the device's clock.
@@ -60,7 +59,7 @@ fn timeout_of_a_blocking_wait_is_on_the_devices_clock() {
         }
     });
     drop(held);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Several blocks and reservations are granted as they are to tasks.
@@ -81,7 +80,7 @@ fn every_request_can_wait_on_a_thread() {
         drop(held);
         assert_eq!(waiter.join().unwrap(), Ok(2 * MIB));
     });
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The head of the queue and the reclaimer are notified, and no executor polls them.
@@ -91,7 +90,7 @@ fn blocked_thread_is_served_behind_a_head_that_is_not_polled() {
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, ALL).unwrap();
-    let _reclaimer = not_ready(pool.reclaimer());
+    let _reclaimer = not_ready(pool.maintain().reclaimer());
     let mut first = not_ready(pool.allocate(&stream, MIB));
     thread::scope(|scope| {
         let second = scope.spawn(|| pool.allocate(&stream, MIB).blocking());
@@ -126,7 +125,7 @@ fn blocking_wait_works_inside_an_executor() {
         Ok(ALL)
     );
     assert_eq!(smol::block_on(async { wait_for_work() }), Ok(ALL));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Only with the feature does the pool know of runtimes.
@@ -159,7 +158,7 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     let refused = Err(AllocError::BlocksRuntime { requested: MIB });
     assert_eq!(runtime.block_on(runtime.spawn(task)).unwrap(), refused);
     assert_eq!(waiting(&pool), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A task that is granted memory goes on: its budget of work before it yields is left to it.
@@ -186,9 +185,9 @@ fn granted_request_leaves_the_budget_of_its_task() {
     pool.tag(tag).set_limit(Some(ALL));
     let block = pool.allocate(&a, ALL).tag(tag).blocking().unwrap();
     assert_eq!(pool.tag(tag).statistics().used.current, ALL);
-    assert_eq!(pool.statistics().waits.served, 0);
+    assert_eq!(pool.inspect().statistics().waits.served, 0);
     drop(block);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Each of these threads knows a runtime, and may block.
@@ -217,7 +216,7 @@ fn wait_beside_the_tasks_of_a_runtime_is_allowed() {
         .unwrap();
     let in_place = several.spawn(async move { tokio::task::block_in_place(wait) });
     assert_eq!(several.block_on(in_place).unwrap(), Ok(ALL));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Closing wakes threads as it wakes tasks.

@@ -3,7 +3,6 @@
 use super::*;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use std::task::Poll;
-use weirpool::testing::Invariants;
 use weirpool_observe::Recorded as _;
 
 assert_impl_all!(Drain: Send, Sync, Unpin);
@@ -66,7 +65,7 @@ fn drain_waits_for_all_memory_and_requests() {
     device.advance(us(100));
     check(&woken);
     assert_eq!(poll_with(&mut drain, &waker), DONE);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The last waiting request gives up.
@@ -257,7 +256,7 @@ mod on_tokio {
         drop(held);
         pool.close();
         assert_eq!(runtime().block_on(pool.drain()), Ok(()));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 
     /// Futures that began on one runtime go on on another one, whether or not the first one lives.
@@ -284,7 +283,7 @@ mod on_tokio {
                 drain.await.unwrap();
             });
             drop(first);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }

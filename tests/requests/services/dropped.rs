@@ -8,7 +8,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use weirpool::device::sim::SimStream;
-use weirpool::testing::Invariants;
 use weirpool_pressure::{Pressure, PressureHook, RelieveWith};
 
 type Subject<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
@@ -130,7 +129,7 @@ fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<
     let again = world.pool.try_allocate(&world.stream, 4096).unwrap();
     assert_eq!(again.source(), Source::Lane);
     drop(again);
-    world.pool.check_conserved().unwrap();
+    world.pool.inspect().check_conserved().unwrap();
     assert!(world.work.backlog() == 0);
     is_ready
 }
@@ -275,7 +274,7 @@ fn forgotten_request_does_not_keep_the_pool_alive() {
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("dropped: forgotten");
     pool.tag(tag).set_limit(Some(MIB));
-    let mut reclaimer = pool.reclaimer();
+    let mut reclaimer = pool.maintain().reclaimer();
     let held = pool.try_allocate(&stream, pool.capacity()).unwrap();
     let waiting = pool.allocate(&stream, 2 * MIB).timeout(us(1000));
     let mut waiting = waiting.relieve_with(&pressure);

@@ -9,7 +9,6 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::testing::Invariants;
 
 const TASKS: u64 = 10_000;
 const STREAMS: usize = 64;
@@ -59,7 +58,7 @@ fn ten_thousand_wait_on_64_streams() {
     let counts = Rc::new(Counts::default());
     let mut random = fastrand::Rng::with_seed(7);
     let most_waiting = device.run(|spawner| {
-        spawner.spawn_local(pool.reclaimer()).unwrap();
+        spawner.spawn_local(pool.maintain().reclaimer()).unwrap();
         let tasks: Vec<_> = (0..TASKS)
             .map(|n| {
                 let plan = Plan::random(&mut random);
@@ -106,7 +105,7 @@ fn ten_thousand_wait_on_64_streams() {
         served > 1000 && late > 1000 && cancelled > 1000,
         "{served} served, {late} late, {cancelled} cancelled"
     );
-    let statistics = pool.statistics();
+    let statistics = pool.inspect().statistics();
     let waits = statistics.waits;
     assert_eq!(waits.waiting, 0);
     assert_eq!((waits.timed_out, waits.cancelled), (late, cancelled));
@@ -115,7 +114,7 @@ fn ten_thousand_wait_on_64_streams() {
         (statistics.used.current, statistics.pending.current),
         (0, 0)
     );
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A pool of 8 MiB, half of which is in use, with a thousand waiting requests and no reclaimer. The head asks for all
@@ -144,7 +143,7 @@ fn many_waiting(
     check(&mut waiters, &woken);
     drop((waiters, half));
     assert_eq!(waiting(&pool), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that gives up behind the head wakes no other. The head wakes the next request that can be served.

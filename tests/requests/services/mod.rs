@@ -20,5 +20,5 @@ fn base(device: &SimDevice) -> PoolBuilder {
 }
 
 fn waiting(pool: &Pool) -> usize {
-    pool.statistics().waits.waiting
+    pool.inspect().statistics().waits.waiting
 }

@@ -3,7 +3,6 @@
 use super::*;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use weirpool::testing::Invariants;
 
 /// Polls a request for its stall.
 macro_rules! stalled {
@@ -41,7 +40,7 @@ fn stall_is_told_once() {
         blocks.clear();
         assert!(poll(&mut request).is_ready());
         assert_eq!(stalled!(request), None);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -161,7 +160,7 @@ fn poll_for_a_stall_answers_a_notification() {
     assert!(woken.get() > 0);
     assert_eq!(stalled!(served, &waker), None);
     assert_eq!(waiting(&pool), 0, "it was granted");
-    assert_eq!(pool.statistics().used.current, 4 * MIB + 2 * MIB);
+    assert_eq!(pool.inspect().statistics().used.current, 4 * MIB + 2 * MIB);
     assert!(poll(&mut served).is_ready());
 }
 

@@ -4,7 +4,6 @@ use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use weirpool::device::sim::{Checker, SimDevice};
-use weirpool::testing::Invariants;
 
 /// A pool in which a tag has a limit, and a stream.
 fn limited(device: &SimDevice, capacity: u64, (tag, limit): (Tag, u64)) -> (Pool, Stream) {
@@ -81,7 +80,7 @@ fn small_request_of_higher_priority_does_not_wait_at_the_limit() {
     };
     assert_eq!(used(&pool, guest), 5 * MIB);
     drop((large, behind));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that waits for the limit of its tag delays no other, and enters the queue when its tag frees memory.
@@ -109,7 +108,7 @@ fn throttled_request_delays_no_other() {
     assert_eq!((waits.waiting, waits.served), (0, 1));
     drop(block);
     assert_eq!(used(&pool, guest), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A throttled request is not polled again before it is let in. It is woken then, although the last change came when no
@@ -170,7 +169,7 @@ fn every_free_of_a_tag_lets_a_throttled_request_in() {
             );
             drop(now(throttled).unwrap());
             assert_eq!(used(&pool, guest), 0);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -234,7 +233,7 @@ fn request_that_is_let_in_keeps_its_queue_position() {
     assert!(poll(&mut later).is_pending());
     drop(held);
     drop(now(later).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A future is dropped in the quota queue, in the fair queue, or after the grant: its tag is charged nothing in the
@@ -265,7 +264,7 @@ fn dropped_future_uncharges_its_tag() {
         let figures = pool.tag(guest).statistics();
         assert_eq!((figures.used.current, figures.waits.waiting), (0, 0));
         drop(allocate().try_now().unwrap());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -328,7 +327,7 @@ fn throttled_requests_fail_when_the_pool_ends() {
         end(&pool, &device, tag);
         if number == 1 {
             // The pool is told when it next calls the device.
-            let _ = pool.reap();
+            let _ = pool.maintain().reap();
             drop(stream.event());
         }
         assert!(woken.get() > 0, "end {number} is heard");
@@ -426,7 +425,7 @@ fn threads_stay_within_the_limit_together() {
     assert!(most.into_inner() <= LIMIT);
     let figures = pool.tag(guest).statistics();
     assert_eq!((figures.used.current, figures.waits.waiting), (0, 0));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Where nothing is pooled, a block is whole steps of the device, and is charged as such.
@@ -443,10 +442,10 @@ fn unpooled_blocks_are_charged_in_device_steps() {
     let blocks = [0; 2].map(|_| pool.allocate(&stream, MIB).tag(guest).try_now().unwrap());
     assert_eq!(used(&pool, guest), 4 * MIB);
     assert_eq!((blocks[0].size(), blocks[0].requested()), (2 * MIB, MIB));
-    assert_eq!(pool.statistics().lost_to_rounding, 2 * MIB);
+    assert_eq!(pool.inspect().statistics().lost_to_rounding, 2 * MIB);
     assert!(pool.allocate(&stream, MIB).tag(guest).try_now().is_err());
     drop(blocks);
-    assert_eq!(pool.statistics().lost_to_rounding, 0);
+    assert_eq!(pool.inspect().statistics().lost_to_rounding, 0);
     assert_eq!(used(&pool, guest), 0);
 }
 
@@ -483,8 +482,12 @@ fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
                 drop(held);
                 // Serves the queue.
                 drop(now(pool.reserve(MIB)).unwrap());
-                assert_eq!(pool.statistics().live_blocks, 0, "granted, and not taken");
-                assert_eq!(pool.statistics().used.current, 3 * MIB);
+                assert_eq!(
+                    pool.inspect().statistics().live_blocks,
+                    0,
+                    "granted, and not taken"
+                );
+                assert_eq!(pool.inspect().statistics().used.current, 3 * MIB);
                 pool.tag(guest).set_limit(Some(MIB));
             }
         };
@@ -497,7 +500,7 @@ fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
         };
         assert!(matches!(refused, AllocError::OverLimit { .. }), "{refused}");
         assert_eq!(used(&pool, guest), 0);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         assert_eq!(now(pool.drain()), Ok(()));
     }
 }
@@ -576,5 +579,5 @@ fn failed_request_gives_its_bytes_back_before_its_task_knows() {
     assert_eq!(used(&pool, guest), 4 * MIB);
     drop((dead, second, other));
     assert_eq!(used(&pool, guest), 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

@@ -4,7 +4,6 @@ use super::*;
 use std::collections::BTreeMap;
 use weirpool::FullQueue;
 use weirpool::device::sim::SimDevice;
-use weirpool::testing::Invariants;
 
 const ALL: u64 = 8 * MIB;
 
@@ -71,7 +70,7 @@ fn flood_of_a_tag_refuses_no_request_of_another() {
                 .all(|waiter| !waiter.is_waiting())
         );
         assert_eq!(pool.tag(heavy).statistics().waits.served, 3);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -100,7 +99,7 @@ fn requests_of_every_kind_displace_and_are_displaced() {
         drop((reserve, untagged));
 
         // In the scope of a reservation that has too little left.
-        pool.set_queue_limit(2);
+        pool.maintain().set_queue_limit(2);
         let held = pool.try_allocate(&stream, ALL - MIB).unwrap();
         let reservation = now(pool.reserve(MIB)).unwrap();
         let mut scoped = [(); 2].map(|()| {
@@ -115,7 +114,7 @@ fn requests_of_every_kind_displace_and_are_displaced() {
         settle(&mut scoped);
         assert!(!scoped[0].is_waiting());
         drop((scoped, reservation));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -140,7 +139,7 @@ fn queue_limit_of_a_tag_holds_without_a_limit_of_its_memory() {
     pool.tag(tag).set_limit(None);
     of_full_queue(request(tag).output.as_ref());
     drop((first, second, held));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Serves `count` requests for all of the memory, one every 100 µs.
@@ -188,17 +187,17 @@ fn expected_wait_follows_weights() {
         "{shed}"
     );
     assert_eq!(
-        pool.expected_wait(ALL),
+        pool.inspect().expected_wait(ALL),
         Some(us(300)),
         "a flow of its own, of weight 1"
     );
-    let told: Vec<_> = pool.waiting_requests(usize::MAX);
+    let told: Vec<_> = pool.inspect().waiting_requests(usize::MAX);
     let told = told.iter().map(|request| request.expected_wait.unwrap());
     let expected = (1..=51).map(|place| us(100 * place));
     assert!(told.eq(expected));
-    assert_eq!(pool.waiting_requests(2)[1].tag, Some(heavy));
+    assert_eq!(pool.inspect().waiting_requests(2)[1].tag, Some(heavy));
     drop((flood, own, held));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// What the rules say of a request of a tag, given the requests that wait: whether its tag is below its share, and whether
@@ -307,14 +306,18 @@ fn random_requests_share_the_queue() {
                     other => panic!("seed {seed}: {other:?}"),
                 }
             }
-            let listed = pool.waiting_requests(usize::MAX);
+            let listed = pool.inspect().waiting_requests(usize::MAX);
             let bytes: u64 = listed.iter().map(|request| request.requested).sum();
             assert_eq!(listed.len(), waiting.len(), "seed {seed}");
             assert!(
                 listed.len() <= limit.requests && bytes <= limit.bytes,
                 "seed {seed}"
             );
-            assert_eq!(pool.statistics().waits.refused, refused, "seed {seed}");
+            assert_eq!(
+                pool.inspect().statistics().waits.refused,
+                refused,
+                "seed {seed}"
+            );
         }
         while !waiting.is_empty() {
             held.clear();
@@ -329,6 +332,6 @@ fn random_requests_share_the_queue() {
         }
         held.clear();
         assert_eq!(served + refused + cancelled, asked);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

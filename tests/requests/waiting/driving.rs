@@ -2,7 +2,6 @@
 
 use super::*;
 use std::task::Poll;
-use weirpool::testing::Invariants;
 
 /// A lasting reclaimer is woken only when there is something to do.
 #[test]
@@ -10,7 +9,7 @@ fn reclaimer_sleeps_while_no_request_waits() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
     let [(work, a), (_, b)] = streams(&device, &pool);
-    let mut reclaimer = pool.reclaimer();
+    let mut reclaimer = pool.maintain().reclaimer();
     let (woken, waker) = Count::new();
     assert!(poll_with(&mut reclaimer, &waker).is_pending());
     for _ in 0..1000 {
@@ -32,9 +31,13 @@ fn reclaimer_sleeps_while_no_request_waits() {
     assert_eq!(woken.get(), 1, "nothing has happened");
     device.advance(us(1_000_000));
     assert_eq!(woken.get(), 2, "the completion");
-    assert_eq!(pool.statistics().waits.waiting, 1);
+    assert_eq!(pool.inspect().statistics().waits.waiting, 1);
     assert!(poll_with(&mut reclaimer, &waker).is_pending());
-    assert_eq!(pool.statistics().waits.waiting, 0, "the reclaimer granted");
+    assert_eq!(
+        pool.inspect().statistics().waits.waiting,
+        0,
+        "the reclaimer granted"
+    );
     assert!(poll(&mut waiting).is_ready());
     drop(waiting);
     let quiet = woken.get();
@@ -52,7 +55,7 @@ fn reclaimer_that_is_polled_without_a_change_does_nothing() {
     let device = manual();
     let (pool, work, _, block) = full(&device);
     let (_, b) = stream(&device, &pool);
-    let mut reclaimer = not_ready(pool.reclaimer());
+    let mut reclaimer = not_ready(pool.maintain().reclaimer());
     let mut waiting = not_ready(pool.allocate(&b, 8 * MIB));
     use_block(&work, &block, us(10));
     drop(block);
@@ -64,7 +67,11 @@ fn reclaimer_that_is_polled_without_a_change_does_nothing() {
     assert_eq!(device.counters().device_calls, calls);
     device.advance(us(10));
     assert!(poll(&mut reclaimer).is_pending());
-    assert_eq!(pool.statistics().waits.waiting, 0, "the completion rang");
+    assert_eq!(
+        pool.inspect().statistics().waits.waiting,
+        0,
+        "the completion rang"
+    );
     assert!(poll(&mut waiting).is_ready());
 }
 
@@ -73,7 +80,7 @@ fn reclaimer_that_is_polled_without_a_change_does_nothing() {
 fn next_request_is_woken_beside_the_reclaimer() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
-    let mut reclaimer = pool.reclaimer();
+    let mut reclaimer = pool.maintain().reclaimer();
     let [driver, plain, urgent] = [(); 3].map(|()| Count::new());
     assert!(poll_with(&mut reclaimer, &driver.1).is_pending());
     let mut first = pool.allocate(&a, 8 * MIB);
@@ -91,7 +98,7 @@ fn next_request_is_woken_beside_the_reclaimer() {
     drop(block);
     assert_eq!(woken(), [1, 1, 2], "the first is next now");
     assert!(poll_with(&mut first, &plain.1).is_ready());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that was granted, and has not taken the grant yet, is not notified to serve.
@@ -101,7 +108,7 @@ fn free_between_grant_and_take_wakes_the_next_request() {
     let (pool, _, a, block) = full(&device);
     drop(block);
     let [one, two] = [(); 2].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
-    let _reclaimer = not_ready(pool.reclaimer());
+    let _reclaimer = not_ready(pool.maintain().reclaimer());
     let mut first = not_ready(pool.allocate(&a, 4 * MIB));
     let (woken, waker) = Count::new();
     let mut second = pool.allocate(&a, 4 * MIB);
@@ -116,7 +123,7 @@ fn free_between_grant_and_take_wakes_the_next_request() {
     assert_eq!(woken.get(), 1);
     assert!(poll_with(&mut second, &waker).is_ready());
     assert!(poll(&mut first).is_ready());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The reclaimer is dropped: the next request serves the queue.
@@ -124,7 +131,7 @@ fn free_between_grant_and_take_wakes_the_next_request() {
 fn request_takes_over_when_the_reclaimer_is_dropped() {
     let device = manual();
     let (pool, work, a, block) = full(&device);
-    let reclaimer = not_ready(pool.reclaimer());
+    let reclaimer = not_ready(pool.maintain().reclaimer());
     let (_, b) = stream(&device, &pool);
     let (woken, waker) = Count::new();
     let mut waiting = pool.allocate(&b, MIB);
@@ -170,7 +177,7 @@ fn slow_growth_does_not_run_inside_a_poll() {
     assert_eq!(block.source(), Source::Grown);
     assert!(device.counters().device_calls > calls);
     drop(block);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A caller that blocks anyway makes the calls itself. No thread is started, and nothing counts as a wait.
@@ -181,12 +188,12 @@ fn blocked_caller_makes_the_memory_calls_itself() {
     let (_, stream) = stream(&device, &pool);
     let block = pool.allocate(&stream, 8 * MIB).blocking().unwrap();
     assert_eq!(block.source(), Source::Grown);
-    assert_eq!(pool.statistics().waits.served, 0);
+    assert_eq!(pool.inspect().statistics().waits.served, 0);
     drop(block);
     let reservation = pool.reserve(32 * MIB).blocking().unwrap();
-    assert_eq!(pool.statistics().waits.served, 0);
+    assert_eq!(pool.inspect().statistics().waits.served, 0);
     drop(reservation);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The growing thread may begin when the request was already served with returned memory. The pool grows all the same,
@@ -207,13 +214,13 @@ fn late_growth_is_for_the_next_request() {
         drop(first);
         let second = futures::executor::block_on(waiting).unwrap();
         let since = std::time::Instant::now();
-        while pool.statistics().reserved.current < 64 * MIB {
+        while pool.inspect().statistics().reserved.current < 64 * MIB {
             assert!(since.elapsed().as_secs() < 60, "nothing is taken for it");
             std::thread::yield_now();
         }
         let third = pool.try_allocate(&stream, 32 * MIB).unwrap();
         drop((second, third));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -359,7 +366,7 @@ mod without_alarms {
         drop(block);
         drop(served);
         device.device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 
     #[test]
@@ -394,7 +401,7 @@ mod without_alarms {
             assert!(end());
             late.join().unwrap();
             served.join().unwrap();
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }

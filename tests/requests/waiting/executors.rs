@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::Clock;
-use weirpool::testing::Invariants;
 use weirpool_observe::Record as _;
 
 /// Without a runtime and a reclaimer, the waiting requests serve the queue on any executor.
@@ -46,7 +45,7 @@ fn requests_serve_the_queue_on_any_executor() {
         task.join().unwrap();
     }
     assert_eq!(served.load(Ordering::SeqCst), 16 * 20);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Runs on the virtual clock have the same times for the same seed.
@@ -126,7 +125,7 @@ mod on_tokio {
         assert!(waited.is_err());
         drop(block);
         assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -300,7 +299,7 @@ mod on_tokios_clock {
                 (us(3_000_000), us(3_000_000))
             );
             drop(held);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 
@@ -350,7 +349,7 @@ mod on_tokios_clock {
         }
         assert!(device.now() >= us(20 * 60_000_000), "{:?}", device.now());
         assert!(real.elapsed() < device.now(), "twenty minutes pass at once");
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 
     /// The device is called on a thread that knows no runtime.

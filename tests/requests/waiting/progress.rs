@@ -9,10 +9,10 @@
 use super::*;
 use std::future::Future;
 use std::pin::Pin;
+use weirpool::Unordered;
 use weirpool::device::DeviceErrorKind::Unsupported;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::device::{Device, MemoryKind};
-use weirpool::testing::Invariants;
 
 const ALL: u64 = 16 * MIB;
 const STREAMS: usize = 3;
@@ -187,7 +187,7 @@ impl World {
             let idle = 0..settings.idle_streams;
             idle.map(|_| stream(&device, pool)).collect::<Vec<_>>()
         });
-        let reclaimer = |pool: &Pool| Woken::new(pool.reclaimer());
+        let reclaimer = |pool: &Pool| Woken::new(pool.maintain().reclaimer());
         let with_reclaimer = if settings.has_reclaimer {
             &pools[..]
         } else {
@@ -324,7 +324,7 @@ impl World {
                 let duration = us(self.random.u64(1..3000));
                 if let Some(at) = self.any_block() {
                     // Fails if the block is another pool's.
-                    let _ = self.blocks[at].used_on(&stream);
+                    let _ = stream.record_use(Unordered::UntilFreed(&self.blocks[at]));
                 }
                 run(&work, duration);
             }
@@ -333,7 +333,7 @@ impl World {
                 let _ = before.event().map(|event| after.wait(&event));
             }
             14 => drop(self.any_stream(pool).1.seal()),
-            15 => drop(self.pools[pool].reap()),
+            15 => drop(self.pools[pool].maintain().reap()),
             16 => drop(self.pools[pool].trim_to(self.random.u64(..ALL))),
             17 => {
                 let count = self.tasks.len();
@@ -408,7 +408,7 @@ impl World {
                 } else {
                     only_host_waits()
                 };
-                self.pools[pool].set_reuse(reuse);
+                self.pools[pool].maintain().set_reuse(reuse);
             }
             32 if self.settings.is_shared => match self.outside.pop() {
                 Some(memory) if self.random.bool() => self.release(memory),
@@ -492,7 +492,9 @@ impl World {
         unwoken.iter_mut().for_each(|task| task.poll());
         let are_idle = unwoken.iter().all(|task| is_idle(task));
         assert!(are_idle, "not woken: {:?}", self.settings);
-        self.pools.iter().for_each(|pool| pool.check().unwrap());
+        self.pools
+            .iter()
+            .for_each(|pool| pool.inspect().check().unwrap());
     }
 
     /// Gives everything back, little by little. All requests that are polled end.
@@ -517,7 +519,7 @@ impl World {
         self.quiet();
         self.pools
             .iter()
-            .for_each(|pool| pool.check_conserved().unwrap());
+            .for_each(|pool| pool.inspect().check_conserved().unwrap());
     }
 }
 

@@ -3,7 +3,6 @@
 use super::*;
 use std::task::Poll;
 use weirpool::device::{Device, MemoryKind};
-use weirpool::testing::Invariants;
 
 #[test]
 fn allocation_waits_for_a_free_and_for_its_work() {
@@ -26,10 +25,10 @@ fn allocation_waits_for_a_free_and_for_its_work() {
     let Poll::Ready(Ok(granted)) = poll_with(&mut waiting, &waker) else {
         panic!("granted");
     };
-    assert_eq!(pool.statistics().waits.served, 1);
-    assert_eq!(pool.statistics().waits.times.longest(), us(100));
+    assert_eq!(pool.inspect().statistics().waits.served, 1);
+    assert_eq!(pool.inspect().statistics().waits.times.longest(), us(100));
     drop(granted);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Requests are granted in the order of their coming: none passes the head, and `try_allocate` fails.
@@ -74,7 +73,7 @@ fn warm_cache_does_not_starve_the_queue() {
     let mut waiting = not_ready(pool.allocate(&b, 4 * MIB));
     for block in blocks {
         drop(block);
-        if pool.statistics().waits.waiting > 0 {
+        if pool.inspect().statistics().waits.waiting > 0 {
             assert!(pool.try_allocate(&a, MIB).is_err(), "the lane is bypassed");
         }
     }
@@ -96,9 +95,9 @@ fn cancelled_request_leaves_the_queue_and_the_next_is_served() {
     drop(head);
     assert!(woken.get() > 0);
     assert!(poll(&mut next).is_ready());
-    assert_eq!(pool.statistics().waits.unserved(), 1);
+    assert_eq!(pool.inspect().statistics().waits.unserved(), 1);
     drop(half);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The future is dropped after the grant, before it takes it: the grant goes to the next request.
@@ -121,7 +120,7 @@ fn grant_that_is_not_taken_goes_to_the_next_request() {
     drop(head);
     assert!(woken.get() > 0);
     assert!(poll(&mut next).is_ready());
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 #[test]
@@ -131,7 +130,7 @@ fn future_that_is_never_polled_takes_nothing() {
     drop(pool.allocate(&a, 8 * MIB));
     drop(block);
     assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A forgotten future leaks at most its queue position and its grant.
@@ -148,7 +147,7 @@ fn forgotten_grant_leaks_only_itself() {
     std::mem::forget(waiting);
     assert!(pool.try_allocate(&a, 6 * MIB).is_ok());
     assert!(pool.try_allocate(&a, 8 * MIB).is_err());
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 /// The memory is charged to the tag that the request had when it joined the queue.
@@ -169,7 +168,7 @@ fn several_blocks_are_charged_to_the_tag_they_waited_for() {
     for tag in [first, later] {
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
     }
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -206,7 +205,7 @@ fn closing_fails_waiting_requests_and_keeps_live_blocks() {
     assert_eq!(now(pool.allocate(&a, 1)).unwrap_err(), AllocError::Closed);
     assert!(pool.is_closed());
     now(block.deallocate()).unwrap();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Pending memory of a broken device is leaked rather than reused.
@@ -233,7 +232,7 @@ fn broken_device_fails_every_waiting_request() {
     let error = pool.try_allocate(&a, 1).unwrap_err();
     assert!(matches!(error, AllocError::Device(_)), "{error}");
     assert_eq!(
-        pool.statistics().pending.current,
+        pool.inspect().statistics().pending.current,
         8 * MIB,
         "leaked, not reused"
     );
@@ -285,7 +284,7 @@ fn blocks_of_one_request_share_a_segment_where_each_of_its_own_is_too_much() {
     assert!(!blocks[0].is_waiting());
     drop(blocks);
     drop(now(pool.reserve_many(parts().to_vec())).unwrap());
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// The device refuses a segment for both blocks, and then gives one for the first. Other code releases memory later, and

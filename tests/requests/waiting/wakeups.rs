@@ -9,7 +9,6 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault, Operation};
-use weirpool::testing::Invariants;
 
 fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
     let pool = builder(device, capacity).tuning(|tuning| tuning.reuse = only_host_waits());
@@ -51,7 +50,7 @@ fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
         settle(&mut tasks);
         assert!(tasks.iter().all(|task| task.output == Some(Ok(()))));
         drop(tasks);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -72,7 +71,7 @@ fn users_ordering_wakes_no_request_on_another_stream() {
         assert_eq!(woken.get(), before);
         drop((held, waiting));
         device.advance(us(10));
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -195,7 +194,7 @@ fn time_at_which_a_device_side_wait_is_allowed_wakes_a_request() {
                 use_block(work, &block, us(duration));
                 drop(block);
                 device.advance(us(duration));
-                pool.reap().unwrap();
+                pool.maintain().reap().unwrap();
             }
         }
         let _ = pool.trim_to(0).unwrap();
@@ -224,7 +223,7 @@ fn waking_goes_past_a_head_that_is_not_polled() {
         let pool = host_waits(&device, 8 * MIB);
         let (_, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-        let _reclaimer = not_ready(pool.reclaimer());
+        let _reclaimer = not_ready(pool.maintain().reclaimer());
         let mut dead = not_ready(pool.allocate(&a, 4 * MIB));
         let mut tasks = [Woken::new(pool.allocate(&a, 4 * MIB))];
         drop(block);
@@ -404,7 +403,7 @@ fn waker_that_panics_neither_reaches_the_free_nor_keeps_others_from_being_woken(
         assert!(!tasks[0].is_waiting());
         assert!(poll(&mut first).is_ready());
         drop(tasks);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -415,7 +414,7 @@ fn polls_that_find_nothing_changed_search_nothing() {
         let (_, a) = stream(&device, &pool);
         let held = pool.try_allocate(&a, 8 * MIB).unwrap();
         let mut waiting = pool.allocate(&a, 4 * MIB);
-        let mut reclaimer = pool.reclaimer();
+        let mut reclaimer = pool.maintain().reclaimer();
         assert!(poll(&mut waiting).is_pending() && poll(&mut reclaimer).is_pending());
         let calls = device.counters().device_calls;
         for _ in 0..100 {

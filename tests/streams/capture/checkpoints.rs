@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use weirpool::Unordered;
 use weirpool::device::DeviceAddress;
 use weirpool::device::DeviceErrorKind::{Other, Sticky};
 use weirpool::device::sim::Call;
@@ -106,7 +107,7 @@ fn checkpoint_of_other_memory_is_refused() {
     assert!(matches!(refused, Err(RestoreError::ForeignCheckpoint)));
     // It keeps nothing set aside.
     drop((memory, other));
-    assert_eq!(site.pool.statistics().in_graphs, 0);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 0);
     let memory = site.pool.graph_memory();
     let refused = memory.restore(&checkpoint, &site.stream);
     assert!(matches!(refused, Err(RestoreError::ForeignCheckpoint)));
@@ -168,7 +169,7 @@ fn restored_block_comes_after_its_earlier_uses_on_other_streams() {
     let memory = site.pool.graph_memory();
     let block = memory.allocate(&site.stream, MIB).unwrap();
     let checkpoint = memory.checkpoint();
-    block.used_on(&other).unwrap();
+    other.record_use(Unordered::UntilFreed(&block)).unwrap();
     work.submit(write(&block, 1));
     drop(block);
     let restored = memory.restore(&checkpoint, &site.stream).unwrap();
@@ -199,7 +200,7 @@ fn failed_restore_leaves_all_ranges_in_the_memory() {
         );
         assert_eq!(memory.checkpoint().ranges().len(), 0);
         assert_eq!(memory.left(), memory.size());
-        site.pool.check().unwrap();
+        site.pool.inspect().check().unwrap();
         if kind == Other {
             drop(memory.restore(&checkpoint, &site.stream).unwrap());
             drop(memory);
@@ -234,7 +235,7 @@ fn range_that_waits_for_another_stream_is_unavailable_where_no_wait_can_be_inser
     let restored = memory.restore(&checkpoint, &stream).unwrap();
     drop((restored, memory));
     device.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     device.assert_ordered();
 }
 
@@ -260,7 +261,7 @@ fn block_outside_captures_belongs_to_the_memory_and_grows_it() {
     };
     assert_eq!((requested, left), (2 * MIB, MIB));
     drop((again, large));
-    assert_eq!(site.pool.statistics().in_graphs, 4 * MIB);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 4 * MIB);
     drop(memory);
     site.assert_sound();
 }
@@ -297,7 +298,7 @@ fn restored_blocks_outlive_the_memory_as_ordinary_blocks() {
     drop(block);
     let restored = memory.restore(&checkpoint, &site.stream).unwrap();
     drop(memory);
-    assert_eq!(site.pool.statistics().in_graphs, 0);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 0);
     let rest = site.take(MIB);
     assert!(site.pool.try_allocate(&site.stream, MIB).is_err());
     drop(rest);
@@ -453,7 +454,7 @@ impl Model {
         assert!(all.is_sorted_by(|(at, bytes), (next, _)| *at + *bytes <= *next));
         let live: u64 = self.live.iter().map(Block::size).sum();
         assert_eq!(self.memory.size() - self.memory.left(), live);
-        self.site.pool.check().unwrap();
+        self.site.pool.inspect().check().unwrap();
     }
 }
 

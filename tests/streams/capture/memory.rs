@@ -96,7 +96,7 @@ fn memory_returns_once_the_owner_is_dropped_and_the_last_launch_is_complete() {
     site.work.submit(write(&block, 1));
     drop(block);
     let graph = capture.end().unwrap();
-    assert_eq!(site.pool.statistics().in_graphs, 2 * MIB);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 2 * MIB);
     graph.launch(&site.stream).unwrap();
     site.device.advance_to_end();
     assert!(!is_available(), "it can be launched again");
@@ -253,7 +253,7 @@ fn captures_share_memory_one_after_the_other() {
     drop(graphs.remove(0));
     site.device.advance_to_end();
     assert_eq!(
-        site.pool.statistics().in_graphs,
+        site.pool.inspect().statistics().in_graphs,
         2 * MIB,
         "two graphs are left"
     );

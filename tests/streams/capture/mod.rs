@@ -26,7 +26,6 @@ mod work;
 
 use crate::common::{MIB, manual, us};
 use weirpool::device::sim::{Operation, SimDevice, SimStream, ViolationKind};
-use weirpool::testing::Invariants;
 use weirpool::{Block, CapturedGraph, Pool, PoolBuilder, Stream};
 
 /// A pool over a device on a manual clock, and one of its streams.
@@ -79,9 +78,9 @@ impl Site {
     fn assert_sound(&self) {
         self.device.advance_to_end();
         self.device.assert_ordered();
-        self.pool.check().unwrap();
-        self.pool.check_conserved().unwrap();
-        let figures = self.pool.statistics();
+        self.pool.inspect().check().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
+        let figures = self.pool.inspect().statistics();
         assert_eq!((figures.used.current, figures.in_graphs), (0, 0));
     }
 }

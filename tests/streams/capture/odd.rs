@@ -5,7 +5,7 @@ use crate::common::{now, poll};
 use futures::FutureExt;
 use weirpool::device::sim::{Call, Clock, SimStream};
 use weirpool::device::{Device, DeviceErrorKind};
-use weirpool::{AllocError, Capture, ReleaseThreshold, StreamError, Tag, Upstream};
+use weirpool::{AllocError, Capture, ReleaseThreshold, StreamError, Tag, Unordered, Upstream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 fn assert_kind<T: std::fmt::Debug>(answer: Result<T, StreamError>, kind: DeviceErrorKind) {
@@ -81,7 +81,7 @@ fn host_is_no_stream_for_graphs() {
 fn graph_is_launched_on_the_device_it_was_captured_on() {
     let [device, guest] = SimDevice::builder().clock(Clock::Manual).build_host();
     let pool = crate::common::pool(&device, 16 * MIB);
-    let access = pool.scoped_access(&guest).unwrap();
+    let access = pool.peers().grant(&guest).unwrap();
     let near = pool.create_stream().unwrap();
     let far = pool.register(&guest.create_stream()).unwrap();
     for (own, other) in [(&near, &far), (&far, &near)] {
@@ -102,8 +102,8 @@ fn graph_is_launched_on_the_device_it_was_captured_on() {
     drop((near, far));
     device.advance_to_end();
     device.assert_ordered();
-    pool.reap().unwrap();
-    pool.check_conserved().unwrap();
+    pool.maintain().reap().unwrap();
+    pool.inspect().check_conserved().unwrap();
     access.end().unwrap();
 }
 
@@ -173,7 +173,7 @@ fn passed_through_pool_makes_no_call_on_a_captured_stream() {
     device.block_on(pool.drain()).unwrap();
     assert_eq!(used(), 0);
     device.assert_ordered();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// How a capture ends.
@@ -249,7 +249,9 @@ fn capture_ends_in_any_way_beside_waiters_launches_and_blocks() {
             let before = site.take(2 * MIB);
             site.work.submit(write(&before, 2));
             let shared = site.pool.try_allocate(&other, MIB).unwrap();
-            shared.used_on(&site.stream).unwrap();
+            site.stream
+                .record_use(Unordered::UntilFreed(&shared))
+                .unwrap();
             let mut waiting = Box::pin(site.pool.allocate(&site.stream, 12 * MIB));
             assert!(poll(&mut waiting).is_pending());
             let capture = match shares {
@@ -413,7 +415,7 @@ fn other_registrations_of_a_captured_stream_break_no_capture() {
         let capture = site.pool.capture(&site.stream).unwrap();
         let mut captured = site.take(MIB);
         assert!(twin.event().is_err());
-        assert!(foreign.write_on(&twin).is_err());
+        assert!(twin.record_use(&mut foreign).is_err());
         assert!(foreign.download(&twin, 0..4).is_err());
         assert!(own.upload(&twin, 0, &[1; 4]).is_err());
         assert!(own.zero(&twin).is_err());
@@ -439,8 +441,8 @@ fn other_registrations_of_a_captured_stream_break_no_capture() {
         drop(graph);
         drop((twin, other));
         site.device.advance_to_end();
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
     site.assert_sound();
 }

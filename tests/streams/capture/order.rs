@@ -4,7 +4,7 @@ use super::*;
 use crate::common::{devices, pool, streams};
 use std::future::IntoFuture;
 use weirpool::device::Device;
-use weirpool::{StreamError, TaskError};
+use weirpool::{StreamError, TaskError, Unordered};
 
 /// Makes one stream come after another by an event that the pool does not see.
 fn order(device: &SimDevice, first: &SimStream, then: &SimStream) {
@@ -57,7 +57,7 @@ fn joined_side_stream_keeps_no_memory() {
         for _ in 0..50 {
             let block = pool.try_allocate(&main, 64 * MIB).unwrap();
             order(&device, &on_main, &on_side);
-            block.used_on(&side).unwrap();
+            side.record_use(Unordered::UntilFreed(&block)).unwrap();
             on_side.submit(write_of(&block));
             order(&device, &on_side, &on_main);
             drop(block);
@@ -170,7 +170,7 @@ fn submitted_work_forks_and_joins() {
         }
         drop(graph);
         device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 }
@@ -249,7 +249,7 @@ fn capture_without_the_last_join_has_no_graph() {
     assert!(capture.end().is_err());
     submit(&side, &mut pool.try_allocate(&side, MIB).unwrap()).unwrap();
     device.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Memory that a stream freed before it joined is available to others during the capture, and its tasks can be awaited.
@@ -295,7 +295,7 @@ fn event_that_outlives_its_capture_keeps_nothing() {
     }
     drop(memory);
     device.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     assert!(kept.iter().all(|event| event.is_complete().is_err()));
 }
 
@@ -350,7 +350,7 @@ fn stream_that_was_refused_is_not_part_of_the_capture() {
     let mut capture = memory.capture(&main).unwrap();
     assert!(capture.add(&side).is_err());
     let block = pool.try_allocate(&main, 2 * MIB).unwrap();
-    block.used_on(&side).unwrap();
+    side.record_use(Unordered::UntilFreed(&block)).unwrap();
     on_side.submit(Operation::new(us(1000)).writes(block.address(), block.size()));
     drop(block);
     drop(capture.end().unwrap());
@@ -429,7 +429,7 @@ fn random_captures_are_ordered() {
                         let last = blocks.len() - 1;
                         let (home, block) = &mut blocks[last];
                         order(&device, &all[*home].0, &all[at].0);
-                        block.used_on(&all[at].1).unwrap();
+                        all[at].1.record_use(Unordered::UntilFreed(&block)).unwrap();
                         order(&device, &all[at].0, &all[*home].0);
                     }
                     _ => {}
@@ -449,6 +449,6 @@ fn random_captures_are_ordered() {
             .for_each(|graph| launch(&device, graph, &all[0].1));
         drop((graphs, memory));
         device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }

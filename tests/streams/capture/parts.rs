@@ -222,11 +222,11 @@ fn graphs_that_share_memory_stay_valid_however_it_grows() {
                 .for_each(|graph| graph.launch(&stream).unwrap());
             device.advance_to_end();
             device.assert_ordered();
-            pool.check().unwrap();
+            pool.inspect().check().unwrap();
         }
         drop((graphs, others, outside, memory));
         device.advance_to_end();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -268,5 +268,5 @@ fn memory_grows_beside_captures_of_other_threads() {
         }
     });
     drop(memory);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

@@ -3,6 +3,7 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use weirpool::Unordered;
 use weirpool::device::sim::{Checker, Clock};
 
 const CAPTURES: usize = 300;
@@ -43,7 +44,8 @@ fn race_with(device: &SimDevice, is_sharded: bool) {
                     let blocks = [4096, 65536].map(|bytes| pool.try_allocate(&elsewhere, bytes));
                     for block in blocks.into_iter().flatten() {
                         // Freed in the order of the captured stream, too.
-                        drop(block.used_on(&stream).map(|()| block));
+                        let _ = stream.record_use(Unordered::UntilFreed(&block));
+                        drop(block);
                     }
                     let _ = stream.seal();
                     let _ = stream.event();
@@ -70,9 +72,9 @@ fn race_with(device: &SimDevice, is_sharded: bool) {
         }
     });
     device.advance_to_end();
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
     drop((stream, memory));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 struct OnDrop<'a>(&'a AtomicBool);

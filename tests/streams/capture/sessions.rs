@@ -49,7 +49,7 @@ fn capture_that_other_code_ended_is_over() {
     let graph = site.work.end_capture().unwrap();
     assert!(capture.end().is_err());
     assert_eq!(
-        site.pool.statistics().in_graphs,
+        site.pool.inspect().statistics().in_graphs,
         2 * MIB,
         "the graph has it"
     );
@@ -173,7 +173,7 @@ fn pool_makes_no_call_on_a_captured_stream() {
         "the free is not awaited"
     );
     site.stream.seal().unwrap(); // nothing to seal before the end
-    site.pool.reap().unwrap();
+    site.pool.maintain().reap().unwrap();
     let graph = capture.end().unwrap();
     drop(graph);
     crate::common::now(site.stream.synchronize()).unwrap();
@@ -205,9 +205,13 @@ fn capture_of_other_code_allocates_from_the_memory_it_joins() {
     assert_ne!(elsewhere.address(), address);
     graph.launch(&site.work).unwrap();
     drop(graph);
-    assert_eq!(site.pool.statistics().in_graphs, 2 * MIB, "the launch runs");
+    assert_eq!(
+        site.pool.inspect().statistics().in_graphs,
+        2 * MIB,
+        "the launch runs"
+    );
     site.device.advance_to_end();
-    assert_eq!(site.pool.statistics().in_graphs, 0);
+    assert_eq!(site.pool.inspect().statistics().in_graphs, 0);
     drop(elsewhere);
     site.assert_sound();
 }
@@ -232,9 +236,9 @@ fn block_freed_on_a_captured_external_stream_is_available_after_the_end() {
             false => drop(joined),
         }
         site.device.advance_to_end();
-        site.pool.reap().unwrap();
+        site.pool.maintain().reap().unwrap();
         let pending = if ends { 0 } else { MIB };
-        assert_eq!(site.pool.statistics().pending.current, pending);
+        assert_eq!(site.pool.inspect().statistics().pending.current, pending);
         // The next free on the stream covers it.
         raw.free(kept, &work).unwrap();
         drop(memory);
@@ -301,5 +305,5 @@ fn unpooled_memory_is_refused_in_a_capture() {
     drop(memory);
     drop(pool.try_allocate(&stream, MIB).unwrap());
     device.advance_to_end();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

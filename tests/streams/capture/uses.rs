@@ -5,7 +5,7 @@ use crate::common::{builder, devices, manual_builder, not_ready, now, poll};
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Checker;
-use weirpool::{CapturedGraph, Fill, StreamError, Upstream};
+use weirpool::{CapturedGraph, Fill, StreamError, Unordered, Upstream};
 use weirpool_share::Share;
 
 const CAPACITY: u64 = 8 * MIB;
@@ -62,7 +62,7 @@ impl Site {
         self.device.advance_to_end();
         self.stream.seal().unwrap();
         self.device.advance_to_end();
-        self.pool.reap().unwrap();
+        self.pool.maintain().reap().unwrap();
     }
 }
 
@@ -80,13 +80,17 @@ const NAMES: [(&str, Name); 9] = [
         let submitted = stream.submit(&mut *block, |_: &SimStream, _| ());
         drop(submitted.unwrap());
     }),
-    ("used_on", |block, stream| block.used_on(stream).unwrap()),
-    ("on", |block, stream| _ = block.on(stream).unwrap()),
-    ("read_on", |block, stream| {
-        _ = block.read_on(stream).unwrap()
+    ("until freed", |block, stream| {
+        _ = stream.record_use(Unordered::UntilFreed(block)).unwrap()
     }),
-    ("write_on", |block, stream| {
-        _ = block.write_on(stream).unwrap()
+    ("once", |block, stream| {
+        _ = stream.record_use(Unordered::Once(block)).unwrap()
+    }),
+    ("read", |block, stream| {
+        _ = stream.record_use(&*block).unwrap()
+    }),
+    ("written", |block, stream| {
+        _ = stream.record_use(&mut *block).unwrap()
     }),
     ("slice", |block, stream| {
         let mut slice = block.slice_mut(16..32).unwrap();
@@ -166,7 +170,7 @@ fn memory_that_a_graph_keeps_is_not_unmapped() {
         let _ = site.pool.trim_to(0).unwrap();
         graph.launch(&site.stream).unwrap();
         site.device.advance_to_end();
-        assert!(site.pool.health().fault.is_none());
+        assert!(site.pool.inspect().health().fault.is_none());
         drop(graph);
         site.assert_sound();
     }
@@ -462,19 +466,19 @@ fn evictable_block_that_a_graph_keeps_is_not_evicted() {
         let capture = site.pool.capture(&site.stream).unwrap();
         for _ in 0..3 {
             let pinned = cached.pin().unwrap();
-            let _ = pinned.read_on(&site.stream).unwrap();
+            let _ = site.stream.record_use(&*pinned).unwrap();
         }
         let graph = capture.end().unwrap();
         let want = || site.pool.try_allocate(&site.stream, 4 * MIB);
         assert!(want().is_err() && cached.is_present());
-        assert_eq!(site.pool.statistics().evictable, 0);
+        assert_eq!(site.pool.inspect().statistics().evictable, 0);
         drop(cached.pin());
         assert!(want().is_err() && cached.is_present());
         site.launch(&graph);
         drop(graph);
         assert!(want().is_err(), "a launch runs");
         site.device.advance_to_end();
-        assert_eq!(site.pool.statistics().evictable, 6 * MIB);
+        assert_eq!(site.pool.inspect().statistics().evictable, 6 * MIB);
         assert!(want().is_ok() && !cached.is_present());
         drop(cached);
         site.assert_sound();
@@ -491,7 +495,7 @@ fn block_that_becomes_evictable_stays_with_its_graph() {
         block.fill(&site.stream, Fill::Zero).unwrap();
         let graph = capture.end().unwrap();
         let mut cached = block.into_evictable();
-        assert_eq!(site.pool.evict(CAPACITY), 0);
+        assert_eq!(site.pool.maintain().evict(CAPACITY), 0);
         assert!(cached.take().is_none(), "the graph pins it");
         drop(cached);
         site.settle();
@@ -512,8 +516,11 @@ fn shared_blocks_and_buffers_stay_with_the_graph() {
         let addresses = [shared.address(), buffer.address()].map(|address| address.to_bits());
         site.settle();
         let capture = site.pool.capture(&site.stream).unwrap();
-        let _ = view.read_on(&site.stream).unwrap();
-        let _ = buffer.as_block().on(&site.stream).unwrap();
+        let _ = site.stream.record_use(&view).unwrap();
+        let _ = site
+            .stream
+            .record_use(Unordered::Once(buffer.as_block()))
+            .unwrap();
         let graph = capture.end().unwrap();
         drop((shared, view, buffer));
         site.settle();
@@ -557,7 +564,7 @@ fn graph_of_other_code_keeps_what_it_uses() {
         site.work.begin_capture().unwrap();
         // SAFETY: the host has access to no block of the graph while it is launched.
         let joined = unsafe { memory.join(&site.stream) }.unwrap();
-        let _ = block.on(&site.stream).unwrap();
+        let _ = site.stream.record_use(Unordered::Once(&block)).unwrap();
         let graph = site.work.end_capture().unwrap();
         drop((joined, block, memory));
         site.settle();
@@ -628,7 +635,7 @@ fn host_reads_no_captured_block_before_the_first_launch() {
         let stream = pool.create_stream().unwrap();
         let capture = pool.capture(&stream).unwrap();
         let mut block = pool.try_allocate(&stream, KIB4).unwrap();
-        block.used_on(&stream).unwrap();
+        stream.record_use(Unordered::UntilFreed(&block)).unwrap();
         let graph = capture.end().unwrap();
         let mut host = Box::pin(block.host());
         device.advance_to_end();

@@ -1,6 +1,7 @@
 //! Fills and copies in captures.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::{AllocError, CopyError, Fill, FillAt};
 
 #[test]
@@ -11,7 +12,9 @@ fn zero_fill_is_captured() {
     let mut block = block.try_now().unwrap();
     let mut later = site.take(MIB);
     later.fill(&site.stream, Fill::Byte(9)).unwrap();
-    block.used_on(&site.stream).unwrap();
+    site.stream
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let graph = capture.end().unwrap();
     for _ in 0..2 {
         for block in [&block, &later] {

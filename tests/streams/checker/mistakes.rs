@@ -1,6 +1,7 @@
 //! Each kind of mistake is found, and reported with the user's locations.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::{DeviceAddress, MemoryKind};
 
 fn lines(violation: &Violation) -> [Option<u32>; 4] {
@@ -82,7 +83,7 @@ fn missing_used_on_is_found_at_the_free() {
     );
     let text = violation.to_string();
     assert!(
-        text.contains("call `block.used_on(&stream)` before it"),
+        text.contains("call `stream.record_use(&block)` before it"),
         "{text}"
     );
     assert!(text.contains(", dropped in the order of"), "{text}");
@@ -117,7 +118,9 @@ fn missing_wait_is_a_race() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     let (used, first) = (world.write(0, &block), line!());
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let (read, second) = (world.read(1, &block), line!());
     drop((used, read, block));
     let violation = world.only();
@@ -139,7 +142,9 @@ fn readme_shows_a_violation_as_it_is_printed() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     let (address, bytes) = (block.address(), block.size());
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let decode = Operation::new(us(1)).named("decode");
     world.work[0].submit(decode.writes(address, bytes));
     let copy_out = Operation::new(us(1)).named("copy out");
@@ -231,7 +236,7 @@ fn every_public_call_reports_the_users_location() {
     assert_eq!(places(&world), (line, None));
 
     let line = line!() + 1;
-    let buffer = Buffer::<u8>::try_allocate(pool, stream, 5000).unwrap();
+    let buffer = pool.buffer::<u8>(stream, 5000).try_now().unwrap();
     spoil(buffer.address());
     let (freed, end) = (buffer.into_block().deallocate(), line!());
     drop(freed);
@@ -239,7 +244,7 @@ fn every_public_call_reports_the_users_location() {
 
     let (third, _) = crate::common::stream(&world.device, pool);
     let line = line!() + 1;
-    let buffer = now(Buffer::<u8>::allocate(pool, stream, 90_000)).unwrap();
+    let buffer = now(pool.buffer::<u8>(stream, 90_000)).unwrap();
     third.submit(Operation::new(us(1)).writes(buffer.address(), 8));
     let block = buffer.into_block();
     let (freed, end) = (block.deallocate_on(further).unwrap(), line!());

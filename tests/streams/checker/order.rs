@@ -9,7 +9,9 @@ fn used_on_with_a_wait_is_ordered() {
     for _ in 0..10 {
         let block = world.written(0, MIB);
         world.order(0, 1);
-        block.used_on(&world.stream[1]).unwrap();
+        world.stream[1]
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         world.read(1, &block);
         world.read(0, &block);
         drop(block);
@@ -25,7 +27,9 @@ fn used_on_orders_after_the_grant() {
         let earlier = world.written(0, bytes);
         drop(earlier);
         let block = world.allocate(0, bytes);
-        block.used_on(&world.stream[1]).unwrap();
+        world.stream[1]
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         world.write(1, &block);
         drop(block);
     }
@@ -124,7 +128,9 @@ fn flag_handshake_orders_both_streams() {
         a.signal(&there, round);
         a.wait_until(&back, round);
     }
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     drop(block);
     world.assert_silent();
 }
@@ -135,7 +141,9 @@ fn flag_signalled_too_early_orders_nothing() {
     let [a, b] = &world.work;
     let flag = world.device.flag();
     let block = world.allocate(0, MIB);
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     b.wait_until(&flag, 1);
     world.read(1, &block);
     a.signal(&flag, 1);
@@ -151,7 +159,9 @@ fn flag_between_host_and_device_orders() {
     let [a, b] = &world.work;
     let (seen, go) = (world.device.flag(), world.device.flag());
     let block = world.allocate(0, MIB);
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     b.wait_until(&go, 1);
     world.write(0, &block);
     a.signal(&seen, 1);
@@ -170,7 +180,9 @@ fn order_is_transitive_through_a_third_stream() {
     let (work_c, c) = stream(&world.device, &world.pool);
     let flag = world.device.flag();
     let block = world.allocate(0, MIB);
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     work_c.wait_until(&flag, 1);
     world.stream[1].wait(&c.event().unwrap()).unwrap();
     world.write(0, &block);
@@ -220,7 +232,7 @@ fn remapped_memory_is_ordered() {
     blocks.iter_mut().step_by(2).for_each(|block| *block = None);
     world.device.advance(us(1000));
     let large = world.allocate(1, 8 * MIB);
-    assert!(world.pool.statistics().remaps > 0);
+    assert!(world.pool.inspect().statistics().remaps > 0);
     world.write(1, &large);
     drop((large, blocks));
     world.assert_silent();
@@ -250,7 +262,9 @@ fn reused_stream_name_inherits_no_order() {
         let gone = world.device.create_stream();
         let name = gone.raw();
         let later = pool(&world.device, 2 * MIB);
-        block.used_on(&world.stream[1]).unwrap();
+        world.stream[1]
+            .record_use(Unordered::UntilFreed(&block))
+            .unwrap();
         gone.submit(Operation::new(us(10)).writes(block.address(), 8));
         if is_seen {
             world.device.advance(us(10));

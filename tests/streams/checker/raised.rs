@@ -2,7 +2,6 @@
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use weirpool::testing::Invariants;
 
 /// What a call panics with.
 fn panic_of(call: impl FnOnce()) -> Option<String> {
@@ -19,7 +18,9 @@ fn panic_of(call: impl FnOnce()) -> Option<String> {
 fn submission_panics_and_is_submitted_all_the_same() {
     let world = World::panicking();
     let block = world.written(0, MIB);
-    block.used_on(&world.stream[1]).unwrap();
+    world.stream[1]
+        .record_use(Unordered::UntilFreed(&block))
+        .unwrap();
     let message = panic_of(|| world.read(1, &block)).unwrap();
     assert!(message.contains("nothing orders them"), "{message}");
     assert_eq!(world.work[1].backlog(), 1);
@@ -46,7 +47,7 @@ fn explicit_free_panics_and_frees_all_the_same() {
     );
     assert_eq!(world.only().kind, ViolationKind::FreedWhileUsed);
     world.assert_silent();
-    world.pool.check_conserved().unwrap();
+    world.pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -67,7 +68,7 @@ fn drop_does_not_panic_and_the_next_call_does() {
         assert!(panic_of(|| next(&world)).is_some());
         assert!(panic_of(|| world.device.assert_ordered()).is_some());
         world.assert_silent();
-        world.pool.check_conserved().unwrap();
+        world.pool.inspect().check_conserved().unwrap();
     }
 }
 

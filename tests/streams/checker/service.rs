@@ -20,7 +20,7 @@ async fn request(pool: &Pool, work: &[SimStream; 2], stream: &[Stream; 2], forge
         stream[1].wait(&stream[0].event().unwrap()).unwrap();
     }
     if forgets != Forgets::UsedOn {
-        block.used_on(&stream[1]).unwrap();
+        stream[1].record_use(Unordered::UntilFreed(&block)).unwrap();
     }
     let copy_out = Operation::new(us(30)).named("copy out");
     work[1].submit(copy_out.reads(address, size));

@@ -10,11 +10,11 @@ fn access_is_directional_and_covers_earlier_and_later_mappings() {
         let streams = [0, 1].map(|at| pools[at].create_stream().unwrap());
         let early = pools[0].try_allocate(&streams[0], MIB).unwrap();
         let other = pools[1].try_allocate(&streams[1], MIB).unwrap();
-        assert!(pools[0].is_access_supported(&second), "{memory:?}");
-        assert!(!pools[0].is_access_enabled(&second));
+        assert!(pools[0].peers().is_supported(&second), "{memory:?}");
+        assert!(!pools[0].peers().is_enabled(&second));
         assert!(!may_use(&second, &early), "{memory:?}");
-        assert!(pools[0].enable_access(&second).unwrap());
-        assert!(!pools[0].enable_access(&second).unwrap(), "it was enabled");
+        assert!(pools[0].peers().enable(&second).unwrap());
+        assert!(!pools[0].peers().enable(&second).unwrap(), "it was enabled");
         let later = pools[0].try_allocate(&streams[0], 32 * MIB).unwrap();
         assert!(
             may_use(&second, &early) && may_use(&second, &later),
@@ -22,9 +22,9 @@ fn access_is_directional_and_covers_earlier_and_later_mappings() {
         );
         assert_eq!(seen_from(&second, &later), Some(0));
         assert!(!may_use(&first, &other), "the other direction: {memory:?}");
-        assert!(!pools[1].is_access_enabled(&first));
-        assert!(pools[0].disable_access(&second).unwrap());
-        assert!(!pools[0].disable_access(&second).unwrap());
+        assert!(!pools[1].peers().is_enabled(&first));
+        assert!(pools[0].peers().disable(&second).unwrap());
+        assert!(!pools[0].peers().disable(&second).unwrap());
         assert!(
             !may_use(&second, &early) && !may_use(&second, &later),
             "{memory:?}"
@@ -39,7 +39,7 @@ fn access_covers_remapped_memory() {
     let [first, second] = two();
     let pool = builder(&first, 16 * MIB).build().unwrap();
     let stream = pool.create_stream().unwrap();
-    pool.enable_access(&second).unwrap();
+    pool.peers().enable(&second).unwrap();
     let blocks: Vec<_> = (0..8)
         .map(|_| pool.try_allocate(&stream, 2 * MIB).unwrap())
         .collect();
@@ -51,7 +51,11 @@ fn access_covers_remapped_memory() {
     }
     let before = [Call::SetAccess, Call::Unmap].map(|call| first.counters().calls(call));
     let whole = pool.try_allocate(&stream, 8 * MIB).unwrap();
-    assert_eq!(pool.statistics().reserved.current, 16 * MIB, "remapped");
+    assert_eq!(
+        pool.inspect().statistics().reserved.current,
+        16 * MIB,
+        "remapped"
+    );
     let after = [Call::SetAccess, Call::Unmap].map(|call| first.counters().calls(call));
     assert!(after[1] > before[1]);
     assert_eq!(after[0] - before[0], after[1] - before[1]);
@@ -70,15 +74,15 @@ fn access_is_unsupported_without_a_link_and_on_another_host() {
     let elsewhere = manual();
     let pool = pool(&first, 8 * MIB);
     for device in [&second, &elsewhere] {
-        assert!(!pool.is_access_supported(device));
-        let error = pool.enable_access(device).unwrap_err();
+        assert!(!pool.peers().is_supported(device));
+        let error = pool.peers().enable(device).unwrap_err();
         assert!(matches!(error, AccessError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("copy_to"));
-        assert!(!pool.is_access_enabled(device));
+        assert!(!pool.peers().is_enabled(device));
     }
-    assert!(pool.is_access_supported(&first) && pool.is_access_enabled(&first));
-    assert!(!pool.enable_access(&first).unwrap());
-    assert_eq!(pool.disable_access(&first), Err(AccessError::OwnDevice));
+    assert!(pool.peers().is_supported(&first) && pool.peers().is_enabled(&first));
+    assert!(!pool.peers().enable(&first).unwrap());
+    assert_eq!(pool.peers().disable(&first), Err(AccessError::OwnDevice));
 }
 
 /// Every device sees the host's memory. The access makes the device known to the pool, and costs no call.
@@ -89,11 +93,11 @@ fn access_to_memory_of_the_host_needs_no_link() {
         let pool = builder(&first, 8 * MIB).upstream(upstream).build().unwrap();
         let home = pool.create_stream().unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
-        assert!(pool.is_access_supported(&second));
-        pool.enable_access(&second).unwrap();
+        assert!(pool.peers().is_supported(&second));
+        pool.peers().enable(&second).unwrap();
         assert_eq!(first.counters().calls(Call::SetAccess), 0);
         let stream = pool.register(&second.create_stream()).unwrap();
-        let _use = block.read_on(&stream).unwrap();
+        let _use = stream.record_use(&block).unwrap();
         assert_eq!(seen_from(&second, &block), Some(0));
     }
 }
@@ -104,27 +108,27 @@ fn access_is_not_taken_back_while_memory_may_be_in_use() {
         let [first, second] = two();
         let pool = memory.pool(&first);
         let home = pool.create_stream().unwrap();
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         let work = second.create_stream();
         let stream = pool.register(&work).unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
-        work.submit(Operation::new(us(50)).reads(block.read_on(&stream).unwrap().address(), 64));
+        work.submit(Operation::new(us(50)).reads(stream.record_use(&block).unwrap().address(), 64));
         let in_use = Err(AccessError::InUse { streams: 1 });
-        assert_eq!(pool.disable_access(&second), in_use);
+        assert_eq!(pool.peers().disable(&second), in_use);
         drop(stream);
         assert_eq!(
-            pool.disable_access(&second),
+            pool.peers().disable(&second),
             in_use,
             "the block was used there"
         );
         drop(block);
         assert_eq!(
-            pool.disable_access(&second),
+            pool.peers().disable(&second),
             in_use,
             "its work runs: {memory:?}"
         );
         second.advance(us(50));
-        assert_eq!(pool.disable_access(&second), Ok(true), "{memory:?}");
+        assert_eq!(pool.peers().disable(&second), Ok(true), "{memory:?}");
         second.assert_ordered();
         assert_eq!(
             pool.register(&work).unwrap_err(),
@@ -138,18 +142,18 @@ fn access_stays_until_the_last_scope_ends() {
     for memory in Memory::ALL {
         let [first, second] = two();
         let pool = memory.pool(&first);
-        let is_open = || pool.is_access_enabled(&second);
-        let [early, late] = [(); 2].map(|()| pool.scoped_access(&second).unwrap());
+        let is_open = || pool.peers().is_enabled(&second);
+        let [early, late] = [(); 2].map(|()| pool.peers().grant(&second).unwrap());
         drop(early);
         assert!(is_open(), "{memory:?}");
         late.end().unwrap();
         assert!(!is_open(), "{memory:?}");
         // Set before or within a scope, it stays as it was set.
-        assert_eq!(pool.enable_access(&second), Ok(true));
-        drop(pool.scoped_access(&second).unwrap());
+        assert_eq!(pool.peers().enable(&second), Ok(true));
+        drop(pool.peers().grant(&second).unwrap());
         assert!(is_open());
-        let scope = pool.scoped_access(&second).unwrap();
-        assert_eq!(pool.disable_access(&second), Ok(true));
+        let scope = pool.peers().grant(&second).unwrap();
+        assert_eq!(pool.peers().disable(&second), Ok(true));
         drop(scope);
         assert!(!is_open());
     }
@@ -160,26 +164,26 @@ fn scope_without_access_gives_it_back() {
     for memory in Memory::ALL {
         let [first, second] = two();
         let pool = memory.pool(&first);
-        let is_open = || pool.is_access_enabled(&second);
-        pool.enable_access(&second).unwrap();
-        let without = pool.scoped_no_access(&second).unwrap();
+        let is_open = || pool.peers().is_enabled(&second);
+        pool.peers().enable(&second).unwrap();
+        let without = pool.peers().deny(&second).unwrap();
         assert!(!is_open());
         let work = second.create_stream();
         let refused = pool.register(&work).unwrap_err();
         assert_eq!(refused, StreamError::ForeignDevice);
-        let with = pool.scoped_access(&second).unwrap();
+        let with = pool.peers().grant(&second).unwrap();
         assert!(is_open(), "the scope that began last decides");
         drop(without);
         assert!(is_open());
         drop(with);
         assert!(is_open(), "{memory:?}");
         let stream = pool.register(&work).unwrap();
-        let refused = pool.scoped_no_access(&second).unwrap_err();
+        let refused = pool.peers().deny(&second).unwrap_err();
         assert_eq!(refused, AccessError::InUse { streams: 1 });
         drop(stream);
-        drop(pool.scoped_no_access(&second).unwrap());
+        drop(pool.peers().deny(&second).unwrap());
         assert!(is_open());
-        let refused = pool.scoped_no_access(&first).unwrap_err();
+        let refused = pool.peers().deny(&first).unwrap_err();
         assert_eq!(refused, AccessError::OwnDevice);
     }
 }
@@ -190,23 +194,23 @@ fn scope_that_ends_while_memory_is_in_use_ends_with_the_last_use() {
         let [first, second] = two();
         let pool = memory.pool(&first);
         let home = pool.create_stream().unwrap();
-        let guard = pool.scoped_access(&second).unwrap();
+        let guard = pool.peers().grant(&second).unwrap();
         let work = second.create_stream();
         let stream = pool.register(&work).unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
-        work.submit(Operation::new(us(50)).reads(block.read_on(&stream).unwrap().address(), 64));
+        work.submit(Operation::new(us(50)).reads(stream.record_use(&block).unwrap().address(), 64));
         guard.end().unwrap();
-        assert!(pool.is_access_enabled(&second) && may_use(&second, &block));
+        assert!(pool.peers().is_enabled(&second) && may_use(&second, &block));
         let refused = pool.register(&second.create_stream()).unwrap_err();
         assert_eq!(refused, StreamError::ForeignDevice, "its end is near");
         drop((stream, block));
-        pool.reap().unwrap();
-        assert!(pool.is_access_enabled(&second), "the work runs");
+        pool.maintain().reap().unwrap();
+        assert!(pool.peers().is_enabled(&second), "the work runs");
         second.advance(us(50));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         let block = pool.try_allocate(&home, MIB).unwrap();
         assert!(!may_use(&second, &block), "{memory:?}");
-        assert!(!pool.is_access_enabled(&second));
+        assert!(!pool.peers().is_enabled(&second));
         second.assert_ordered();
     }
 }
@@ -219,7 +223,7 @@ fn scope_around_a_copy_ends_while_its_arrays_live() {
             let [first, second] = two();
             let pools = [memory.pool(&first), memory.pool(&second)];
             let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
-            let scope = pools[0].scoped_access(&second).unwrap();
+            let scope = pools[0].peers().grant(&second).unwrap();
             let a0 = pools[0].try_allocate(&streams[0], MIB).unwrap();
             let mut a1 = pools[1].try_allocate(&streams[1], MIB).unwrap();
             let copied = a0.copy_to(0..MIB, &mut a1, 0, &streams[1]).unwrap();
@@ -237,7 +241,7 @@ fn scope_around_a_copy_ends_while_its_arrays_live() {
             }
             assert_eq!(may_use(&second, &a0), !is_awaited, "{memory:?}");
             first.advance(us(100_000));
-            assert!(!pools[0].is_access_enabled(&second));
+            assert!(!pools[0].peers().is_enabled(&second));
             assert!(!may_use(&second, &a0), "{memory:?}");
             drop(a0.copy_to(0..MIB, &mut a1, 0, &streams[1]).unwrap()); // staged
             first.advance(us(100_000));
@@ -254,15 +258,15 @@ fn plain_access_stays_while_another_pool_has_it() {
     let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
     let block = pools[1].try_allocate(&streams[1], MIB).unwrap();
     pools.iter().for_each(|pool| {
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
     });
-    assert_eq!(pools[0].disable_access(&second), Ok(true));
+    assert_eq!(pools[0].peers().disable(&second), Ok(true));
     assert!(may_use(&second, &block));
     // A pool that ends takes its share back.
     let [_, last] = pools;
     let third = Memory::Plain.pool(&first);
-    third.enable_access(&second).unwrap();
-    assert_eq!(last.disable_access(&second), Ok(true));
+    third.peers().enable(&second).unwrap();
+    assert_eq!(last.peers().disable(&second), Ok(true));
     let held = third
         .try_allocate(&third.create_stream().unwrap(), MIB)
         .unwrap();

@@ -15,8 +15,8 @@ struct Setup {
 fn setup(devices: [SimDevice; 2], has_access: bool) -> Setup {
     let pools = devices.each_ref().map(|device| pool(device, 4 * MIB));
     if has_access {
-        pools[0].enable_access(&devices[1]).unwrap();
-        pools[1].enable_access(&devices[0]).unwrap();
+        pools[0].peers().enable(&devices[1]).unwrap();
+        pools[1].peers().enable(&devices[0]).unwrap();
     }
     let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
     let blocks = [0, 1].map(|at| pools[at].try_allocate(&streams[at], BYTES).unwrap());
@@ -69,8 +69,8 @@ fn copy_moves_bytes_directly_with_access_and_staged_without() {
         devices[0].advance_to_end();
         assert!(now(seen).unwrap() == bytes[100..]);
         for pool in &pools {
-            pool.reap().unwrap();
-            pool.check_conserved().unwrap();
+            pool.maintain().reap().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
         devices[0].assert_ordered();
     }
@@ -130,8 +130,8 @@ fn copy_within_a_device_joins_two_pools_or_blocks_of_one() {
             one.create_stream().unwrap(),
             target.create_stream().unwrap(),
         ];
-        let mut here = Buffer::<u32>::try_allocate(&one, &streams[0], 1000).unwrap();
-        let mut there = Buffer::<u32>::try_allocate(&target, &streams[1], 1001).unwrap();
+        let mut here = one.buffer::<u32>(&streams[0], 1000).try_now().unwrap();
+        let mut there = target.buffer::<u32>(&streams[1], 1001).try_now().unwrap();
         let numbers: Vec<u32> = (0..1000).collect();
         let written = here.write(&streams[0], &numbers);
         let copied = here.copy_to(&mut there, &streams[0]).unwrap();
@@ -191,8 +191,8 @@ fn copy_is_refused_by_the_reason_and_changes_nothing() {
     drop((here, there));
     devices[0].advance_to_end();
     for pool in &pools {
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -209,11 +209,11 @@ fn copy_keeps_memory_and_access_until_it_is_complete() {
     drop(here.copy_to(0..BYTES, &mut there, 0, &streams[0]).unwrap());
     drop((here, there));
     let in_use = Err(AccessError::InUse { streams: 1 });
-    assert_eq!(pools[1].disable_access(&devices[0]), in_use);
-    assert_eq!(pools[1].statistics().pending.current, BYTES);
+    assert_eq!(pools[1].peers().disable(&devices[0]), in_use);
+    assert_eq!(pools[1].inspect().statistics().pending.current, BYTES);
     devices[0].advance_to_end();
-    assert_eq!(pools[1].disable_access(&devices[0]), Ok(true));
-    assert_eq!(pools[1].statistics().pending.current, 0);
+    assert_eq!(pools[1].peers().disable(&devices[0]), Ok(true));
+    assert_eq!(pools[1].inspect().statistics().pending.current, 0);
     devices[0].assert_ordered();
 }
 
@@ -229,7 +229,7 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
     let refused = here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap_err();
     assert_eq!(refused, CopyError::NoAccessInCapture);
     for way in [
-        "enable_access",
+        "peers().enable",
         "Upstream::Device",
         "outside of the capture",
     ] {
@@ -239,9 +239,9 @@ fn captured_copy_runs_at_each_launch_with_access_and_is_refused_without() {
     devices[0].take_violations();
     devices[0].advance_to_end();
     for pool in &pools {
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
     }
-    pools[1].enable_access(&devices[0]).unwrap();
+    pools[1].peers().enable(&devices[0]).unwrap();
     let capture = pools[0].capture(&streams[0]).unwrap();
     now(here.copy_to(0..64, &mut there, 0, &streams[0]).unwrap()).unwrap();
     let graph = capture.end().unwrap();

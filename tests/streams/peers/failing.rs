@@ -20,13 +20,13 @@ fn access_that_fails_half_way_is_taken_back() {
         first
             .faults()
             .script(Call::SetAccess, nth, Fault::Fails(Other));
-        let error = pool.enable_access(&second).unwrap_err();
+        let error = pool.peers().enable(&second).unwrap_err();
         assert!(matches!(error, AccessError::Device(_)), "{error}");
-        assert!(!pool.is_access_enabled(&second));
+        assert!(!pool.peers().is_enabled(&second));
         assert!(blocks.iter().all(|block| !may_use(&second, block)), "{nth}");
-        assert!(pool.enable_access(&second).unwrap());
+        assert!(pool.peers().enable(&second).unwrap());
         assert!(blocks.iter().all(|block| may_use(&second, block)));
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
     }
 }
 
@@ -34,19 +34,19 @@ fn access_that_fails_half_way_is_taken_back() {
 fn access_stays_if_taking_it_back_fails_half_way() {
     for nth in 1..=4 {
         let ([first, second], pool, stream, blocks) = place();
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         first
             .faults()
             .script(Call::SetAccess, nth, Fault::Fails(Other));
-        pool.disable_access(&second).unwrap_err();
-        assert!(pool.is_access_enabled(&second));
+        pool.peers().disable(&second).unwrap_err();
+        assert!(pool.peers().is_enabled(&second));
         let later = pool.try_allocate(&stream, 8 * MIB).unwrap();
         let all = blocks.iter().chain([&later]);
         assert!(
             all.into_iter().all(|block| may_use(&second, block)),
             "{nth}"
         );
-        assert_eq!(pool.disable_access(&second), Ok(true));
+        assert_eq!(pool.peers().disable(&second), Ok(true));
         assert!(blocks.iter().all(|block| !may_use(&second, block)));
     }
 }
@@ -56,13 +56,13 @@ fn access_stays_if_taking_it_back_fails_half_way() {
 fn growth_without_access_fails_and_loses_nothing() {
     for kind in [Other, OutOfMemory] {
         let ([first, second], pool, stream, _blocks) = place();
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         let held = reserved(&pool);
         first
             .faults()
             .script(Call::SetAccess, 2, Fault::Fails(kind));
         pool.try_allocate(&stream, 8 * MIB).unwrap_err();
-        pool.check().unwrap();
+        pool.inspect().check().unwrap();
         let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
         assert!(may_use(&second, &block));
         drop(block);
@@ -80,11 +80,11 @@ fn sticky_error_ends_the_pool() {
         .faults()
         .script(Call::SetAccess, 2, Fault::Fails(Sticky));
     assert!(matches!(
-        pool.enable_access(&second),
+        pool.peers().enable(&second),
         Err(AccessError::Device(_))
     ));
     assert!(pool.try_allocate(&stream, 16 * MIB).is_err());
-    assert!(pool.enable_access(&second).is_err() && !pool.is_access_enabled(&second));
+    assert!(pool.peers().enable(&second).is_err() && !pool.peers().is_enabled(&second));
 }
 
 /// Threads map, unmap and remap memory while another gives and takes back access: whatever is mapped afterwards is
@@ -112,8 +112,8 @@ fn access_is_right_while_threads_grow_and_trim() {
         let mut is_enabled = false;
         while working.load(Ordering::Relaxed) > 0 {
             let changed = match is_enabled {
-                true => pool.disable_access(&second),
-                false => pool.enable_access(&second),
+                true => pool.peers().disable(&second),
+                false => pool.peers().enable(&second),
             };
             assert_eq!(changed, Ok(true));
             is_enabled = !is_enabled;
@@ -121,9 +121,9 @@ fn access_is_right_while_threads_grow_and_trim() {
     });
     for is_enabled in [false, true, false] {
         if is_enabled {
-            pool.enable_access(&second).unwrap();
+            pool.peers().enable(&second).unwrap();
         } else {
-            let _ = pool.disable_access(&second).unwrap();
+            let _ = pool.peers().disable(&second).unwrap();
         }
         let access = first.mapped_for(&second);
         assert!(!access.is_empty() || reserved(&pool) == 0);
@@ -132,5 +132,5 @@ fn access_is_right_while_threads_grow_and_trim() {
             "{access:?}"
         );
     }
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
 }

@@ -103,13 +103,13 @@ fn use_without_access_is_named_and_an_illegal_address() {
         "peek",
         "guest",
         "device 1 uses memory of device 0",
-        "enable_access",
+        "peers().enable",
     ] {
         assert!(text.contains(part), "{text}");
     }
     assert_eq!(seen_from(&second, &block), None);
     let error = second.create_event().unwrap_err();
-    for part in ["device 0", "device 1", "enable_access"] {
+    for part in ["device 0", "device 1", "peers().enable"] {
         assert!(error.reason().contains(part), "{error}");
     }
 }

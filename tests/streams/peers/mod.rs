@@ -23,7 +23,6 @@ use weirpool::device::sim::{
     Call, Checker, Clock, Fault, Operation, SimBuilder, SimDevice, SimStream, ViolationKind,
 };
 use weirpool::device::{Device, DeviceErrorKind, PeerAccess};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 

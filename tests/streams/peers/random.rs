@@ -33,7 +33,7 @@ impl World {
             let mut own: Vec<_> = (0..2).map(|_| pool.create_stream().unwrap()).collect();
             for other in devices.iter().enumerate().filter(|(other, _)| *other != at) {
                 if random.bool() {
-                    pool.enable_access(other.1).unwrap();
+                    pool.peers().enable(other.1).unwrap();
                     own.push(pool.register(&other.1.create_stream()).unwrap());
                 }
             }
@@ -133,8 +133,8 @@ fn random_work_of_three_devices_keeps_bytes_and_order() {
         world.blocks.clear();
         world.devices[0].advance_to_end();
         for pool in &world.pools {
-            pool.reap().unwrap();
-            pool.check_conserved().unwrap();
+            pool.maintain().reap().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }

@@ -16,7 +16,7 @@ fn stream_of_another_device_is_one_of_the_pool() {
     for memory in Memory::ALL {
         let [first, second] = two();
         let pool = memory.pool(&first);
-        pool.enable_access(&second).unwrap();
+        pool.peers().enable(&second).unwrap();
         let home = pool.create_stream().unwrap();
         let guest = pool.register(&second.create_stream()).unwrap();
         let mut block = pool.try_allocate(&home, MIB).unwrap();
@@ -37,8 +37,8 @@ fn stream_of_another_device_is_one_of_the_pool() {
         now(upload).unwrap();
         assert_eq!(now(download).unwrap(), b"weir", "{memory:?}");
         assert_eq!(now(called).unwrap(), 7);
-        pool.reap().unwrap();
-        pool.check_conserved().unwrap();
+        pool.maintain().reap().unwrap();
+        pool.inspect().check_conserved().unwrap();
         second.assert_ordered();
     }
 }
@@ -49,9 +49,9 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
     let pools = [pool(&first, 8 * MIB), pool(&second, 8 * MIB)];
     let streams = pools.each_ref().map(|pool| pool.create_stream().unwrap());
     let mut block = pools[0].try_allocate(&streams[0], MIB).unwrap();
-    let refused = block.read_on(&streams[1]).unwrap_err();
+    let refused = streams[1].record_use(&block).unwrap_err();
     assert_eq!(refused, StreamError::ForeignDevice);
-    assert!(refused.to_string().contains("enable_access"), "{refused}");
+    assert!(refused.to_string().contains("peers().enable"), "{refused}");
     let refused = streams[1].submit(&mut block, write(1)).unwrap_err();
     assert_eq!(refused, TaskError::Stream(StreamError::ForeignDevice));
     let work = second.create_stream();
@@ -59,14 +59,14 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
         pools[0].register(&work).unwrap_err(),
         StreamError::ForeignDevice
     );
-    pools[0].enable_access(&second).unwrap();
+    pools[0].peers().enable(&second).unwrap();
     // It can be used there now, by a stream that this pool knows.
     assert_eq!(
-        block.read_on(&streams[1]).unwrap_err(),
+        streams[1].record_use(&block).unwrap_err(),
         StreamError::ForeignPool
     );
     let guest = pools[0].register(&work).unwrap();
-    let _use = block.read_on(&guest).unwrap();
+    let _use = guest.record_use(&block).unwrap();
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn request_waits_for_work_of_another_device() {
     let [first, second] = SimDevice::builder().memory(64 * MIB).build_host();
     let reuse = only_host_waits();
     let pool = tuned(&first, 2 * MIB, |tuning| tuning.reuse = reuse);
-    pool.enable_access(&second).unwrap();
+    pool.peers().enable(&second).unwrap();
     let home = pool.create_stream().unwrap();
     let guest = pool.register(&second.create_stream()).unwrap();
     // Outside of `block_on`, virtual time passes while this thread is not scheduled.

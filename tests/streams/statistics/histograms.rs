@@ -13,7 +13,7 @@ fn wait_times_have_percentiles() {
     let given_up = not_ready(pool.allocate(&stream, MIB));
     drop((given_up, full));
 
-    let times = pool.statistics().waits.times;
+    let times = pool.inspect().statistics().waits.times;
     assert_eq!(times.count(), 100, "those that were served");
     assert_eq!((times.longest(), times.total()), (us(100), us(5050)));
     assert_eq!(times.mean(), Duration::from_nanos(50_500));
@@ -27,7 +27,7 @@ fn wait_times_have_percentiles() {
     let counts: u64 = times.buckets().map(|bucket| bucket.count).sum();
     assert_eq!(counts, 100);
     wait_for(&device, &pool, &stream, None, 7);
-    let last = pool.statistics().waits.times.since(&times);
+    let last = pool.inspect().statistics().waits.times.since(&times);
     assert_eq!((last.count(), last.total()), (1, us(7)));
     assert!((us(7)..us(8)).contains(&last.longest()), "{last:?}");
 }
@@ -43,9 +43,9 @@ fn pending_ages_are_of_frees() {
     let event = stream.event().unwrap();
     drop(block);
     device.advance(us(80));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert!(event.is_complete().unwrap());
-    let ages = pool.statistics().pending_ages;
+    let ages = pool.inspect().statistics().pending_ages;
     assert_eq!(
         (ages.count(), ages.total()),
         (1, us(80)),
@@ -53,7 +53,11 @@ fn pending_ages_are_of_frees() {
     );
     let small = pool.try_allocate(&stream, 4096).unwrap();
     drop(small);
-    assert_eq!(pool.statistics().pending_ages.count(), 1, "not sealed yet");
+    assert_eq!(
+        pool.inspect().statistics().pending_ages.count(),
+        1,
+        "not sealed yet"
+    );
     now(stream.synchronize()).unwrap();
-    assert_eq!(pool.statistics().pending_ages.count(), 2);
+    assert_eq!(pool.inspect().statistics().pending_ages.count(), 2);
 }

@@ -1,7 +1,6 @@
 //! Bytes by state, and their highs.
 
 use super::*;
-use weirpool::testing::Invariants;
 
 /// Memory that lanes kept does not count as used in the high, as long as one stream is used.
 #[test]
@@ -10,13 +9,13 @@ fn the_high_of_used_is_exact_on_one_stream() {
     for bytes in [MIB, 512 << 10, 256 << 10, 3000] {
         drop(pool.try_allocate(&stream, bytes).unwrap());
     }
-    let figures = pool.statistics();
+    let figures = pool.inspect().statistics();
     assert_eq!((figures.used.current, figures.used.high), (0, MIB));
     assert!(figures.cached_in_lanes > MIB);
     // With two it is a bound: their highs may have been at different times.
     let (_, second) = crate::common::stream(&device, &pool);
     drop(pool.try_allocate(&second, 128 << 10).unwrap());
-    let high = pool.statistics().used.high;
+    let high = pool.inspect().statistics().used.high;
     assert!((MIB..=MIB + (128 << 10)).contains(&high), "{high}");
 }
 
@@ -41,7 +40,7 @@ fn high_of_used_exceeds_the_peak_by_what_lanes_cached_at_most() {
                     let bytes = 512 << random.u32(..10);
                     live.push(pool.try_allocate(stream, bytes).unwrap());
                 }
-                let figures = pool.statistics();
+                let figures = pool.inspect().statistics();
                 peak = peak.max(figures.used.current);
                 cached = cached.max(figures.cached_in_lanes);
                 let high = figures.used.high;
@@ -85,14 +84,14 @@ fn peak_of_an_exact_scope_is_exact_on_many_streams() {
         // Caches are warm when the first scope begins.
         (0..500).for_each(|_| step(&mut live));
         live.clear();
-        let outer = pool.exact_statistics_scope();
-        let mut peaks = [pool.statistics().used.current; 2];
+        let outer = pool.inspect().exact_statistics_scope();
+        let mut peaks = [pool.inspect().statistics().used.current; 2];
         for _ in 0..4 {
-            let inner = pool.exact_statistics_scope();
-            peaks[1] = pool.statistics().used.current;
+            let inner = pool.inspect().exact_statistics_scope();
+            peaks[1] = pool.inspect().statistics().used.current;
             for _ in 0..300 {
                 step(&mut live);
-                let used = pool.statistics().used.current;
+                let used = pool.inspect().statistics().used.current;
                 peaks = peaks.map(|peak| peak.max(used));
                 assert_eq!(inner.read().used.high, peaks[1]);
             }
@@ -101,13 +100,13 @@ fn peak_of_an_exact_scope_is_exact_on_many_streams() {
         }
         assert_eq!(outer.end().used.high, peaks[0]);
         live.clear();
-        let hits = || pool.statistics().hits.of(Source::Lane);
+        let hits = || pool.inspect().statistics().hits.of(Source::Lane);
         let (_, stream) = &streams[0];
         let before = hits();
         (0..3).for_each(|_| drop(pool.try_allocate(stream, 4096).unwrap()));
         assert!(hits() > before, "the caches work again");
         drop(reservation);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -116,7 +115,7 @@ fn peak_of_an_exact_scope_is_exact_on_many_streams() {
 fn exact_peak_of_threads_is_at_most_what_they_held() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB).build().unwrap();
-        let scope = pool.exact_statistics_scope();
+        let scope = pool.inspect().exact_statistics_scope();
         std::thread::scope(|threads| {
             for _ in 0..4 {
                 threads.spawn(|| {
@@ -138,27 +137,35 @@ fn free_memory_in_one_piece_is_not_fragmented() {
     let pool = tuned(&device, 16 * MIB, |tuning| tuning.initial_size = 16 * MIB);
     let (_, stream) = stream(&device, &pool);
     assert_eq!(
-        pool.statistics().fragmentation(),
+        pool.inspect().statistics().fragmentation(),
         0.0,
         "all free, in one piece"
     );
     let blocks: Vec<_> = (0..4)
         .map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap())
         .collect();
-    assert_eq!(pool.statistics().fragmentation(), 0.0, "nothing is free");
+    assert_eq!(
+        pool.inspect().statistics().fragmentation(),
+        0.0,
+        "nothing is free"
+    );
     let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
     for freed in [0, 2] {
         blocks[freed] = None;
     }
     now(stream.synchronize()).unwrap();
     assert_eq!(
-        pool.statistics().fragmentation(),
+        pool.inspect().statistics().fragmentation(),
         0.5,
         "two pieces of 4 MiB"
     );
     blocks[1] = None;
     now(stream.synchronize()).unwrap();
-    assert_eq!(pool.statistics().fragmentation(), 0.0, "one of 12 MiB");
+    assert_eq!(
+        pool.inspect().statistics().fragmentation(),
+        0.0,
+        "one of 12 MiB"
+    );
 }
 
 #[test]
@@ -202,7 +209,7 @@ fn attributes_have_the_values_of_the_statistics() {
     );
     assert_eq!(read(ReleaseThreshold), u64::MAX, "all is kept");
     ReleaseThreshold.set(&pool, 32 * MIB).unwrap();
-    assert_eq!(read(ReleaseThreshold), pool.release_threshold());
+    assert_eq!(read(ReleaseThreshold), pool.inspect().release_threshold());
     for (number, attribute) in settings.into_iter().enumerate() {
         attribute.set(&pool, 0).unwrap();
         assert_eq!(read(attribute), 0);

@@ -94,14 +94,14 @@ fn racing_statistics_are_consistent_and_never_below_zero() {
         threads.spawn(|| swap(pool, &stream, first.0, second.1, stop));
         threads.spawn(|| swap(pool, &stream, second.0, first.1, stop));
         let _stopped = StopOnDrop(stop);
-        let whole = pool.statistics_scope();
+        let whole = pool.inspect().statistics_scope();
         // The others may not be scheduled at once.
         while whole.read().allocations == 0 {
             std::thread::yield_now();
         }
         for _ in 0..20_000 {
-            let scope = pool.statistics_scope();
-            assert_consistent(&pool.statistics());
+            let scope = pool.inspect().statistics_scope();
+            assert_consistent(&pool.inspect().statistics());
             let of_stream = stream.statistics();
             assert!(of_stream.frees <= of_stream.allocations);
             assert!(of_stream.used.current <= 64 * MIB && of_stream.pending <= 64 * MIB);
@@ -111,7 +111,7 @@ fn racing_statistics_are_consistent_and_never_below_zero() {
         }
         assert!(whole.end().allocations > 0, "something was raced with");
     });
-    let figures = pool.statistics();
+    let figures = pool.inspect().statistics();
     assert_consistent(&figures);
     assert_eq!((figures.live_blocks, figures.used.current), (0, 0));
     assert_eq!(figures.lost_to_rounding, 0);

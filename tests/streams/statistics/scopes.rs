@@ -10,7 +10,7 @@ fn peak_of_a_scope_is_exact_on_one_stream() {
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())
         .collect();
     drop(warm);
-    let scope = pool.statistics_scope();
+    let scope = pool.inspect().statistics_scope();
     for _ in 0..3 {
         let first = pool.try_allocate(&stream, MIB).unwrap();
         let second = pool.try_allocate(&stream, 1000).unwrap();
@@ -31,12 +31,12 @@ fn peak_of_a_scope_is_exact_on_one_stream() {
 fn scopes_nest_and_overlap() {
     let (_device, pool, stream) = site();
     let take = |mib| pool.try_allocate(&stream, mib * MIB).unwrap();
-    let outer = pool.statistics_scope();
+    let outer = pool.inspect().statistics_scope();
     drop(take(16));
     let kept = take(1);
-    let inner = pool.statistics_scope();
+    let inner = pool.inspect().statistics_scope();
     drop(take(4));
-    let overlapping = pool.statistics_scope();
+    let overlapping = pool.inspect().statistics_scope();
     let report = |scope: StatisticsScope| {
         let before = scope.before().used.current;
         let figures = scope.end();
@@ -58,7 +58,7 @@ fn scopes_nest_and_overlap() {
 fn block_allocated_before_a_scope_may_be_freed_in_it() {
     let (_device, pool, stream) = site();
     let blocks = [4, 2].map(|mib| pool.try_allocate(&stream, mib * MIB).unwrap());
-    let scope = pool.statistics_scope();
+    let scope = pool.inspect().statistics_scope();
     drop(blocks);
     let small = pool.try_allocate(&stream, 512).unwrap();
     let figures = scope.read();
@@ -77,15 +77,19 @@ fn streams_that_come_and_go_count_for_open_scopes() {
     let (device, pool, first) = site();
     let early = pool.register(&device.create_stream()).unwrap();
     drop(pool.try_allocate(&early, 4096).unwrap());
-    let scope = pool.statistics_scope();
+    let scope = pool.inspect().statistics_scope();
     let late = pool.register(&device.create_stream()).unwrap();
-    pool.reset_high_water_marks();
+    pool.inspect().reset_high_water_marks();
     drop(pool.try_allocate(&early, MIB).unwrap());
     drop(pool.try_allocate(&late, 2 * MIB).unwrap());
-    pool.reset_high_water_marks();
+    pool.inspect().reset_high_water_marks();
     drop((early, late));
-    pool.reap().unwrap();
-    assert_eq!(pool.statistics_by_stream().len(), 1, "the others are gone");
+    pool.maintain().reap().unwrap();
+    assert_eq!(
+        pool.inspect().statistics_by_stream().len(),
+        1,
+        "the others are gone"
+    );
     drop(pool.try_allocate(&first, 4 * MIB).unwrap());
     let figures = scope.end();
     assert_eq!((figures.allocations, figures.frees), (3, 3));
@@ -94,7 +98,7 @@ fn streams_that_come_and_go_count_for_open_scopes() {
         (4 * MIB..=7 * MIB).contains(&figures.used.high),
         "{figures:?}"
     );
-    let all = pool.statistics();
+    let all = pool.inspect().statistics();
     assert_eq!((all.allocations, all.frees, all.live_blocks), (4, 4, 0));
     assert_eq!(all.hits.total(), 4);
 }
@@ -102,7 +106,7 @@ fn streams_that_come_and_go_count_for_open_scopes() {
 #[test]
 fn scope_counts_all_threads() {
     let (device, pool, _) = site();
-    let scope = pool.statistics_scope();
+    let scope = pool.inspect().statistics_scope();
     std::thread::scope(|threads| {
         for _ in 0..4 {
             let stream = pool.register(&device.create_stream()).unwrap();
@@ -110,7 +114,7 @@ fn scope_counts_all_threads() {
             threads.spawn(move || {
                 for _ in 0..100 {
                     let _block = pool.try_allocate(&stream, 64 << 10).unwrap();
-                    let _inner = pool.statistics_scope().end();
+                    let _inner = pool.inspect().statistics_scope().end();
                 }
             });
         }
@@ -124,9 +128,9 @@ fn scope_counts_all_threads() {
 #[test]
 fn scope_counts_its_waits() {
     let (device, pool, stream) = site();
-    let scope = pool.statistics_scope();
+    let scope = pool.inspect().statistics_scope();
     wait_for(&device, &pool, &stream, None, 30);
-    let inner = pool.statistics_scope();
+    let inner = pool.inspect().statistics_scope();
     wait_for(&device, &pool, &stream, None, 50);
     let [scope, inner] = [scope, inner].map(StatisticsScope::end);
     assert_eq!((inner.waits.served, inner.waits.times.total()), (1, us(50)));

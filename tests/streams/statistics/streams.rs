@@ -1,7 +1,6 @@
 //! A stream's own figures.
 
 use super::*;
-use weirpool::testing::Invariants;
 use weirpool_observe::{Record as _, Recorded as _};
 
 #[test]
@@ -37,13 +36,13 @@ fn a_stream_has_figures_of_its_own() {
 
     a.seal().unwrap();
     device.advance(us(100));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     let figures = a.statistics();
     assert_eq!((figures.pending, figures.latency), (0, us(100)));
-    let by_stream = pool.statistics_by_stream();
+    let by_stream = pool.inspect().statistics_by_stream();
     assert_eq!(by_stream[0], figures);
     let used: u64 = by_stream.iter().map(|of| of.used.current).sum();
-    assert_eq!(used, pool.statistics().used.current);
+    assert_eq!(used, pool.inspect().statistics().used.current);
     drop(others);
 }
 
@@ -54,19 +53,19 @@ fn memory_used_on_two_streams_is_pending_on_both() {
     let pool = pool(&device, 64 * MIB);
     let [(work, a), (other, b)] = streams(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    block.used_on(&b).unwrap();
+    b.record_use(Unordered::UntilFreed(&block)).unwrap();
     run(&work, us(10));
     run(&other, us(20));
     drop(block);
     let pending = |stream: &Stream| stream.statistics().pending / MIB;
     assert_eq!((pending(&a), pending(&b)), (8, 8));
     assert_eq!(
-        pool.statistics().pending.current,
+        pool.inspect().statistics().pending.current,
         8 * MIB,
         "and counted once"
     );
     device.advance(us(10));
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert_eq!((pending(&a), pending(&b)), (0, 8));
 }
 
@@ -85,18 +84,18 @@ fn named_stream_is_shown_with_its_name() {
     assert_eq!(format!("{stream:?}"), "Stream(decode (S1))");
     let block = pool.try_allocate(&stream, MIB).unwrap();
     assert_eq!(stream.statistics().name.as_deref(), Some("decode"));
-    let by_stream = pool.statistics_by_stream();
+    let by_stream = pool.inspect().statistics_by_stream();
     assert_eq!(by_stream[0].name.as_deref(), Some("decode"));
     let history = pool.history().to_string();
     assert!(history.contains("allocated 1.0 MiB"), "{history}");
     assert!(history.contains(" on decode (S1) "), "{history}");
-    let snapshot = pool.snapshot().to_string();
+    let snapshot = pool.inspect().snapshot().to_string();
     assert!(
         snapshot.contains("used     decode (S1) grown"),
         "{snapshot}"
     );
     drop(block);
-    let snapshot = pool.snapshot().to_string();
+    let snapshot = pool.inspect().snapshot().to_string();
     assert!(snapshot.contains("waits for decode (S1)"), "{snapshot}");
 }
 
@@ -111,18 +110,18 @@ fn neighbours_that_merge_are_counted_one_by_one() {
             let blocks: Vec<_> = (0..8192).map(|_| take()).collect();
             run(&work, us(10));
             drop(blocks);
-            let count = || pool.pending_blocks(&a);
-            assert_eq!((count(), pool.pending_blocks(&b)), (8192, 0));
-            pool.check().unwrap();
+            let count = || pool.inspect().pending_blocks(&a);
+            assert_eq!((count(), pool.inspect().pending_blocks(&b)), (8192, 0));
+            pool.inspect().check().unwrap();
             let again = [(); 100].map(|()| take());
             assert_eq!(count(), 8092);
             drop(again);
             assert_eq!(count(), 8192);
             device.advance(us(10));
             now(a.synchronize()).unwrap();
-            pool.reap().unwrap();
+            pool.maintain().reap().unwrap();
             assert_eq!(count(), 0);
-            pool.check_conserved().unwrap();
+            pool.inspect().check_conserved().unwrap();
         }
     }
 }
@@ -133,16 +132,16 @@ fn pending_blocks_are_counted_by_stream() {
     for device in devices() {
         let (pool, elsewhere) = (pool(&device, 64 * MIB), pool(&device, 64 * MIB));
         let [(work, a), (other, b)] = streams(&device, &pool);
-        let counts = || [&a, &b].map(|stream| pool.pending_blocks(stream));
+        let counts = || [&a, &b].map(|stream| pool.inspect().pending_blocks(stream));
         assert_eq!(counts(), [0, 0]);
         let take = |bytes| pool.try_allocate(&a, bytes).unwrap();
         let (large, both, small) = (take(8 * MIB), take(9 * MIB), take(512));
-        both.used_on(&b).unwrap();
+        b.record_use(Unordered::UntilFreed(&both)).unwrap();
         run(&work, us(10));
         run(&other, us(20));
         drop((large, both, small));
         assert_eq!(counts(), [3, 1]);
-        assert_eq!(elsewhere.pending_blocks(&a), 0);
+        assert_eq!(elsewhere.inspect().pending_blocks(&a), 0);
         // The stream itself reuses the memory, and frees it again.
         let small = take(512);
         assert_eq!(counts(), [2, 1]);
@@ -155,12 +154,12 @@ fn pending_blocks_are_counted_by_stream() {
             seal.seal().unwrap();
         }
         device.advance(us(10));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         // One still waits for the other stream.
         assert_eq!(counts(), [0, 1]);
         assert_eq!(a.statistics().pending, 0);
         device.advance(us(10));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         assert_eq!(counts(), [0, 0]);
     }
 }
@@ -183,7 +182,7 @@ fn stream_name_is_in_every_report() {
         let label = format!("{name} ({})", stream.id());
         let block = pool.try_allocate(stream, MIB).unwrap();
         let reports = [
-            pool.snapshot().to_string(),
+            pool.inspect().snapshot().to_string(),
             pool.history().to_string(),
             format!("{stream:?}"),
             format!("{block:?}"),

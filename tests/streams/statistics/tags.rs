@@ -22,12 +22,17 @@ fn tag_counts_its_allocations() {
     level(1024 + 5120, 1024 + 5120 + 8 * MIB);
     assert_eq!((figures.allocations, figures.frees), (3, 1));
     assert_eq!(pool.tag(prefill).statistics().used.current, 512);
-    let tags: Vec<_> = pool.statistics_by_tag().iter().map(|of| of.tag).collect();
+    let tags: Vec<_> = pool
+        .inspect()
+        .statistics_by_tag()
+        .iter()
+        .map(|of| of.tag)
+        .collect();
     assert!(tags.len() == 2 && tags.contains(&decode) && tags.contains(&prefill));
 
     drop(other);
     std::thread::spawn(move || drop(blocks)).join().unwrap();
-    pool.reset_high_water_marks();
+    pool.inspect().reset_high_water_marks();
     let figures = pool.tag(decode).statistics();
     assert_eq!((figures.used.current, figures.used.high), (0, 0));
     assert_eq!((figures.allocations, figures.frees), (3, 3));
@@ -54,7 +59,7 @@ fn every_kind_of_free_uncharges_the_tag() {
     assert_eq!(used(), 1);
     drop(refused);
     let shared = take();
-    shared.used_on(&further).unwrap();
+    further.record_use(Unordered::UntilFreed(&shared)).unwrap();
     drop(shared);
     assert_eq!(used(), 0);
     assert_eq!(pool.tag(tag).statistics().frees, 4);
@@ -80,7 +85,7 @@ fn untaken_grant_is_not_charged() {
     let figures = pool.tag(tag).statistics();
     assert_eq!((figures.used.high, figures.allocations), (0, 0));
     assert_eq!((figures.waits.waiting, figures.waits.served), (0, 1));
-    let all = pool.statistics();
+    let all = pool.inspect().statistics();
     assert_eq!((all.allocations, all.frees), (2, 2));
     assert_eq!(all.hits.total(), 2, "a grant that nobody took is none");
 }
@@ -100,7 +105,7 @@ fn waits_are_counted_for_pool_stream_and_tag() {
     assert_eq!((of_tag.served, of_tag.cancelled), (1, 1));
     let times = of_tag.times;
     assert_eq!((times.longest(), times.total()), (us(40), us(40)));
-    let of_pool = pool.statistics().waits;
+    let of_pool = pool.inspect().statistics().waits;
     assert_eq!(stream.statistics().waits, of_pool);
     assert_eq!((of_pool.served, of_pool.times.longest()), (2, us(70)));
     assert_eq!(idle.statistics().waits, WaitStatistics::default());
@@ -113,5 +118,5 @@ fn tags_are_counted_by_pool() {
     let tag = Tag::new("tag test: pools");
     let _block = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     assert_eq!(other.tag(tag).statistics().used.current, 0);
-    assert!(other.statistics_by_tag().is_empty());
+    assert!(other.inspect().statistics_by_tag().is_empty());
 }

@@ -81,7 +81,7 @@ fn closure_may_re_enter_the_pool() {
         drop(stream.run(|| ()).unwrap());
         let waiting = pool.allocate(&other, 64 * MIB);
         drop(not_ready(Box::pin(waiting)));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         drop(pool.trim_to(0));
         nested
     });

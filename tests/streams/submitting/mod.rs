@@ -17,7 +17,6 @@ use crate::common::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use weirpool::device::sim::{Call, Checker, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 
 thread_local! {

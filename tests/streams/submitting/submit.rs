@@ -79,10 +79,8 @@ fn memory_is_given_in_the_shape_of_the_accesses() {
     let take = || pool.try_allocate(&stream, 4096).unwrap();
     let sum = |arguments: &[Argument<'_>]| arguments.iter().map(Argument::size).sum::<u64>();
     let (a, mut b, shared) = (take(), take(), take().share());
-    let mut buffer = Buffer::<f32>::try_allocate(&pool, &stream, 1000).unwrap();
-    let elements = Buffer::<u8>::try_allocate(&pool, &stream, 10)
-        .unwrap()
-        .share();
+    let mut buffer = pool.buffer::<f32>(&stream, 1000).try_now().unwrap();
+    let elements = pool.buffer::<u8>(&stream, 10).try_now().unwrap().share();
     {
         let (mut head, tail) = buffer.split_at_mut(10).unwrap();
         let accesses = (
@@ -189,7 +187,7 @@ fn panic_of_the_closure_keeps_the_order_of_its_work() {
     device.advance(us(51));
     assert_eq!(now(reading), Ok(()));
     device.assert_ordered();
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -223,7 +221,7 @@ fn task_is_dropped_at_any_poll() {
         device.advance(us(20));
         assert_eq!(now(next), Ok(()));
         drop(stream);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 
@@ -289,6 +287,6 @@ fn stream_of_the_pool_lives_as_long_as_its_handles() {
     drop(stream);
     assert_eq!(device.counters().calls(Call::DestroyStream), 0);
     drop(task);
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     assert_eq!(device.counters().calls(Call::DestroyStream), 1);
 }

@@ -68,7 +68,7 @@ impl<G: Backend> Contender for Pooled<'_, G> {
     }
 
     fn reserved(&self) -> Option<u64> {
-        Some(self.pool.statistics().reserved.high)
+        Some(self.pool.inspect().statistics().reserved.high)
     }
 }
 

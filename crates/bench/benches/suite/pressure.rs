@@ -209,9 +209,12 @@ fn waiting<G: Backend>(
             timer.sleep(late).await;
         }
     };
-    let turn = served(backend, requests, pooled.pool.reclaimer(), async |index| {
-        serve_waiting(&seats, &pooled, &requests[index], lateness).await
-    });
+    let turn = served(
+        backend,
+        requests,
+        pooled.pool.maintain().reclaimer(),
+        async |index| serve_waiting(&seats, &pooled, &requests[index], lateness).await,
+    );
     drop(weights.expect("memory for the weights"));
     turn
 }

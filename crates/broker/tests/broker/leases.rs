@@ -6,7 +6,6 @@ use futures::executor::block_on;
 use std::thread;
 use std::time::Duration;
 use weirpool::device::sim::{Clock, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_broker::{BrokerFailure, BrokerOptions, lease_capacity, lease_of};
 
@@ -126,14 +125,14 @@ fn every_way_of_asking_grows_the_lease() {
         .blocking()
         .unwrap();
     assert_eq!(
-        (lease(&pool), pool.statistics().leased),
+        (lease(&pool), pool.inspect().statistics().leased),
         (24 * MIB, 24 * MIB)
     );
     let printed = format!("{:?}", lease_of(&pool).unwrap());
     let start = "BrokerLease { leased: 24.0 MiB, guaranteed: 0 B, limit: 64.0 MiB, recalled: 0 B, ";
     assert!(printed.starts_with(start), "{printed}");
     drop((first, second, third, fourth));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -191,8 +190,8 @@ fn dropped_request_leaves_its_memory_to_others() {
         let more = block_on(other.allocate(&elsewhere, 16 * MIB)).unwrap();
         drop((held, more));
         drop(block_on(pool.allocate(&stream, 64 * MIB)).unwrap());
-        pool.check_conserved().unwrap();
-        other.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
+        other.inspect().check_conserved().unwrap();
     }
 }
 
@@ -224,7 +223,7 @@ fn recalled_memory_in_use_comes_back_before_it_is_used_again() {
     assert_eq!(lease(&pool), 32 * MIB);
     drop(pool.allocate(&stream, 16 * MIB).blocking().unwrap());
     drop(held);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -245,7 +244,7 @@ fn lease_of_a_pool_that_ends_while_there_is_no_broker_is_free() {
     drop(try_until_answered(&pool, &stream, 40 * MIB).unwrap());
     drop(running);
     eventually(|| !lease_of(&pool).unwrap().is_connected);
-    let health = pool.health().to_string();
+    let health = pool.inspect().health().to_string();
     assert!(health.contains(", without its broker; "), "{health}");
     drop((pool, stream));
     let _broker = broker(&folder.socket(), 64 * MIB);
@@ -265,7 +264,7 @@ fn figures_show_processes_leases_and_use() {
         let is_known = client.name == "chat" && client.process == std::process::id();
         is_known && client.share.weight == 3 && client.lease == 16 * MIB && figures.free == 48 * MIB
     });
-    assert_eq!(pool.health().source_trouble, None);
+    assert_eq!(pool.inspect().health().source_trouble, None);
     drop(block);
 }
 
@@ -282,7 +281,11 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
     drop(free.allocate(&third_stream, 24 * MIB).blocking().unwrap());
     let (needy, needy_stream) = leased(&folder, |options| options);
     let first = needy.allocate(&needy_stream, 16 * MIB).blocking().unwrap();
-    assert_eq!(caching.statistics().evictions, 0, "free memory is enough");
+    assert_eq!(
+        caching.inspect().statistics().evictions,
+        0,
+        "free memory is enough"
+    );
     let second = needy.allocate(&needy_stream, 24 * MIB).blocking().unwrap();
     let present = entries.iter().filter(|entry| entry.is_present()).count();
     assert_eq!(present, 3, "16 MiB of 40, the least recently used first");
@@ -296,5 +299,5 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
     );
     assert!(entries.iter().filter(|entry| entry.is_present()).count() >= 2);
     drop((first, second, entries));
-    caching.check_conserved().unwrap();
+    caching.inspect().check_conserved().unwrap();
 }

@@ -7,7 +7,6 @@ use crate::processes::until;
 use crate::{Folder, broker};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_broker::{BrokerOptions, lease_capacity};
 
@@ -128,7 +127,7 @@ impl Site {
         let Self { pool, stream, .. } = self;
         drop((self.blocks, self.reserved, self.evictable, self.graphs));
         futures::executor::block_on(stream.synchronize()).unwrap();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 

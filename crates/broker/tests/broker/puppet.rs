@@ -179,7 +179,7 @@ fn puppet() {
             }
             "reserved" => say(&format!(
                 "reserved {}",
-                service.pool.statistics().reserved.current / MIB
+                service.pool.inspect().statistics().reserved.current / MIB
             )),
             "connected" => {
                 crate::common::eventually(|| lease_of(&service.pool).unwrap().is_connected);

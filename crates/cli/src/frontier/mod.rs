@@ -119,7 +119,10 @@ fn default_chunk(
     };
     let policy = Way::GrowFirst.policy(conditions, None);
     let device = site.machine(trace, &policy)?.device();
-    Ok(session::pool(device, &policy)?.describe().chunk_bytes)
+    Ok(session::pool(device, &policy)?
+        .inspect()
+        .describe()
+        .chunk_bytes)
 }
 
 fn described(conditions: &Conditions) -> String {

@@ -243,7 +243,7 @@ impl<M: Machine> Run<'_, M> {
     }
 
     fn outcome(self, makespan: Duration, figures: Figures) -> Outcome {
-        let statistics = self.session.pool.statistics();
+        let statistics = self.session.pool.inspect().statistics();
         let frames = self.frames.map(|frames| {
             let mut frames = frames.into_vec();
             let last = Frame::of(&self.session.pool);
@@ -264,7 +264,7 @@ impl<M: Machine> Run<'_, M> {
             handover_waits: figures.waits - statistics.device_waits,
             stall: figures.stall,
             makespan,
-            chunk_bytes: self.session.pool.describe().chunk_bytes,
+            chunk_bytes: self.session.pool.inspect().describe().chunk_bytes,
             device_calls: figures.device_calls,
             device_time: figures.device_time,
             memory_time: figures.memory_time,

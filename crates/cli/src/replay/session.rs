@@ -117,7 +117,7 @@ impl<M: Machine> Session<M> {
 
     /// Returns the levels, which are current at `now`.
     pub(crate) fn sample(&self, now: Duration) -> Sample {
-        let levels = self.pool.statistics();
+        let levels = self.pool.inspect().statistics();
         Sample {
             at: now,
             reserved: levels.reserved.current,

@@ -12,7 +12,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
-use weirpool::{AllocError, Block};
+use weirpool::{AllocError, Block, Unordered};
 
 /// The task of a stream.
 pub(crate) struct StreamTask<M: Machine> {
@@ -135,7 +135,7 @@ impl<M: Machine> StreamTask<M> {
         let stream = &session.lines[self.stream].stream;
         stream.wait(made)?;
         let mut watch = Stopwatch::default();
-        watch.time(|| block.used_on(stream))?;
+        watch.time(|| stream.record_use(Unordered::UntilFreed(&block)))?;
         self.use_it(id, bytes, &block, Purpose::Check)?;
         watch.time(|| block.deallocate_on(stream).map(drop))?;
         Ok(watch.spent())

@@ -203,7 +203,9 @@ impl Current {
         let id = device.device_id();
         match scope::innermost(id) {
             Some(Choice::Pooling(pooling)) => pooling,
-            Some(Choice::Seat(seat)) if seat.pool.describe().is_pooled => Pooling::Enabled,
+            Some(Choice::Seat(seat)) if seat.pool.inspect().describe().is_pooled => {
+                Pooling::Enabled
+            }
             Some(Choice::Seat(_)) => Pooling::Disabled,
             None => Pooling::of(id),
         }

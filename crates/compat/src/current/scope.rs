@@ -68,7 +68,7 @@ impl Scope {
     /// Creates a scope in which the pool is the current one of its device.
     pub fn pool(pool: &Pool) -> Self {
         Self {
-            device: pool.device_id(),
+            device: pool.device().id(),
             choice: Choice::Seat(Arc::new(Seat::new(pool.clone()))),
         }
     }

@@ -77,7 +77,7 @@ pub(super) fn default_seat(device: &impl AsDevice) -> Result<Arc<Seat>, BuildErr
 /// Sets a pool for its device.
 pub(super) fn set(pool: &Pool) {
     let seat = Arc::new(Seat::new(pool.clone()));
-    replace(pool.device_id(), Some(seat));
+    replace(pool.device().id(), Some(seat));
 }
 
 pub(super) fn reset(device: DeviceId) {

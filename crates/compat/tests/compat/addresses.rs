@@ -3,9 +3,8 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use weirpool::BlockState;
 use weirpool::device::sim::{Checker, Clock};
-use weirpool::testing::Invariants;
+use weirpool::{BlockState, Unordered};
 use weirpool_compat::pool_of;
 
 #[test]
@@ -31,19 +30,22 @@ fn an_address_is_looked_up_in_every_state() {
             );
         }
         assert_ne!(pool_of(last + 1).map(|(_, info)| info.address), Some(first));
-        block.used_on(&other).unwrap();
+        other.record_use(Unordered::UntilFreed(&block)).unwrap();
         run(&work, us(10));
         run(&other_work, us(20));
         drop(block);
-        let waits_for = || pool.block_at(first).unwrap().waits_for;
+        let waits_for = || pool.inspect().block_at(first).unwrap().waits_for;
         assert_eq!(waits_for(), [home.id(), other.id()]);
-        assert_eq!(pool.block_at(first).unwrap().state, BlockState::Pending);
+        assert_eq!(
+            pool.inspect().block_at(first).unwrap().state,
+            BlockState::Pending
+        );
         device.advance(us(10));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         assert_eq!(waits_for(), [other.id()]);
         device.advance(us(10));
-        pool.reap().unwrap();
-        let info = pool.block_at(first).unwrap();
+        pool.maintain().reap().unwrap();
+        let info = pool.inspect().block_at(first).unwrap();
         assert_eq!((info.state, info.stream), (BlockState::Free, None));
         assert!(info.waits_for.is_empty());
         let _ = pool.trim_to(0).unwrap();
@@ -61,22 +63,25 @@ fn cached_block_belongs_to_its_stream() {
     let address = block.address();
     run(&work, us(10));
     drop(block);
-    let info = pool.block_at(address).unwrap();
+    let info = pool.inspect().block_at(address).unwrap();
     assert_eq!(
         (info.state, info.stream),
         (BlockState::Pending, Some(home.id()))
     );
     assert_eq!(info.waits_for, [home.id()]);
     device.advance(us(10));
-    pool.reap().unwrap();
-    let info = pool.block_at(address).unwrap();
+    pool.maintain().reap().unwrap();
+    let info = pool.inspect().block_at(address).unwrap();
     assert_eq!(
         (info.state, info.stream),
         (BlockState::Free, Some(home.id()))
     );
     let again = pool.try_allocate(&home, 4096).unwrap();
     assert_eq!(again.address(), address);
-    assert_eq!(pool.block_at(address).unwrap().state, BlockState::Used);
+    assert_eq!(
+        pool.inspect().block_at(address).unwrap().state,
+        BlockState::Used
+    );
 }
 
 #[test]
@@ -93,7 +98,10 @@ fn blocks_are_found_while_others_come_and_go() {
                     for round in 0..3000_u64 {
                         let bytes = 512 << (round * 7 % 13);
                         let block = pool.try_allocate(&stream, bytes).unwrap();
-                        let info = pool.block_at(block.address() + (bytes - 1)).unwrap();
+                        let info = pool
+                            .inspect()
+                            .block_at(block.address() + (bytes - 1))
+                            .unwrap();
                         assert_eq!((info.address, info.size), (block.address(), block.size()));
                         assert_eq!(info.state, BlockState::Used);
                         assert_eq!(info.stream, Some(stream.id()));
@@ -114,5 +122,5 @@ fn blocks_are_found_while_others_come_and_go() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

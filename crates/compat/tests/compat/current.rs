@@ -7,7 +7,6 @@ use std::thread;
 use weirpool::BuildError;
 use weirpool::device::sim::Call;
 use weirpool::device::{Device, DeviceErrorKind, DeviceStream};
-use weirpool::testing::Invariants;
 use weirpool_compat::{Current, Scope, current, default_pool, find_pool};
 
 #[test]
@@ -103,7 +102,7 @@ fn a_stream_is_registered_once_with_the_current_pool() {
 }
 
 fn pool_reaped(pool: &Pool) {
-    pool.reap().unwrap();
+    pool.maintain().reap().unwrap();
     // Streams that went away are seen off by those that come.
     drop(pool.create_stream().unwrap());
 }
@@ -127,7 +126,7 @@ fn a_thread_registers_what_another_registers_at_the_same_time() {
     });
     let kept = scope_stream(&scope, &device, &work);
     assert!(ids.contains(&kept), "{ids:?}");
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 fn scope_stream(scope: &Scope, device: &SimDevice, work: &impl DeviceStream) -> weirpool::StreamId {

@@ -81,7 +81,7 @@ fn one_of_the_threads_that_want_a_name_has_it() {
 #[test]
 fn all_pools_are_listed_while_they_live() {
     let device = manual();
-    let mine = |pool: &Pool| pool.device_id() == device.id();
+    let mine = |pool: &Pool| pool.device().id() == device.id();
     let (one, two) = (
         small(&device).build().unwrap(),
         small(&device).build().unwrap(),

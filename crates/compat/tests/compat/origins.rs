@@ -6,7 +6,7 @@ use std::future::IntoFuture;
 use weirpool::device::sim::{Clock, Operation, SimDevice};
 use weirpool::device::{Access, AsDevice, HandleTypes, MemoryKind, Pooling};
 use weirpool::{
-    BlockState, Buffer, CoalesceHeuristic, CopyError, Pool, ReleaseThreshold, Stream, Upstream,
+    BlockState, CoalesceHeuristic, CopyError, Pool, ReleaseThreshold, Stream, Upstream,
 };
 use weirpool_compat::{Attribute, Current, Scope, current};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
@@ -28,18 +28,18 @@ fn resource_aware_pool_keeps_pending_memory_from_another_resource() {
         let address = a.address();
         use_block(&d1, &a, us(1000)); // my_kernel
         drop(a); // pool.deallocate(r1, a)
-        let state = pool.block_at(address).map(|block| block.state);
+        let state = pool.inspect().block_at(address).map(|block| block.state);
         assert_eq!(state, Some(BlockState::Pending));
-        assert_eq!(pool.pending_blocks(&r1), 1);
+        assert_eq!(pool.inspect().pending_blocks(&r1), 1);
         let other = pool.try_allocate(&r2, 8 * MIB).unwrap();
         assert_ne!(other.address(), address);
         use_block(&d2, &other, us(10)); // my_other_kernel
         let again = pool.try_allocate(&r1, 8 * MIB).unwrap();
         assert_eq!(again.address(), address);
-        assert_eq!(pool.pending_blocks(&r1), 0);
+        assert_eq!(pool.inspect().pending_blocks(&r1), 0);
         drop(again);
         device.advance(us(2000));
-        pool.reap().unwrap();
+        pool.maintain().reap().unwrap();
         let next = pool.try_allocate(&r2, 8 * MIB).unwrap();
         assert_eq!(next.address(), address, "no longer pending");
         device.assert_ordered();
@@ -72,17 +72,17 @@ fn coalesced_pool_does_not_grow_for_a_larger_block() {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let stream = pool.create_stream().unwrap();
         let blocks = [4, 4, 4, 4].map(|mib| pool.try_allocate(&stream, mib * MIB).unwrap());
-        let actual = || pool.statistics().reserved.current; // getActualSize
+        let actual = || pool.inspect().statistics().reserved.current; // getActualSize
         let before = actual();
         drop(blocks);
         device.advance(us(1));
         if coalesces {
-            assert_eq!(pool.coalesce().unwrap(), before); // strategy->coalesce()
-            assert_eq!(pool.statistics().chunks, 1);
+            assert_eq!(pool.maintain().coalesce().unwrap(), before); // strategy->coalesce()
+            assert_eq!(pool.inspect().statistics().chunks, 1);
         }
         let large = pool.try_allocate(&stream, 16 * MIB).unwrap();
         assert_eq!(actual() > before, !coalesces);
-        assert_eq!(pool.statistics().used.current, large.size()); // getCurrentSize
+        assert_eq!(pool.inspect().statistics().used.current, large.size()); // getCurrentSize
     }
 }
 
@@ -109,7 +109,7 @@ fn heuristics_of_umpire_coalesce_by_themselves() {
             drop(blocks);
             device.advance(us(100_000));
         }
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!(figures.reserved.current, reserved, "{heuristic:?}");
         assert_eq!(figures.releasable_blocks, 1, "{heuristic:?}");
     }
@@ -210,7 +210,8 @@ fn threshold_of_hips_page_is_met_at_the_next_synchronization() {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let work = device.create_stream();
         let stream = pool.register(&work).unwrap();
-        pool.set_release_threshold(ReleaseThreshold::Bytes(0))
+        pool.maintain()
+            .set_release_threshold(ReleaseThreshold::Bytes(0))
             .unwrap();
         for way in 0..3 {
             let block = pool.try_allocate(&stream, 32 * MIB).unwrap(); // hipMallocAsync
@@ -236,7 +237,7 @@ fn statistics_and_policies_of_hips_page_are_attributes() {
     of_both(|device| {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let streams = [(); 2].map(|()| pool.create_stream().unwrap());
-        let scope = pool.exact_statistics_scope();
+        let scope = pool.inspect().exact_statistics_scope();
         for stream in streams.iter().cycle().take(6) {
             drop(pool.try_allocate(stream, 8 * MIB).unwrap());
         }
@@ -264,27 +265,28 @@ fn arrays_of_warps_page_have_their_contents() {
     of_both(|device| {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let stream = pool.create_stream().unwrap();
-        pool.set_release_threshold(ReleaseThreshold::Fraction(0.5))
+        pool.maintain()
+            .set_release_threshold(ReleaseThreshold::Fraction(0.5))
             .unwrap();
         device.advance(us(1));
         let n = 1000;
         for _ in 0..100 {
-            let mut a = Buffer::<f32>::try_allocate(&pool, &stream, n).unwrap(); // wp.empty
+            let mut a = pool.buffer::<f32>(&stream, n).try_now().unwrap(); // wp.empty
             a.as_slice_mut().zero(&stream).unwrap(); // wp.zeros
             a.as_slice_mut().fill(&stream, 42).unwrap(); // wp.full
         }
-        let figures = pool.statistics();
+        let figures = pool.inspect().statistics();
         assert_eq!(
             (figures.allocations, figures.frees, figures.growths),
             (100, 100, 1)
         );
-        let mut buffer = Buffer::<f32>::try_allocate(&pool, &stream, n).unwrap();
+        let mut buffer = pool.buffer::<f32>(&stream, n).try_now().unwrap();
         for n in [10, 500, n] {
             let mut a = buffer.slice_mut(0..n).unwrap(); // a = buffer[:n]
             a.zero(&stream).unwrap(); // a.zero_()
-            assert_eq!(a.write_on(&stream).unwrap().size(), 4 * n as u64);
+            assert_eq!(stream.record_use(&mut a).unwrap().size(), 4 * n as u64);
         }
-        assert!(pool.statistics().used.high >= 4000);
+        assert!(pool.inspect().statistics().used.high >= 4000);
     });
 }
 
@@ -294,7 +296,14 @@ fn pools_are_switched_off_in_a_scope() {
     of_both(|device| {
         assert!(device.to_shared().capabilities().memory_pools); // wp.is_mempool_supported
         assert_eq!(Current::pooling(&device), Pooling::Enabled); // wp.is_mempool_enabled
-        let is_pooled = || current(&device).unwrap().pool().describe().is_pooled;
+        let is_pooled = || {
+            current(&device)
+                .unwrap()
+                .pool()
+                .inspect()
+                .describe()
+                .is_pooled
+        };
         {
             let _scope = Scope::pooling(&device, Pooling::Disabled).enter(); // wp.ScopedMempool(device, False)
             assert_eq!(Current::pooling(&device), Pooling::Disabled);
@@ -315,7 +324,7 @@ fn array_of_a_capture_exists_once_its_graph_was_launched() {
         let pool = Pool::builder(device.clone()).build().unwrap();
         let stream = pool.create_stream().unwrap();
         let capture = pool.capture(&stream).unwrap(); // wp.ScopedCapture
-        let mut a = Buffer::<u8>::try_allocate(&pool, &stream, 1000).unwrap();
+        let mut a = pool.buffer::<u8>(&stream, 1000).try_now().unwrap();
         a.as_slice_mut().fill(&stream, 42).unwrap(); // wp.full
         let graph = capture.end().unwrap();
         graph.launch(&stream).unwrap(); // wp.capture_launch
@@ -342,19 +351,24 @@ fn two(is_virtual: bool) -> ([SimDevice; 2], [Pool; 2], [Stream; 2]) {
 fn copy_between_devices_in_a_capture_needs_access_or_plain_memory() {
     for is_virtual in [true, false] {
         let ([cuda0, cuda1], pools, streams) = two(is_virtual);
-        let array = |at: usize| Buffer::<u8>::try_allocate(&pools[at], &streams[at], 1000).unwrap();
+        let array = |at: usize| {
+            pools[at]
+                .buffer::<u8>(&streams[at], 1000)
+                .try_now()
+                .unwrap()
+        };
         let (mut a0, mut a1) = (array(0), array(1));
         a0.as_slice_mut().fill(&streams[0], 7).unwrap();
-        assert!(!pools[1].is_access_enabled(&cuda0));
+        assert!(!pools[1].peers().is_enabled(&cuda0));
         // Plain memory needs no access.
         let capture = pools[0].capture(&streams[0]).unwrap();
         let refused = a0.copy_to(&mut a1, &streams[0]).err();
         assert_eq!(refused, is_virtual.then_some(CopyError::NoAccessInCapture));
         capture.abort();
-        assert!(pools[1].is_access_supported(&cuda0)); // wp.is_mempool_access_supported
-        pools[1].enable_access(&cuda0).unwrap(); // wp.set_mempool_access_enabled
-        assert!(pools[1].is_access_enabled(&cuda0));
-        assert!(!pools[0].is_access_enabled(&cuda1), "directional");
+        assert!(pools[1].peers().is_supported(&cuda0)); // wp.is_mempool_access_supported
+        pools[1].peers().enable(&cuda0).unwrap(); // wp.set_mempool_access_enabled
+        assert!(pools[1].peers().is_enabled(&cuda0));
+        assert!(!pools[0].peers().is_enabled(&cuda1), "directional");
         let capture = pools[0].capture(&streams[0]).unwrap();
         drop(a0.copy_to(&mut a1, &streams[0]).unwrap());
         let graph = capture.end().unwrap();
@@ -371,20 +385,20 @@ fn copy_between_devices_in_a_capture_needs_access_or_plain_memory() {
 fn scope_of_an_access_ends_while_its_arrays_live() {
     for is_virtual in [true, false] {
         let ([cuda0, cuda1], pools, streams) = two(is_virtual);
-        let scope = pools[0].scoped_access(&cuda1).unwrap(); // wp.ScopedMempoolAccess("cuda:0", "cuda:1", True)
-        let a0 = Buffer::<f32>::try_allocate(&pools[0], &streams[0], 1000).unwrap();
-        let mut a1 = Buffer::<f32>::try_allocate(&pools[1], &streams[1], 1000).unwrap();
+        let scope = pools[0].peers().grant(&cuda1).unwrap(); // wp.ScopedMempoolAccess("cuda:0", "cuda:1", True)
+        let a0 = pools[0].buffer::<f32>(&streams[0], 1000).try_now().unwrap();
+        let mut a1 = pools[1].buffer::<f32>(&streams[1], 1000).try_now().unwrap();
         let copied = a0.copy_to(&mut a1, &streams[0]).unwrap(); // wp.copy(a1, a0)
         cuda0.advance_to_end();
         cuda0.block_on(copied).unwrap();
-        assert!(pools[0].is_access_enabled(&cuda1));
+        assert!(pools[0].peers().is_enabled(&cuda1));
         scope.end().unwrap();
-        assert!(!pools[0].is_access_enabled(&cuda1));
+        assert!(!pools[0].peers().is_enabled(&cuda1));
         {
-            let _outer = pools[0].scoped_access(&cuda1).unwrap();
-            let _none = pools[0].scoped_no_access(&cuda1).unwrap(); // ... False
-            assert!(!pools[0].is_access_enabled(&cuda1));
+            let _outer = pools[0].peers().grant(&cuda1).unwrap();
+            let _none = pools[0].peers().deny(&cuda1).unwrap(); // ... False
+            assert!(!pools[0].peers().is_enabled(&cuda1));
         }
-        assert!(!pools[0].is_access_enabled(&cuda1));
+        assert!(!pools[0].peers().is_enabled(&cuda1));
     }
 }

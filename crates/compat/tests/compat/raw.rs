@@ -9,7 +9,6 @@ use crate::common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Fill, FillAt, PoolBuilder, Source, StreamId};
 use weirpool_compat::{Current, RawPool, current};
 
@@ -39,11 +38,11 @@ fn destroyed_streams_are_dropped() {
             device.advance_to_next();
         }
     }
-    let known = raw.pool().statistics_by_stream().len();
+    let known = raw.pool().inspect().statistics_by_stream().len();
     assert!(known < 128, "{known} of 1000");
-    let events = raw.pool().statistics().events_created;
+    let events = raw.pool().inspect().statistics().events_created;
     assert!(events < 256, "{events} events for 1000 frees");
-    raw.pool().check_conserved().unwrap();
+    raw.pool().inspect().check_conserved().unwrap();
 }
 
 /// A stream that is used from time to time, or has a live block, stays registered, however many others come and go.
@@ -63,7 +62,7 @@ fn streams_in_use_stay_registered() {
     raw.free(held, &External::of(&holder)).unwrap();
     assert_eq!(visit(&raw, &holder), ids[1]);
     device.advance_to_end();
-    raw.pool().check_conserved().unwrap();
+    raw.pool().inspect().check_conserved().unwrap();
 }
 
 /// The current pool finds external streams by the same rule: two that alternate are not registered again.
@@ -109,7 +108,7 @@ fn each_free_of_a_long_backlog_is_sealed() {
     device.advance(us(10));
     raw.free(late, &heir).unwrap();
     device.advance(us(1));
-    raw.pool().check_conserved().unwrap();
+    raw.pool().inspect().check_conserved().unwrap();
 }
 
 /// Memory that is freed on another stream, because its own is destroyed, is filled there, after its earlier life.
@@ -138,7 +137,7 @@ fn memory_freed_on_another_stream_is_filled_there() {
     assert_ne!(block.source(), Source::DeviceWait);
     drop(block);
     device.advance_to_end();
-    raw.pool().check_conserved().unwrap();
+    raw.pool().inspect().check_conserved().unwrap();
 }
 
 /// The checker finds a violation of the rule of `cudaFreeAsync`: uses on other streams must come before the free.
@@ -182,5 +181,5 @@ fn stream_of_another_device_is_refused() {
     );
     assert_eq!(raw.given_out(), 1);
     raw.free(address, &work).unwrap();
-    raw.pool().check_conserved().unwrap();
+    raw.pool().inspect().check_conserved().unwrap();
 }

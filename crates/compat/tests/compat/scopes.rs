@@ -26,7 +26,7 @@ fn innermost_scope_of_each_device_applies() {
     let two_entered = Scope::pool(&two).enter();
     let unpooled = Scope::pooling(&device, Pooling::Disabled).enter();
     assert_eq!(Current::pooling(&device), Pooling::Disabled);
-    assert!(!here().describe().is_pooled);
+    assert!(!here().inspect().describe().is_pooled);
     let pooled = Scope::pooling(&device, Pooling::Enabled).enter();
     assert_eq!(Current::pooling(&device), Pooling::Enabled);
     assert_eq!(here(), default_pool(&device).unwrap());

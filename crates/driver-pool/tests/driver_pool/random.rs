@@ -7,7 +7,6 @@ use std::panic::catch_unwind;
 use std::pin::Pin;
 use std::task::Poll;
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, AllocateOwned, Block, Capture, Pool, ReleaseThreshold, Reuse, Stream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -145,7 +144,7 @@ impl World {
         let further = (line + 2) % 4;
         match self.random.u8(..3) {
             // Refused where a captured stream would have to wait.
-            0 if block.write_on(&self.lines[further].stream).is_ok() => {
+            0 if self.lines[further].stream.record_use(&mut block).is_ok() => {
                 self.use_on(further, &block);
                 drop(block);
             }
@@ -183,8 +182,8 @@ impl World {
             2 => driver_pool.reset_high_water_marks().unwrap(),
             3 => driver_pool.trim_to(bytes).unwrap(),
             4 => drop(pool.trim_to(bytes).unwrap()),
-            5 => drop(pool.reap().unwrap()),
-            6 => drop((pool.statistics(), pool.snapshot())),
+            5 => drop(pool.maintain().reap().unwrap()),
+            6 => drop((pool.inspect().statistics(), pool.inspect().snapshot())),
             _ => {
                 // Refused while the stream is captured.
                 let line = &self.lines[random.usize(..4)];
@@ -206,13 +205,15 @@ impl World {
     }
 
     fn assert_sound(&self) {
-        self.pools.iter().for_each(|pool| pool.check().unwrap());
+        self.pools
+            .iter()
+            .for_each(|pool| pool.inspect().check().unwrap());
         let (used, reserved) = (self.driver_pool.used(), self.driver_pool.reserved());
         let (used, reserved) = (used.unwrap(), reserved.unwrap());
         assert!(used.current <= used.high && reserved.current <= reserved.high);
         assert!(used.current <= reserved.current && reserved.current <= self.most);
         let held = self.pools.each_ref().map(|pool| {
-            let figures = pool.statistics();
+            let figures = pool.inspect().statistics();
             assert!(figures.reserved.current <= pool.capacity());
             figures.reserved.current
         });
@@ -232,8 +233,8 @@ impl World {
         (0..20).for_each(|_| self.device.advance(us(100)));
         self.assert_sound();
         for pool in &self.pools {
-            pool.reap().unwrap();
-            pool.check_conserved().unwrap();
+            pool.maintain().reap().unwrap();
+            pool.inspect().check_conserved().unwrap();
             let _ = pool.trim_to(0).unwrap();
         }
         assert_eq!(self.driver_pool.used().unwrap().current, 0);

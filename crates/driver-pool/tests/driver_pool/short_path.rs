@@ -5,7 +5,6 @@ use crate::common::{MIB, manual_builder, poll, streams, us};
 use std::task::Poll;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::extend::{Event, Observer};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Histogram, Pool, Stream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -69,7 +68,7 @@ impl Side {
             6..10 if !self.blocks.is_empty() => {
                 let mut block = self.blocks.swap_remove(size % self.blocks.len());
                 if what == 6 {
-                    let _ = block.write_on(stream).unwrap();
+                    let _ = stream.record_use(&mut block).unwrap();
                 }
                 match what {
                     7 => drop(block.deallocate()),
@@ -82,7 +81,7 @@ impl Side {
                 Ok(())
             }
         };
-        self.pool.check().unwrap();
+        self.pool.inspect().check().unwrap();
         match answer {
             Ok(()) | Err(AllocError::Exhausted(_)) => {}
             Err(error) => panic!("{error:?}"),
@@ -91,7 +90,7 @@ impl Side {
         let blocks: Vec<_> = blocks.map(|block| (block.size(), block.source())).collect();
         let (used, reserved) = (self.driver_pool.used(), self.driver_pool.reserved());
         // A search records events, by which it sees how long frees were pending.
-        let mut figures = self.pool.statistics();
+        let mut figures = self.pool.inspect().statistics();
         figures.pending_ages = Histogram::default();
         format!("{figures:?} {used:?} {reserved:?} {blocks:?}")
     }
@@ -110,7 +109,7 @@ fn short_path_leaves_the_figures_of_a_search() {
         for mut side in sides {
             side.blocks.clear();
             side.device.advance_to_end();
-            side.pool.check_conserved().unwrap();
+            side.pool.inspect().check_conserved().unwrap();
         }
     }
 }

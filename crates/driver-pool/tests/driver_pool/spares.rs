@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::{AllocError, Pool, Stream};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
@@ -52,7 +51,7 @@ fn room_that_spares_hold_serves_every_request() {
     drop(last);
     drop(now(&mut request).expect("a request that waited"));
     assert_eq!(driver_pool.used().unwrap().current, 0);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 #[test]
@@ -62,14 +61,14 @@ fn freed_blocks_are_in_no_figure() {
     let stream = pool.create_stream().unwrap();
     let block = pool.try_allocate(&stream, MIB).unwrap();
     let address = block.address();
-    assert!(pool.block_at(address).is_some());
+    assert!(pool.inspect().block_at(address).is_some());
     drop(block);
     assert_eq!(driver_pool.used().unwrap().current, 0);
-    assert_eq!(pool.block_at(address), None);
+    assert_eq!(pool.inspect().block_at(address), None);
     leave_spares(&pool, &stream, &[MIB]);
-    assert!(pool.snapshot().segments.is_empty());
+    assert!(pool.inspect().snapshot().segments.is_empty());
     leave_spares(&pool, &stream, &[MIB, MIB]);
-    let figures = pool.statistics();
+    let figures = pool.inspect().statistics();
     let levels = [figures.reserved, figures.used, figures.pending];
     assert_eq!(levels.map(|level| level.current), [0; 3]);
     assert_eq!((figures.free, figures.live_blocks), (0, 0));
@@ -87,11 +86,14 @@ fn spare_takes_the_address_that_the_driver_gives() {
     // The driver gives the same memory to the other stream, or gave it before.
     let blocks = [&other, &stream, &other].map(|stream| pool.try_allocate(stream, MIB).unwrap());
     for block in &blocks {
-        let found = pool.block_at(block.address()).expect("a live block");
+        let found = pool
+            .inspect()
+            .block_at(block.address())
+            .expect("a live block");
         assert_eq!(found.address, block.address());
         assert_eq!(found.size, block.size());
     }
-    pool.check().unwrap();
+    pool.inspect().check().unwrap();
 }
 
 /// A refusal of the driver is told to the request, whatever spares there are.
@@ -111,8 +113,8 @@ fn driver_may_refuse_though_there_is_a_spare() {
     assert!(matches!(failed, AllocError::Device(_)), "{failed}");
     device.advance(us(10));
     assert_eq!(driver_pool.used().unwrap().current, 0);
-    assert_eq!(pool.statistics().live_blocks, 0);
-    pool.check_conserved().unwrap();
+    assert_eq!(pool.inspect().statistics().live_blocks, 0);
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// Threads take and free on streams of their own and on shared ones, while one reads figures, which removes spares, and one
@@ -141,7 +143,7 @@ fn spares_that_are_removed_meanwhile_lose_nothing() {
         }
         scope.spawn(|| {
             for _ in 0..2000 {
-                let figures = pool.statistics();
+                let figures = pool.inspect().statistics();
                 assert!(figures.reserved.current <= 6 * MIB, "{figures:?}");
             }
             is_over.store(true, SeqCst);
@@ -154,7 +156,7 @@ fn spares_that_are_removed_meanwhile_lose_nothing() {
         });
     });
     assert_eq!(driver_pool.used().unwrap().current, 0);
-    pool.check_conserved().unwrap();
-    assert_eq!(pool.statistics().reserved.current, 0);
+    pool.inspect().check_conserved().unwrap();
+    assert_eq!(pool.inspect().statistics().reserved.current, 0);
     drop(pool.try_allocate(&streams[1], 6 * MIB).expect("all of it"));
 }

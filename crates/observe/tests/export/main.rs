@@ -41,7 +41,9 @@ fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
     let waiting = not_ready(pool.allocate(&second, 10 * MIB));
     device.advance(us(25));
     drop(kept.remove(0));
-    kept.remove(0).used_on(&second).unwrap();
+    second
+        .record_use(Unordered::UntilFreed(&kept.remove(0)))
+        .unwrap();
     device.advance(us(25));
     drop(now(waiting).unwrap().deallocate());
     now(second.synchronize()).unwrap();
@@ -259,8 +261,14 @@ fn history_is_read_by_perfetto() {
     }
     // The last counters match the pool's figures, except for the state after the last free.
     let last = of_phase("C").next_back().unwrap();
-    assert_eq!(last["args"]["used"], pool.statistics().used.current);
-    assert_eq!(last["args"]["reserved"], pool.statistics().reserved.current);
+    assert_eq!(
+        last["args"]["used"],
+        pool.inspect().statistics().used.current
+    );
+    assert_eq!(
+        last["args"]["reserved"],
+        pool.inspect().statistics().reserved.current
+    );
 }
 
 /// A reservation belongs to no stream, so its waits and failures are on the pool's track. Blocks from it are on the
@@ -423,7 +431,7 @@ fn snapshots_and_histories_are_data() {
     let block = pool.allocate(&stream, 1000).tag(tag).try_now().unwrap();
     drop(pool.try_allocate(&stream, MIB).unwrap().deallocate());
     assert!(pool.try_allocate(&stream, 8 * MIB).is_err());
-    let snapshot = round_trip(&pool.snapshot());
+    let snapshot = round_trip(&pool.inspect().snapshot());
     let used = &snapshot["segments"][0]["blocks"][0];
     assert_eq!(used["origin"]["tag"], "snapshot as data");
     assert_eq!(

@@ -1,6 +1,7 @@
 //! The history of recent events.
 
 use super::*;
+use weirpool::Unordered;
 use weirpool::device::sim::{Checker, Clock};
 
 #[test]
@@ -14,7 +15,7 @@ fn history_lists_events_in_order() {
     let block = block.unwrap();
     let (address, size) = (block.address(), block.size());
     use_block(&work, &block, us(50));
-    block.used_on(&second).unwrap();
+    second.record_use(Unordered::UntilFreed(&block)).unwrap();
     device.advance(us(5));
     let (done, freed_at) = (block.deallocate(), here());
     drop(done);
@@ -170,10 +171,10 @@ fn history_lists_reservations() {
         text.contains(" on S1") && !text.contains("S4294967295"),
         "{text}"
     );
-    let snapshot = pool.snapshot();
+    let snapshot = pool.inspect().snapshot();
     let left = snapshot.blocks_in(BlockState::Reserved).next().unwrap();
     assert_eq!(left.reservation.as_ref().unwrap().tag, Some(tag));
-    assert_eq!(pool.block_at(left.address).as_ref(), Some(left));
+    assert_eq!(pool.inspect().block_at(left.address).as_ref(), Some(left));
     let text = snapshot.to_string();
     assert!(
         text.contains(
@@ -181,7 +182,7 @@ fn history_lists_reservations() {
         ),
         "{text}"
     );
-    let of_block = pool.block_at(direct.address()).unwrap().origin;
+    let of_block = pool.inspect().block_at(direct.address()).unwrap().origin;
     assert_eq!(of_block.unwrap().tag, Some(tag));
     // The reservation is charged to the tag once.
     assert_eq!(pool.tag(tag).statistics().used.current, 4 * MIB);

@@ -55,7 +55,7 @@ fn assert_tiled(snapshot: &Snapshot) {
 
 /// At rest: the sums are those of the statistics.
 fn assert_adds_up(pool: &Pool) -> Snapshot {
-    let (snapshot, figures) = (pool.snapshot(), pool.statistics());
+    let (snapshot, figures) = (pool.inspect().snapshot(), pool.inspect().statistics());
     assert_tiled(&snapshot);
     let sums = [BlockState::Used, BlockState::Pending, BlockState::Free];
     assert_eq!(

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
+use weirpool::Unordered;
 use weirpool::device::sim::{Checker, Clock};
 
 #[test]
@@ -18,7 +19,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
         .collect();
     let [shared_at, pending_at, cached_at] = [&shared, &pending, &kept[0]].map(Block::address);
     use_block(&first_work, &shared, us(50));
-    shared.used_on(&second).unwrap();
+    second.record_use(Unordered::UntilFreed(&shared)).unwrap();
     use_block(&second_work, &pending, us(50));
     drop((shared, pending, kept));
 
@@ -27,7 +28,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
         let found = snapshot.blocks().find(|block| block.address == address);
         let block = found.unwrap();
         // One block is looked up as it is listed with all others.
-        assert_eq!(pool.block_at(address).as_ref(), Some(block));
+        assert_eq!(pool.inspect().block_at(address).as_ref(), Some(block));
         (block.state, block.stream, block.waits_for.clone())
     };
     let (one, two) = (first.id(), second.id());

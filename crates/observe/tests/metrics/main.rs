@@ -139,7 +139,7 @@ fn figures_are_published_when_asked_for() {
         assert!(book.values.lock().unwrap().is_empty(), "not before");
         metrics.publish();
     });
-    let figures = pool.statistics();
+    let figures = pool.inspect().statistics();
     let values = [
         ("capacity_bytes", 64 * MIB),
         ("reserved_bytes", figures.reserved.current),

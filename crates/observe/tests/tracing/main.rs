@@ -13,7 +13,6 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
 use weirpool::device::DeviceErrorKind::OutOfMemory;
 use weirpool::device::sim::{Call, Checker, SimDevice};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_compat::Attribute;
 use weirpool_observe::Record as _;
@@ -246,7 +245,7 @@ fn soft_cap_is_reported_once_when_it_is_exceeded() {
         assert_eq!(listener.take("WARN"), std::slice::from_ref(&line));
         drop(beyond);
         now(stream.synchronize()).unwrap(); // gives back the memory above the cap
-        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+        assert_eq!(pool.inspect().statistics().reserved.current, 16 * MIB);
         let _again = pool.try_allocate(&stream, 8 * MIB).unwrap();
         assert_eq!(listener.take("WARN"), [line]);
         drop(within);
@@ -262,7 +261,7 @@ fn reaps_and_device_waits_are_reported() {
         drop(pool.try_allocate(&first, 8 * MIB).unwrap());
         device.advance(us(1));
         listener.take("");
-        assert!(pool.reap().unwrap());
+        assert!(pool.maintain().reap().unwrap());
         assert_eq!(listener.take(""), ["TRACE reaped streams=1"]);
         let work = device.stream(first.raw());
         let block = pool.try_allocate(&first, 8 * MIB).unwrap();
@@ -443,15 +442,15 @@ fn subscriber_may_call_the_pool() {
             metadata.target() == "weirpool" && *metadata.level() < Level::TRACE
         }
         fn new_span(&self, _: &Attributes<'_>) -> Id {
-            self.0.statistics();
+            self.0.inspect().statistics();
             Id::from_u64(1)
         }
         fn record(&self, _: &Id, _: &Record<'_>) {}
         fn record_follows_from(&self, _: &Id, _: &Id) {}
         fn event(&self, _: &Event<'_>) {
-            self.0.check().unwrap();
+            self.0.inspect().check().unwrap();
             self.1.statistics();
-            self.0.reap().unwrap();
+            self.0.maintain().reap().unwrap();
         }
         fn enter(&self, _: &Id) {}
         fn exit(&self, _: &Id) {}
@@ -469,5 +468,5 @@ fn subscriber_may_call_the_pool() {
         let _ = pool.trim_to(0).unwrap();
         drop(pool.register(&device.create_stream()).unwrap());
     });
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Wake, Waker};
 use weirpool::device::sim::SimDevice;
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_pressure::*;
 
@@ -28,7 +27,7 @@ fn base(device: &SimDevice) -> PoolBuilder {
 }
 
 fn waiting(pool: &Pool) -> usize {
-    pool.statistics().waits.waiting
+    pool.inspect().statistics().waits.waiting
 }
 
 type Answer = Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -142,7 +141,7 @@ fn memory_that_the_hook_frees_is_granted_at_once() {
     drop(block);
     drop(now(pool.reserve(ALL).relieve_with(&pressure)).unwrap());
     assert_eq!(cache.asked(), 2 + 1);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A request that does not wait, or finds memory, does not ask.
@@ -300,7 +299,7 @@ fn memory_that_the_hook_frees_into_a_reservation_serves_its_scope() {
     let rest = reservation.split(MIB).unwrap();
     drop((block, rest, reservation));
     cache.evict(8);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A tenant whose evictable cache fills its limit.
@@ -374,7 +373,7 @@ fn blocks_of_a_hook_that_is_interrupted_come_back() {
         assert!(poll(&mut second).is_ready());
         drop(second);
         cache.evict(8);
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
     }
 }
 

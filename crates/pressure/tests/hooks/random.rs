@@ -80,7 +80,7 @@ impl PressureHook for Evicting {
 /// # Panics
 /// When it is not the first there.
 fn place_of_first(pool: &Pool, bytes: u64) -> Place {
-    let waiting = pool.waiting_requests(usize::MAX);
+    let waiting = pool.inspect().waiting_requests(usize::MAX);
     let own = waiting.iter().find(|waiting| waiting.requested == bytes);
     let own = own.expect("it was told while it waits");
     let is_beside = |other: &&WaitingRequest| match own.is_over_limit {
@@ -267,7 +267,7 @@ impl<'a> Run<'a> {
     }
 
     fn check(&mut self) {
-        let waiting = self.pool.waiting_requests(usize::MAX);
+        let waiting = self.pool.inspect().waiting_requests(usize::MAX);
         let mut firsts: Vec<&WaitingRequest> = Vec::new();
         for request in &waiting {
             let is_beside = |first: &&WaitingRequest| {
@@ -322,7 +322,10 @@ impl<'a> Run<'a> {
             self.hook.cache.lock().unwrap().pop();
             self.device.advance(us(500));
         }
-        panic!("never served: {:?}", self.pool.waiting_requests(usize::MAX));
+        panic!(
+            "never served: {:?}",
+            self.pool.inspect().waiting_requests(usize::MAX)
+        );
     }
 }
 
@@ -371,7 +374,7 @@ fn random_run(seed: u64, is_virtual: bool) -> (usize, usize) {
     assert_eq!(waiting(&pool), 0);
     drop(run);
     device.advance(us(10_000));
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
     (told, asked)
 }
 

@@ -27,7 +27,7 @@ impl Drop for Exported {
 pub(super) fn device_of(pool: &Pool) -> DLDevice {
     let device = pool.device();
     let own = DLDeviceType(device.dlpack_type());
-    let (device_type, device_id) = match pool.memory_kind() {
+    let (device_type, device_id) = match pool.inspect().memory_kind() {
         MemoryKind::Host => (DLDeviceType::CPU, 0),
         MemoryKind::Pinned if own == DLDeviceType::CUDA => (DLDeviceType::CUDAHOST, 0),
         MemoryKind::Managed if own == DLDeviceType::CUDA => (DLDeviceType::CUDAMANAGED, 0),
@@ -66,12 +66,12 @@ pub trait ExportBlock {
     ///
     /// The stream is made to wait for all earlier uses of the whole block, and the block counts as used there from then
     /// on: see the [module](super). The library may write the bytes; reads that are declared later, by
-    /// [`read_on`](SharedBlock::read_on) and the like, come after the work that it has submitted by then. The tensor is
+    /// [`Stream::record_use`] and copies, come after the work that it has submitted by then. The tensor is
     /// in row-major order. `M` is `DLManagedTensorVersioned`, or `DLManagedTensor` for libraries that know only the
     /// first version.
     ///
-    /// On an external stream, no event is recorded but at the drop of the tensor. So `read_on` and the like return an
-    /// error meanwhile; order other streams by an event of your own, and use [`on`](SharedBlock::on).
+    /// On an external stream, no event is recorded but at the drop of the tensor. So `record_use` and copies return an error
+    /// meanwhile; order other streams by an event of your own, and record the use as [`weirpool::Unordered`].
     ///
     /// Where the stream cannot be made to wait on the device, the host waits for the earlier uses. In a task of a
     /// current-thread tokio runtime it does not: await the earlier uses first.

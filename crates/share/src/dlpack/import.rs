@@ -104,7 +104,7 @@ fn described<M: ManagedTensorBase>(
     };
     let valid = tensor.validate().map_err(malformed)?;
     let pool = stream.pool();
-    if stream.device().id() != pool.device_id() {
+    if stream.device().id() != pool.device().id() {
         return Err(StreamError::ForeignDevice.into());
     }
     let own = device_of(&pool);

@@ -24,7 +24,7 @@
 //! # let pool = Pool::builder(device.clone()).build()?;
 //! # let (work, other_work) = (device.create_stream(), device.create_stream());
 //! # let (stream, consumer) = (pool.register(&work)?, pool.register(&other_work)?);
-//! let weights = Buffer::<f32>::try_allocate(&pool, &stream, 1024)?.share();
+//! let weights = pool.buffer::<f32>(&stream, 1024).try_now()?.share();
 //! let tensor: Dlpack = weights.to_dlpack(&[32, 32], &consumer)?;
 //! drop(weights); // the tensor keeps the memory
 //! // SAFETY: the data is ready on `consumer`, and nothing else writes it.

@@ -145,7 +145,7 @@ impl Connection {
 
     /// Sends a block to the peer, once all writes that were submitted before this call are complete.
     ///
-    /// These are the uses that [`Block::read_on`] comes after. The future is ready when the block is on its way; the
+    /// These are the uses that a [use that reads](weirpool::Stream::record_use) comes after. The future is ready when the block is on its way; the
     /// [`Sent`] that it returns is ready when the peer has released it. Until then, the two processes share the memory:
     /// a later write here can be seen there at any time. A block can be sent to any number of peers, and again.
     ///

@@ -145,7 +145,7 @@ impl Mapped {
         let charge = Arc::new(pool.charge(bytes)?);
         let created = match sharing.create_shareable(bytes) {
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
-                let reserved = pool.statistics().reserved.current;
+                let reserved = pool.inspect().statistics().reserved.current;
                 let _ = pool.trim_to(reserved.saturating_sub(bytes));
                 sharing.create_shareable(bytes)
             }
@@ -380,7 +380,7 @@ impl AllocateExportable for Pool {
 /// # Errors
 /// Returns an error if the stream belongs to another pool.
 pub(super) fn expect_own(pool: &Pool, stream: &Stream) -> Result<(), StreamError> {
-    let is_own = pool.owns(stream);
+    let is_own = stream.pool() == *pool;
     is_own.then_some(()).ok_or(StreamError::ForeignPool)
 }
 

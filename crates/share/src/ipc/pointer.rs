@@ -74,7 +74,7 @@ impl PointerData {
         imported: &DriverPool,
     ) -> Result<(Block, Freed), IpcError> {
         expect_own(pool, stream)?;
-        if imported.device().id() != pool.device_id() {
+        if imported.device().id() != pool.device().id() {
             return Err(StreamError::ForeignDevice.into());
         }
         let mut data = [0; 64];

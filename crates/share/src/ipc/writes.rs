@@ -9,17 +9,6 @@ macro_rules! writes {
         /// Writes. They are those of [`Block`](weirpool::Block). Submitted work takes `&mut` of this value as memory that it
         /// writes, and `&` of it as memory that it reads.
         impl $type {
-            /// Returns the block as an argument of work that writes it; see [`Block::write_on`](weirpool::Block::write_on).
-            ///
-            /// # Errors
-            /// Returns the errors of `Block::write_on`.
-            pub fn write_on(
-                &mut self,
-                stream: &weirpool::Stream,
-            ) -> Result<weirpool::device::Argument<'_>, weirpool::StreamError> {
-                self.block.write_on(stream)
-            }
-
             /// Copies bytes into the block; see [`Block::upload`](weirpool::Block::upload).
             ///
             /// # Errors

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::DeviceErrorKind::Sticky;
 use weirpool::device::sim::Operation;
-use weirpool::{AllocError, StreamError};
+use weirpool::{AllocError, StreamError, Unordered};
 
 #[test]
 fn importer_reads_what_the_exporter_wrote_and_the_other_way_round() {
@@ -40,11 +40,11 @@ fn importer_reads_what_the_exporter_wrote_and_the_other_way_round() {
 fn exportable_block_has_a_chunk_of_its_own_and_counts_against_the_capacity() {
     let side = Side::new(manual());
     let kept = side.pool.try_allocate(&side.stream, 4 * MIB).unwrap();
-    let before = side.pool.statistics().reserved.current;
+    let before = side.pool.inspect().statistics().reserved.current;
     let block = side.exportable(3 * MIB);
     assert_eq!(block.size(), 4 * MIB);
     assert_eq!(side.shared(), (4 * MIB, 4 * MIB));
-    assert_eq!(side.pool.statistics().reserved.current, before);
+    assert_eq!(side.pool.inspect().statistics().reserved.current, before);
     let room = 16 * MIB - before - 4 * MIB;
     assert!(side.pool.try_allocate(&side.stream, room + MIB).is_err());
     drop(side.pool.try_allocate(&side.stream, room).unwrap());
@@ -109,7 +109,9 @@ fn sent_block_is_released_after_the_importers_work_on_every_stream() {
     let mut sent = block_on(pair.out.send(&block, "")).unwrap();
     let imported = pair.importer.receive(&pair.into).unwrap();
     let (other, further) = stream(&pair.importer.device, &pair.importer.pool);
-    imported.used_on(&further).unwrap();
+    further
+        .record_use(Unordered::UntilFreed(&imported))
+        .unwrap();
     use_block(&pair.importer.work, &imported, us(10));
     run_on(&other, us(1000));
     drop(imported);
@@ -220,7 +222,7 @@ fn graph_keeps_an_imported_block_that_captured_work_names() {
     let imported = pair.importer.receive(&pair.into).unwrap();
     let address = imported.address();
     let capture = pool.capture(stream).unwrap();
-    imported.used_on(stream).unwrap();
+    stream.record_use(Unordered::UntilFreed(&imported)).unwrap();
     let graph = capture.end().unwrap();
     drop(imported);
     device.advance_to_end();
@@ -335,12 +337,12 @@ fn block_of_another_device_is_refused_on_both_sides() {
 fn streams_of_a_peer_device_are_refused() {
     let [first, second] = SimDevice::builder().build_host();
     let side = Side::new(first);
-    side.pool.enable_access(&second).unwrap();
+    side.pool.peers().enable(&second).unwrap();
     let guest = side.pool.register(&second.create_stream()).unwrap();
     let plain = side.pool.try_allocate(&side.stream, CHUNK).unwrap();
-    plain.used_on(&guest).unwrap();
+    guest.record_use(Unordered::UntilFreed(&plain)).unwrap();
     let block = side.exportable(CHUNK);
-    let refused = block.used_on(&guest);
+    let refused = guest.record_use(Unordered::UntilFreed(&block));
     assert!(
         matches!(refused, Err(StreamError::ForeignDevice)),
         "{refused:?}"
@@ -574,7 +576,7 @@ fn imported_memory_is_not_evicted_for_requests() {
     let imported = pair.importer.receive(&pair.into).unwrap();
     let cached = imported.into_block().into_evictable();
     let Side { pool, stream, .. } = &pair.importer;
-    assert_eq!(pool.statistics().evictable, 0);
+    assert_eq!(pool.inspect().statistics().evictable, 0);
     let held = pool.try_allocate(stream, pool.capacity()).unwrap();
     assert!(pool.try_allocate(stream, CHUNK).is_err());
     assert!(cached.is_present());

@@ -27,7 +27,6 @@ mod processes;
 use common::{MIB, eventually, manual, stream, us, use_block};
 use futures::executor::block_on;
 use weirpool::device::sim::{Call, SimDevice, SimStream};
-use weirpool::testing::Invariants;
 use weirpool::{Pool, Stream};
 use weirpool_share::ipc::{AllocateExportable, Connection, Exportable, Imported, IpcError, wire};
 
@@ -71,16 +70,16 @@ impl Side {
 
     /// Bytes that are charged for exportable blocks, and bytes of blocks of either kind.
     fn shared(&self) -> (u64, u64) {
-        let figures = self.pool.statistics();
+        let figures = self.pool.inspect().statistics();
         (figures.charged, figures.foreign)
     }
 
     /// Waits until no chunk of its own or of others is left.
     fn settle(&self) {
         eventually(|| self.shared() == (0, 0));
-        let reserved = self.pool.statistics().reserved.current;
+        let reserved = self.pool.inspect().statistics().reserved.current;
         eventually(|| self.device.counters().physical_in_use == reserved);
-        self.pool.check_conserved().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
     }
 }
 

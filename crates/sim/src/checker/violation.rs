@@ -165,11 +165,11 @@ impl ViolationKind {
                 "compare the range that the operation declares with the block's size"
             }
             Self::FreedWhileUsed => {
-                "submit the use with its block (`stream.submit`), or call `block.used_on(&stream)` before it; \
+                "submit the use with its block (`stream.submit`), or call `stream.record_use(&block)` before it; \
                  or make a stream that the block is freed on wait for an event behind the use"
             }
             Self::UsedBeforeGrant => {
-                "submit the use with its block (`stream.submit`), or call `block.used_on(&stream)` before it; \
+                "submit the use with its block (`stream.submit`), or call `stream.record_use(&block)` before it; \
                  or make the stream wait for an event of the block's own stream that was recorded after the grant"
             }
             Self::Race => {
@@ -184,7 +184,7 @@ impl ViolationKind {
                 "launch the graph first: captured work runs at each launch, and not in the capture"
             }
             Self::NoAccess => {
-                "enable it with `pool.enable_access(&device)` of the memory's pool, or copy with `copy_to`"
+                "enable it with `pool.peers().enable(&device)` of the memory's pool, or copy with `copy_to`"
             }
             Self::FreedWhileImported => {
                 "drop the imported block, await its end (`Freed`), and free the exported block after that"

@@ -61,7 +61,7 @@ impl fmt::Display for Illegal {
             Why::NoAccess { owner, device } => write!(
                 f,
                 "{address:#x}, in memory of device {owner}, which device {device} has no access to: enable it with \
-                 `Pool::enable_access` of the memory's pool"
+                 `pool.peers().enable` of the memory's pool"
             ),
         }
     }

@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use weirpool::device::{DeviceError, DeviceErrorKind};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_tower::*;
 
@@ -236,7 +235,7 @@ fn layer_answers_requests_without_memory_and_passes_other_errors_on() {
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     assert_eq!(send(MIB, "100"), Ok(503));
     drop(held);
-    pool.check_conserved().unwrap();
+    pool.inspect().check_conserved().unwrap();
 }
 
 /// A service whose readiness fails once for want of memory.

@@ -16,7 +16,6 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 #[cfg(feature = "http")]
 use weirpool::device::sim::SimDevice;
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_observe::{Record as _, Recorded as _};
 use weirpool_tower::*;
@@ -92,7 +91,7 @@ fn started_request_is_not_short_of_memory() {
     // The first request's memory is free before its response is dropped.
     assert_eq!(poll(&mut second), Poll::Ready(Ok(ALL)));
     assert_eq!(site.calls(), 2);
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 /// Reports about its reservations name the location at which the layer was created.
@@ -136,7 +135,7 @@ fn request_without_memory_does_not_reach_the_service() {
     );
     assert_eq!(site.calls(), 0);
     drop(held);
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 /// The future is dropped at each point at which it waits. No memory is missing, and the inner future is dropped.
@@ -149,13 +148,13 @@ fn dropped_response_frees_all_its_memory() {
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
     let waiting = not_ready(Box::pin(service.call(ALL)));
     drop(waiting);
-    assert_eq!(site.pool.statistics().waits.waiting, 0);
+    assert_eq!(site.pool.inspect().statistics().waits.waiting, 0);
     drop(held);
     let working = not_ready(Box::pin(service.call(ALL)));
     assert_eq!(site.calls(), 1);
     drop(working);
     drop(site.pool.try_allocate(&site.stream, ALL).unwrap());
-    site.pool.check_conserved().unwrap();
+    site.pool.inspect().check_conserved().unwrap();
 }
 
 /// A request with a priority, a tag and a timeout.
@@ -352,7 +351,7 @@ mod over_http {
         let mut service = tower::Layer::layer(&HttpReserveLayer::new(&site.pool, need), handler);
         let response = service.call(Request::new(" four")).await.unwrap();
         let mut body = response.into_body();
-        let used = || site.pool.statistics().used.current;
+        let used = || site.pool.inspect().statistics().used.current;
         assert_eq!(used(), 2 * MIB);
         // All other memory is taken: each frame draws from the reservation.
         let rest = site.pool.reserve(ALL - 2 * MIB).try_now().unwrap();
@@ -365,7 +364,7 @@ mod over_http {
         assert_eq!(frame(&mut body), Poll::Ready(None));
         assert_eq!(used(), ALL - 2 * MIB, "the body has ended, and exists");
         drop((body, rest));
-        site.pool.check_conserved().unwrap();
+        site.pool.inspect().check_conserved().unwrap();
         device.assert_ordered();
     }
 
@@ -380,13 +379,13 @@ mod over_http {
             let mut body = service.call(Request::new("two")).await.unwrap().into_body();
             assert!(frame(&mut body).is_pending());
             drop(body);
-            let used = site.pool.statistics().used.current;
+            let used = site.pool.inspect().statistics().used.current;
             assert_eq!(used, if keeps { 2 * MIB } else { 0 });
         }
         kept.lock().unwrap().clear();
-        assert_eq!(site.pool.statistics().used.current, 0);
+        assert_eq!(site.pool.inspect().statistics().used.current, 0);
         device.advance(us(1000));
-        site.pool.check_conserved().unwrap();
+        site.pool.inspect().check_conserved().unwrap();
     }
 
     #[tokio::test]
@@ -397,9 +396,9 @@ mod over_http {
         let mut waiting = not_ready(service.call(Request::new("x")));
         tokio::task::yield_now().await;
         assert!(poll(&mut waiting).is_pending());
-        assert_eq!(site.pool.statistics().waits.waiting, 1);
+        assert_eq!(site.pool.inspect().statistics().waits.waiting, 1);
         drop(waiting);
-        assert_eq!(site.pool.statistics().waits.waiting, 0);
+        assert_eq!(site.pool.inspect().statistics().waits.waiting, 0);
         site.pool.close();
         let refused = service.call(Request::new("x")).await.err();
         assert_eq!(refused, Some(ReserveError::Memory(AllocError::Closed)));

@@ -108,7 +108,7 @@ impl Engine {
         lane.load.fetch_add(1, Ordering::Relaxed);
         if lane.sequences.send(sequence).is_err() {
             lane.load.fetch_sub(1, Ordering::Relaxed);
-            let fault = self.pool.health().fault;
+            let fault = self.pool.inspect().health().fault;
             let reason = fault.map_or("its worker has ended".to_owned(), |fault| fault.to_string());
             return Err(Refusal::Broken(reason));
         }

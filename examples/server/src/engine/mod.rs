@@ -216,7 +216,7 @@ impl Engine {
     pub(crate) fn memory(&self) -> [u64; 5] {
         let fixed = [WEIGHTS, WORKSPACE, ACTIVATIONS]
             .map(|name| self.pool.tag(Tag::new(name)).statistics().used.current);
-        let statistics = self.pool.statistics();
+        let statistics = self.pool.inspect().statistics();
         let [weights, workspace, activations] = fixed;
         let all = fixed.iter().sum::<u64>() + statistics.evictable;
         let requests = statistics.used.current.saturating_sub(all);

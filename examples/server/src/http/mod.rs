@@ -133,7 +133,7 @@ async fn models(State(app): State<Arc<App>>) -> Json<serde_json::Value> {
 
 /// Reports whether the device and the workers work. An orchestrator restarts a server otherwise.
 async fn health(State(app): State<Arc<App>>) -> Response {
-    let health = app.engine.pool().health();
+    let health = app.engine.pool().inspect().health();
     if let Some(worker) = app.engine.lost_worker() {
         let text = format!("worker {worker} has ended; restart the server\n");
         return (StatusCode::INTERNAL_SERVER_ERROR, text).into_response();
@@ -147,7 +147,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 
 /// Reports whether a request would be admitted or wait. A load balancer sends no requests otherwise.
 async fn ready(State(app): State<Arc<App>>) -> Response {
-    let health = app.engine.pool().health();
+    let health = app.engine.pool().inspect().health();
     let is_ready = health.is_serving() && !app.engine.is_closing();
     let (status, text) = match is_ready {
         true => (StatusCode::OK, "ready\n"),

@@ -188,7 +188,7 @@ fn live(browser: &mut Browser) {
     browser.until("frames.at(-1).times.slice(0, 3).every(({ count }) => count > 0)");
     browser.until("frames.at(-1).counts.evictions > 0");
     // Figures are those of the pool.
-    let reserved = service.pool().statistics().reserved.high;
+    let reserved = service.pool().inspect().statistics().reserved.high;
     let shown = browser.evaluate("Math.max(...frames.map((frame) => frame.levels.reserved))");
     assert!(shown.as_u64() <= Some(reserved) && shown.as_u64() > Some(0));
     let text = browser.evaluate("document.body.innerText");

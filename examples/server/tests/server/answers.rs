@@ -41,7 +41,7 @@ async fn answers_are_right_while_many_share_the_memory() {
         assert_eq!(answer.len(), *max_tokens);
         assert_right(&weights, prompt, &answer);
     }
-    let statistics = server.pool().statistics();
+    let statistics = server.pool().inspect().statistics();
     assert!(
         statistics.evictions > 0 && statistics.waits.waiting == 0,
         "{statistics:?}"

@@ -111,7 +111,7 @@ pub(crate) fn tokens_of(answer: &Value) -> Vec<u32> {
 
 /// Returns the bytes that are in use, without the evictable ones.
 pub(crate) fn used(server: &Server) -> u64 {
-    let statistics = server.pool().statistics();
+    let statistics = server.pool().inspect().statistics();
     statistics.used.current - statistics.evictable
 }
 

@@ -105,7 +105,7 @@ async fn answers_are_right_while_pages_are_shared_evicted_and_abandoned() {
     for client in join_all(clients).await {
         client.unwrap();
     }
-    assert!(server.pool().statistics().evictions > 100);
+    assert!(server.pool().inspect().statistics().evictions > 100);
     assert_idle(&server, idle).await;
     Arc::into_inner(server).unwrap().shut_down().await.unwrap();
 }
@@ -296,7 +296,7 @@ async fn memory_is_shown_by_its_purpose() {
     let mut frames = ask(&server, &body, &[]).await.into_body();
     assert!(frames.frame().await.is_some());
     let busy = family(&server, "server_memory_bytes").await;
-    let all = server.pool().statistics().used.current;
+    let all = server.pool().inspect().statistics().used.current;
     assert_eq!(busy.values().sum::<u64>(), all, "{busy:?}");
     assert!(
         busy["activations"] > 0 && busy["keys_and_values"] >= 120 * 1024,
@@ -311,7 +311,10 @@ async fn memory_is_shown_by_its_purpose() {
     );
     assert_eq!((idle["activations"], idle["keys_and_values"]), (0, 0));
     assert!(idle["prefix_cache"] > 0, "{idle:?}");
-    assert_eq!(idle["prefix_cache"], server.pool().statistics().evictable);
+    assert_eq!(
+        idle["prefix_cache"],
+        server.pool().inspect().statistics().evictable
+    );
     server.shut_down().await.unwrap();
 }
 
@@ -452,7 +455,7 @@ async fn shutdown_among_admissions_fails_no_request() {
             ready.await.unwrap().status(),
             StatusCode::SERVICE_UNAVAILABLE
         );
-        assert_eq!(pool.statistics().used.current, 0);
+        assert_eq!(pool.inspect().statistics().used.current, 0);
     }
 }
 

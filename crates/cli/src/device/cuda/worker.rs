@@ -9,6 +9,7 @@ use crate::trace::Trace;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 use std::time::Duration;
+use weirpool::Unordered;
 use weirpool::device::cuda::CudaDevice;
 
 /// See the [module](self).
@@ -47,7 +48,7 @@ impl Worker {
         what: &Use<'_>,
     ) -> anyhow::Result<()> {
         let hold = self.hold(what.lag)?;
-        let block = what.block.on(&line.stream)?;
+        let block = line.stream.record_use(Unordered::Once(&what.block))?;
         let Some(contents) = &self.contents else {
             let hold = hold.unwrap_or_default();
             return self.kernels.use_block(&line.work, &block, hold, what.bytes);

@@ -6,7 +6,7 @@ use super::*;
 fn tensor_describes_the_memory_in_place() {
     let site = Site::new();
     let [(_, stream), (_, consumer), _] = &site.streams;
-    let buffer = Buffer::<f32>::try_allocate(&site.pool, stream, 24).unwrap();
+    let buffer = site.pool.buffer::<f32>(stream, 24).try_now().unwrap();
     let buffer = buffer.share();
     let tensor: Versioned = buffer.to_dlpack(&[2, 3, 4], consumer).unwrap();
     let valid = tensor.validate_export().unwrap();
@@ -127,10 +127,14 @@ fn deleter_that_is_called_from_c_frees_the_block_once() {
     // SAFETY: each deleter is called once, with its tensor.
     unsafe {
         ((*legacy).deleter.unwrap())(legacy);
-        assert_eq!(site.pool.statistics().used.current, 8 * MIB, "one is left");
+        assert_eq!(
+            site.pool.inspect().statistics().used.current,
+            8 * MIB,
+            "one is left"
+        );
         ((*versioned).deleter.unwrap())(versioned);
     }
-    assert_eq!(site.pool.statistics().used.current, 0);
+    assert_eq!(site.pool.inspect().statistics().used.current, 0);
     site.settle();
 }
 
@@ -265,7 +269,7 @@ fn export_refuses_to_block_a_current_thread_runtime() {
             let block = pool.try_allocate(&home, 4096).unwrap();
             let task = home.spawn(tokio::task::yield_now()).unwrap();
             let block = block.share();
-            let _ = block.read_on(&home).unwrap();
+            let _ = home.record_use(&block).unwrap();
             let ended = tokio::spawn(task);
             let export =
                 || block.to_dlpack::<DLManagedTensorVersioned>(DLDataType::U8, &[4096], &consumer);

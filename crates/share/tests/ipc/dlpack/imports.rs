@@ -42,7 +42,9 @@ fn import(site: &Site, producer: &SharedBlock, released: &Arc<AtomicUsize>) -> F
     let tensor =
         produced::<DLManagedTensorVersioned>(range, device, DlpackFlags::empty(), released);
     let consumer = &site.streams[1].1;
-    producer.used_on(consumer).unwrap();
+    consumer
+        .record_use(Unordered::UntilFreed(producer.block()))
+        .unwrap();
     consumer.wait(&site.streams[0].1.event().unwrap()).unwrap();
     // SAFETY: the consumer's stream waits for the producer's.
     unsafe { consumer.import_dlpack(tensor) }.unwrap()
@@ -64,7 +66,9 @@ fn tensor_is_released_once_all_work_on_it_is_complete() {
     };
     // On a further stream, which comes after the point at which the data was ready.
     let other = &site.streams[2].1;
-    producer.used_on(other).unwrap();
+    other
+        .record_use(Unordered::UntilFreed(producer.block()))
+        .unwrap();
     let mut bytes = foreign.bytes_mut().unwrap();
     let task = other.submit(&mut bytes, kernel).unwrap();
     drop(foreign);
@@ -88,7 +92,7 @@ fn further_stream_comes_after_the_import() {
     // SAFETY: the tensor is exported to this stream.
     let foreign = unsafe { site.streams[1].1.import_dlpack(site.exported()) }.unwrap();
     let (work, other) = &site.streams[2];
-    let argument = foreign.block().on(other).unwrap();
+    let argument = other.record_use(Unordered::Once(foreign.block())).unwrap();
     let read = Operation::new(us(10)).named("read");
     work.submit(read.reads(argument.address(), argument.size()));
     site.device.advance_to_end();
@@ -104,7 +108,10 @@ fn tensor_of_a_broken_device_is_never_released() {
     let released = Arc::new(AtomicUsize::new(0));
     let foreign = import(&site, &producer, &released);
     let use_on = &site.streams[1];
-    foreign.block().used_on(&use_on.1).unwrap();
+    use_on
+        .1
+        .record_use(Unordered::UntilFreed(foreign.block()))
+        .unwrap();
     use_block(&use_on.0, foreign.block(), us(100));
     site.device.faults().break_device("test");
     drop(foreign);

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::device::sim::{Call, Fault, Operation, SimDevice, SimStream};
 use weirpool::device::{DeviceErrorKind, DeviceStream};
-use weirpool::testing::Invariants;
 use weirpool::*;
 use weirpool_share::dlpack::dlpark::ffi::{
     DLDataType, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned,
@@ -68,12 +67,12 @@ impl Site {
     fn settle(&self) {
         eventually(|| {
             self.device.advance(us(1000));
-            self.pool.statistics().used.current == 0
+            self.pool.inspect().statistics().used.current == 0
         });
         drop(self.pool.try_allocate(&self.streams[2].1, 8 * MIB).unwrap());
         self.device.advance_to_end();
         self.device.assert_ordered();
-        self.pool.check_conserved().unwrap();
+        self.pool.inspect().check_conserved().unwrap();
     }
 }
 

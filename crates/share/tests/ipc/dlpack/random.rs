@@ -27,7 +27,7 @@ fn random_exports_and_imports_keep_order() {
                     let mut block = wait_for(&device, &pool, &streams[home].1, MIB);
                     let write = Operation::new(us(random(60) as u64 + 1));
                     let writer = &streams[random(4)];
-                    let argument = block.write_on(&writer.1).unwrap();
+                    let argument = writer.1.record_use(&mut block).unwrap();
                     writer
                         .0
                         .submit(write.writes(argument.address(), argument.size()));
@@ -53,7 +53,7 @@ fn random_exports_and_imports_keep_order() {
                     // SAFETY: the tensor was exported to this stream.
                     let foreign = unsafe { streams[consumer].1.import_dlpack(tensor) }.unwrap();
                     let other = &streams[home].1;
-                    let argument = foreign.block().read_on(other).unwrap();
+                    let argument = other.record_use(foreign.block()).unwrap();
                     let read = Operation::new(us(random(100) as u64 + 1));
                     let work = &streams[home].0;
                     work.submit(read.reads(argument.address(), argument.size()));
@@ -67,10 +67,10 @@ fn random_exports_and_imports_keep_order() {
             .for_each(|thread| thread.join().unwrap());
         eventually(|| {
             device.advance(us(1000));
-            pool.statistics().used.current == 0
+            pool.inspect().statistics().used.current == 0
         });
         device.assert_ordered();
-        pool.check_conserved().unwrap();
+        pool.inspect().check_conserved().unwrap();
         assert!(exports > 60, "{exports}");
     }
 }
