@@ -1,54 +1,6 @@
-use crate::Error;
+use crate::{Error, Peer};
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
-
-/// The process at the other end of a connection, as the kernel reports it.
-///
-/// These are the credentials at the time of `connect`, or of `listen` for the listening side. A process id is a name
-/// for logs: by the time it is read the process may have ended, and its id may name another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Peer {
-    /// The process id, 0 for a process of another pid namespace (a container).
-    pub pid: u32,
-    /// The effective user id.
-    pub uid: u32,
-    /// The effective group id.
-    pub gid: u32,
-}
-
-impl Peer {
-    pub(crate) fn of(socket: BorrowedFd<'_>) -> Result<Self, Error> {
-        // rustix has this call, but its type for process ids excludes 0, which the kernel reports across namespaces.
-        let mut credentials = libc::ucred {
-            pid: 0,
-            uid: u32::MAX,
-            gid: u32::MAX,
-        };
-        let mut length = mem::size_of_val(&credentials) as libc::socklen_t;
-        // SAFETY: the socket is open while it is borrowed. The kernel writes at most `length` bytes, the size of the
-        // struct, and any bytes are a valid one.
-        let code = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut credentials).cast(),
-                &raw mut length,
-            )
-        };
-        if code != 0 {
-            return Err(Error::System {
-                call: "reading the peer's credentials".into(),
-                error: std::io::Error::last_os_error(),
-            });
-        }
-        Ok(Self {
-            pid: credentials.pid as u32,
-            uid: credentials.uid,
-            gid: credentials.gid,
-        })
-    }
-}
 
 /// The users whose processes may be at the other end: by default, the user of this process and no other.
 ///
@@ -99,7 +51,7 @@ impl Allowed {
     }
 
     pub(crate) fn check(&self, socket: BorrowedFd<'_>) -> Result<Peer, Error> {
-        let peer = Peer::of(socket)?;
+        let peer = peer_of(socket)?;
         match self.contains(peer.uid) {
             true => Ok(peer),
             false => Err(Error::Refused(peer)),
@@ -109,4 +61,36 @@ impl Allowed {
 
 pub(crate) fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+fn peer_of(socket: BorrowedFd<'_>) -> Result<Peer, Error> {
+    // rustix has this call, but its type for process ids excludes 0, which the kernel reports across namespaces.
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut length = mem::size_of_val(&credentials) as libc::socklen_t;
+    // SAFETY: the socket is open while it is borrowed. The kernel writes at most `length` bytes, the size of the
+    // struct, and any bytes are a valid one.
+    let code = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if code != 0 {
+        return Err(Error::System {
+            call: "reading the peer's credentials".into(),
+            error: std::io::Error::last_os_error(),
+        });
+    }
+    Ok(Peer {
+        pid: credentials.pid as u32,
+        uid: credentials.uid,
+        gid: credentials.gid,
+    })
 }

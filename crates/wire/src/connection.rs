@@ -1,4 +1,4 @@
-use crate::{Allowed, Error, Peer};
+use crate::{Allowed, Error, MAX_DESCRIPTORS, MAX_FRAME, Peer};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -14,12 +14,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-
-/// The largest frame in bytes: 64 KiB.
-pub const MAX_FRAME: usize = 64 << 10;
-
-/// The most file descriptors of one frame. Linux allows 253.
-pub const MAX_DESCRIPTORS: usize = 64;
 
 /// A connection to another process.
 ///

@@ -23,9 +23,17 @@ mod allowed;
 mod connection;
 mod error;
 mod listener;
+mod peer;
 pub mod private;
 
-pub use allowed::{Allowed, Peer};
-pub use connection::{Connection, MAX_DESCRIPTORS, MAX_FRAME};
+pub use allowed::Allowed;
+pub use connection::Connection;
 pub use error::Error;
 pub use listener::Listener;
+pub use peer::Peer;
+
+/// The largest frame in bytes: 64 KiB.
+pub const MAX_FRAME: usize = 64 << 10;
+
+/// The most file descriptors of one frame. Linux allows 253.
+pub const MAX_DESCRIPTORS: usize = 64;

@@ -1,7 +1,6 @@
 //! The settings of the server: defaults, then a file, then the environment, then flags.
 
 use crate::engine::{ACTIVATIONS, Admission, WEIGHTS, WORKSPACE};
-use crate::http::ANONYMOUS;
 use crate::model::Shape;
 use crate::printable::{is_printable, printable};
 use axum::http::uri::Authority;
@@ -13,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// The tag of requests if there are no tenants.
+pub(crate) const ANONYMOUS: &str = "requests";
 
 /// The bounds of times. Later points in time may not be representable.
 const SHORTEST: Duration = Duration::from_millis(1);

@@ -7,18 +7,11 @@ use super::floor::Lanes;
 use super::pooled::Pooled;
 use super::race::Race;
 use super::row::{Allocator, Row, Spread, Unit};
-use super::scarce;
+use super::scarce::{self, BYTES, KERNELS, STREAMS, TIME};
 use std::time::{Duration, Instant};
-
-pub(crate) const STREAMS: usize = 8;
-
-pub(crate) const BYTES: u64 = 8 << 20;
 
 const ITERATIONS: usize = 2000;
 
-pub(crate) const KERNELS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
-
-pub(crate) const TIME: Unit = Unit::cost("ns");
 const MEMORY: Unit = Unit::cost("MiB");
 
 /// With as much memory as requested; then with memory for 4 blocks.

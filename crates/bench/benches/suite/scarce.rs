@@ -9,7 +9,6 @@
 use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
 use super::effort::Effort;
-use super::handoff::{BYTES, KERNELS, STREAMS, TIME};
 use super::pooled::Pooled;
 use super::race::Race;
 use super::row::{Allocator, Row, Unit};
@@ -17,6 +16,14 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
 use weirpool::{Event, WhenShort};
+
+pub(crate) const STREAMS: usize = 8;
+
+pub(crate) const BYTES: u64 = 8 << 20;
+
+pub(crate) const KERNELS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
+
+pub(crate) const TIME: Unit = Unit::cost("ns");
 
 const BLOCKS: usize = 4;
 

@@ -5,7 +5,7 @@ mod guard;
 mod openai;
 mod refusal;
 
-use crate::config::Config;
+use crate::config::{ANONYMOUS, Config};
 use crate::engine::Engine;
 use crate::figures::Figures;
 use axum::extract::State;
@@ -22,9 +22,6 @@ use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
 use weirpool::Tag;
 use weirpool_dashboard::Hosts;
-
-/// The tag of requests if there are no tenants.
-pub(crate) const ANONYMOUS: &str = "requests";
 
 /// State that all requests share.
 pub(crate) struct App {
