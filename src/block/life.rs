@@ -349,7 +349,7 @@ impl Block {
         let is_awaited = awaited_at.is_some();
         if let Some(graph) = self.keeper() {
             let passages = is_awaited.then(|| self.end_uses());
-            self.leave_to(&*graph);
+            self.leave_to(&graph);
             return passages;
         }
         self.tell_ending(awaited_at);

@@ -708,6 +708,9 @@ impl StreamCache {
     }
 }
 
+/// A spare that is taken, the open ticket then, and a reference to the stream's owner, if one was left.
+type TakenSpare<O> = (CachedBlock, Ticket, Option<Arc<O>>);
+
 /// Spares. A spare is the heap's record of a block whose memory an [ordered](crate::extend::SegmentProperties::is_ordered)
 /// source of segments has again: it holds the room in the capacity for the next block of that size, so that a pair of an
 /// allocation and a free leaves the heap alone. Spares lie in the cache in place of blocks, and whatever takes blocks back
@@ -730,7 +733,7 @@ impl StreamCache {
         address: u64,
         bytes: u64,
         rounding: u32,
-    ) -> Result<(CachedBlock, Ticket, Option<Arc<O>>), Option<CachedBlock>> {
+    ) -> Result<TakenSpare<O>, Option<CachedBlock>> {
         let mut state = self.state.lock();
         let spare = state.cache.pop(bytes);
         if !state.cache.has_stacked(bytes) {
