@@ -3,7 +3,7 @@
 use crate::device::{Capabilities, MemoryKind};
 use std::fmt;
 
-/// The memory that a pool takes from its device, and whether it keeps what was freed. RMM and Umpire call these upstream resources. Memory from elsewhere comes
+/// The memory that a pool takes from its device, and whether the pool keeps freed memory. RMM and Umpire call these upstream resources. Memory from elsewhere comes
 /// from a [source of segments](crate::extend::SegmentSource).
 ///
 /// ```

@@ -12,8 +12,8 @@ use crate::seam::{BoundedPool, CapacitySource, Observer, SegmentSource};
 use crate::sync::plain;
 use std::time::Duration;
 
-/// Builds a [`Pool`]. What is set by none of these methods is a field of [`Tuning`], or changes while the pool lives: limits
-/// and weights of [tags](Pool::tag).
+/// Builds a [`Pool`]. Further settings are fields of [`Tuning`], and limits and weights of [tags](Pool::tag) belong to the
+/// living pool.
 ///
 /// ```
 /// use std::time::Duration;

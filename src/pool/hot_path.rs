@@ -3,13 +3,16 @@
 use super::Pool;
 use crate::device::sim::{Checker, Clock, SimDevice};
 use crate::sync::{Arc, Guards, census};
-use crate::testing::give_threads_caches;
 use crate::{Stream, Tag};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 const PAIRS: u64 = 10_000;
+
+fn give_threads_caches(stream: &Stream) {
+    stream.registration().lane.cache.share();
+}
 
 fn start(checker: Checker) -> (SimDevice, Pool, Stream) {
     let device = SimDevice::builder()

@@ -8,7 +8,7 @@ use crate::queue::Overtaking;
 /// Settings whose defaults suit nearly every pool: measure first. [`PoolBuilder::tuning`](crate::PoolBuilder::tuning)
 /// sets them.
 ///
-/// Each trades time against memory, or the wait of one request against that of another, and what is right depends on the
+/// Each trades time against memory, or the wait of one request against that of another, and the best value depends on the
 /// load. The [guide](crate::guide::performance) has figures, and `weirpool replay` compares settings on a recorded trace.
 ///
 /// ```

@@ -33,7 +33,7 @@ pub struct Newcomer {
     pub bytes: u64,
     /// The stream that the memory is for.
     pub stream: StreamId,
-    /// When it is due; see [`Rules::due`].
+    /// When it is due; see [`due`](crate::due).
     pub due: i128,
     /// How long it waits at most.
     pub limit: Option<Duration>,
