@@ -56,8 +56,8 @@ impl Model {
             let (inner, next) = (take()?, take()?);
             for (from, to) in [(&hidden, &inner), (&inner, &next)] {
                 let (from, to) = (
-                    stream.record_use(Unordered::Once(&from))?,
-                    stream.record_use(Unordered::Once(&to))?,
+                    stream.record_use(Unordered::Once(from))?,
+                    stream.record_use(Unordered::Once(to))?,
                 );
                 let mut launch = work.launch_builder(kernel);
                 launch.arg(&from).arg(&to).arg(&COUNT).arg(&factor);

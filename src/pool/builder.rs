@@ -82,7 +82,7 @@ pub enum FillAt {
     /// Every block that is allocated is filled, completely, in the order of its stream, before the caller gets it.
     ///
     /// Each allocation then costs a device call, also from the stream's lane, and the stream the time to write the
-    /// bytes. A further stream [comes after](crate::Block::used_on) the fill; on the host that is an error until the
+    /// bytes. A further stream [comes after](crate::Stream::record_use) the fill; on the host that is an error until the
     /// fill was awaited. If the device cannot fill, the allocation fails with its error, and the block is freed. While
     /// a stream is captured into a graph, its blocks are not filled: the fill would be repeated at each launch.
     Allocation,
@@ -193,7 +193,7 @@ impl PoolBuilder {
     /// [timeout](crate::Request::timeout) or [deadline](crate::Request::deadline). Default: requests wait until their time
     /// is over.
     ///
-    /// The wait is [estimated](Inspect::expected_wait) as the request joins the queue, in time proportional to
+    /// The wait is [estimated](crate::Inspect::expected_wait) as the request joins the queue, in time proportional to
     /// the number of waiters. A request that would be the only waiter is always admitted, which keeps the estimate
     /// current.
     pub fn load_shedding(mut self) -> Self {

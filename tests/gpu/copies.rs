@@ -101,7 +101,7 @@ pub(crate) fn copies_keep_the_order_of_their_stream<S: Setting>() {
 
 /// By the block's own way of being a kernel's argument.
 fn add<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block, amount: u64) {
-    let argument = worker.stream.record_use(Unordered::Once(&block)).unwrap();
+    let argument = worker.stream.record_use(Unordered::Once(block)).unwrap();
     let words = block.requested() / 4;
     let mut launch = worker.work.launch_builder(worker.bench.gpu.kernel("add"));
     launch.arg(&argument).arg(&words).arg(&amount);

@@ -234,7 +234,7 @@ impl World {
             taken: Mutex::default(),
         });
         let (lender, books) = (Arc::new(Lender::default()), Arc::new(Books::default()));
-        let (is_leased, from) = (seed % 5 > 0, seed % 4);
+        let (is_leased, from) = (!seed.is_multiple_of(5), seed % 4);
         let builder = builder(&device, CAPACITY);
         let mut builder = match from {
             0 => builder,

@@ -164,7 +164,7 @@ fn several_wait_once_before_any_is_used() {
         // The checker reports any missing order.
         use_block(&work_b, &blocks[0], us(10));
         for block in &blocks[1..] {
-            c.record_use(Unordered::UntilFreed(&block)).unwrap();
+            c.record_use(Unordered::UntilFreed(block)).unwrap();
             use_block(&work_c, block, us(10));
         }
         drop(blocks);

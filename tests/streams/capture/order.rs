@@ -429,7 +429,7 @@ fn random_captures_are_ordered() {
                         let last = blocks.len() - 1;
                         let (home, block) = &mut blocks[last];
                         order(&device, &all[*home].0, &all[at].0);
-                        all[at].1.record_use(Unordered::UntilFreed(&block)).unwrap();
+                        all[at].1.record_use(Unordered::UntilFreed(block)).unwrap();
                         order(&device, &all[at].0, &all[*home].0);
                     }
                     _ => {}

@@ -108,7 +108,7 @@ fn driver_may_refuse_though_there_is_a_spare() {
     faults.fail_next(Call::AllocateFrom, DeviceErrorKind::OutOfMemory);
     drop(pool.try_allocate(&stream, MIB).unwrap());
     let fails = Fault::Fails(DeviceErrorKind::Other);
-    (1..3).for_each(|nth| faults.script(Call::AllocateFrom, nth, fails.clone()));
+    (1..3).for_each(|nth| faults.script(Call::AllocateFrom, nth, fails));
     let failed = pool.try_allocate(&stream, MIB).map(drop).unwrap_err();
     assert!(matches!(failed, AllocError::Device(_)), "{failed}");
     device.advance(us(10));

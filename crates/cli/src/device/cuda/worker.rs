@@ -48,7 +48,7 @@ impl Worker {
         what: &Use<'_>,
     ) -> anyhow::Result<()> {
         let hold = self.hold(what.lag)?;
-        let block = line.stream.record_use(Unordered::Once(&what.block))?;
+        let block = line.stream.record_use(Unordered::Once(what.block))?;
         let Some(contents) = &self.contents else {
             let hold = hold.unwrap_or_default();
             return self.kernels.use_block(&line.work, &block, hold, what.bytes);
