@@ -117,11 +117,12 @@ pub mod testing;
 /// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {
     pub use crate::foreign::{Charge, ForeignMemory};
+    pub use crate::measure::{BlockOrigin, ReservationOrigin, Site};
     pub use crate::pool::ChargeFor;
     pub use crate::queue::Passages;
     pub use crate::seam::{
-        BlockOrigin, BoundedPool, Bounds, CapacitySource, Event, Fact, Holding, Joining, Memory,
-        Observer, ReservationOrigin, SegmentProperties, SegmentSource, Site,
+        BoundedPool, Bounds, CapacitySource, Event, Fact, Holding, Joining, Memory, Observer,
+        SegmentProperties, SegmentSource,
     };
 }
 
@@ -131,17 +132,17 @@ pub use capture::{
     Capture, CapturedGraph, GraphCheckpoint, GraphMemory, JoinedCapture, RestoreError,
 };
 pub use copy::{Download, Elements, Upload};
-pub use engine::{
-    BlockInfo, BlockState, CoalesceHeuristic, Fill, Hits, ReservationInfo, SegmentInfo, Source,
-    Statistics, Trimmed, Upstream,
-};
+pub use engine::{CoalesceHeuristic, Fill, Hits, Source, Statistics, Trimmed, Upstream};
 pub use error::{
     AccessError, AllocError, BuildError, CopyError, DrainError, EnqueueError, ErrorClass,
     FullQueue, Shortfall, SourceError, StreamError, SubmitError, TagShortfall, TaskError,
 };
 pub use evictable::{Evictable, Pinned};
-pub use measure::{Bucket, Histogram, Level, Recorder, Tag, WaitOutcome, WaitStatistics};
-pub use observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
+pub use measure::{
+    BlockInfo, BlockState, Bucket, Histogram, Level, Recorder, ReservationInfo, SegmentInfo,
+    Snapshot, StreamStatistics, Tag, TagStatistics, WaitOutcome, WaitStatistics,
+};
+pub use observe::StatisticsScope;
 pub use pool::{
     AccessGuard, Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, EnterGuard, FillAt,
     Grow, GrowReservation, Health, Inspect, Layout, Maintain, Peers, Pool, PoolBuilder,

@@ -7,7 +7,8 @@ use crate::error::StreamError;
 use crate::handles::{Presence, Registration};
 use crate::id::StreamId;
 use crate::lane::{Marker, refused};
-use crate::observe::StreamStatistics;
+use crate::measure::StreamStatistics;
+use crate::observe::parts;
 use crate::queue::{Passage, block_on_unless_in_task};
 use crate::seam::Fact;
 use crate::sync::{Arc, plain};
@@ -99,7 +100,7 @@ impl Stream {
     /// Returns the current figures of this stream.
     pub fn statistics(&self) -> StreamStatistics {
         let Registration { service, lane, .. } = &*self.registration;
-        StreamStatistics::of(&service.engine, lane)
+        parts::of_stream(&service.engine, lane)
     }
 
     pub(crate) fn is_of(&self, pool: &plain::Arc<Presence>) -> bool {

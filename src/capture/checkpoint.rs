@@ -3,10 +3,9 @@
 use super::{Allocated, GraphMemory, GraphShare, allocate};
 use crate::block::Block;
 use crate::device::DeviceAddress;
-use crate::engine::{BlockInfo, BlockState};
 use crate::error::AllocError;
 use crate::handles::Caller;
-use crate::measure::Bytes;
+use crate::measure::{BlockInfo, BlockState, Bytes};
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;

@@ -6,7 +6,8 @@
 use crate::device::{Device, DeviceAddress};
 use crate::heap::{Outcome, Step, Totals};
 use crate::id::ReservationId;
-use crate::seam::{BlockOrigin, Event, Fact, Figures, Memory, Observer, ReservationOrigin};
+use crate::measure::{BlockOrigin, ReservationOrigin};
+use crate::seam::{Event, Fact, Figures, Memory, Observer};
 use crate::sync::plain::{Arc, AtomicU64};
 use crate::sync::{Ordering, assert_unlocked};
 use std::fmt;

@@ -102,7 +102,6 @@ pub(crate) use streams::{Streams, Watches};
 pub(crate) use supply::{OtherPools, Supply};
 pub use upstream::Upstream;
 pub(crate) use walk::HeapWalk;
-pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
@@ -309,7 +308,7 @@ impl Engine {
 
     /// Returns the block that an address is in; `None` where the pool has no memory. Takes time proportional to the
     /// number of blocks, under the heap's lock.
-    pub(crate) fn block_at(&self, address: u64) -> Option<BlockInfo> {
+    pub(crate) fn block_at(&self, address: u64) -> Option<crate::measure::BlockInfo> {
         Walk::new(self).block_at(address)
     }
 

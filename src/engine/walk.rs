@@ -5,114 +5,9 @@ use super::{Announcer, Engine, HeapStore, keeping};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
-use crate::measure::debug_in_units;
-use crate::seam::{BlockOrigin, ReservationOrigin};
+use crate::measure::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 use crate::sync::Guard;
 use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::ops::Range;
-
-/// The state of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-#[non_exhaustive]
-pub enum BlockState {
-    /// Allocated and not freed.
-    Used,
-    /// Freed, but behind work that is not known to be complete.
-    Pending,
-    /// Freed, and complete.
-    Free,
-    /// Set aside by a [reservation](crate::Reservation), and not allocated from it.
-    Reserved,
-}
-
-/// `used`
-impl fmt::Display for BlockState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Used => "used",
-            Self::Pending => "pending",
-            Self::Free => "free",
-            Self::Reserved => "reserved",
-        })
-    }
-}
-
-/// A block of a pool, as it was when it was looked up; see
-/// [`Inspect::block_at`](crate::Inspect::block_at).
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct BlockInfo {
-    /// The first address of the block.
-    pub address: DeviceAddress,
-    /// The size in bytes.
-    pub size: u64,
-    /// Whether it is used, pending, free or reserved.
-    pub state: BlockState,
-    /// Whether a block in use can be [evicted](crate::Evictable) now.
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub is_evictable: bool,
-    /// The stream that uses the block, or whose cache holds it; `None` for other blocks.
-    pub stream: Option<StreamId>,
-    /// For a pending block, the streams whose work it waits for.
-    pub waits_for: Vec<StreamId>,
-    /// For a block in use, where it was allocated, if an [observer](crate::extend::Observer) remembers.
-    pub origin: Option<BlockOrigin>,
-    /// For a reserved block, where it was reserved, if an observer remembers.
-    pub reservation: Option<ReservationOrigin>,
-}
-
-debug_in_units!(struct BlockInfo { address, size as bytes, state, is_evictable, stream, waits_for, origin, reservation });
-
-/// A segment of a pool, with its blocks.
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct SegmentInfo {
-    /// The first address of the segment.
-    pub address: DeviceAddress,
-    /// The addresses of the segment, in bytes. With virtual memory they are several times the pool's capacity, and
-    /// memory is mapped to some of them.
-    pub size: u64,
-    /// Bytes of memory in the segment: those of its blocks.
-    pub mapped: u64,
-    /// The blocks in the order of their addresses. They tile the segment, except where no memory is mapped.
-    pub blocks: Vec<BlockInfo>,
-}
-
-debug_in_units!(struct SegmentInfo { address, size as bytes, mapped as bytes, blocks });
-
-impl SegmentInfo {
-    /// Returns the addresses to which no memory is mapped, in order.
-    pub fn unmapped(&self) -> impl Iterator<Item = Range<DeviceAddress>> + '_ {
-        let starts = self.blocks.iter().map(|block| block.address);
-        let ends = self.blocks.iter().map(|block| block.address + block.size);
-        let gaps = std::iter::once(self.address)
-            .chain(ends)
-            .zip(starts.chain([self.address + self.size]));
-        gaps.filter(|(end, start)| end < start)
-            .map(|(end, start)| end..start)
-    }
-}
-
-/// A live reservation.
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct ReservationInfo {
-    /// Bytes that are set aside and not allocated.
-    pub left: u64,
-    /// Where it was made, if an [observer](crate::extend::Observer) remembers.
-    pub origin: Option<ReservationOrigin>,
-}
-
-debug_in_units!(struct ReservationInfo { left as bytes, origin });
 
 /// All memory at one moment.
 #[derive(Debug)]
@@ -185,17 +80,12 @@ impl<'a> Walk<'a> {
                 known.describe(found, cached)
             };
             let blocks: Vec<_> = segment.blocks.into_iter().map(describe).collect();
-            SegmentInfo {
-                address: segment.address.into(),
-                size: segment.bytes,
-                mapped: blocks.iter().map(|block| block.size).sum(),
-                blocks,
-            }
+            SegmentInfo::of(segment.address.into(), segment.bytes, blocks)
         });
         let reservations = reservations.into_iter();
-        let reservations = reservations.map(|(reservation, left)| ReservationInfo {
-            left,
-            origin: known.announcer.origin_of_reservation(reservation),
+        let reservations = reservations.map(|(reservation, left)| {
+            let origin = known.announcer.origin_of_reservation(reservation);
+            ReservationInfo::of(left, origin)
         });
         HeapWalk {
             segments: segments.collect(),
@@ -248,15 +138,11 @@ impl Known<'_> {
         let is_used = state == BlockState::Used;
         let address = found.address.into();
         let origin = is_used.then(|| self.announcer.origin_of(address)).flatten();
-        BlockInfo {
-            address,
-            size: found.bytes,
-            state,
-            is_evictable: is_used && self.evictable.contains(&address),
-            stream,
-            waits_for,
-            origin,
-            reservation,
-        }
+        // It may gain fields, so another crate than its own sets them one by one.
+        let mut block = BlockInfo::of(address, found.bytes, state);
+        block.is_evictable = is_used && self.evictable.contains(&address);
+        (block.stream, block.waits_for) = (stream, waits_for);
+        (block.origin, block.reservation) = (origin, reservation);
+        block
     }
 }

@@ -6,7 +6,8 @@ pub(crate) use weirpool_heap::units::{Bytes, Counted, Milliseconds};
 pub(crate) use weirpool_heap::{Highs, Mark, fragmentation};
 pub(crate) use weirpool_measure::{Account, Accounts, LimitReached, Waits};
 pub use weirpool_measure::{
-    Bucket, CoalesceHeuristic, Histogram, Hits, Recorder, Source, Statistics, Trimmed, WaitOutcome,
-    WaitStatistics,
+    BlockInfo, BlockOrigin, BlockState, Bucket, CoalesceHeuristic, Histogram, Hits, Recorder,
+    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Snapshot, Source, Statistics,
+    StreamStatistics, TagStatistics, Trimmed, WaitOutcome, WaitStatistics,
 };
 pub use weirpool_queue::Tag;

@@ -2,14 +2,10 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `parts` | those of a stream, and of a tag |
+//! | `parts` | the figures of a stream and of a tag, and all blocks |
 //! | `scope` | what happens between two moments |
-//! | `snapshot` | all segments and blocks |
 
-mod parts;
+pub(crate) mod parts;
 mod scope;
-mod snapshot;
 
-pub use parts::{StreamStatistics, TagStatistics};
 pub use scope::StatisticsScope;
-pub use snapshot::Snapshot;

@@ -2,9 +2,10 @@
 
 use super::{Health, Pool, PoolDescription};
 use crate::device::{DeviceAddress, MemoryKind, PoolAttribute};
-use crate::engine::{BlockInfo, Statistics, figures};
+use crate::engine::{Statistics, figures};
 use crate::heap::High;
-use crate::observe::{Snapshot, StatisticsScope, StreamStatistics, TagStatistics};
+use crate::measure::{BlockInfo, Snapshot, StreamStatistics, TagStatistics};
+use crate::observe::{StatisticsScope, parts};
 use crate::queue::{QueueLimit, WaitingRequest};
 use crate::seam::{CapacitySource, Observer, SegmentSource};
 use crate::stream::Stream;
@@ -73,7 +74,7 @@ impl<'a> Inspect<'a> {
     #[doc(alias = "memory_snapshot")]
     #[doc(alias = "_snapshot")]
     pub fn snapshot(self) -> Snapshot {
-        Snapshot::of(&self.pool.presence)
+        parts::of_all_blocks(&self.pool.presence)
     }
 
     /// Returns the pool's current figures. Neither seals nor polls events; see [`Maintain::reap`](super::Maintain::reap).
@@ -98,13 +99,13 @@ impl<'a> Inspect<'a> {
         let lanes = engine.streams.lanes();
         lanes
             .iter()
-            .map(|lane| StreamStatistics::of(engine, lane))
+            .map(|lane| parts::of_stream(engine, lane))
             .collect()
     }
 
     /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
     pub fn statistics_by_tag(self) -> Vec<TagStatistics> {
-        TagStatistics::of_all(self.pool.service())
+        parts::of_all_tags(self.pool.service())
     }
 
     /// Begins a scope, which reports what happens in the pool from now on.

@@ -2,9 +2,9 @@
 
 use super::{Pool, TagAccount};
 use crate::device::{Device, DeviceError};
-use crate::engine::{BlockState, Trimmed, maintenance};
+use crate::engine::{Trimmed, maintenance};
 use crate::error::BuildError;
-use crate::measure::Tag;
+use crate::measure::{BlockState, Tag};
 use crate::queue::{Drain, serving};
 use crate::seam::Fact;
 use crate::sync::plain::Arc;

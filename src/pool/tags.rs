@@ -1,8 +1,8 @@
 //! The account of a tag with a pool: its limit, its weight in the queue, and its figures.
 
 use super::Pool;
-use crate::measure::Tag;
-use crate::observe::TagStatistics;
+use crate::measure::{Tag, TagStatistics};
+use crate::observe::parts;
 use crate::queue::{QueueLimit, serving};
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl<'a> TagAccount<'a> {
 
     /// Returns the tag's current figures in this pool.
     pub fn statistics(&self) -> TagStatistics {
-        TagStatistics::of(self.pool.service(), self.tag)
+        parts::of_tag(self.pool.service(), self.tag)
     }
 
     /// Returns the most bytes that the tag may hold at once, if that is limited.

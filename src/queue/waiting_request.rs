@@ -2,8 +2,7 @@
 
 use super::waiter::Waiter;
 use crate::id::StreamId;
-use crate::measure::{Tag, debug_in_units};
-use crate::seam::Site;
+use crate::measure::{Site, Tag, debug_in_units};
 use std::time::Duration;
 
 /// A request that waits for memory, from [`Inspect::waiting_requests`](crate::Inspect::waiting_requests). Times are on the

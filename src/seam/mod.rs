@@ -8,5 +8,5 @@ mod segment_source;
 pub(crate) use capacity_source::ApplyBounds;
 pub use capacity_source::{BoundedPool, Bounds, CapacitySource, Holding, Joining};
 pub(crate) use observer::Figures;
-pub use observer::{BlockOrigin, Event, Fact, Memory, Observer, ReservationOrigin, Site};
+pub use observer::{Event, Fact, Memory, Observer};
 pub use segment_source::{SegmentProperties, SegmentSource};

@@ -3,7 +3,7 @@
 use crate::device::{DeviceAddress, DeviceError};
 use crate::error::Shortfall;
 use crate::id::StreamId;
-use crate::measure::{Source, Tag, WaitOutcome, debug_in_units};
+use crate::measure::{BlockOrigin, ReservationOrigin, Source, Tag, WaitOutcome, debug_in_units};
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
@@ -237,68 +237,4 @@ pub enum Fact<'a> {
     SourcePanicked,
     /// A task's waker panicked when it was called.
     WakerPanicked,
-}
-
-/// A location in the user's source.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct Site {
-    /// The path as the compiler was given it.
-    pub file: Cow<'static, str>,
-    /// The line, counted from 1.
-    pub line: u32,
-    /// The column, counted from 1.
-    pub column: u32,
-}
-
-impl From<&'static Location<'static>> for Site {
-    fn from(location: &'static Location<'static>) -> Self {
-        Self {
-            file: Cow::Borrowed(location.file()),
-            line: location.line(),
-            column: location.column(),
-        }
-    }
-}
-
-/// `src/main.rs:12:34`
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file, self.line, self.column)
-    }
-}
-
-/// The allocation that a block comes from, as an [observer](Observer::origin_of) remembers it.
-#[derive(Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct BlockOrigin {
-    /// The number of the allocation within the pool, counted from 1.
-    pub number: u64,
-    /// Where it was requested.
-    pub site: Site,
-    /// When it was granted, on the device's clock.
-    pub time: Duration,
-    /// The bytes that were requested.
-    pub requested: u64,
-    /// The tag that it is charged to.
-    pub tag: Option<Tag>,
-    /// Where the memory came from.
-    pub source: Source,
-    /// Whether the request waited in the queue.
-    pub waited: bool,
-}
-
-debug_in_units!(struct BlockOrigin { number, site, time, requested as bytes, tag, source, waited });
-
-/// The request that a reservation comes from, as an [observer](Observer::origin_of_reservation) remembers it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct ReservationOrigin {
-    /// Where it was requested, or [split](crate::Reservation::split) off.
-    pub site: Site,
-    /// When it was granted, or split off, on the device's clock.
-    pub time: Duration,
-    /// The tag that it is charged to.
-    pub tag: Option<Tag>,
 }

@@ -1,15 +1,15 @@
 //! All segments and blocks of a pool.
 
-use crate::engine::{BlockInfo, BlockState, HeapWalk, ReservationInfo, SegmentInfo};
-use crate::handles::Presence;
-use crate::id::{StreamId, StreamLabel};
-use crate::measure::{Bytes, Counted, Milliseconds, Tag, debug_in_units};
-use crate::seam::Site;
+use crate::{BlockInfo, BlockState, ReservationInfo, SegmentInfo, Site};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
+use weirpool_heap::debug_in_units;
+use weirpool_heap::id::{StreamId, StreamLabel};
+use weirpool_heap::units::{Bytes, Counted, Milliseconds};
+use weirpool_queue::Tag;
 
-/// The segments and blocks of a pool at one moment, as plain data: see [`Inspect::snapshot`](crate::Inspect::snapshot).
+/// The segments and blocks of a pool at one moment, as plain data: see `Inspect::snapshot`.
 /// Displayed as a table.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -29,9 +29,9 @@ pub struct Snapshot {
     pub segments: Vec<SegmentInfo>,
     /// The live reservations in the order of their creation, with the bytes that are not allocated.
     pub reservations: Vec<ReservationInfo>,
-    /// The [names](crate::Stream::named) of the registered streams that have one.
+    /// The names of the registered streams that have one.
     pub streams: BTreeMap<StreamId, String>,
-    /// The number of the last [event](crate::extend::Event::number) of mapped or released memory that led here, or a later
+    /// The number of the last event of mapped or released memory that led here, or a later
     /// one; 0 without observers.
     pub events: u64,
 }
@@ -39,25 +39,24 @@ pub struct Snapshot {
 debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as bytes, virtual_memory, segments, reservations, streams, events });
 
 impl Snapshot {
-    pub(crate) fn of(presence: &Presence) -> Self {
-        let engine = &presence.service.engine;
-        let HeapWalk {
-            segments,
-            reservations,
-            events,
-        } = engine.heap_walk();
-        let geometry = &engine.shared.settings.geometry;
+    /// Describes a pool at a time by its capacity, its segments and its reservations.
+    #[doc(hidden)]
+    pub fn of(
+        time: Duration,
+        capacity: u64,
+        segments: Vec<SegmentInfo>,
+        reservations: Vec<ReservationInfo>,
+    ) -> Self {
         Self {
-            // After the walk: not earlier than any event of it.
-            time: engine.shared.device.now(),
-            name: presence.name.as_deref().map(str::to_owned),
-            capacity: engine.store.capacity(),
-            chunk_bytes: geometry.chunk_bytes,
-            virtual_memory: geometry.virtual_memory,
+            time,
+            name: None,
+            capacity,
+            chunk_bytes: 0,
+            virtual_memory: false,
             segments,
             reservations,
-            streams: engine.streams.names(),
-            events,
+            streams: BTreeMap::new(),
+            events: 0,
         }
     }
 
