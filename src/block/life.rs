@@ -559,7 +559,10 @@ impl Block {
         if let Some(tag) = self.charge.tag() {
             service.count_freed(tag, block.bytes);
         }
-        if is_given && !StreamCache::keep_spare(&mut self.registration, cache_of, &block) {
+        // A tagged block takes no spare.
+        let may_keep = !self.charge.is_tagged();
+        if is_given && !StreamCache::keep_spare(&mut self.registration, cache_of, &block, may_keep)
+        {
             pass_through::remove(&self.registration().service.engine, &block);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Change, Engine, Group, Mode, NoMemory, ordering, reaping, spill, supply};
 use crate::device::DeviceError;
-use crate::heap::{Piece, Target};
+use crate::heap::{Heap, Piece, Target, inspect};
 use crate::lane::Flush;
 
 /// Charges the capacity for bytes outside of the heap. If it lacks the room, releases free memory, cached blocks included,
@@ -13,21 +13,27 @@ use crate::lane::Flush;
 /// Returns an error if there is not enough room now, or memory calls are needed that may not be made here.
 pub(super) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), NoMemory> {
     engine.shared.expect_sound()?;
-    let try_charge = || engine.store.heap.lock().charge_outside(bytes);
-    let releasable = || engine.store.totals().releasable;
-    while let Err(left) = try_charge() {
-        let lacking = bytes - left;
-        if releasable() < lacking {
+    let is_short = || {
+        let heap = engine.store.heap.lock();
+        heap.totals().releasable < lacking(&heap, bytes)
+    };
+    while engine.store.heap.lock().charge_outside(bytes).is_err() {
+        if is_short() {
             reclaim_unpublished(engine)?;
         }
-        if releasable() < lacking && borrow(engine, bytes, mode) {
+        if is_short() && borrow(engine, bytes, mode) {
             continue;
         }
-        if releasable() < lacking {
-            evict(engine, lacking)?;
+        if is_short() {
+            evict(engine, bytes)?;
         }
-        if releasable() < lacking {
+        if is_short() {
             return Err(NoMemory::short());
+        }
+        let lacking = lacking(&engine.store.heap.lock(), bytes);
+        if lacking == 0 {
+            // A spare was removed, or the source of the segments has evicted memory again: there is room now.
+            continue;
         }
         if !engine.shared.may_call(mode.effort) {
             return Err(NoMemory::NeedsThread);
@@ -36,6 +42,11 @@ pub(super) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), 
         engine.shared.noted(released)?;
     }
     Ok(())
+}
+
+/// Returns how much room the capacity lacks for this many bytes.
+fn lacking(heap: &Heap, bytes: u64) -> u64 {
+    bytes.saturating_sub(inspect::left_and_free(heap).0)
 }
 
 /// Ends a charge.
@@ -68,10 +79,13 @@ fn borrow(engine: &Engine, bytes: u64, mode: Mode<'_>) -> bool {
 }
 
 /// Evicts memory until enough is free or about to be, unless all evictable memory would not be enough.
-fn evict(engine: &Engine, lacking: u64) -> Result<(), DeviceError> {
+fn evict(engine: &Engine, bytes: u64) -> Result<(), DeviceError> {
     let Engine { shared, store, .. } = engine;
     loop {
-        let totals = store.totals();
+        let (totals, lacking) = {
+            let heap = store.heap.lock();
+            (heap.totals(), lacking(&heap, bytes))
+        };
         let coming = totals.releasable.saturating_add(totals.pending.current);
         let rest = lacking.saturating_sub(coming);
         let most = spill::could_evict(shared, store).saturating_add(totals.releasable);

@@ -290,7 +290,11 @@ fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<
     if is_synchronized {
         reaping::reclaim(engine)?;
         let segments = engine.supply.memory.segments();
-        if let Some(keep) = segments.to_trim() {
+        let lender = &engine.store.lease.lender;
+        let bound = lender
+            .as_ref()
+            .map(|_| above_charges(engine, engine.store.leased()));
+        if let Some(keep) = segments.to_trim().into_iter().chain(bound).min() {
             engine.shared.noted(segments.trim_to(keep))?;
         }
     }
@@ -450,6 +454,7 @@ pub(crate) fn coalesce(engine: &Engine) -> Result<u64, DeviceError> {
 /// Returns an error if the device call fails; memory reserved or released before it stays so.
 pub(crate) fn set_reserved(engine: &Engine, bytes: u64) -> Result<(), DeviceError> {
     let reserved = || engine.store.totals().reserved.current;
+    super::keeping::return_all_kept(&engine.streams, &engine.store);
     let bytes = bytes.min(engine.store.capacity());
     if reserved() > bytes {
         let _ = trim(engine, bytes)?;
@@ -485,9 +490,13 @@ pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
 /// # Errors
 /// Returns an error if the device call fails; memory released before stays released.
 pub(crate) fn release_above(engine: &Engine, bytes: u64) -> Result<u64, DeviceError> {
-    let most = u64::MAX;
-    let reserved = bytes.saturating_sub(engine.store.totals().outside);
+    let (reserved, most) = (above_charges(engine, bytes), u64::MAX);
     supply::release_and_publish(engine, Target::DownTo { reserved, most })
+}
+
+/// Returns how much of a bound is left beside what others hold.
+pub(crate) fn above_charges(engine: &Engine, bound: u64) -> u64 {
+    bound.saturating_sub(engine.store.totals().outside)
 }
 
 /// Releases free memory as [`release_above`] does, including cached memory whose work is

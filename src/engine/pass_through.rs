@@ -42,8 +42,9 @@ pub(crate) fn take<O: CacheOwner>(
         Ok(taken) => taken,
         Err(of_another_address) => {
             if let Some(spare) = of_another_address {
-                engine.store.heap.lock().remove_segment(spare.id);
-                engine.store.spares_removed.add(spare.bytes);
+                let store = &engine.store;
+                store.take_back(&mut store.heap.lock(), lane, vec![spare]);
+                engine.shared.publish(Change::Memory);
             }
             return take_late(engine, lane, address, bytes, rounding);
         }
@@ -75,7 +76,7 @@ fn take_new<O: CacheOwner>(
     bytes: u64,
     rounding: u32,
 ) -> Option<(Allocation, Option<Arc<O>>)> {
-    let segment = plan(engine, bytes)?;
+    let segment = plan(engine, bytes, true)?;
     let submission = lane.cache.submit("allocate_from").ok();
     let address = submission.and_then(|_submission| ask(engine, lane, bytes));
     match address {
@@ -85,7 +86,7 @@ fn take_new<O: CacheOwner>(
 }
 
 /// Adds memory that the source gave, whose spare was removed. If its room is taken as well, the source gets the memory
-/// back.
+/// back; if it does not take it, the block exceeds the capacity.
 #[cold]
 #[inline(never)]
 fn take_late<O: CacheOwner>(
@@ -95,20 +96,20 @@ fn take_late<O: CacheOwner>(
     bytes: u64,
     rounding: u32,
 ) -> Option<(Allocation, Option<Arc<O>>)> {
-    if let Some(segment) = plan(engine, bytes) {
+    if let Some(segment) = plan(engine, bytes, true) {
         return add(engine, lane, segment, address, rounding);
     }
     // SAFETY: the source has just given the memory in the order of this stream, and nothing uses it. The lane keeps the
     // stream's owner.
     let given = unsafe { engine.supply.memory.give(address, bytes, lane.raw) };
-    let _ = engine.shared.noted(given);
-    None
+    engine.shared.noted(given).err()?;
+    add(engine, lane, plan(engine, bytes, false)?, address, rounding)
 }
 
-fn plan(engine: &Engine, bytes: u64) -> Option<NewSegment> {
+fn plan(engine: &Engine, bytes: u64, is_bounded: bool) -> Option<NewSegment> {
     let alignment = engine.shared.settings.alignment;
     let request = Request { bytes, alignment };
-    engine.store.heap.lock().plan_segment(request)
+    engine.store.heap.lock().plan_segment(request, is_bounded)
 }
 
 /// Adds a segment that the source gave to the heap, as a used block, and counts it.
@@ -155,6 +156,7 @@ fn is_plain(engine: &Engine, lane: &Lane) -> bool {
     let shared = &engine.shared;
     shared.settings.is_ordered
         && shared.gate.load(Ordering::Relaxed) == 0
+        && !engine.store.is_over()
         && !lane.is_external
         && !lane.is_foreign()
 }

@@ -150,7 +150,7 @@ impl<'a> Search<'a> {
     fn run_in_order(&mut self) -> Result<Found, NoMemory> {
         let engine = self.to.engine;
         if self.to.takes_ordered_memory() && self.to.placement == Placement::Anywhere {
-            let segment = engine.store.heap.lock().plan_segment(self.request);
+            let segment = engine.store.heap.lock().plan_segment(self.request, true);
             let plan = segment.map(Plan::Memory);
             if let Some(found) = self.put_together(plan, None, Growth::Allowed)? {
                 return Ok(found);

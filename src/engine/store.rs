@@ -10,7 +10,7 @@ use crate::heap::{self, Fences, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
 use crate::lane::{CachedBlock, Lane};
 use crate::seam::{Fact, Figures};
-use crate::sync::{Busy, Count, Guards, Ordering, SharedNumber, plain};
+use crate::sync::{Busy, Count, Guards, Ordering, SharedFlag, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
 
 /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
@@ -24,6 +24,7 @@ pub(crate) struct HeapStore {
     pub(crate) capacity: CapacityCopy,
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
+    is_over: SharedFlag,
     pub(crate) soft_cap: SoftCap,
     pub(crate) lease: Lease,
     pub(crate) evictables: Evictables,
@@ -47,6 +48,7 @@ impl HeapStore {
                 settings.geometry.capacity,
             ))),
             reserved: CachePadded::new(SharedNumber::new(0)),
+            is_over: SharedFlag::new(false),
             soft_cap: SoftCap::new(),
             lease: Lease::new(settings.lender.clone()),
             evictables: Evictables::new(announcer.clone()),
@@ -68,6 +70,7 @@ impl HeapStore {
         heap.set_capacity(capacity);
         // Under the lock: if two threads resize, both figures are those of the later one.
         self.capacity.store(capacity, Ordering::Relaxed);
+        self.record_reserved(&heap);
         heap.totals().held()
     }
 
@@ -76,10 +79,19 @@ impl HeapStore {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Notes the reserved bytes, under the heap's lock, after a growth or a release.
+    /// Notes the reserved bytes, under the heap's lock, after a growth, a release or a change of what may be held.
     pub(super) fn record_reserved(&self, heap: &Heap) {
-        let reserved = heap.totals().reserved.current;
+        let totals = heap.totals();
+        let reserved = totals.reserved.current;
         self.reserved.store(reserved, Ordering::Relaxed);
+        let is_over = totals.held() > heap.lease();
+        self.is_over.store(is_over, Ordering::Relaxed);
+    }
+
+    /// Returns whether more is held than may be, when that was last noted.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
     }
 
     /// Tells observers when the reserved bytes exceed the soft cap. No lock is held.
@@ -120,6 +132,7 @@ impl HeapStore {
         heap.set_lease(bytes);
         // Under the lock, where a search reads them together.
         self.lease.set(granted, bytes, is_binding);
+        self.record_reserved(&heap);
         match is_binding {
             true => shared.gate.fetch_or(gate::RECALLED, Ordering::SeqCst),
             false => shared.gate.fetch_and(!gate::RECALLED, Ordering::SeqCst),

@@ -27,7 +27,7 @@ use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
 use super::state::StreamState;
 use crate::fault::injected;
-use crate::heap::BlockId;
+use crate::heap::{BlockId, GRANULE};
 use crate::id::Ticket;
 use crate::measure::Mark;
 use crate::measure::Source;
@@ -60,7 +60,7 @@ pub(crate) struct StreamCache {
     may_owe_seal: AtomicBool,
     /// The next free of a large block may be kept: the stream alternates. Set under the lock of the state.
     alternates: AtomicBool,
-    /// The size of a spare that the cache probably has; or 0. Set under the lock of the state.
+    /// A bit for each size of which the cache probably has a spare. Set under the lock of the state.
     spare: AtomicU64,
     /// The pool's own calls on the stream that have not returned, and whether the stream is captured: see `capture`.
     pub(super) submissions: SharedNumber,
@@ -708,6 +708,12 @@ impl StreamCache {
     }
 }
 
+/// Returns the bit of a size among those of which there are spares. Some sizes share one.
+#[inline]
+fn bit_of(bytes: u64) -> u64 {
+    1 << (bytes / GRANULE % u64::from(u64::BITS))
+}
+
 /// A spare that is taken, the open ticket then, and a reference to the stream's owner, if one was left.
 type TakenSpare<O> = (CachedBlock, Ticket, Option<Arc<O>>);
 
@@ -719,7 +725,7 @@ impl StreamCache {
     /// Returns whether there probably is a spare of this size.
     #[inline]
     pub(crate) fn expects_spare(&self, bytes: u64) -> bool {
-        self.spare.load(Ordering::Relaxed) == bytes
+        self.spare.load(Ordering::Relaxed) & bit_of(bytes) != 0
     }
 
     /// Takes a spare of this size for memory that the source has just given at this address, and counts the block. Returns
@@ -737,7 +743,8 @@ impl StreamCache {
         let mut state = self.state.lock();
         let spare = state.cache.pop(bytes);
         if !state.cache.has_stacked(bytes) {
-            self.spare.store(0, Ordering::Relaxed);
+            let others = self.spare.load(Ordering::Relaxed) & !bit_of(bytes);
+            self.spare.store(others, Ordering::Relaxed);
         }
         let spare = spare
             .filter(|spare| spare.address == address)
@@ -747,8 +754,8 @@ impl StreamCache {
         Ok((spare, state.open, state.cache.references.take()))
     }
 
-    /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, and
-    /// leaves its reference with the stream, if there is room for them. Returns whether the record is kept.
+    /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, if it
+    /// `may_keep` it, and leaves its reference with the stream, if there is room for them. Returns whether the record is kept.
     ///
     /// A flush leaves no unused entry. So where there is one, the cache was not flushed since the gate was closed, and the
     /// spare will be found.
@@ -757,6 +764,7 @@ impl StreamCache {
         owner: &mut Option<Arc<O>>,
         cache_of: impl FnOnce(&O) -> &Self,
         block: &Use,
+        may_keep: bool,
     ) -> bool {
         let Some(registration) = owner else {
             return false;
@@ -769,12 +777,16 @@ impl StreamCache {
             .counters
             .count(BlockEvent::Free, block.bytes, block.rounding);
         let spare = CachedBlock::freed(block, Ticket::ZERO);
+        if !may_keep {
+            return false;
+        }
         if !state.cache.push_at_once(spare, this.bounds.spares)
             && !this.keep_first(&mut state, spare)
         {
             return false;
         }
-        this.spare.store(block.bytes, Ordering::Relaxed);
+        let sizes = this.spare.load(Ordering::Relaxed) | bit_of(block.bytes);
+        this.spare.store(sizes, Ordering::Relaxed);
         state.cache.references.leave(owner);
         true
     }

@@ -79,6 +79,7 @@ fn apply_lease(service: &Arc<Service>, bounds: Bounds, waker: &Waker) -> Holding
         ..
     } = bounds;
     let engine = &service.engine;
+    let before = engine.store.leased();
     engine
         .store
         .set_lease(&engine.shared, granted, bound, is_binding);
@@ -94,7 +95,10 @@ fn apply_lease(service: &Arc<Service>, bounds: Bounds, waker: &Waker) -> Holding
         // Free memory was not enough.
         let _ = maintenance::evict_above(engine, bound);
     }
-    engine.supply.trim_source(&engine.shared, bound);
+    if bound <= before {
+        let keep = maintenance::above_charges(engine, bound);
+        engine.supply.trim_source(&engine.shared, keep);
+    }
     if is_binding && engine.supply.held(&engine.store) <= bound {
         // No more than is held can be in use. Requests may wait for memory that is pending, within the bound.
         engine

@@ -405,7 +405,11 @@ unsafe impl DriverPools for CudaDevice {
         // the query would take a tenth of the call's time.
         if freed.is_err() && !is_of_host {
             // SAFETY: the caller guarantees that the stream is usable.
-            unsafe { Self::refuse_captured(call, stream) }?;
+            let captured = unsafe { Self::refuse_captured(call, stream) };
+            captured.map_err(|asked| match asked.kind() {
+                DeviceErrorKind::Unsupported => asked,
+                _ => freed.clone().expect_err("it failed"),
+            })?;
         }
         freed?;
         if is_of_host {

@@ -380,17 +380,15 @@ impl Heap {
         }
         let is_anywhere = placement == Placement::Anywhere;
         let is_plain = is_anywhere && growth == Growth::Allowed && !map.units().virtual_memory;
-        let segment = is_plain.then(|| self.plan_segment(request))?;
+        let segment = is_plain.then(|| self.plan_segment(request, true))?;
         segment.map(Plan::Memory)
     }
 
-    /// Plans a segment of plain memory for the request, if the capacity holds it.
-    #[inline]
-    pub fn plan_segment(&mut self, request: Request) -> Option<NewSegment> {
-        let map = &mut self.map;
-        let bytes = self
-            .capacity
-            .segment_for(map.units(), map.totals(), request.bytes)?;
+    /// Plans a segment of plain memory for the request, if the capacity holds it, or unless it `is_bounded`.
+    pub fn plan_segment(&mut self, request: Request, is_bounded: bool) -> Option<NewSegment> {
+        let (map, bytes) = (&mut self.map, request.bytes);
+        let within = self.capacity.segment_for(map.units(), map.totals(), bytes);
+        let bytes = within.or((!is_bounded).then_some(bytes))?;
         Some(NewSegment::planned(map, bytes, request))
     }
 
