@@ -92,13 +92,13 @@ fn priority_is_worth_its_step_of_time() {
         &device,
         &pool,
         &stream,
-        MS * 300,
+        MS * 400,
         &[
             |first| first,
             |second| second,
-            |later| later.priority(1), // 0.6 s after the first: within a step
+            |later| later.priority(1), // 0.8 s after the first: within a step
             |last| last,
-            |too_late| too_late.priority(1), // 1.2 s after the first
+            |too_late| too_late.priority(1), // 1.2 s after the second
             |patient| patient.priority(-1),
         ],
     );
