@@ -79,7 +79,7 @@ impl HeapStore {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Notes the reserved bytes, under the heap's lock, after a growth, a release or a change of what may be held.
+    /// Notes the reserved bytes, under the heap's lock, after a growth, a release or a change of the bytes that may be held.
     pub(super) fn record_reserved(&self, heap: &Heap) {
         let totals = heap.totals();
         let reserved = totals.reserved.current;

@@ -124,7 +124,7 @@ impl Maintain<'_> {
     /// ```
     /// # use weirpool::{Pool, Reuse, Source, device::sim::SimDevice};
     /// # let device = SimDevice::new();
-    /// let pool = Pool::builder(device.clone()).capacity(32 << 20).reuse(Reuse::NONE).build()?;
+    /// let pool = Pool::builder(device.clone()).capacity(32 << 20).tuning(|tuning| tuning.reuse = Reuse::NONE).build()?;
     /// # let (first, second) = (pool.create_stream()?, pool.create_stream()?);
     /// drop(pool.try_allocate(&first, 32 << 20)?); // pending on the first stream
     /// assert!(pool.try_allocate(&second, 32 << 20).is_err());

@@ -19,7 +19,7 @@ use crate::queue::Overtaking;
 ///     tuning.initial_size = 256 << 20;
 ///     tuning.growth = GrowBy::AtLeast(64 << 20);
 /// });
-/// assert_eq!(pool.build()?.statistics().reserved.current, 256 << 20);
+/// assert_eq!(pool.build()?.inspect().statistics().reserved.current, 256 << 20);
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
 #[derive(Clone)]

@@ -189,8 +189,8 @@ impl Current {
     /// Current::set_default_pooling(Pooling::Disabled);
     /// let [one, other] = [SimDevice::new(), SimDevice::new()];
     /// Current::set_pooling(&other, Pooling::Enabled);
-    /// assert!(!current(&one)?.pool().describe().is_pooled);
-    /// assert!(current(&other)?.pool().describe().is_pooled);
+    /// assert!(!current(&one)?.pool().inspect().describe().is_pooled);
+    /// assert!(current(&other)?.pool().inspect().describe().is_pooled);
     /// # Ok::<(), weirpool::BuildError>(())
     /// ```
     pub fn set_default_pooling(pooling: Pooling) -> Pooling {

@@ -30,7 +30,7 @@ use weirpool::device::{AsDevice, DeviceId, Pooling};
 ///     let _entered = in_weights.enter();
 ///     assert_eq!(current(&device)?.pool(), &weights);
 ///     let _inner = Scope::pooling(&device, Pooling::Disabled).enter();
-///     assert!(!current(&device)?.pool().describe().is_pooled);
+///     assert!(!current(&device)?.pool().inspect().describe().is_pooled);
 /// }
 /// assert_eq!(current(&device)?.pool(), &default_pool(&device)?);
 ///
