@@ -343,8 +343,8 @@ impl Block {
     /// that a graph keeps passes to the graph, a plain one of a reservation may stay with it for the stream, and any other is
     /// freed. Returns what a free that is awaited waits for: `awaited_at` is its place. Nothing happens to a block that has
     /// ended already.
-    #[cold]
-    #[inline(never)]
+    // In line, so that each of the two callers has what it needs of it.
+    #[inline(always)]
     fn end(&mut self, awaited_at: Option<&'static Location<'static>>) -> Option<Passages> {
         let is_awaited = awaited_at.is_some();
         if let Some(graph) = self.keeper() {
@@ -495,6 +495,12 @@ impl Block {
         observers.ending(&registration.service.engine, ending);
     }
 
+    #[cold]
+    #[inline(never)]
+    fn end_unawaited(&mut self) {
+        self.end(None);
+    }
+
     /// Frees a block of a reservation in the plain case, in which the reservation keeps it for the stream. Returns whether
     /// it was the plain case.
     fn end_kept(&mut self) -> bool {
@@ -545,24 +551,34 @@ impl Block {
             }
             return;
         }
-        self.free_slowly();
+        self.free_tagged(tag);
     }
 
-    /// Frees a block that has nothing extra, and uncharges its tag, if any. Reads the block from itself: the plain case holds
-    /// its fields in registers.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&mut self) {
+    fn free_tagged(&mut self, tag: Tag) {
+        self.free_slowly(Some(tag));
+    }
+
+    /// Frees a block that has nothing extra, and no tag. Reads the block from itself: the plain case holds its fields in
+    /// registers.
+    #[cold]
+    #[inline(never)]
+    fn free_untagged(&mut self) {
+        self.free_slowly(None);
+    }
+
+    /// Frees a block that has nothing extra, and uncharges its tag, if any. A tagged block takes no spare, and leaves none.
+    #[inline(always)]
+    fn free_slowly(&mut self, tag: Option<Tag>) {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
         let is_given = release::free_unawaited(&service.engine, lane, block);
-        if let Some(tag) = self.charge.tag() {
+        if let Some(tag) = tag {
             service.count_freed(tag, block.bytes);
         }
-        // A tagged block takes no spare.
-        let may_keep = !self.charge.is_tagged();
-        if is_given && !StreamCache::keep_spare(&mut self.registration, cache_of, &block, may_keep)
-        {
+        let (owner, may_keep) = (&mut self.registration, tag.is_none());
+        if is_given && !StreamCache::keep_spare(owner, cache_of, &block, may_keep) {
             pass_through::remove(&self.registration().service.engine, &block);
         }
     }
@@ -590,8 +606,7 @@ impl Drop for Block {
             return;
         };
         if registration.observers.is_some() || self.extra.get_mut().is_some() {
-            self.end(None);
-            return;
+            return self.end_unawaited();
         }
         if self.charge.is_tagged() {
             return self.end_charged();
@@ -602,7 +617,7 @@ impl Drop for Block {
         let block = || as_used(allocation, self.charge.rounding());
         let (owner, bytes) = (&mut self.registration, allocation.bytes);
         if !StreamCache::free_at_once(owner, cache_of, bytes, block, |_| true) {
-            self.free_slowly();
+            self.free_untagged();
         }
     }
 }

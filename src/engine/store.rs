@@ -179,19 +179,16 @@ impl HeapStore {
 
     /// Gives blocks that the lane's cache kept to the heap, which is locked. Returns whether there are any.
     pub(super) fn take_back(&self, heap: &mut Heap, lane: &Lane, kept: Vec<CachedBlock>) -> bool {
-        for CachedBlock {
-            id, bytes, ticket, ..
-        } in &kept
-        {
-            if self.keeps_spares {
+        if self.keeps_spares {
+            for CachedBlock { id, bytes, .. } in &kept {
                 heap.remove_segment(*id);
                 self.spares_removed.add(*bytes);
-            } else {
-                heap.take_back(*id, Fences::one(lane.id, *ticket));
             }
-        }
-        if self.keeps_spares {
             self.record_reserved(heap);
+            return !kept.is_empty();
+        }
+        for CachedBlock { id, ticket, .. } in &kept {
+            heap.take_back(*id, Fences::one(lane.id, *ticket));
         }
         !kept.is_empty()
     }

@@ -24,7 +24,7 @@ pub(crate) struct CacheBounds {
     pub(crate) large_cache: u64,
     /// Maximum number of bytes kept in [spares](super::StreamCache::keep_spare) that have a stack, beside a few large ones.
     /// Where there are any, no blocks are kept.
-    pub(crate) spares: u64,
+    pub(crate) spares: Option<u64>,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,
     /// The bound on unsealed bytes may widen while frees follow each other closely.
@@ -37,7 +37,7 @@ impl CacheBounds {
         bytes: 0,
         largest: 0,
         large_cache: 0,
-        spares: 0,
+        spares: None,
         unsealed: 0,
         may_widen: false,
     };

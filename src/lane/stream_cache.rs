@@ -271,7 +271,8 @@ impl StreamCache {
         is_host: bool,
         is_external: bool,
     ) -> Self {
-        let stacks = bounds.largest.max(bounds.spares.min(LARGEST_SPARE));
+        let spares = bounds.spares.unwrap_or(0).min(LARGEST_SPARE);
+        let stacks = bounds.largest.max(spares);
         let state = StreamState::new(stacks, is_host);
         Self {
             bounds,
@@ -722,6 +723,12 @@ type TakenSpare<O> = (CachedBlock, Ticket, Option<Arc<O>>);
 /// allocation and a free leaves the heap alone. Spares lie in the cache in place of blocks, and whatever takes blocks back
 /// from caches removes them from the heap.
 impl StreamCache {
+    /// Returns whether the stream's blocks are passed through, and its cache keeps spares in their place.
+    #[inline]
+    pub(crate) fn keeps_spares(&self) -> bool {
+        self.bounds.spares.is_some()
+    }
+
     /// Returns whether there probably is a spare of this size.
     #[inline]
     pub(crate) fn expects_spare(&self, bytes: u64) -> bool {
@@ -777,12 +784,11 @@ impl StreamCache {
             .counters
             .count(BlockEvent::Free, block.bytes, block.rounding);
         let spare = CachedBlock::freed(block, Ticket::ZERO);
-        if !may_keep {
-            return false;
-        }
-        if !state.cache.push_at_once(spare, this.bounds.spares)
-            && !this.keep_first(&mut state, spare)
-        {
+        let bound = this.bounds.spares.filter(|bound| may_keep && *bound > 0);
+        let is_kept = bound.is_some_and(|bound| {
+            state.cache.push_at_once(spare, bound) || this.keep_first(&mut state, spare, bound)
+        });
+        if !is_kept {
             return false;
         }
         let sizes = this.spare.load(Ordering::Relaxed) | bit_of(block.bytes);
@@ -794,14 +800,14 @@ impl StreamCache {
     /// Keeps a spare that is large, or where the cache has no unused entry, perhaps after a flush.
     #[cold]
     #[inline(never)]
-    fn keep_first(&self, state: &mut StreamState, spare: CachedBlock) -> bool {
+    fn keep_first(&self, state: &mut StreamState, spare: CachedBlock, bound: u64) -> bool {
         self.activity.begin();
         let is_bypassed = self.is_bypassed() && !injected("spare-kept-beside-a-waiter");
-        if is_bypassed || state.is_retired || state.capture.is_some() || self.bounds.spares == 0 {
+        if is_bypassed || state.is_retired || state.capture.is_some() {
             return false;
         }
         match state.cache.has_stack(spare.bytes) {
-            true => state.cache.push(spare, self.bounds.spares),
+            true => state.cache.push(spare, bound),
             false => state.cache.large.push(spare),
         }
     }

@@ -303,7 +303,7 @@ pub(super) fn take_cached(
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
     let Registration { service, lane, .. } = &**registration;
-    let (allocation, left) = match service.engine.shared.settings.is_ordered {
+    let (allocation, left) = match lane.cache.keeps_spares() {
         true => pass_through::take(&service.engine, lane, rounded, rounding)?,
         false => {
             let cached = lane.cache.take_large(rounded, rounding)?;

@@ -280,7 +280,7 @@ impl PoolBuilder {
             // The source keeps the order of frees: no event has to be recorded.
             return CacheBounds {
                 unsealed: u64::MAX,
-                spares: self.tuning.lane_bytes,
+                spares: Some(self.tuning.lane_bytes),
                 ..CacheBounds::NONE
             };
         }
@@ -302,7 +302,7 @@ impl PoolBuilder {
                 Sealing::EveryFree => 0,
                 _ => bytes.saturating_mul(LARGE_IN_LANE),
             },
-            spares: 0,
+            spares: None,
             unsealed: self.sealing.bound(),
             may_widen: matches!(self.sealing, Sealing::Spaced(_)),
         }
