@@ -282,9 +282,9 @@ impl PoolBuilder {
     /// When the source takes memory back, free memory is released. Allocations from the caches of streams know nothing of
     /// it, unless the source needs memory that is in use. See [the guide](crate::guide::capacity_sources).
     ///
-    /// With a [source of segments](Self::segment_source), the bound is on the segments that the pool has taken. When the
-    /// source of the capacity applies a bound, the source of segments is
-    /// [trimmed](crate::extend::SegmentSource::trim_to) to it.
+    /// With a [source of segments](Self::segment_source), the bound is on the segments that the pool has taken. The source
+    /// of segments is [trimmed](crate::extend::SegmentSource::trim_to) to it when the bound is lowered or applied again, and
+    /// after a caller has waited for a stream.
     ///
     /// Excludes [`Tuning::initial_size`], and memory that is not the device's alone.
     pub fn capacity_source(mut self, source: plain::Arc<dyn CapacitySource>) -> Self {
