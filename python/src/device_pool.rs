@@ -226,7 +226,10 @@ impl DevicePool {
             unsafe { sys::cuCtxSynchronize() }.result()
         })?;
         // The first poll may come before the driver has noted completed events.
-        self.pool().maintain().reap().map_err(|error| error.to_string())?;
+        self.pool()
+            .maintain()
+            .reap()
+            .map_err(|error| error.to_string())?;
         trim().map(drop)
     }
 

@@ -389,7 +389,11 @@ impl NativePool {
         bytes: Option<u64>,
     ) -> PyResult<()> {
         in_parent()?;
-        py.detach(|| self.pool.maintain().set_queue_limit(queue_limit(requests, bytes)));
+        py.detach(|| {
+            self.pool
+                .maintain()
+                .set_queue_limit(queue_limit(requests, bytes))
+        });
         Ok(())
     }
 

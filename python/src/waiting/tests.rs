@@ -57,7 +57,9 @@ fn cancelled_wait_leaves_the_queue_and_its_memory_with_the_pool() {
         wait.cancel();
         assert!(wait.take().is_none() && pool.inspect().waiting_requests(9).is_empty());
         drop(all);
-        until("all memory is free", || pool.inspect().statistics().used.current == 0);
+        until("all memory is free", || {
+            pool.inspect().statistics().used.current == 0
+        });
     }
 }
 
