@@ -102,6 +102,7 @@ mod registry;
 mod seam;
 mod stream;
 mod task;
+#[doc(hidden)]
 pub mod testing;
 
 /// The seams of the pool: what a crate beside this one implements, and what it may ask for, to add a feature without reading

@@ -574,12 +574,13 @@ impl Block {
         let Registration { service, lane, .. } = &**self.registration();
         let block = as_used(self.allocation(), self.charge.rounding());
         let is_given = release::free_unawaited(&service.engine, lane, block);
-        if let Some(tag) = tag {
-            service.count_freed(tag, block.bytes);
-        }
         let (owner, may_keep) = (&mut self.registration, tag.is_none());
         if is_given && !StreamCache::keep_spare(owner, cache_of, &block, may_keep) {
             pass_through::remove(&self.registration().service.engine, &block);
+        }
+        // Last: requests are admitted, and memory is evicted for them.
+        if let Some(tag) = tag {
+            self.registration().service.count_freed(tag, block.bytes);
         }
     }
 

@@ -17,7 +17,7 @@ pub(super) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), 
         let heap = engine.store.heap.lock();
         heap.totals().releasable < lacking(&heap, bytes)
     };
-    while engine.store.heap.lock().charge_outside(bytes).is_err() {
+    while !engine.store.heap.lock().charge_outside(bytes) {
         if is_short() {
             reclaim_unpublished(engine)?;
         }
@@ -32,7 +32,7 @@ pub(super) fn charge(engine: &Engine, bytes: u64, mode: Mode<'_>) -> Result<(), 
         }
         let lacking = lacking(&engine.store.heap.lock(), bytes);
         if lacking == 0 {
-            // A spare was removed, or the source of the segments has evicted memory again: there is room now.
+            // There is room now: a spare was removed, or the source of the segments has the memory of evicted blocks.
             continue;
         }
         if !engine.shared.may_call(mode.effort) {

@@ -293,7 +293,7 @@ fn keep_up_now(engine: &Engine, free_low: u64, is_synchronized: bool) -> Result<
         let lender = &engine.store.lease.lender;
         let bound = lender
             .as_ref()
-            .map(|_| above_charges(engine, engine.store.leased()));
+            .map(|_| beside_charges(engine, engine.store.leased()));
         if let Some(keep) = segments.to_trim().into_iter().chain(bound).min() {
             engine.shared.noted(segments.trim_to(keep))?;
         }
@@ -490,12 +490,12 @@ pub(crate) fn trim(engine: &Engine, keep: u64) -> Result<Trimmed, DeviceError> {
 /// # Errors
 /// Returns an error if the device call fails; memory released before stays released.
 pub(crate) fn release_above(engine: &Engine, bytes: u64) -> Result<u64, DeviceError> {
-    let (reserved, most) = (above_charges(engine, bytes), u64::MAX);
+    let (reserved, most) = (beside_charges(engine, bytes), u64::MAX);
     supply::release_and_publish(engine, Target::DownTo { reserved, most })
 }
 
 /// Returns how much of a bound is left beside what others hold.
-pub(crate) fn above_charges(engine: &Engine, bound: u64) -> u64 {
+pub(crate) fn beside_charges(engine: &Engine, bound: u64) -> u64 {
     bound.saturating_sub(engine.store.totals().outside)
 }
 

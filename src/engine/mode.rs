@@ -17,7 +17,7 @@ pub(crate) enum Effort {
     Immediate,
 }
 
-/// What a request awaits before new memory is taken for it, where [waiting comes first](crate::Order::WaitFirst).
+/// What a request awaits before new memory is taken for it, where [waiting comes first](crate::WhenShort::WaitFirst).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Patience<'a> {
     /// Nothing: the caller does not wait.

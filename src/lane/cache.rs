@@ -22,7 +22,7 @@ pub(crate) struct CacheBounds {
     pub(crate) largest: u64,
     /// Maximum number of bytes kept in larger blocks.
     pub(crate) large_cache: u64,
-    /// Maximum number of bytes kept in [spares](super::StreamCache::keep_spare) that have a stack, beside a few large ones.
+    /// Maximum number of bytes kept in [spares](super::spares) that have a stack, beside a few large ones.
     /// Where there are any, no blocks are kept.
     pub(crate) spares: Option<u64>,
     /// Unsealed bytes above which a free seals.

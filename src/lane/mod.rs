@@ -23,6 +23,7 @@
 //! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `capture` | a stream that is captured into a graph |
+//! | `spares` | what the cache keeps where blocks are passed through to a source of segments |
 //! | `cache` | a stack of blocks for each size, and the references to the stream that freed blocks leave for later ones |
 //! | `large_cache` | the few large blocks |
 //! | `shards` | more caches, for threads that share a stream |
@@ -49,6 +50,7 @@ mod pace;
 mod shards;
 mod slot;
 mod spacing;
+mod spares;
 mod state;
 mod stream_cache;
 mod timeline;

@@ -27,7 +27,7 @@ use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
 use super::state::StreamState;
 use crate::fault::injected;
-use crate::heap::{BlockId, GRANULE};
+use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
 use crate::measure::Source;
@@ -39,18 +39,15 @@ use std::time::Duration;
 /// The bit that is set in the number of submissions while the stream is captured.
 pub(super) const CAPTURED: u64 = 1 << 63;
 
-/// The size of the largest spare.
-const LARGEST_SPARE: u64 = 2 << 20;
-
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct StreamCache {
-    bounds: CacheBounds,
+    pub(super) bounds: CacheBounds,
     gate: Gate,
-    activity: Activity,
+    pub(super) activity: Activity,
     is_external: bool,
     pub(crate) spacing: Spacing,
     pub(super) state: OwnedSlot<StreamState>,
@@ -61,7 +58,7 @@ pub(crate) struct StreamCache {
     /// The next free of a large block may be kept: the stream alternates. Set under the lock of the state.
     alternates: AtomicBool,
     /// A bit for each size of which the cache probably has a spare. Set under the lock of the state.
-    spare: AtomicU64,
+    pub(super) spare: AtomicU64,
     /// The pool's own calls on the stream that have not returned, and whether the stream is captured: see `capture`.
     pub(super) submissions: SharedNumber,
 }
@@ -242,7 +239,7 @@ impl StreamCache {
 
     /// Returns whether the cache grants and keeps nothing now. To be asked under the lock.
     #[inline(always)]
-    fn is_bypassed(&self) -> bool {
+    pub(super) fn is_bypassed(&self) -> bool {
         self.gate.load(Ordering::Relaxed) != 0
     }
 
@@ -271,9 +268,7 @@ impl StreamCache {
         is_host: bool,
         is_external: bool,
     ) -> Self {
-        let spares = bounds.spares.unwrap_or(0).min(LARGEST_SPARE);
-        let stacks = bounds.largest.max(spares);
-        let state = StreamState::new(stacks, is_host);
+        let state = StreamState::new(bounds.largest_stack(), is_host);
         Self {
             bounds,
             gate,
@@ -449,6 +444,12 @@ impl StreamCache {
             self.alternates.store(alternates, Ordering::Relaxed);
         }
         is_kept
+    }
+
+    /// Returns whether the stream's blocks are passed through, and its cache keeps spares in their place.
+    #[inline]
+    pub(crate) fn keeps_spares(&self) -> bool {
+        self.bounds.spares.is_some()
     }
 
     /// Returns whether a block of this size may go to the large-block cache now.
@@ -709,110 +710,6 @@ impl StreamCache {
     }
 }
 
-/// Returns the bit of a size among those of which there are spares. Some sizes share one.
-#[inline]
-fn bit_of(bytes: u64) -> u64 {
-    1 << (bytes / GRANULE % u64::from(u64::BITS))
-}
-
-/// A spare that is taken, the open ticket then, and a reference to the stream's owner, if one was left.
-type TakenSpare<O> = (CachedBlock, Ticket, Option<Arc<O>>);
-
-/// Spares. A spare is the heap's record of a block whose memory an [ordered](crate::extend::SegmentProperties::is_ordered)
-/// source of segments has again: it holds the room in the capacity for the next block of that size, so that a pair of an
-/// allocation and a free leaves the heap alone. Spares lie in the cache in place of blocks, and whatever takes blocks back
-/// from caches removes them from the heap.
-impl StreamCache {
-    /// Returns whether the stream's blocks are passed through, and its cache keeps spares in their place.
-    #[inline]
-    pub(crate) fn keeps_spares(&self) -> bool {
-        self.bounds.spares.is_some()
-    }
-
-    /// Returns whether there probably is a spare of this size.
-    #[inline]
-    pub(crate) fn expects_spare(&self, bytes: u64) -> bool {
-        self.spare.load(Ordering::Relaxed) & bit_of(bytes) != 0
-    }
-
-    /// Takes a spare of this size for memory that the source has just given at this address, and counts the block. Returns
-    /// the open ticket with it, and a reference that an earlier free [left](Self::keep_spare).
-    ///
-    /// # Errors
-    /// Returns a spare of another address, if there is one: it is the caller's to remove.
-    #[inline]
-    pub(crate) fn take_spare<O: CacheOwner>(
-        &self,
-        address: u64,
-        bytes: u64,
-        rounding: u32,
-    ) -> Result<TakenSpare<O>, Option<CachedBlock>> {
-        let mut state = self.state.lock();
-        let spare = state.cache.pop(bytes);
-        if !state.cache.has_stacked(bytes) {
-            let others = self.spare.load(Ordering::Relaxed) & !bit_of(bytes);
-            self.spare.store(others, Ordering::Relaxed);
-        }
-        let spare = spare
-            .filter(|spare| spare.address == address)
-            .ok_or(spare)?;
-        let event = BlockEvent::Granted(Source::Grown);
-        state.counters.count(event, bytes, rounding);
-        Ok((spare, state.open, state.cache.references.take()))
-    }
-
-    /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, if it
-    /// `may_keep` it, and leaves its reference with the stream, if there is room for them. Returns whether the record is kept.
-    ///
-    /// A flush leaves no unused entry. So where there is one, the cache was not flushed since the gate was closed, and the
-    /// spare will be found.
-    #[inline]
-    pub(crate) fn keep_spare<O: CacheOwner>(
-        owner: &mut Option<Arc<O>>,
-        cache_of: impl FnOnce(&O) -> &Self,
-        block: &Use,
-        may_keep: bool,
-    ) -> bool {
-        let Some(registration) = owner else {
-            return false;
-        };
-        let this = cache_of(registration);
-        // As in `free_at_once`.
-        let slot = this.state.slot();
-        let mut state = slot.lock();
-        state
-            .counters
-            .count(BlockEvent::Free, block.bytes, block.rounding);
-        let spare = CachedBlock::freed(block, Ticket::ZERO);
-        let bound = this.bounds.spares.filter(|bound| may_keep && *bound > 0);
-        let is_kept = bound.is_some_and(|bound| {
-            state.cache.push_at_once(spare, bound) || this.keep_first(&mut state, spare, bound)
-        });
-        if !is_kept {
-            return false;
-        }
-        let sizes = this.spare.load(Ordering::Relaxed) | bit_of(block.bytes);
-        this.spare.store(sizes, Ordering::Relaxed);
-        state.cache.references.leave(owner);
-        true
-    }
-
-    /// Keeps a spare that is large, or where the cache has no unused entry, perhaps after a flush.
-    #[cold]
-    #[inline(never)]
-    fn keep_first(&self, state: &mut StreamState, spare: CachedBlock, bound: u64) -> bool {
-        self.activity.begin();
-        let is_bypassed = self.is_bypassed() && !injected("spare-kept-beside-a-waiter");
-        if is_bypassed || state.is_retired || state.capture.is_some() {
-            return false;
-        }
-        match state.cache.has_stack(spare.bytes) {
-            true => state.cache.push(spare, bound),
-            false => state.cache.large.push(spare),
-        }
-    }
-}
-
 /// Counters.
 impl StreamCache {
     /// Counts what happened to a block of the stream outside of the cache.
@@ -821,19 +718,6 @@ impl StreamCache {
             Some(shard) => shard.lock().counts.count(event, bytes, rounding),
             None => self.state.lock().counters.count(event, bytes, rounding),
         }
-    }
-
-    /// Counts a block that was granted in the order of the stream by a source of segments. Returns the open ticket, and a
-    /// reference that an earlier free [left](Self::keep_spare).
-    pub(crate) fn count_taken<O: CacheOwner>(
-        &self,
-        bytes: u64,
-        rounding: u32,
-    ) -> (Ticket, Option<Arc<O>>) {
-        let event = BlockEvent::Granted(Source::Grown);
-        let mut state = self.state.lock();
-        state.counters.count(event, bytes, rounding);
-        (state.open, state.cache.references.take())
     }
 
     /// Returns the figures, with the high-water mark since `mark`, given the last ticket that is complete.

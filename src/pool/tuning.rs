@@ -52,6 +52,10 @@ pub struct Tuning {
     /// back without being asked (a release threshold, a heuristic), where [waiting](WhenShort::WaitFirst) comes before
     /// growing, or where every free is [sealed](crate::Sealing::EveryFree). The event of such a block is recorded by the
     /// stream's next free, by its next allocation of another size, or on demand.
+    ///
+    /// Where allocations are [passed through](crate::extend::SegmentProperties::is_ordered), a stream keeps no memory, but
+    /// the room of so many freed bytes, and of up to 4 larger blocks, for its next allocations of the same sizes. The
+    /// high-water marks of reserved bytes include this room. Any other request takes it.
     pub lane_bytes: u64,
     /// What the pool does first when free memory does not suffice, and how far a wait on the device may delay a stream.
     /// Default: it grows.

@@ -11,7 +11,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `service` | the engine with its queue |
-//! | `serving` | who serves the queue, and when; memory calls that block, away from the runtime's workers |
+//! | `serving` | the one thread that serves at a time; memory calls that block, away from the runtime's workers |
 //! | `funnel` | notifies requests and reclaimers of changes |
 //! | `pass` | one pass over the queue: grants what the engine finds |
 //! | `deadlock`, `throttled` | what happens when nothing changes any more; for requests that wait for the limit of a tag |

@@ -1,5 +1,4 @@
-//! Serving: who serves the queue, and when. One thread at a time does, and makes [passes](super::pass) until nothing has
-//! changed meanwhile.
+//! Serving: one thread at a time serves the queue, and makes [passes](super::pass) until nothing has changed meanwhile.
 //!
 //! Where memory calls block, a [background](crate::background) thread makes them for a request that needs them: it serves
 //! until no request needs such a call. A few chunks of virtual memory are mapped in the first poll of a request instead,

@@ -2,9 +2,9 @@
 //! polled for it.
 //!
 //! A grant raises the bound on what the pool holds, and serves the queue. A recall lowers it: free memory above it goes
-//! back to the device, first free memory of the heap, then cached blocks, and what a source of segments keeps. A recall that is *binding* also evicts
-//! [evictable](crate::Evictable) memory, and holds requests back that would use more. The source is told whenever memory
-//! comes back, like a [drain](super::drain).
+//! back to the device, first free memory of the heap, then cached blocks, and then the memory that a source of segments
+//! keeps. A recall that is *binding* also evicts [evictable](crate::Evictable) memory, and holds requests back that would
+//! use more. The source is told whenever memory comes back, like a [drain](super::drain).
 
 use super::link::Link;
 use super::{Service, serving};
@@ -96,7 +96,7 @@ fn apply_lease(service: &Arc<Service>, bounds: Bounds, waker: &Waker) -> Holding
         let _ = maintenance::evict_above(engine, bound);
     }
     if bound <= before {
-        let keep = maintenance::above_charges(engine, bound);
+        let keep = maintenance::beside_charges(engine, bound);
         engine.supply.trim_source(&engine.shared, keep);
     }
     if is_binding && engine.supply.held(&engine.store) <= bound {

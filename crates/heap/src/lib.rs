@@ -211,15 +211,13 @@ impl Heap {
         new.unwrap_or(0).saturating_sub(self.capacity.left(totals))
     }
 
-    /// Charges the capacity for memory outside of the heap. Returns whether the capacity has room for it; else how many
-    /// bytes it has left.
-    pub fn charge_outside(&mut self, bytes: u64) -> Result<(), u64> {
-        let left = self.capacity.left(self.map.totals());
-        if bytes > left {
-            return Err(left);
+    /// Charges the capacity for memory outside of the heap, if it has room. Returns whether it has.
+    pub fn charge_outside(&mut self, bytes: u64) -> bool {
+        let has_room = bytes <= self.capacity.left(self.map.totals());
+        if has_room {
+            self.map.totals_mut().outside += bytes;
         }
-        self.map.totals_mut().outside += bytes;
-        Ok(())
+        has_room
     }
 
     /// Ends a charge for memory outside of the heap.

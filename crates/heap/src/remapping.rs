@@ -11,7 +11,7 @@ use std::time::Duration;
 ///
 /// When its share of the time is used up, a pool takes new memory instead, as long as the capacity and the device have
 /// it, and up to twice the most that was in use. Where there is no new memory, free memory is moved whatever the
-/// policy, so no request fails because of it. With [`Order::WaitFirst`](crate::Order::WaitFirst), a request that may
+/// policy, so no request fails because of it. With [`WhenShort::WaitFirst`](crate::WhenShort::WaitFirst), a request that may
 /// wait does so before the pool moves or takes more.
 ///
 /// Explicit coalescing is neither limited nor counted: [`Maintain::coalesce`] and [`CoalesceHeuristic`]. Without

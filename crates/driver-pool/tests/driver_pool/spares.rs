@@ -112,6 +112,23 @@ fn freed_blocks_are_in_no_figure() {
     );
 }
 
+/// The memory of a spare is with the source already: the end of the pool gives nothing twice.
+#[test]
+fn pool_that_ends_with_spares_gives_nothing_twice() {
+    let device = manual();
+    let (driver_pool, pool) = passed_through(&device, 4 * MIB);
+    let stream = pool.create_stream().unwrap();
+    leave_spares(&pool, &stream, &[4096, MIB, MIB]);
+    let live = pool.try_allocate(&stream, 4096).unwrap();
+    drop((pool, stream));
+    drop(live);
+    device.advance(us(1000));
+    let calls = device.counters();
+    assert_eq!(calls.calls(Call::AllocateFrom), 4);
+    assert_eq!(calls.calls(Call::FreeTo), 4);
+    assert_eq!(driver_pool.used().unwrap().current, 0);
+}
+
 /// Tagged blocks take no spares, and leave none.
 #[test]
 fn tagged_blocks_leave_no_spares() {
