@@ -314,8 +314,9 @@ impl Event {
         match self.bring_behind(on) {
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
                 let mut passage = self.passage()?;
-                let passed = std::future::poll_fn(|context| passage.poll(context));
-                let passed = block_on_unless_in_task(passed).ok_or(StreamError::BlocksRuntime)?;
+                let mut passed = std::future::poll_fn(|context| passage.poll(context));
+                let passed =
+                    block_on_unless_in_task(&mut passed).ok_or(StreamError::BlocksRuntime)?;
                 Ok(passed?)
             }
             ordered => Ok(ordered?),

@@ -10,8 +10,11 @@ use std::task::{Context, Poll, Wake, Waker};
 /// Runs a future of the pool to its end on this thread. Returns `None` if it has to wait, and this thread runs a task
 /// of a current-thread tokio runtime: all other tasks of the runtime would wait as well, among them those that free
 /// memory.
-pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(mut future: F) -> Option<F::Output> {
-    at_once(&mut future).or_else(|| may_block().then(|| park_until(future)))
+pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    match at_once(future) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => may_block().then(|| park_until(future)),
+    }
 }
 
 /// Returns whether this thread may block: it runs no task of a current-thread tokio runtime. A task that asks this must
@@ -26,20 +29,18 @@ pub(crate) fn is_far_from_tasks() -> bool {
 }
 
 /// Most futures are ready at once, and need no waker. Any other is polled again.
-fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+#[inline(always)]
+fn at_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     let mut context = Context::from_waker(Waker::noop());
-    match Pin::new(future).poll(&mut context) {
-        Poll::Ready(output) => Some(output),
-        Poll::Pending => None,
-    }
+    Pin::new(future).poll(&mut context)
 }
 
-fn park_until<F: Future + Unpin>(mut future: F) -> F::Output {
+fn park_until<F: Future + Unpin>(future: &mut F) -> F::Output {
     let parker = plain::Arc::new(Parker::new());
     let waker = Waker::from(parker.clone());
     let mut context = Context::from_waker(&waker);
     loop {
-        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut context) {
+        if let Poll::Ready(output) = Pin::new(&mut *future).poll(&mut context) {
             return output;
         }
         parker.park();

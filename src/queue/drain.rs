@@ -72,8 +72,8 @@ impl Drain {
     /// # Errors
     /// Returns the errors of the [future](Self), and [`DrainError::BlocksRuntime`] when it would have to wait in a task
     /// of a current-thread tokio runtime.
-    pub fn blocking(self) -> Result<(), DrainError> {
-        let drained = blocking::block_on_unless_in_task(self);
+    pub fn blocking(mut self) -> Result<(), DrainError> {
+        let drained = blocking::block_on_unless_in_task(&mut self);
         drained.unwrap_or(Err(DrainError::BlocksRuntime))
     }
 

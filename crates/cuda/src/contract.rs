@@ -32,6 +32,7 @@ impl CudaDevice {
     ///
     /// # Safety
     /// The stream is one of the device and usable during the call.
+    #[inline]
     pub(super) unsafe fn refuse_captured(
         call: &'static str,
         stream: RawStream,

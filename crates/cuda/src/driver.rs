@@ -356,6 +356,7 @@ impl Visit {
     }
 
     /// Begins a visit for a call on a stream that has a context of its own: the current one does not matter.
+    #[inline(always)]
     pub(super) fn in_any_context() -> Self {
         let mut visit = Self {
             mode: sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
@@ -373,6 +374,7 @@ fn exchange_mode(mode: &mut sys::CUstreamCaptureMode) {
 }
 
 impl Drop for Visit {
+    #[inline(always)]
     fn drop(&mut self) {
         exchange_mode(&mut self.mode);
         if let Some(context) = self.context {

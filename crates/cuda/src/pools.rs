@@ -65,14 +65,6 @@ impl PoolState {
         unsafe { sys::cuEventSynchronize(event) }
     }
 
-    /// Returns the address that the driver returned for a block, if the block begins behind it, and forgets it.
-    fn forget_padded(&self, address: u64) -> Option<u64> {
-        if !self.has_padded.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.padded.lock().remove(&address)
-    }
-
     /// Destroys the stream. The context is current.
     pub(super) fn end(&self) {
         let stream = std::mem::take(&mut *self.stream.lock());
@@ -201,6 +193,7 @@ impl CudaDevice {
     }
 
     /// Returns the kind of a pool's memory if the host sees it.
+    #[inline]
     fn kind_seen(&self, pool: RawPool) -> Option<MemoryKind> {
         let pools = &self.inner.pools;
         if !pools.has_seen.load(Ordering::Relaxed) {
@@ -217,6 +210,7 @@ impl CudaDevice {
     ///
     /// # Safety
     /// The stream is usable.
+    #[inline(always)]
     unsafe fn begin_in_order(
         &self,
         call: &'static str,
@@ -226,14 +220,168 @@ impl CudaDevice {
         if !is_legacy_default(stream) && stream.0 != PER_THREAD {
             return Ok(Visit::in_any_context());
         }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.begin_on_default(call, stream) }
+    }
+
+    /// A call on the legacy default stream breaks the captures of other streams.
+    ///
+    /// # Safety
+    /// The stream is usable.
+    #[cold]
+    unsafe fn begin_on_default(
+        &self,
+        call: &'static str,
+        stream: RawStream,
+    ) -> Result<Visit, DeviceError> {
         let visit = self.visit(call)?;
-        // A call on the legacy default stream breaks the captures of other streams.
         // SAFETY: the caller's guarantee.
         unsafe { Self::refuse_captured(call, stream) }?;
         Ok(visit)
     }
 
+    /// Allocates in the order of a stream.
+    ///
+    /// # Safety
+    /// The pool was not destroyed, and the stream is usable.
+    #[inline(always)]
+    unsafe fn allocate_in_order(
+        &self,
+        pool: RawPool,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
+        let call = "allocate_from";
+        // SAFETY: the caller guarantees that the stream is usable.
+        let _visit = unsafe { self.begin_in_order(call, stream) }?;
+        // A captured allocation would be made by each launch of the graph.
+        // SAFETY: as above.
+        unsafe { Self::refuse_captured(call, stream) }?;
+        // SAFETY: the caller's guarantee.
+        let address = unsafe { self.take_aligned(pool, bytes, alignment, handle(stream)) }?;
+        self.record_if_seen(pool, address, bytes);
+        Ok(address)
+    }
+
+    /// Allocates memory that is complete on every stream.
+    ///
+    /// # Safety
+    /// The pool was not destroyed.
+    #[cold]
+    unsafe fn allocate_complete(
+        &self,
+        pool: RawPool,
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<u64, DeviceError> {
+        let call = "allocate_from";
+        let _visit = self.memory_call(call)?;
+        let own = self.pool_stream(call)?;
+        // SAFETY: the caller guarantees the pool; the stream is the device's own.
+        let address = unsafe { self.take_aligned(pool, bytes, alignment, own) }?;
+        // SAFETY: the stream is the device's own.
+        check(call, unsafe { sys::cuStreamSynchronize(own) })?;
+        self.record_if_seen(pool, address, bytes);
+        Ok(address)
+    }
+
+    /// Frees a block in the order of a stream.
+    ///
+    /// # Safety
+    /// The pool has the block, whose uses all come before the present point of the stream, which is usable.
+    #[inline(always)]
+    unsafe fn free_in_order(
+        &self,
+        pool: RawPool,
+        address: u64,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        let call = "free_to";
+        // SAFETY: the caller guarantees that the stream is usable.
+        let _visit = unsafe { self.begin_in_order(call, stream) }?;
+        // SAFETY: the caller guarantees the order of the uses.
+        let freed = unsafe { self.give_recorded(pool, address, handle(stream)) };
+        freed.map_err(|error| {
+            // A captured stream takes no free of a block that is of no graph, and its capture goes on. It is asked only
+            // then: the query would take a tenth of the call's time.
+            // SAFETY: the caller guarantees that the stream is usable.
+            match unsafe { Self::refuse_captured(call, stream) } {
+                Err(captured) if captured.kind() == DeviceErrorKind::Unsupported => captured,
+                _ => error,
+            }
+        })
+    }
+
+    /// Frees a block whose uses are all complete.
+    ///
+    /// # Safety
+    /// The pool has the block.
+    #[cold]
+    unsafe fn free_complete(&self, pool: RawPool, address: u64) -> Result<(), DeviceError> {
+        let call = "free_to";
+        let _visit = self.memory_call(call)?;
+        let own = self.pool_stream(call)?;
+        // SAFETY: the caller's guarantee.
+        unsafe { self.give_recorded(pool, address, own) }?;
+        // With it, the driver releases memory above the threshold. The block is gone in any case.
+        // SAFETY: the stream is the device's own.
+        let _ = unsafe { sys::cuStreamSynchronize(own) };
+        Ok(())
+    }
+
+    /// Frees a block, with what is noted of it.
+    ///
+    /// # Safety
+    /// As [`give_to`](Self::give_to).
+    #[inline(always)]
+    unsafe fn give_recorded(
+        &self,
+        pool: RawPool,
+        address: u64,
+        order: CUstream,
+    ) -> Result<(), DeviceError> {
+        let pools = &self.inner.pools;
+        if pools.has_padded.load(Ordering::Relaxed) || pools.has_seen.load(Ordering::Relaxed) {
+            // SAFETY: the caller's guarantee.
+            return unsafe { self.give_noted(pool, address, order) };
+        }
+        // SAFETY: the caller's guarantee.
+        unsafe { Self::give_to(address, order) }
+    }
+
+    /// Does so where some block has notes.
+    ///
+    /// # Safety
+    /// As [`give_to`](Self::give_to).
+    #[inline(never)]
+    unsafe fn give_noted(
+        &self,
+        pool: RawPool,
+        address: u64,
+        order: CUstream,
+    ) -> Result<(), DeviceError> {
+        // Before the driver frees it: from then on another allocation may get the address.
+        let padded = self.inner.pools.padded.lock().remove(&address);
+        let seen = match self.kind_seen(pool) {
+            Some(_) => self.inner.segments.lock().forget_pooled(address),
+            None => None,
+        };
+        // SAFETY: the caller guarantees the order of the uses.
+        let freed = unsafe { Self::give_to(padded.unwrap_or(address), order) };
+        freed.inspect_err(|_| {
+            if let Some(own) = padded {
+                self.inner.pools.padded.lock().insert(address, own);
+            }
+            if let Some((kind, bytes)) = seen {
+                let mut segments = self.inner.segments.lock();
+                segments.record_pooled(kind, address, bytes);
+            }
+        })
+    }
+
     /// Notes a block that the host may access.
+    #[inline]
     fn record_if_seen(&self, pool: RawPool, address: u64, bytes: u64) {
         if let Some(kind) = self.kind_seen(pool) {
             self.inner
@@ -247,6 +395,7 @@ impl CudaDevice {
     ///
     /// # Safety
     /// As [`take_from`](Self::take_from).
+    #[inline(always)]
     unsafe fn take_aligned(
         &self,
         pool: RawPool,
@@ -260,6 +409,23 @@ impl CudaDevice {
         if own & (alignment - 1) == 0 {
             return Ok(own);
         }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.allocate_padded(pool, bytes, alignment, own, stream) }
+    }
+
+    /// Allocates a larger block in place of one whose address is no multiple of `alignment`.
+    ///
+    /// # Safety
+    /// As [`take_from`](Self::take_from), which returned the block in the order of the stream.
+    #[cold]
+    unsafe fn allocate_padded(
+        &self,
+        pool: RawPool,
+        bytes: u64,
+        alignment: u64,
+        own: u64,
+        stream: CUstream,
+    ) -> Result<u64, DeviceError> {
         // SAFETY: the block was just allocated in the order of this stream, and nothing uses it.
         unsafe { Self::give_to(own, stream) }?;
         // SAFETY: the caller's guarantee.
@@ -343,26 +509,11 @@ unsafe impl DriverPools for CudaDevice {
         alignment: u64,
         stream: RawStream,
     ) -> Result<u64, DeviceError> {
-        let call = "allocate_from";
-        if stream != RawStream::HOST {
-            // SAFETY: the caller guarantees that the stream is usable.
-            let _visit = unsafe { self.begin_in_order(call, stream) }?;
-            // A captured allocation would be made by each launch of the graph.
-            // SAFETY: as above.
-            unsafe { Self::refuse_captured(call, stream) }?;
-            // SAFETY: the caller's guarantee.
-            let address = unsafe { self.take_aligned(pool, bytes, alignment, handle(stream)) }?;
-            self.record_if_seen(pool, address, bytes);
-            return Ok(address);
+        // SAFETY: the caller's guarantee.
+        match stream {
+            RawStream::HOST => unsafe { self.allocate_complete(pool, bytes, alignment) },
+            _ => unsafe { self.allocate_in_order(pool, bytes, alignment, stream) },
         }
-        let _visit = self.memory_call(call)?;
-        let own = self.pool_stream(call)?;
-        // SAFETY: the caller guarantees the pool; the stream is the device's own.
-        let address = unsafe { self.take_aligned(pool, bytes, alignment, own) }?;
-        // SAFETY: the stream is the device's own.
-        check(call, unsafe { sys::cuStreamSynchronize(own) })?;
-        self.record_if_seen(pool, address, bytes);
-        Ok(address)
     }
 
     unsafe fn free_to(
@@ -371,53 +522,11 @@ unsafe impl DriverPools for CudaDevice {
         address: u64,
         stream: RawStream,
     ) -> Result<(), DeviceError> {
-        let call = "free_to";
-        let is_of_host = stream == RawStream::HOST;
-        let (_visit, order) = match is_of_host {
-            true => {
-                let visit = self.memory_call(call)?;
-                (visit, self.pool_stream(call)?)
-            }
-            false => {
-                // SAFETY: the caller guarantees that the stream is usable.
-                let visit = unsafe { self.begin_in_order(call, stream) }?;
-                (visit, handle(stream))
-            }
-        };
-        // Before the driver frees it: from then on another allocation may get the address.
-        let padded = self.inner.pools.forget_padded(address);
-        let seen = match self.kind_seen(pool) {
-            Some(_) => self.inner.segments.lock().forget_pooled(address),
-            None => None,
-        };
-        // SAFETY: the caller guarantees the order of the uses.
-        let freed = unsafe { Self::give_to(padded.unwrap_or(address), order) };
-        let freed = freed.inspect_err(|_| {
-            if let Some(own) = padded {
-                self.inner.pools.padded.lock().insert(address, own);
-            }
-            if let Some((kind, bytes)) = seen {
-                let mut segments = self.inner.segments.lock();
-                segments.record_pooled(kind, address, bytes);
-            }
-        });
-        // A captured stream takes no free of a block that is of no graph, and its capture goes on. It is asked only then:
-        // the query would take a tenth of the call's time.
-        if freed.is_err() && !is_of_host {
-            // SAFETY: the caller guarantees that the stream is usable.
-            let captured = unsafe { Self::refuse_captured(call, stream) };
-            captured.map_err(|asked| match asked.kind() {
-                DeviceErrorKind::Unsupported => asked,
-                _ => freed.clone().expect_err("it failed"),
-            })?;
+        // SAFETY: the caller's guarantee.
+        match stream {
+            RawStream::HOST => unsafe { self.free_complete(pool, address) },
+            _ => unsafe { self.free_in_order(pool, address, stream) },
         }
-        freed?;
-        if is_of_host {
-            // With it, the driver releases memory above the threshold. The block is gone in any case.
-            // SAFETY: the stream is the device's own.
-            let _ = unsafe { sys::cuStreamSynchronize(order) };
-        }
-        Ok(())
     }
 
     unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<(), DeviceError> {

@@ -15,7 +15,7 @@ use weirpool::extend::{
     BoundedPool, Bounds, CapacitySource, Charge, Event, Joining, Observer, SegmentProperties,
     SegmentSource,
 };
-use weirpool::{AllocError, Block, Evictable, Pool, PoolBuilder, Stream, Tag};
+use weirpool::{AllocError, Block, Capture, Evictable, Pool, PoolBuilder, Stream, Tag};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// Makes a device without the checker, which is an observer of blocks: with one, a stream keeps no spares.
@@ -285,9 +285,8 @@ fn reserved_bytes_are_set_as_if_there_were_no_spares() {
     assert_eq!(pool.inspect().statistics().reserved.current, 4 * MIB);
 }
 
-/// The room is taken while the source is asked, and the source does not take the memory back: it is the request's.
-#[test]
-fn memory_that_comes_late_is_not_lost() {
+/// Makes a pool over a source that calls the test.
+fn hooked() -> (SimDevice, DriverPool, Arc<Hooked>, Pool) {
     let device = manual();
     let driver_pool = DriverPool::builder(&device).build().unwrap();
     let source = Arc::new(Hooked {
@@ -298,6 +297,13 @@ fn memory_that_comes_late_is_not_lost() {
     });
     let builder = Pool::builder(device.clone()).segment_source(source.clone());
     let pool = builder.capacity(4 * MIB).build().unwrap();
+    (device, driver_pool, source, pool)
+}
+
+/// The room is taken while the source is asked, and the source does not take the memory back: it is the request's.
+#[test]
+fn memory_that_comes_late_is_not_lost() {
+    let (device, driver_pool, source, pool) = hooked();
     let [stream, other] = [0; 2].map(|_| pool.create_stream().unwrap());
     leave_spares(&pool, &stream, &[MIB]);
     let meanwhile = Arc::<Mutex<Option<Block>>>::default();
@@ -319,6 +325,45 @@ fn memory_that_comes_late_is_not_lost() {
     device.advance(us(1000));
     assert!(source.out.lock().unwrap().is_empty());
     assert_eq!(driver_pool.used().unwrap().current, 0);
+}
+
+/// A capture of the stream begins while the source is asked: only then may the memory be of its graph.
+#[test]
+fn memory_that_a_capture_may_have_taken_is_asked_for() {
+    for has_spare in [false, true] {
+        for ends in [false, true] {
+            for is_of_graph in [false, true].into_iter().take(1 + usize::from(ends)) {
+                let (device, driver_pool, source, pool) = hooked();
+                let stream = pool.create_stream().unwrap();
+                let sizes = if has_spare { vec![MIB] } else { vec![] };
+                leave_spares(&pool, &stream, &sizes);
+                let kept = Arc::<Mutex<Option<Capture>>>::default();
+                *source.hook.lock().unwrap() = Some(Box::new({
+                    let (pool, stream) = (pool.clone(), stream.clone());
+                    let (kept, source) = (kept.clone(), source.clone());
+                    move || {
+                        let capture = pool.capture(&stream).unwrap();
+                        if ends {
+                            capture.abort();
+                        } else {
+                            *kept.lock().unwrap() = Some(capture);
+                        }
+                        source.fails.store(is_of_graph, SeqCst);
+                    }
+                }));
+                let block = pool.try_allocate(&stream, MIB).unwrap();
+                assert!(pool.inspect().block_at(block.address()).is_some());
+                assert_eq!(pool.inspect().statistics().used.current, MIB);
+                drop(kept.lock().unwrap().take().map(Capture::abort));
+                drop(block);
+                pool.inspect().check_conserved().unwrap();
+                drop((stream, pool));
+                device.advance(us(1000));
+                let left = source.out.lock().unwrap().len();
+                assert_eq!(left, usize::from(is_of_graph), "the graph's alone");
+            }
+        }
+    }
 }
 
 /// A pool with an observer keeps no spares: both answer alike.
