@@ -1,9 +1,9 @@
 //! A registered stream, and points in it that can be awaited.
 
-use crate::capture::CapturedPoint;
 use crate::device::{Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
+use crate::handles::CapturedPoint;
 use crate::handles::{Presence, Registration};
 use crate::id::StreamId;
 use crate::lane::{Marker, refused};

@@ -5,12 +5,12 @@
 
 use super::uses::Points;
 use super::{Block, Uses};
-use crate::capture::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::{ordering, release};
 use crate::error::StreamError;
 use crate::fault::injected;
 use crate::handles::Registration;
+use crate::handles::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::queue::Passages;

@@ -1,9 +1,9 @@
 //! The host's own access to memory that it sees.
 
 use super::{Access, Block};
-use crate::capture::HostAccess;
 use crate::device::HostView;
 use crate::error::StreamError;
+use crate::handles::HostAccess;
 use crate::queue::Passage;
 use crate::stream::Event;
 use bytemuck::{AnyBitPattern, NoUninit};

@@ -5,10 +5,10 @@
 //! does, and of the free before any other request can be granted the memory.
 
 use super::{Block, Extra};
-use crate::capture::CaptureClock;
 use crate::device::DeviceError;
 use crate::engine::{Allocation, Allocations, Home, Use, order, ordering, pass_through, release};
 use crate::error::{AllocError, StreamError};
+use crate::handles::CaptureClock;
 use crate::handles::{Caller, Ending, Granted, Registration, Reserved};
 use crate::heap::{Fences, Placement};
 use crate::id::{StreamId, Ticket};

@@ -1,11 +1,12 @@
 //! Going back to an earlier state of memory for graphs.
 
-use super::{Allocated, GraphMemory, GraphShare, allocate};
+use super::GraphMemory;
 use crate::block::Block;
 use crate::device::DeviceAddress;
 use crate::error::AllocError;
-use crate::handles::Caller;
+use crate::handles::{Allocated, GraphShare};
 use crate::measure::{BlockInfo, BlockState, Bytes};
+use crate::pool::captured;
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;
@@ -142,10 +143,10 @@ impl GraphMemory {
         if !std::ptr::eq(checkpoint.share.as_ptr(), plain::Arc::as_ptr(share)) {
             return Err(RestoreError::ForeignCheckpoint);
         }
-        let (registration, caller) = (stream.registration(), at(Location::caller()));
-        allocate::expect_outside(registration, share)?;
+        let (registration, caller) = (stream.registration(), captured::at(Location::caller()));
+        captured::expect_outside(registration, share)?;
         let blocks = checkpoint.ranges.iter().map(|range| {
-            let block = allocate::allocate_at(registration, share, *range, caller)?;
+            let block = captured::allocate_at(registration, share, *range, caller)?;
             block.ok_or_else(|| self.unavailable(*range))
         });
         blocks.collect()
@@ -169,16 +170,5 @@ impl GraphMemory {
             bytes,
             found,
         }
-    }
-}
-
-/// Returns the caller of an allocation from memory of graphs outside captures.
-pub(super) fn at(location: &'static Location<'static>) -> Caller {
-    Caller {
-        location,
-        waited: false,
-        is_captured: false,
-        shares_with_graphs: true,
-        fill: None,
     }
 }

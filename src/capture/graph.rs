@@ -1,10 +1,11 @@
 //! A graph, with its memory.
 
+use super::GraphMemory;
 use super::routed::expect_open;
-use super::{GraphMemory, GraphUses};
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::ordering;
 use crate::error::StreamError;
+use crate::handles::GraphUses;
 use crate::handles::Registration;
 use crate::id::Ticket;
 use crate::stream::Stream;

@@ -1,9 +1,10 @@
 //! A capture that other code begins and ends.
 
+use super::GraphMemory;
 use super::routed::{Routed, capture_of, expect_open};
-use super::{CaptureClock, GraphMemory, GraphUses};
 use crate::device::DeviceError;
 use crate::error::StreamError;
+use crate::handles::{CaptureClock, GraphUses};
 use crate::stream::Stream;
 use crate::sync::plain;
 use std::fmt;
@@ -28,8 +29,33 @@ impl Drop for JoinedCapture {
     }
 }
 
+impl GraphMemory {
+    /// Joins a capture of the stream that other code has begun, such as cudarc's `CudaStream::begin_capture`, and will
+    /// end: until the returned value is dropped, the stream allocates from this memory. The graph keeps the memory, and
+    /// the blocks that calls of this crate name on the stream, in whichever library its owner and its launches are.
+    ///
+    /// The body of a conditional node that is captured on the same stream (CUDA's `WHILE` and `IF`) is a capture with an
+    /// id of its own. The body runs again after a block was dropped in it. So memory that was freed under one id is
+    /// reused under another one only by later captures.
+    ///
+    /// # Safety
+    /// The pool does not see the launches of the graph. The caller guarantees that none of them begins or runs while the
+    /// host has access ([`Block::host`], [`Buffer::host`](crate::Buffer::host)) to a block that a call of this crate
+    /// names in the capture, or to a block of this memory. Other uses of those blocks are not ordered after a launch
+    /// either: [order](Stream::wait) their streams after it.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, [`StreamError::Closed`] if the pool is
+    /// closed, and the device's error if the stream is not being captured, or if it is in a session of the pool
+    /// already.
+    #[allow(unsafe_code, reason = "what only the caller can promise")]
+    pub unsafe fn join(&self, stream: &Stream) -> Result<JoinedCapture, StreamError> {
+        JoinedCapture::new(self, stream)
+    }
+}
+
 impl JoinedCapture {
-    pub(super) fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
+    fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
         if !stream.is_of(&share.presence) {
             return Err(StreamError::ForeignPool);

@@ -11,28 +11,18 @@
 //! | `joined` | a capture that other code begins and ends |
 //! | `graph` | a graph, with its memory |
 //! | `checkpoint` | going back to an earlier state of the memory |
-//! | `share` | what handles of the memory, the captures that allocate from it, and the graphs share |
-//! | `uses` | what a graph uses besides, and its launches |
-//! | `clock` | the order of a capture's streams |
-//! | `allocate` | requests for blocks of the memory, which grows if it has to |
+//!
+//! What these share is in [`handles`](crate::handles), and requests for blocks of the memory are in `pool::captured`.
 //!
 //! The lane of a captured stream has its [state](crate::lane), and the engine allocates and frees in an
 //! [order](crate::engine::order) of its own for it.
 
-pub(crate) mod allocate;
 mod checkpoint;
-mod clock;
 mod graph;
 mod joined;
 mod memory;
 mod routed;
 mod session;
-mod share;
-mod uses;
-
-pub(crate) use clock::{CaptureClock, CapturedPoint};
-pub(crate) use share::{Allocated, FromPart, GraphShare, Held, Route};
-pub(crate) use uses::{GraphUses, HostAccess};
 
 pub use checkpoint::{GraphCheckpoint, RestoreError};
 pub use graph::CapturedGraph;

@@ -1,10 +1,10 @@
 //! A stream that allocates from the memory of graphs while it is being captured.
 
-use super::{CaptureClock, GraphUses};
 use crate::device::{CaptureId, Captures, DeviceError, DeviceErrorKind, DeviceId};
 use crate::engine::captures_of;
 use crate::error::StreamError;
 use crate::handles::Registration;
+use crate::handles::{CaptureClock, GraphUses};
 use crate::stream::Stream;
 use crate::sync::{assert_unlocked, plain};
 

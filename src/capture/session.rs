@@ -1,11 +1,12 @@
 //! A capture that the pool begins and ends.
 
 use super::routed::{Routed, capture_of, expect_open};
-use super::{CaptureClock, CapturedGraph, GraphMemory, GraphUses};
+use super::{CapturedGraph, GraphMemory};
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, Graph};
 use crate::engine::{Change, ordering};
 use crate::error::StreamError;
 use crate::handles::Registration;
+use crate::handles::{CaptureClock, GraphUses};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain;
@@ -89,8 +90,18 @@ impl Pool {
     }
 }
 
+impl GraphMemory {
+    /// Begins a capture that allocates from this memory; see [`Pool::capture`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Pool::capture`].
+    pub fn capture(&self, stream: &Stream) -> Result<Capture, StreamError> {
+        Capture::begin(self, stream)
+    }
+}
+
 impl Capture {
-    pub(super) fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
+    fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let pool = memory.pool();
         if !stream.is_of(pool.presence()) {
             return Err(StreamError::ForeignPool);

@@ -3,7 +3,7 @@
 //! The memory is set aside from the heap as reservations are. It is reused in the *order* of one captured stream, which
 //! has an id of its own: work outside the graph is ordered by the stream, and work inside it by the capture. A block
 //! that is freed in the capture has a fence of that order, which no event proves. Other streams of the capture are granted
-//! the block once the capture orders them after it (`capture::clock`). The fence counts as complete when the
+//! the block once the capture orders them after it (`handles::clock`). The fence counts as complete when the
 //! capture is over: later captures with the same memory can be granted the block then.
 
 use super::{Allocation, Engine, HeapStore, Source, Streams, ordering, reaping, release};

@@ -1,4 +1,4 @@
-//! What handles share: those of a pool, of a stream and of a reservation, with their blocks.
+//! What handles share: those of a pool, of a stream, of a reservation and of memory for graphs, with their blocks.
 //!
 //! | file | contents |
 //! |---|---|
@@ -6,19 +6,28 @@
 //! | `registration` | what a stream's handles, blocks and futures share |
 //! | `native`, `roll` | a stream's object of the backend; registrations by the backend's names |
 //! | `reserved` | what a reservation and the blocks drawn from it share |
+//! | `share` | what handles of the memory for graphs, the captures that allocate from it, and the graphs share |
+//! | `uses` | what a graph uses besides, and its launches |
+//! | `clock` | the order of a capture's streams |
 //! | `observers` | observers of each block's life |
 //! | `fills` | filling blocks when they are granted and freed |
 
+mod clock;
 mod fills;
 mod native;
 mod observers;
 mod registration;
 mod reserved;
 mod roll;
+mod share;
+mod uses;
 
+pub(crate) use clock::{CaptureClock, CapturedPoint};
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
 pub(crate) use reserved::{Reserved, ReservedHandle};
+pub(crate) use share::{Allocated, FromPart, GraphShare, Held, Route};
+pub(crate) use uses::{GraphUses, HostAccess};
 
 use crate::device::Explain;
 use crate::error::AllocError;

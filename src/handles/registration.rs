@@ -1,8 +1,7 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::native::Native;
-use super::{Observers, Presence};
-use crate::capture::{CaptureClock, CapturedPoint, GraphUses, Route};
+use super::{CaptureClock, CapturedPoint, GraphUses, Observers, Presence, Route};
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::engine::{CapacityCopy, Change, maintenance, order, registering, release};
 use crate::error::StreamError;

@@ -1,7 +1,6 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
-use super::{Presence, Registration};
-use crate::capture::{CaptureClock, Held};
+use super::{CaptureClock, Held, Presence, Registration};
 use crate::device::DeviceError;
 use crate::engine::{
     Allocation, Allocations, Change, Engine, Group, Home, Kept, NoMemory, ReservationState, Use,

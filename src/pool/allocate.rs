@@ -2,12 +2,11 @@
 
 use super::layout::{Layout, expect_capacity_for, round_up};
 use super::request::{Attempt, Begun, IsUsable, Kind, Request, Wish};
-use super::{Pool, entered_scope};
+use super::{Pool, captured, entered_scope};
 use crate::block::Block;
-use crate::capture::{self, Route};
 use crate::engine::{Allocation, Allocations, Engine, NoMemory, Part, Parts, pass_through};
 use crate::error::AllocError;
-use crate::handles::{Caller, Registration};
+use crate::handles::{Caller, Registration, Route};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::Fit;
@@ -156,7 +155,7 @@ impl<H: Handles> ForBlock<H> {
         if self.room.is_some() {
             return Err(AllocError::NoRoom { room: 0 });
         }
-        capture::allocate::allocate(self.handles.registration(), route, self.layout, caller)
+        captured::allocate(self.handles.registration(), route, self.layout, caller)
     }
 }
 
@@ -384,12 +383,7 @@ impl Kind for ForBlocks<'_> {
         if let Some(route) = self.handles.registration.route() {
             let layouts = self.layouts.iter();
             let blocks = layouts.map(|layout| {
-                capture::allocate::allocate(
-                    self.handles.registration,
-                    &route,
-                    *layout,
-                    attempt.caller,
-                )
+                captured::allocate(self.handles.registration, &route, *layout, attempt.caller)
             });
             // If one is refused, the others are dropped.
             return blocks.collect::<Result<_, _>>().map(Begun::Taken);

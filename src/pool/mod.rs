@@ -29,6 +29,7 @@
 
 pub(crate) mod allocate;
 mod builder;
+pub(crate) mod captured;
 mod charge;
 mod entered_scope;
 mod grow;

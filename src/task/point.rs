@@ -1,9 +1,9 @@
 //! The point of a stream behind submitted work.
 
-use crate::capture::CapturedPoint;
 use crate::device::DeviceError;
 use crate::engine::ordering;
 use crate::fault::injected;
+use crate::handles::CapturedPoint;
 use crate::handles::Registration;
 use crate::id::Ticket;
 use crate::lane::Marker;

@@ -1,17 +1,17 @@
 //! Requests for blocks of the memory of graphs: on a stream that is being captured, or outside captures, without
 //! waiting.
 
-use super::{FromPart, GraphShare, Route};
+use super::{Layout, Pool};
 use crate::block::Block;
 use crate::engine::{Engine, captures_of, order};
 use crate::error::AllocError;
 use crate::fault::injected;
-use crate::handles::{Caller, Registration, Reserved};
+use crate::handles::{Caller, FromPart, GraphShare, Registration, Reserved, Route};
 use crate::heap::{Clock, Placement};
 use crate::id::StreamId;
-use crate::pool::{Layout, Pool};
 use crate::queue::Demand;
 use crate::sync::{Arc, assert_unlocked, plain};
+use std::panic::Location;
 
 /// Allocates from the memory of the capture, which takes more from the pool if it has to.
 ///
@@ -317,6 +317,17 @@ impl Growth<'_> {
             }
         }
         Ok(false)
+    }
+}
+
+/// Returns the caller of an allocation from memory of graphs outside captures.
+pub(crate) fn at(location: &'static Location<'static>) -> Caller {
+    Caller {
+        location,
+        waited: false,
+        is_captured: false,
+        shares_with_graphs: true,
+        fill: None,
     }
 }
 

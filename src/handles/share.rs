@@ -1,11 +1,10 @@
 //! Memory of graphs: what its handles, the captures that allocate from it, and the graphs share.
 
-use super::{CaptureClock, GraphUses};
+use super::{CaptureClock, GraphUses, Presence, Reserved, ReservedHandle};
 use crate::device::CaptureId;
 use crate::engine::Allocation;
 use crate::error::AllocError;
 use crate::fault::injected;
-use crate::handles::{Presence, Reserved, ReservedHandle};
 use crate::heap::Ranges;
 use crate::id::StreamId;
 use crate::lane::Lane;

@@ -9,11 +9,10 @@
 //! A ticket is closed first, and then the stream's place in the graph is asked for: so the place is behind every use that
 //! the free comes after. While a capture has one stream, nobody asks.
 
-use super::{GraphUses, Route};
+use super::{GraphUses, Presence, Registration, Route};
 use crate::device::{CaptureId, CapturedWork, Captures, DeviceError, RawStream};
 use crate::engine::{Change, captures_of, order, ordering};
 use crate::fault::injected;
-use crate::handles::{Presence, Registration};
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, refused};

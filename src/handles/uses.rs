@@ -4,10 +4,9 @@
 //! before is handed over as a value ([`keep`](GraphUses::keep)), and ends with the graph. A launch is a use on its
 //! stream: later uses come after it, and none begins while the host has access to a block of the graph.
 
-use super::GraphShare;
+use super::{GraphShare, Registration};
 use crate::device::Kept;
 use crate::fault::injected;
-use crate::handles::Registration;
 use crate::heap::Ranges;
 use crate::id::Ticket;
 use crate::sync::{Arc, Guards, Mutex, plain, yield_now};
