@@ -141,7 +141,7 @@ impl Stream {
     /// Returns an error if the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        if let Some(point) = Registration::captured_point(&self.registration)? {
+        if let Some(point) = CapturedPoint::of(&self.registration)? {
             return Ok(Event::captured(self.registration.clone(), point));
         }
         let marker = ordering::mark_for_user(&service.engine, lane)?;

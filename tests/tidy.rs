@@ -20,23 +20,13 @@ const LAYERS: [&str; 21] = [
     "stream",
     "copy",
     "block",
-    "capture",
     "pool",
+    "capture",
     "buffer",
     "evictable",
     "task",
     "interop",
     "testing",
-];
-
-/// The imports from above. The lane keeps references to registrations under its lock, but uses only itself in them:
-/// without this import, every type around that lock would have a type parameter. All about captures is one module: streams
-/// and blocks name its state, and its own handles build on the pool.
-const UPWARD: [(&str, &str); 4] = [
-    ("handles", "capture"),
-    ("stream", "capture"),
-    ("block", "capture"),
-    ("capture", "pool"),
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -94,9 +84,8 @@ fn imports_point_down() {
         }
         let own = rank(&layer).unwrap_or_else(|| panic!("{} is in no layer", path.display()));
         for import in imports(code).filter_map(rank) {
-            let is_allowed = UPWARD.contains(&(&layer, LAYERS[import]));
             assert!(
-                import <= own || is_allowed,
+                import <= own,
                 "{} imports {} from above",
                 path.display(),
                 LAYERS[import]

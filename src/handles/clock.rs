@@ -9,13 +9,13 @@
 //! A ticket is closed first, and then the stream's place in the graph is asked for: so the place is behind every use that
 //! the free comes after. While a capture has one stream, nobody asks.
 
-use super::{GraphUses, Presence, Registration, Route};
+use super::Presence;
 use crate::device::{CaptureId, CapturedWork, Captures, DeviceError, RawStream};
-use crate::engine::{Change, captures_of, order, ordering};
+use crate::engine::{Change, captures_of, order};
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Lane, refused};
+use crate::lane::Lane;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, assert_unlocked, plain, yield_now};
 use rustc_hash::FxHashSet;
 use std::fmt;
@@ -34,7 +34,7 @@ const ENDED: u64 = 1 << 63;
 
 /// A call of the device about work of the capture. While it exists, the pool does not end the capture on the device, which
 /// destroys that work.
-struct CaptureVisit<'a>(&'a CaptureClock);
+pub(super) struct CaptureVisit<'a>(&'a CaptureClock);
 
 impl Drop for CaptureVisit<'_> {
     fn drop(&mut self) {
@@ -69,7 +69,7 @@ impl CaptureClock {
     }
 
     /// Begins a call of the device about work of the capture; `None` once the capture is about to end.
-    fn visit(&self) -> Option<CaptureVisit<'_>> {
+    pub(super) fn visit(&self) -> Option<CaptureVisit<'_>> {
         let before = self.visits.fetch_add(1, Ordering::AcqRel);
         let visit = CaptureVisit(self);
         (before & ENDED == 0).then_some(visit)
@@ -97,7 +97,7 @@ impl CaptureClock {
     ///
     /// # Errors
     /// Returns the device's error, or an error if the device has no graphs.
-    fn call<R>(
+    pub(super) fn call<R>(
         &self,
         lane: &Lane,
         name: &'static str,
@@ -111,7 +111,7 @@ impl CaptureClock {
 
     /// Returns the work that the stream's next work comes after; `None` if the stream is not part of the capture, or the
     /// device cannot tell.
-    fn frontier(&self, lane: &Lane) -> Option<Vec<CapturedWork>> {
+    pub(super) fn frontier(&self, lane: &Lane) -> Option<Vec<CapturedWork>> {
         let _visit = self.visit()?;
         let frontier = self.call(lane, "frontier", |captures, stream| {
             // SAFETY: the lane keeps the stream's owner; an external stream is usable in the caller's call.
@@ -188,7 +188,7 @@ impl CaptureClock {
 
     /// Closes the open ticket of a stream, and asks where it ends. Returns the work that the stream's next work comes after;
     /// `None` if that cannot be told: no other stream comes after the ticket then.
-    fn close(&self, lane: &Arc<Lane>) -> Option<Vec<CapturedWork>> {
+    pub(super) fn close(&self, lane: &Arc<Lane>) -> Option<Vec<CapturedWork>> {
         self.order_of(lane);
         let (ticket, is_used) = {
             let mut branches = self.branches.lock();
@@ -303,89 +303,5 @@ impl fmt::Debug for CaptureClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("CaptureClock");
         all.field("id", &self.id.get()).finish_non_exhaustive()
-    }
-}
-
-/// A point in a captured stream: behind the work that it was given so far. Other streams can be ordered after it while the
-/// capture goes on; it cannot be awaited. It does not keep the capture's memory.
-#[derive(Debug)]
-pub(crate) struct CapturedPoint {
-    clock: plain::Weak<CaptureClock>,
-    /// What the graph of the capture will use.
-    uses: plain::Weak<GraphUses>,
-    registration: Arc<Registration>,
-    work: Vec<CapturedWork>,
-}
-
-impl CapturedPoint {
-    /// Returns the present point of a stream of the capture. Memory that was freed there so far can be reused by streams
-    /// that are ordered after the point.
-    ///
-    /// # Errors
-    /// Returns an error if the device cannot tell.
-    pub(crate) fn present(
-        clock: &plain::Arc<CaptureClock>,
-        uses: &plain::Arc<GraphUses>,
-        registration: &Arc<Registration>,
-    ) -> Result<Self, DeviceError> {
-        let work = clock.close(&registration.lane);
-        Ok(Self {
-            clock: plain::Arc::downgrade(clock),
-            uses: plain::Arc::downgrade(uses),
-            registration: registration.clone(),
-            work: work.ok_or_else(|| refused("record"))?,
-        })
-    }
-
-    /// Makes a stream come after the point. A stream that is not being captured joins the capture.
-    ///
-    /// # Errors
-    /// Returns an error if the capture is over, if the stream is of another device or part of another capture, or if it
-    /// cannot be captured.
-    pub(crate) fn order(&self, on: &Arc<Registration>) -> Result<(), DeviceError> {
-        let (earlier, later) = (&self.registration, &on.lane);
-        if later.id == earlier.lane.id {
-            return Ok(());
-        }
-        let (Some(clock), Some(uses)) = (self.clock.upgrade(), self.uses.upgrade()) else {
-            return Err(refused("wait"));
-        };
-        let is_of = |route: &Route| plain::Arc::ptr_eq(&route.clock, &clock);
-        // An external stream that is not routed any more may be gone.
-        let may_ask = !earlier.lane.is_external || earlier.route().as_ref().is_some_and(is_of);
-        let is_beside = earlier.stream_device().id() == on.stream_device().id();
-        // The names of work belong to this capture alone.
-        if !may_ask || !is_beside || later.is_host() || clock.frontier(&earlier.lane).is_none() {
-            return Err(refused("wait"));
-        }
-        let joins = match on.route() {
-            Some(route) if is_of(&route) => false,
-            Some(_) => return Err(refused("wait")),
-            None => true,
-        };
-        if joins {
-            if clock.frontier(later).is_none() {
-                // Memory that it freed before is available to others, and its earlier tasks can be awaited.
-                ordering::mark(&on.service.engine, later)?;
-                on.service.publish(Change::Memory);
-            }
-            on.begin_route(&uses, &clock)?;
-        }
-        let ordered = self.come_after(&clock, later);
-        if joins && (ordered.is_err() || !uses.keep_joined(on)) {
-            on.end_route();
-        }
-        ordered
-    }
-
-    fn come_after(&self, clock: &CaptureClock, later: &Lane) -> Result<(), DeviceError> {
-        let _visit = clock.visit().ok_or_else(|| refused("wait"))?;
-        clock.call(later, "wait", |captures, stream| {
-            // SAFETY: the lanes keep their streams' owners; the work is of the capture that the point's stream is part of.
-            #[allow(unsafe_code, reason = "device call on the lanes' streams")]
-            unsafe {
-                captures.come_after(stream, self.registration.lane.raw, &self.work)
-            }
-        })
     }
 }

@@ -8,10 +8,11 @@
 //! | `reserved` | what a reservation and the blocks drawn from it share |
 //! | `share` | what handles of the memory for graphs, the captures that allocate from it, and the graphs share |
 //! | `uses` | what a graph uses besides, and its launches |
-//! | `clock` | the order of a capture's streams |
+//! | `clock`, `captured_point` | the order of a capture's streams, and a point in one of them |
 //! | `observers` | observers of each block's life |
 //! | `fills` | filling blocks when they are granted and freed |
 
+mod captured_point;
 mod clock;
 mod fills;
 mod native;
@@ -22,11 +23,12 @@ mod roll;
 mod share;
 mod uses;
 
-pub(crate) use clock::{CaptureClock, CapturedPoint};
+pub(crate) use captured_point::CapturedPoint;
+pub(crate) use clock::CaptureClock;
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use registration::Registration;
-pub(crate) use reserved::{Reserved, ReservedHandle};
-pub(crate) use share::{Allocated, FromPart, GraphShare, Held, Route};
+pub(crate) use reserved::{Held, Reserved, ReservedHandle};
+pub(crate) use share::{Allocated, FromPart, GraphShare, Route};
 pub(crate) use uses::{GraphUses, HostAccess};
 
 use crate::device::Explain;

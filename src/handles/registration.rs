@@ -1,7 +1,7 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::native::Native;
-use super::{CaptureClock, CapturedPoint, GraphUses, Observers, Presence, Route};
+use super::{CaptureClock, GraphUses, Observers, Presence, Route};
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::engine::{CapacityCopy, Change, maintenance, order, registering, release};
 use crate::error::StreamError;
@@ -216,17 +216,6 @@ impl Registration {
             }
             Some(route.clone())
         })
-    }
-
-    /// Returns the point behind the work that the stream was given so far, if it is being captured.
-    ///
-    /// # Errors
-    /// Returns an error if the device cannot tell.
-    pub(crate) fn captured_point(this: &Arc<Self>) -> Result<Option<CapturedPoint>, DeviceError> {
-        let Some(route) = this.route() else {
-            return Ok(None);
-        };
-        CapturedPoint::present(&route.clock, &route.uses, this).map(Some)
     }
 
     /// Drops the references that freed blocks left.

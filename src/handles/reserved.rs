@@ -1,21 +1,36 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
-use super::{CaptureClock, Held, Presence, Registration};
+use super::{CaptureClock, Presence, Registration};
 use crate::device::DeviceError;
 use crate::engine::{
     Allocation, Allocations, Change, Engine, Group, Home, Kept, NoMemory, ReservationState, Use,
     keeping, order,
 };
 use crate::error::AllocError;
-use crate::heap::Request;
+use crate::heap::{Ranges, Request};
 use crate::id::{ReservationId, StreamId};
 use crate::lane::{BlockEvent, Lane, StreamCache};
 use crate::measure::{Account, Tag};
 use crate::queue::{Demand, Service};
 use crate::seam::Fact;
-use crate::sync::{Arc, Mutex, plain};
+use crate::sync::{Arc, Mutex, Ordering, plain};
 use std::any::Any;
 use std::panic::Location;
+
+/// The addresses that graphs and checkpoints may use; see [`GraphShare::held`](super::GraphShare::held).
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) ranges: Ranges,
+    pub(super) as_of: u64,
+    pub(super) holds: &'a plain::AtomicU64,
+}
+
+impl Held<'_> {
+    /// Returns whether no graph came to hold more since.
+    fn is_current(&self) -> bool {
+        self.holds.load(Ordering::Acquire) == self.as_of
+    }
+}
 
 /// The handle of a reservation, which ends when this is dropped.
 #[derive(Debug)]

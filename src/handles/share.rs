@@ -1,6 +1,6 @@
 //! Memory of graphs: what its handles, the captures that allocate from it, and the graphs share.
 
-use super::{CaptureClock, GraphUses, Presence, Reserved, ReservedHandle};
+use super::{CaptureClock, GraphUses, Held, Presence, Reserved, ReservedHandle};
 use crate::device::CaptureId;
 use crate::engine::Allocation;
 use crate::error::AllocError;
@@ -210,21 +210,6 @@ impl Drop for GraphShare {
         let bytes = self.size();
         let engine = &self.presence.service.engine;
         engine.shared.counters.graphs_shrank(bytes);
-    }
-}
-
-/// See [`GraphShare::held`].
-#[derive(Debug)]
-pub(crate) struct Held<'a> {
-    pub(crate) ranges: Ranges,
-    as_of: u64,
-    holds: &'a plain::AtomicU64,
-}
-
-impl Held<'_> {
-    /// Returns whether no graph came to hold more since.
-    pub(crate) fn is_current(&self) -> bool {
-        self.holds.load(Ordering::Acquire) == self.as_of
     }
 }
 

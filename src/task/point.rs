@@ -33,10 +33,7 @@ impl Point {
             ticket,
             registration: registration.clone(),
             // Without it, nothing is ordered after the point.
-            captured: Registration::captured_point(registration)
-                .ok()
-                .flatten()
-                .map(Box::new),
+            captured: CapturedPoint::of(registration).ok().flatten().map(Box::new),
         }
     }
 

@@ -330,38 +330,36 @@ fn memory_that_comes_late_is_not_lost() {
 /// A capture of the stream begins while the source is asked: only then may the memory be of its graph.
 #[test]
 fn memory_that_a_capture_may_have_taken_is_asked_for() {
-    for has_spare in [false, true] {
-        for ends in [false, true] {
-            for is_of_graph in [false, true].into_iter().take(1 + usize::from(ends)) {
-                let (device, driver_pool, source, pool) = hooked();
-                let stream = pool.create_stream().unwrap();
-                let sizes = if has_spare { vec![MIB] } else { vec![] };
-                leave_spares(&pool, &stream, &sizes);
-                let kept = Arc::<Mutex<Option<Capture>>>::default();
-                *source.hook.lock().unwrap() = Some(Box::new({
-                    let (pool, stream) = (pool.clone(), stream.clone());
-                    let (kept, source) = (kept.clone(), source.clone());
-                    move || {
-                        let capture = pool.capture(&stream).unwrap();
-                        if ends {
-                            capture.abort();
-                        } else {
-                            *kept.lock().unwrap() = Some(capture);
-                        }
-                        source.fails.store(is_of_graph, SeqCst);
+    for (ends, is_of_graph) in [(false, false), (true, false), (true, true)] {
+        for sizes in [&[][..], &[MIB]] {
+            let (device, _driver_pool, source, pool) = hooked();
+            let stream = pool.create_stream().unwrap();
+            leave_spares(&pool, &stream, sizes);
+            let kept = Arc::<Mutex<Option<Capture>>>::default();
+            *source.hook.lock().unwrap() = Some(Box::new({
+                let (pool, stream) = (pool.clone(), stream.clone());
+                let (kept, source) = (kept.clone(), source.clone());
+                move || {
+                    let capture = pool.capture(&stream).unwrap();
+                    match ends {
+                        true => capture.abort(),
+                        false => *kept.lock().unwrap() = Some(capture),
                     }
-                }));
-                let block = pool.try_allocate(&stream, MIB).unwrap();
-                assert!(pool.inspect().block_at(block.address()).is_some());
-                assert_eq!(pool.inspect().statistics().used.current, MIB);
-                drop(kept.lock().unwrap().take().map(Capture::abort));
-                drop(block);
-                pool.inspect().check_conserved().unwrap();
-                drop((stream, pool));
-                device.advance(us(1000));
-                let left = source.out.lock().unwrap().len();
-                assert_eq!(left, usize::from(is_of_graph), "the graph's alone");
+                    source.fails.store(is_of_graph, SeqCst);
+                }
+            }));
+            let block = pool.try_allocate(&stream, MIB).unwrap();
+            assert!(pool.inspect().block_at(block.address()).is_some());
+            assert_eq!(pool.inspect().statistics().used.current, MIB);
+            if let Some(capture) = kept.lock().unwrap().take() {
+                capture.abort();
             }
+            drop(block);
+            pool.inspect().check_conserved().unwrap();
+            drop((stream, pool));
+            device.advance(us(1000));
+            let left = source.out.lock().unwrap().len();
+            assert_eq!(left, usize::from(is_of_graph), "the graph's alone");
         }
     }
 }
