@@ -152,12 +152,6 @@ fn contributing_lists_the_layers_from_the_highest_down() {
     assert!(names.eq(LAYERS.into_iter().rev()));
 }
 
-/// Returns the tests that the page on behaviours names, as file and function: names in backquotes with two colons.
-fn named_tests(page: &str) -> Vec<(&str, &str)> {
-    let quoted = page.split('`').skip(1).step_by(2);
-    quoted.filter_map(|name| name.split_once("::")).collect()
-}
-
 fn is_test(file: &str, function: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path| fs::read_to_string(root.join("tests").join(path)).unwrap_or_default();
@@ -193,18 +187,77 @@ fn page(path: &str) -> String {
     fs::read_to_string(path).expect("the page")
 }
 
-#[test]
-fn page_on_behaviours_names_existing_tests() {
-    let page = page("docs/behaviours.md");
-    let tables = page.split("# By type").next().expect("the tables");
-    let tests: Vec<_> = named_tests(tables)
-        .into_iter()
-        .filter(|(file, _)| !["futures", "mem"].contains(file))
-        .collect();
-    assert!(tests.len() > 60, "the names are found at all");
-    for (file, function) in tests {
-        assert!(is_test(file, function), "no test {file}::{function}");
+/// Projects whose tests or bugs the conformance suite names.
+const PEERS: &str = "camp CUDA cuda-async cuda-oxide cudarc cupy cutile-rs golang HIP iree LMCache PyTorch pytorch \
+                     RMM rmm rocm-systems tokio Umpire Warp";
+
+/// Returns the comment above an item or at the head of a file, as one line.
+fn comment<'a>(lines: impl Iterator<Item = &'a str>, mark: &str) -> String {
+    let lines = lines.map_while(|line| line.strip_prefix(mark));
+    lines.map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the origin that opens the comment of a test, in front of a colon: a test or a bug of a peer.
+fn origin(comment: &str) -> Option<&str> {
+    let name = comment.split([' ', '#', ',', ':', '\'']).next()?;
+    let (origin, _) = comment.split_once(": ").unwrap_or((comment, ""));
+    let is_peer = PEERS.split_whitespace().any(|peer| peer == name);
+    assert!(
+        !is_peer || !origin.contains(". ") && origin.len() < comment.len(),
+        "the origin is to stand before a colon: {comment}"
+    );
+    is_peer.then_some(origin)
+}
+
+/// Writes the page on behaviours: the names of the conformance suite in words, by theme.
+fn behaviours() -> String {
+    let suite = page("tests/conformance/suite.rs");
+    let (_, list) = suite.split_once("themes {").expect("the themes");
+    let (themes, list) = list.split_once("awaited [").expect("awaited tests");
+    let (awaited, _) = list.split_once("]").expect("their end");
+    let mut text = page("docs/behaviours.md");
+    text.truncate(text.find("\n# ").expect("a heading"));
+    let themes = themes.trim().trim_end_matches('}').trim_end();
+    let themes = themes.trim_end_matches(';').split(';');
+    let themes = themes.map(|theme| theme.split_once(':').expect("a theme"));
+    for (theme, tests) in themes.chain([("tasks", awaited)]) {
+        let theme = theme.trim();
+        let source = page(&format!("tests/conformance/{theme}.rs"));
+        let title = comment(source.lines(), "//!");
+        let title = title.split(". ").next().expect("a sentence");
+        text.push_str(&format!("\n# {}\n\n", title.trim_end_matches('.')));
+        for test in tests
+            .split(',')
+            .map(str::trim)
+            .filter(|test| !test.is_empty())
+        {
+            let (above, _) = source
+                .split_once(&format!("\npub(crate) fn {test}<"))
+                .unwrap_or((&source, ""));
+            let lines: Vec<_> = above.lines().collect();
+            let first = lines.iter().rposition(|line| !line.starts_with("///"));
+            let comment = comment(lines[first.map_or(0, |at| at + 1)..].iter().copied(), "///");
+            let origin = origin(&comment).map(|origin| format!(" ({origin})"));
+            let name = test.replace('_', " ");
+            text.push_str(&format!("- {name}{}\n", origin.unwrap_or_default()));
+        }
     }
+    text
+}
+
+/// The page is that of the suite. `UPDATE=1` writes it.
+#[test]
+fn page_on_behaviours_is_that_of_the_conformance_suite() {
+    let text = behaviours();
+    assert!(text.lines().filter(|line| line.starts_with("- ")).count() > 150);
+    if std::env::var_os("UPDATE").is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
+        fs::write(path, &text).expect("the page is written");
+    }
+    assert!(
+        text == page("docs/behaviours.md"),
+        "docs/behaviours.md is not that of the suite: run `UPDATE=1 cargo test --test tidy behaviours`"
+    );
 }
 
 /// The page on safety names modules, tests of loom without a file, and faults, in this order, in the columns of a
@@ -272,34 +325,6 @@ fn page_on_safety_names_existing_modules_tests_and_faults() {
     assert!(count > 15, "the names are found at all");
 }
 
-/// The note lists defects with their tests: a module of `tests`, or a file by its path.
-#[test]
-fn note_on_defects_names_existing_tests() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let Ok(note) = fs::read_to_string(root.join("docs/notes/2026-11-23-checks.md")) else {
-        return; // the published package does not contain the notes
-    };
-    let (_, section) = note
-        .split_once("# Defects and their tests")
-        .expect("the section");
-    let rows = section.lines().filter(|line| line.starts_with("| "));
-    let cells = rows.filter_map(|row| row.split('|').nth(2));
-    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
-    let tests: Vec<_> = names
-        .filter_map(|name| name.split_once("::"))
-        .filter(|(file, _)| file.starts_with(|c: char| c.is_ascii_lowercase()) && *file != "device")
-        .collect();
-    assert!(tests.len() > 45, "the names are found at all");
-    for (file, function) in tests {
-        let is_path = file.starts_with("src/") || file.starts_with("crates/");
-        let exists = match is_path {
-            true => functions(&[&format!("{file}.rs")]).contains(function),
-            false => is_test(file, function),
-        };
-        assert!(exists, "no test {file}::{function}");
-    }
-}
-
 /// Returns the names of all functions in the sources at these paths, each a file or a folder.
 fn functions(paths: &[&str]) -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -321,24 +346,6 @@ fn functions(paths: &[&str]) -> BTreeSet<String> {
         }
     }
     functions
-}
-
-/// The page names loom tests and settings without their file.
-#[test]
-fn page_on_behaviours_names_existing_functions() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
-    let page = fs::read_to_string(page).expect("the page");
-    let tables = page.split("# By type").next().expect("the tables");
-    let functions = functions(&["loom-tests", "src"]);
-    let quoted = tables.split('`').skip(1).step_by(2);
-    let is_function = |name: &&str| {
-        name.contains('_') && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
-    };
-    let names: Vec<_> = quoted.filter(is_function).collect();
-    assert!(names.len() > 10, "the names are found at all: {names:?}");
-    for name in names {
-        assert!(functions.contains(name), "no function {name}");
-    }
 }
 
 /// The list names a test by `loom <filter>`, or by the arguments of `cargo`, with a filter that may be a prefix.
