@@ -325,6 +325,38 @@ fn page_on_safety_names_existing_modules_tests_and_faults() {
     assert!(count > 15, "the names are found at all");
 }
 
+/// Notes are few and short. The files, links, tests and models that they name exist.
+#[test]
+fn notes_are_short_and_name_existing_files_and_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = root.join("docs/notes");
+    let functions = functions(&["src", "tests", "loom-tests", "crates"]);
+    let (mut notes, mut names) = (0, 0);
+    for entry in fs::read_dir(&folder).expect("the notes") {
+        let path = entry.expect("an entry").path();
+        let text = fs::read_to_string(&path).expect("a note");
+        let file = path.display();
+        assert!(text.lines().count() <= 40, "{file} has more than 40 lines");
+        notes += usize::from(!path.ends_with("README.md"));
+        for (at, _) in text.match_indices("](") {
+            let link = text[at + 2..].split(')').next().expect("a link");
+            assert!(folder.join(link).exists(), "{file} links to {link}");
+        }
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_path = name.ends_with(".rs") || name.starts_with("tests/");
+            let is_function =
+                name.contains('_') && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            let mut places = ["", "src", "crates/heap/src", "loom-tests"].into_iter();
+            let exists = !is_path || places.any(|place| root.join(place).join(name).exists());
+            let is_known = !is_function || name.ends_with("_serve") || functions.contains(name);
+            assert!(exists && is_known, "{file} names {name}");
+            names += usize::from(is_path || is_function);
+        }
+    }
+    assert!(notes <= 15, "{notes} notes");
+    assert!(names > 30, "the names are found at all: {names}");
+}
+
 /// Returns the names of all functions in the sources at these paths, each a file or a folder.
 fn functions(paths: &[&str]) -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
