@@ -152,34 +152,20 @@ fn contributing_lists_the_layers_from_the_highest_down() {
     assert!(names.eq(LAYERS.into_iter().rev()));
 }
 
+/// Returns whether there is a test of this name in a file of `tests`, named without the folder of its test binary.
 fn is_test(file: &str, function: &str) -> bool {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |path| fs::read_to_string(root.join("tests").join(path)).unwrap_or_default();
-    let crates = fs::read_dir(root.join("crates")).into_iter().flatten();
-    let crates = crates.map(|entry| entry.expect("an entry").path().join("tests"));
-    // A module stands in the folder of its test binary, which the pages do not name.
-    let folders = crates.chain([root.join("tests")]).flat_map(|tests| {
-        let inside = fs::read_dir(&tests).into_iter().flatten();
-        let inside = inside.map(|entry| entry.expect("an entry").path());
-        inside.chain([tests]).collect::<Vec<_>>()
-    });
-    let source: String = folders
-        .flat_map(|folder| {
-            [format!("{file}.rs"), format!("{file}/main.rs")].map(|path| folder.join(path))
-        })
-        .map(|place| fs::read_to_string(place).unwrap_or_default())
-        .collect();
-    let definition = format!("fn {function}");
-    match file.strip_prefix("conformance/") {
-        // The list runs these tests for every device.
-        Some(_) => {
-            let list = read("conformance/suite.rs".to_owned());
-            source.contains(&format!("{definition}<")) && list.contains(function)
-        }
-        None => ["(", "<"]
-            .iter()
-            .any(|end| source.contains(&format!("{definition}{end}"))),
-    }
+    let crates = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("crates"));
+    let crates = crates
+        .expect("the crates")
+        .map(|entry| entry.expect("an entry").path());
+    let folders = crates
+        .map(|path| path.join("tests"))
+        .filter(|path| path.is_dir());
+    let folders = folders.chain([Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")]);
+    let ends = [format!("{file}.rs"), format!("{file}/main.rs")];
+    let files = folders.flat_map(|folder| sources(&folder));
+    let mut files = files.filter(|path| ends.iter().any(|end| path.ends_with(end)));
+    files.any(|path| functions(&[&path.to_string_lossy()]).contains(function))
 }
 
 fn page(path: &str) -> String {
