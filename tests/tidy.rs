@@ -154,18 +154,14 @@ fn contributing_lists_the_layers_from_the_highest_down() {
 
 /// Returns whether there is a test of this name in a file of `tests`, named without the folder of its test binary.
 fn is_test(file: &str, function: &str) -> bool {
-    let crates = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("crates"));
-    let crates = crates
-        .expect("the crates")
-        .map(|entry| entry.expect("an entry").path());
-    let folders = crates
-        .map(|path| path.join("tests"))
-        .filter(|path| path.is_dir());
-    let folders = folders.chain([Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")]);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let ends = [format!("{file}.rs"), format!("{file}/main.rs")];
-    let files = folders.flat_map(|folder| sources(&folder));
-    let mut files = files.filter(|path| ends.iter().any(|end| path.ends_with(end)));
-    files.any(|path| functions(&[&path.to_string_lossy()]).contains(function))
+    let files = ["tests", "crates"].map(|folder| sources(&root.join(folder)));
+    files.concat().iter().any(|path| {
+        ends.iter().any(|end| path.ends_with(end))
+            && path.iter().any(|part| part == "tests")
+            && functions(&[&path.to_string_lossy()]).contains(function)
+    })
 }
 
 fn page(path: &str) -> String {
@@ -185,14 +181,11 @@ fn comment<'a>(lines: impl Iterator<Item = &'a str>, mark: &str) -> String {
 
 /// Returns the origin that opens the comment of a test, in front of a colon: a test or a bug of a peer.
 fn origin(comment: &str) -> Option<&str> {
-    let name = comment.split([' ', '#', ',', ':', '\'']).next()?;
-    let (origin, _) = comment.split_once(": ").unwrap_or((comment, ""));
+    let sentence = comment.split(". ").next()?;
+    let name = sentence.split([' ', '#', ',', ':', '\'']).next()?;
     let is_peer = PEERS.split_whitespace().any(|peer| peer == name);
-    assert!(
-        !is_peer || !origin.contains(". ") && origin.len() < comment.len(),
-        "the origin is to stand before a colon: {comment}"
-    );
-    is_peer.then_some(origin)
+    let origin = |(origin, _)| origin;
+    is_peer.then(|| sentence.split_once(": ").map(origin).expect(sentence))
 }
 
 /// Writes the page on behaviours: the names of the conformance suite in words, by theme.
@@ -207,22 +200,16 @@ fn behaviours() -> String {
     let themes = themes.trim_end_matches(';').split(';');
     let themes = themes.map(|theme| theme.split_once(':').expect("a theme"));
     for (theme, tests) in themes.chain([("tasks", awaited)]) {
-        let theme = theme.trim();
-        let source = page(&format!("tests/conformance/{theme}.rs"));
+        let source = page(&format!("tests/conformance/{}.rs", theme.trim()));
         let title = comment(source.lines(), "//!");
         let title = title.split(". ").next().expect("a sentence");
         text.push_str(&format!("\n# {}\n\n", title.trim_end_matches('.')));
-        for test in tests
-            .split(',')
-            .map(str::trim)
-            .filter(|test| !test.is_empty())
-        {
-            let (above, _) = source
-                .split_once(&format!("\npub(crate) fn {test}<"))
-                .unwrap_or((&source, ""));
-            let lines: Vec<_> = above.lines().collect();
-            let first = lines.iter().rposition(|line| !line.starts_with("///"));
-            let comment = comment(lines[first.map_or(0, |at| at + 1)..].iter().copied(), "///");
+        let tests = tests.split(',').map(str::trim);
+        for test in tests.filter(|test| !test.is_empty()) {
+            let definition = format!("\npub(crate) fn {test}<");
+            let above = source.split(&definition).next().expect("a part");
+            let above = above.rsplit("\n\n").next().expect("a part");
+            let comment = comment(above.lines(), "///");
             let origin = origin(&comment).map(|origin| format!(" ({origin})"));
             let name = test.replace('_', " ");
             text.push_str(&format!("- {name}{}\n", origin.unwrap_or_default()));
@@ -235,10 +222,8 @@ fn behaviours() -> String {
 #[test]
 fn page_on_behaviours_is_that_of_the_conformance_suite() {
     let text = behaviours();
-    assert!(text.lines().filter(|line| line.starts_with("- ")).count() > 150);
     if std::env::var_os("UPDATE").is_some() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
-        fs::write(path, &text).expect("the page is written");
+        fs::write("docs/behaviours.md", &text).expect("the page is written");
     }
     assert!(
         text == page("docs/behaviours.md"),
@@ -323,15 +308,15 @@ fn notes_are_short_and_name_existing_files_and_tests() {
         let text = fs::read_to_string(&path).expect("a note");
         let file = path.display();
         assert!(text.lines().count() <= 40, "{file} has more than 40 lines");
-        notes += usize::from(!path.ends_with("README.md"));
+        notes += 1;
         for (at, _) in text.match_indices("](") {
             let link = text[at + 2..].split(')').next().expect("a link");
             assert!(folder.join(link).exists(), "{file} links to {link}");
         }
         for name in text.split('`').skip(1).step_by(2) {
             let is_path = name.ends_with(".rs") || name.starts_with("tests/");
-            let is_function =
-                name.contains('_') && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+            let is_function = name.contains('_') && name.chars().all(is_part);
             let mut places = ["", "src", "crates/heap/src", "loom-tests"].into_iter();
             let exists = !is_path || places.any(|place| root.join(place).join(name).exists());
             let is_known = !is_function || name.ends_with("_serve") || functions.contains(name);
@@ -339,7 +324,7 @@ fn notes_are_short_and_name_existing_files_and_tests() {
             names += usize::from(is_path || is_function);
         }
     }
-    assert!(notes <= 15, "{notes} notes");
+    assert!(notes <= 15 + 1, "{notes} notes, with their list");
     assert!(names > 30, "the names are found at all: {names}");
 }
 
