@@ -141,40 +141,16 @@ fn contributing_lists_the_layers_from_the_highest_down() {
     assert!(names.eq(LAYERS.into_iter().rev()));
 }
 
-/// Returns the tests that the page on behaviours names, as file and function: names in backquotes with two colons.
-fn named_tests(page: &str) -> Vec<(&str, &str)> {
-    let quoted = page.split('`').skip(1).step_by(2);
-    quoted.filter_map(|name| name.split_once("::")).collect()
-}
-
+/// Returns whether there is a test of this name in a file of `tests`, named without the folder of its test binary.
 fn is_test(file: &str, function: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |path| fs::read_to_string(root.join("tests").join(path)).unwrap_or_default();
-    let crates = fs::read_dir(root.join("crates")).into_iter().flatten();
-    let crates = crates.map(|entry| entry.expect("an entry").path().join("tests"));
-    // A module stands in the folder of its test binary, which the pages do not name.
-    let folders = crates.chain([root.join("tests")]).flat_map(|tests| {
-        let inside = fs::read_dir(&tests).into_iter().flatten();
-        let inside = inside.map(|entry| entry.expect("an entry").path());
-        inside.chain([tests]).collect::<Vec<_>>()
-    });
-    let source: String = folders
-        .flat_map(|folder| {
-            [format!("{file}.rs"), format!("{file}/main.rs")].map(|path| folder.join(path))
-        })
-        .map(|place| fs::read_to_string(place).unwrap_or_default())
-        .collect();
-    let definition = format!("fn {function}");
-    match file.strip_prefix("conformance/") {
-        // The list runs these tests for every device.
-        Some(_) => {
-            let list = read("conformance/suite.rs".to_owned());
-            source.contains(&format!("{definition}<")) && list.contains(function)
-        }
-        None => ["(", "<"]
-            .iter()
-            .any(|end| source.contains(&format!("{definition}{end}"))),
-    }
+    let ends = [format!("{file}.rs"), format!("{file}/main.rs")];
+    let files = ["tests", "crates"].map(|folder| sources(&root.join(folder)));
+    files.concat().iter().any(|path| {
+        ends.iter().any(|end| path.ends_with(end))
+            && path.iter().any(|part| part == "tests")
+            && functions(&[&path.to_string_lossy()]).contains(function)
+    })
 }
 
 fn page(path: &str) -> String {
@@ -182,18 +158,66 @@ fn page(path: &str) -> String {
     fs::read_to_string(path).expect("the page")
 }
 
-#[test]
-fn page_on_behaviours_names_existing_tests() {
-    let page = page("docs/behaviours.md");
-    let tables = page.split("# By type").next().expect("the tables");
-    let tests: Vec<_> = named_tests(tables)
-        .into_iter()
-        .filter(|(file, _)| !["futures", "mem"].contains(file))
-        .collect();
-    assert!(tests.len() > 60, "the names are found at all");
-    for (file, function) in tests {
-        assert!(is_test(file, function), "no test {file}::{function}");
+/// Projects whose tests or bugs the conformance suite names.
+const PEERS: &str = "camp CUDA cuda-async cuda-oxide cudarc cupy cutile-rs golang HIP iree LMCache PyTorch pytorch \
+                     RMM rmm rocm-systems tokio Umpire Warp";
+
+/// Returns the comment above an item or at the head of a file, as one line.
+fn comment<'a>(lines: impl Iterator<Item = &'a str>, mark: &str) -> String {
+    let lines = lines.map_while(|line| line.strip_prefix(mark));
+    lines.map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the origin that opens the comment of a test, in front of a colon: a test or a bug of a peer.
+fn origin(comment: &str) -> Option<&str> {
+    let sentence = comment.split(". ").next()?;
+    let name = sentence.split([' ', '#', ',', ':', '\'']).next()?;
+    let is_peer = PEERS.split_whitespace().any(|peer| peer == name);
+    let origin = |(origin, _)| origin;
+    is_peer.then(|| sentence.split_once(": ").map(origin).expect(sentence))
+}
+
+/// Writes the page on behaviours: the names of the conformance suite in words, by theme.
+fn behaviours() -> String {
+    let suite = page("tests/conformance/suite.rs");
+    let (_, list) = suite.split_once("themes {").expect("the themes");
+    let (themes, list) = list.split_once("awaited [").expect("awaited tests");
+    let (awaited, _) = list.split_once("]").expect("their end");
+    let mut text = page("docs/behaviours.md");
+    text.truncate(text.find("\n# ").expect("a heading"));
+    let themes = themes.trim().trim_end_matches('}').trim_end();
+    let themes = themes.trim_end_matches(';').split(';');
+    let themes = themes.map(|theme| theme.split_once(':').expect("a theme"));
+    for (theme, tests) in themes.chain([("tasks", awaited)]) {
+        let source = page(&format!("tests/conformance/{}.rs", theme.trim()));
+        let title = comment(source.lines(), "//!");
+        let title = title.split(". ").next().expect("a sentence");
+        text.push_str(&format!("\n# {}\n\n", title.trim_end_matches('.')));
+        let tests = tests.split(',').map(str::trim);
+        for test in tests.filter(|test| !test.is_empty()) {
+            let definition = format!("\npub(crate) fn {test}<");
+            let above = source.split(&definition).next().expect("a part");
+            let above = above.rsplit("\n\n").next().expect("a part");
+            let comment = comment(above.lines(), "///");
+            let origin = origin(&comment).map(|origin| format!(" ({origin})"));
+            let name = test.replace('_', " ");
+            text.push_str(&format!("- {name}{}\n", origin.unwrap_or_default()));
+        }
     }
+    text
+}
+
+/// The page is that of the suite. `UPDATE=1` writes it.
+#[test]
+fn page_on_behaviours_is_that_of_the_conformance_suite() {
+    let text = behaviours();
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write("docs/behaviours.md", &text).expect("the page is written");
+    }
+    assert!(
+        text == page("docs/behaviours.md"),
+        "docs/behaviours.md is not that of the suite: run `UPDATE=1 cargo test --test tidy behaviours`"
+    );
 }
 
 /// The page on safety names modules, tests of loom without a file, and faults, in this order, in the columns of a
@@ -261,32 +285,36 @@ fn page_on_safety_names_existing_modules_tests_and_faults() {
     assert!(count > 15, "the names are found at all");
 }
 
-/// The note lists defects with their tests: a module of `tests`, or a file by its path.
+/// Notes are few and short. The files, links, tests and models that they name exist.
 #[test]
-fn note_on_defects_names_existing_tests() {
+fn notes_are_short_and_name_existing_files_and_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let Ok(note) = fs::read_to_string(root.join("docs/notes/2026-11-23-checks.md")) else {
-        return; // the published package does not contain the notes
-    };
-    let (_, section) = note
-        .split_once("# Defects and their tests")
-        .expect("the section");
-    let rows = section.lines().filter(|line| line.starts_with("| "));
-    let cells = rows.filter_map(|row| row.split('|').nth(2));
-    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
-    let tests: Vec<_> = names
-        .filter_map(|name| name.split_once("::"))
-        .filter(|(file, _)| file.starts_with(|c: char| c.is_ascii_lowercase()) && *file != "device")
-        .collect();
-    assert!(tests.len() > 45, "the names are found at all");
-    for (file, function) in tests {
-        let is_path = file.starts_with("src/") || file.starts_with("crates/");
-        let exists = match is_path {
-            true => functions(&[&format!("{file}.rs")]).contains(function),
-            false => is_test(file, function),
-        };
-        assert!(exists, "no test {file}::{function}");
+    let folder = root.join("docs/notes");
+    let functions = functions(&["src", "tests", "loom-tests", "crates"]);
+    let (mut notes, mut names) = (0, 0);
+    for entry in fs::read_dir(&folder).expect("the notes") {
+        let path = entry.expect("an entry").path();
+        let text = fs::read_to_string(&path).expect("a note");
+        let file = path.display();
+        assert!(text.lines().count() <= 40, "{file} has more than 40 lines");
+        notes += 1;
+        for (at, _) in text.match_indices("](") {
+            let link = text[at + 2..].split(')').next().expect("a link");
+            assert!(folder.join(link).exists(), "{file} links to {link}");
+        }
+        for name in text.split('`').skip(1).step_by(2) {
+            let is_path = name.ends_with(".rs") || name.starts_with("tests/");
+            let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+            let is_function = name.contains('_') && name.chars().all(is_part);
+            let mut places = ["", "src", "crates/heap/src", "loom-tests"].into_iter();
+            let exists = !is_path || places.any(|place| root.join(place).join(name).exists());
+            let is_known = !is_function || name.ends_with("_serve") || functions.contains(name);
+            assert!(exists && is_known, "{file} names {name}");
+            names += usize::from(is_path || is_function);
+        }
     }
+    assert!(notes <= 15 + 1, "{notes} notes, with their list");
+    assert!(names > 30, "the names are found at all: {names}");
 }
 
 /// Returns the names of all functions in the sources at these paths, each a file or a folder.
@@ -310,24 +338,6 @@ fn functions(paths: &[&str]) -> BTreeSet<String> {
         }
     }
     functions
-}
-
-/// The page names loom tests and settings without their file.
-#[test]
-fn page_on_behaviours_names_existing_functions() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
-    let page = fs::read_to_string(page).expect("the page");
-    let tables = page.split("# By type").next().expect("the tables");
-    let functions = functions(&["loom-tests", "src"]);
-    let quoted = tables.split('`').skip(1).step_by(2);
-    let is_function = |name: &&str| {
-        name.contains('_') && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
-    };
-    let names: Vec<_> = quoted.filter(is_function).collect();
-    assert!(names.len() > 10, "the names are found at all: {names:?}");
-    for name in names {
-        assert!(functions.contains(name), "no function {name}");
-    }
 }
 
 /// The list names a test by `loom <filter>`, or by the arguments of `cargo`, with a filter that may be a prefix.

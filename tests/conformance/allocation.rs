@@ -5,7 +5,7 @@ use crate::common::{MIB, now};
 use crate::site::{Site, Worker};
 use weirpool::{AllocError, Block};
 
-/// [1] RMM `AllocateZeroBytes`: zero bytes are a valid request. Here its block has an address of its own.
+/// RMM `AllocateZeroBytes`: zero bytes are a valid request. Here its block has an address of its own.
 pub(crate) fn zero_bytes_give_a_block_of_their_own<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
@@ -16,7 +16,7 @@ pub(crate) fn zero_bytes_give_a_block_of_their_own<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [1] An explicit free can be awaited, whichever stream owns the memory by then.
+/// An explicit free can be awaited, whichever stream owns the memory by then.
 pub(crate) fn free_completes_once_its_stream_has_passed<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
@@ -35,7 +35,7 @@ pub(crate) fn free_completes_once_its_stream_has_passed<B: Bench>() {
     site.assert_sound();
 }
 
-/// [2] RMM `AllocateTooMuch`: 1 PiB fails at once, with a reason, and the pool stays usable.
+/// RMM `AllocateTooMuch`: 1 PiB fails at once, with a reason, and the pool stays usable.
 pub(crate) fn request_that_can_never_fit_fails_at_once<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
@@ -54,7 +54,7 @@ pub(crate) fn request_that_can_never_fit_fails_at_once<B: Bench>() {
     site.assert_sound();
 }
 
-/// [3] RMM and Umpire test alignments from 1 to 4096. This test goes up to the device's granularity.
+/// RMM and Umpire: alignments from 1 to 4096. This test goes up to the device's granularity.
 pub(crate) fn alignment_is_respected_and_invalid_alignment_is_refused<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
@@ -89,7 +89,7 @@ pub(crate) fn alignment_is_respected_and_invalid_alignment_is_refused<B: Bench>(
     site.assert_conserved();
 }
 
-/// [3] No two live blocks share a byte, whatever is freed in between.
+/// No two live blocks share a byte, whatever is freed in between.
 pub(crate) fn live_blocks_never_overlap<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
@@ -114,9 +114,9 @@ fn assert_no_overlap<'a>(blocks: impl IntoIterator<Item = &'a Block>) {
     }
 }
 
-/// [4] RMM `RandomAllocations`, PyTorch `allocator_fuzz`: mixed sizes on several streams, in a pool that is mostly
+/// RMM `RandomAllocations`, PyTorch `allocator_fuzz`: mixed sizes on several streams, in a pool that is mostly
 /// full. Written contents stay until their owner frees them.
-pub(crate) fn contents_keep_their_pattern<B: Bench>() {
+pub(crate) fn contents_stay_until_their_owner_frees_them<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let workers = site.workers::<3>();
     let mut random = fastrand::Rng::with_seed(4);

@@ -1,4 +1,4 @@
-//! A device that breaks while requests of every kind wait: each waiter fails, no memory is granted afterwards, and
+//! A device that breaks while requests of every kind wait. Each waiter fails, no memory is granted afterwards, and
 //! later drops neither panic nor hang.
 
 use crate::bench::{Bench, Gate};

@@ -7,7 +7,7 @@ use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Shortfall, Source};
 
-/// [6] RMM `pool_mr_tests`: an initial size above the maximum is refused, and so are other invalid settings.
+/// RMM `pool_mr_tests`: an initial size above the maximum is refused, and so are other invalid settings.
 pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     let device = B::new().device();
     let build = |initial| {
@@ -43,7 +43,7 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     assert!(build(8 * MIB).is_ok());
 }
 
-/// [6] Umpire, sizes of the first and the next allocation: the initial size first, then steps, and never more than the
+/// Umpire, sizes of the first and the next allocation: the initial size first, then steps, and never more than the
 /// capacity.
 pub(crate) fn pool_grows_by_steps<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
@@ -66,8 +66,8 @@ pub(crate) fn pool_grows_by_steps<B: Bench>() {
     site.assert_sound();
 }
 
-/// [6] An initial size equal to the maximum works. Growth beyond it fails cleanly, and the pool stays usable.
-pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
+/// An initial size equal to the maximum works. Growth beyond it fails cleanly, and the pool stays usable.
+pub(crate) fn growth_beyond_the_capacity_fails_and_the_pool_stays_usable<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
         builder.tuning(|tuning| tuning.initial_size = 8 * MIB)
     });
@@ -84,8 +84,8 @@ pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
     site.assert_sound();
 }
 
-/// [21] RMM limiting adaptor: at the limit an attempt fails, an awaited request waits, and a free admits the next one.
-pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
+/// RMM limiting adaptor: at the limit an attempt fails, an awaited request waits, and a free admits the next one.
+pub(crate) fn request_at_the_capacity_fails_if_tried_and_waits_if_awaited<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let block = first.take(8 * MIB);
@@ -104,7 +104,7 @@ pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
     site.assert_sound();
 }
 
-/// [24] pytorch#19222, #189504: memory that was pending when memory was short may be complete by now. A later attempt
+/// pytorch#19222, #189504: memory that was pending when memory was short may be complete by now. A later attempt
 /// finds it, without a reap in between.
 pub(crate) fn memory_that_completed_meanwhile_is_found_by_the_next_attempt<B: Bench>() {
     for bytes in [8 * MIB, 2 * MIB, MIB, 4096] {
@@ -123,8 +123,8 @@ pub(crate) fn memory_that_completed_meanwhile_is_found_by_the_next_attempt<B: Be
     }
 }
 
-/// [24] The device is full although the pool could grow: memory that has completed meanwhile suffices.
-pub(crate) fn full_device_is_compensated_by_completed_memory<B: Bench>() {
+/// The device is full although the pool could grow: memory that has completed meanwhile suffices.
+pub(crate) fn completed_memory_serves_a_request_that_a_full_device_refuses<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
     });
@@ -157,7 +157,7 @@ pub(crate) fn growing_call<B: Bench>(site: &Site<B>) -> &'static str {
 }
 
 /// rmm#869, step by step: memory that is being taken counts before the device has provided it.
-pub(crate) fn growth_under_way_counts<B: Bench>() {
+pub(crate) fn growth_under_way_counts_against_the_capacity<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [first, second] = site.workers();
     probe.amid_next(growing_call(&site), move || second.take_nothing(4 * MIB));
@@ -189,7 +189,7 @@ pub(crate) fn released_address_may_be_reused_at_once<B: Bench>() {
     site.assert_sound();
 }
 
-/// [25] pytorch#29554: an error states the requested bytes, the free bytes and their pieces, the pending bytes, the
+/// pytorch#29554: an error states the requested bytes, the free bytes and their pieces, the pending bytes, the
 /// held bytes, and the number of waiting requests.
 pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
     let site = Site::<B>::without_device_waits(16 * MIB);
@@ -270,7 +270,7 @@ pub(crate) fn failed_allocation_is_not_counted<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [18] The release threshold of CUDA, HIP and Warp: free memory above it is released without a call. Memory in use
+/// CUDA, HIP and Warp, release threshold: free memory above it is released without a call. Memory in use
 /// stays.
 pub(crate) fn memory_above_the_threshold_is_released<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {

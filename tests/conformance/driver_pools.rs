@@ -150,7 +150,7 @@ pub(crate) fn driver_pool_has_properties_and_attributes<B: Bench>() {
 }
 
 /// Each allocation and each free is one call of the driver's pool, with the pool's counting around it.
-pub(crate) fn passed_allocations_and_frees_are_the_drivers<B: Bench>() {
+pub(crate) fn passed_allocation_or_free_is_one_call_of_the_driver<B: Bench>() {
     let Some(through) = Through::<B>::new(64 * MIB) else {
         return;
     };
@@ -327,7 +327,7 @@ pub(crate) fn dropped_passed_request_gives_its_memory_back<B: Bench>() {
 }
 
 /// A pool that keeps nothing sets nothing aside.
-pub(crate) fn passed_through_pool_takes_no_reservations<B: Bench>() {
+pub(crate) fn pool_that_passes_through_refuses_reservations<B: Bench>() {
     let Some(through) = Through::<B>::new(16 * MIB) else {
         return;
     };

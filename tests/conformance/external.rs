@@ -45,7 +45,7 @@ impl<B: Bench> Guests<B> {
 }
 
 /// A lookup by handle finds the same registration.
-pub(crate) fn external_stream_is_found_again<B: Bench>() {
+pub(crate) fn lookup_by_handle_finds_the_registration<B: Bench>() {
     let Guests { site, raw, .. } = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let works = [site.bench.stream(), site.bench.stream()];
     let find = |work: &B::Work| raw.stream(&site.bench.external(work)).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn external_stream_is_found_again<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [15] A new stream may have the handle of a destroyed one, but inherits nothing from it.
+/// A new stream may have the handle of a destroyed one, but inherits nothing from it.
 pub(crate) fn recycled_handle_is_another_stream<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, ONLY_COMPLETE);
     let (mut ids, mut handles) = (Vec::new(), Vec::<RawStream>::new());
@@ -125,7 +125,7 @@ fn free_and_destroy<B: Bench>(guests: &Guests<B>, bytes: u64) -> (RawStream, u64
     (name, guests.probe.calls_on(name), gate)
 }
 
-/// [14] RMM `DeletedStream`, for a stream that the pool cannot keep alive. The recorded event completes as usual, the
+/// RMM `DeletedStream`, for a stream that the pool cannot keep alive: the recorded event completes as usual, the
 /// memory is available after it, and no call uses the handle.
 pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
     for bytes in [8 * MIB, MIB] {

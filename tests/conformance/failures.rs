@@ -12,7 +12,7 @@ use weirpool::{AllocError, Block};
 /// The calls that growing makes, and how often it makes each.
 const GROWING: [(&str, u64); 4] = [("create", 4), ("map", 4), ("unmap", 2), ("allocate", 1)];
 
-/// [23] RMM `UpstreamFailure`; pytorch#188008, where a mapping that failed halfway ended the process: growth that fails
+/// RMM `UpstreamFailure`; pytorch#188008, where a mapping that failed halfway ended the process: growth that fails
 /// at any of its calls, with any error, leaves a pool that works.
 pub(crate) fn growth_that_fails_halfway_leaves_a_working_pool<B: Bench>() {
     let mut failures = 0;
@@ -79,7 +79,7 @@ fn works_as_before<B: Bench>(
     );
 }
 
-/// [23] Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device
+/// Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device
 /// has as much memory as before.
 pub(crate) fn growth_that_fails_halfway_returns_its_memory_to_the_device<B: Bench>() {
     let mut failures = 0;

@@ -47,7 +47,7 @@ fn expect(host: &Stream, block: &Block, value: u8) {
     assert!(bytes.iter().all(|byte| *byte == value));
 }
 
-/// [10] Umpire `check_states_host`: the host's memory is one stream of execution. Memory that it freed is free for
+/// Umpire `check_states_host`: the host's memory is one stream of execution. Memory that it freed is free for
 /// every thread, is never pending, and needs no event.
 pub(crate) fn host_memory_is_never_pending<B: Bench>() {
     let Some(site) = site_over::<B>(Upstream::Host) else {
@@ -90,7 +90,7 @@ fn use_by_turns(pool: &Pool, value: u8) {
     }
 }
 
-/// [10] A side that does not see the memory gets no stream.
+/// A side that does not see the memory gets no stream.
 pub(crate) fn stream_is_refused_memory_that_it_does_not_see<B: Bench>() {
     let site = site_over::<B>(Upstream::Device).expect("every device has memory of its own");
     let refused = site.pool.host_stream();
@@ -101,7 +101,7 @@ pub(crate) fn stream_is_refused_memory_that_it_does_not_see<B: Bench>() {
     }
 }
 
-/// [11] Umpire, single memory space: the host gets memory that the device still uses by awaiting its completion. The
+/// Umpire, single memory space: the host gets memory that the device still uses by awaiting its completion. The
 /// device gets memory that the host freed at once.
 pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
     for (site, host) in shared::<B>() {
@@ -125,7 +125,7 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
     }
 }
 
-/// [11] One block is used by host and device, without a copy by the pool.
+/// One block is used by host and device, without a copy by the pool.
 pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
@@ -152,7 +152,7 @@ pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
     }
 }
 
-/// [11] The host cannot be made to wait. Where another stream would wait, it gets an error that says to await.
+/// The host cannot be made to wait. Where another stream would wait, it gets an error that says to await.
 pub(crate) fn host_awaits_instead_of_waiting<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();

@@ -6,7 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
 use std::cell::RefCell;
 use weirpool::{Block, Pool, PoolBuilder, Stream};
 
-/// [14] RMM `DeletedStream`: a stream is destroyed while blocks are pending. Its memory is reused only after its work
+/// RMM `DeletedStream`: a stream is destroyed while blocks are pending. Its memory is reused only after its work
 /// has ended.
 pub(crate) fn memory_of_a_destroyed_stream_is_reused_after_its_work<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
@@ -28,7 +28,7 @@ pub(crate) fn memory_of_a_destroyed_stream_is_reused_after_its_work<B: Bench>() 
     site.assert_sound();
 }
 
-/// [30] RMM `SharedOwnership`, rmm#2366: the last handle is dropped while work runs. No memory is released before the
+/// RMM `SharedOwnership`, rmm#2366: the last handle is dropped while work runs. No memory is released before the
 /// work has ended, all of it is released afterwards, and no thread waits meanwhile.
 pub(crate) fn pool_ends_while_work_runs<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
@@ -53,7 +53,7 @@ pub(crate) fn pool_ends_while_work_runs<B: Bench>() {
     witness.assert_content();
 }
 
-/// [30] A block, a stream and a wait each keep the pool alive.
+/// A block, a stream and a wait each keep the pool alive.
 pub(crate) fn blocks_and_waits_outlive_the_handle<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [first, second] = site.workers();

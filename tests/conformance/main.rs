@@ -1,5 +1,5 @@
-//! What a memory pool must do, whatever the device: the behaviours that peers test, and the bugs that
-//! peers had. The page `weirpool::guide::testing` maps each of them to the tests here.
+//! What a memory pool must do, whatever the device: behaviours that peers test, and bugs that peers had. The names of the tests
+//! are listed in `docs/behaviours.md`. The comment of a test opens with its origin and a colon, if it has one.
 //!
 //! A device takes part by a [`bench::Bench`] and one line: below, if it is simulated; in `tests/gpu`, which
 //! says so where it finds no GPU, if it is not. No test asserts how long anything takes: a stream is held

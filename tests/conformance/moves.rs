@@ -52,7 +52,7 @@ pub(crate) fn moved_block_is_freed_in_the_order_of_its_new_stream_alone<B: Bench
 }
 
 /// The new stream reuses the memory at once, and the old one only once the new one has passed the free.
-pub(crate) fn memory_of_a_moved_block_is_its_new_streams<B: Bench>() {
+pub(crate) fn new_stream_of_a_moved_block_reuses_its_memory_first<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| {
         builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
     });

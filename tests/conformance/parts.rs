@@ -79,7 +79,7 @@ pub(crate) fn joined_memory_waits_for_every_stream_of_its_parts<B: Bench>() {
     }
 }
 
-/// [16] Umpire#846: coalescing and freeing recursed without end. Here complete blocks have become one block by the next
+/// Umpire#846: coalescing and freeing recursed without end. Here complete blocks have become one block by the next
 /// look.
 pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
@@ -104,7 +104,7 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
 
 /// Scattered free memory serves a large request without more memory from the device: it is mapped together, or
 /// exchanged for contiguous memory.
-pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
+pub(crate) fn scattered_free_memory_serves_a_large_request<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
     let is_virtual = site.is_virtual();

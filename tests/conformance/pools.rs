@@ -33,7 +33,7 @@ fn whose<B: Bench>(bench: &B, device: &Arc<dyn Device>) -> Result<Pool, AllocErr
     Ok(pool_of(block.address()).expect("a pool owns it").0)
 }
 
-/// [26] Two devices have two default pools, and neither accepts the other's streams.
+/// Two devices have two default pools, and neither accepts the other's streams.
 pub(crate) fn default_pools_belong_to_their_devices<B: Bench>() {
     let here = B::new();
     let there = here.another();
@@ -59,7 +59,7 @@ pub(crate) fn default_pools_belong_to_their_devices<B: Bench>() {
     Current::set_pooling(&devices[0], Pooling::Enabled);
 }
 
-/// [27] CUDA's custom pools: each has its own memory, which the others do not use.
+/// CUDA, custom pools: each has its own memory, which the others do not use.
 pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let device = site.bench.device();
@@ -91,7 +91,7 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     weights.inspect().check_conserved().unwrap();
 }
 
-/// [27] Warp `ScopedMempool`: an override ends however its scope is left.
+/// Warp `ScopedMempool`: an override ends however its scope is left.
 pub(crate) fn override_ends_on_every_path<B: Bench>() {
     let bench = B::new();
     let device = bench.device();
@@ -126,7 +126,7 @@ pub(crate) fn override_ends_on_every_path<B: Bench>() {
     assert_eq!(whose().unwrap(), default);
 }
 
-/// [27] An override applies to its task, on whichever thread and beside whichever tasks it is polled.
+/// An override applies to its task, on whichever thread and beside whichever tasks it is polled.
 pub(crate) fn override_applies_to_its_task_only<B: Bench, E: Executor>() {
     let bench = B::new();
     let device = bench.device();
@@ -164,7 +164,7 @@ async fn step_aside() {
     .await;
 }
 
-/// [28] Warp `cpu_unsupported`: a missing capability has a fallback where that is safe, and the pool reports it.
+/// Warp `cpu_unsupported`: a missing capability has a fallback where that is safe, and the pool reports it.
 /// Otherwise the error names the capability.
 pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
     let device = B::new().device();
@@ -203,7 +203,7 @@ pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
     assert!(capabilities.memory_kinds.contains(MemoryKind::Device));
 }
 
-/// [28] Warp `enable_mempools`: without pooling, each allocation is made by the device in the order of its stream, and
+/// Warp `enable_mempools`: without pooling, each allocation is made by the device in the order of its stream, and
 /// released once that stream has passed the free.
 pub(crate) fn unpooled_memory_is_released_once_it_is_complete<B: Bench>() {
     let bench = B::new();

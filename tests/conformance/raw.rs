@@ -31,7 +31,7 @@ fn refused<B: Bench>(raw: &RawPool, worker: &Worker<B>, address: u64) -> String 
     error.to_string()
 }
 
-/// [29] cupy double_free, pytorch#150098: a second free, an address inside a block, one of another pool and an unknown
+/// cupy double_free, pytorch#150098: a second free, an address inside a block, one of another pool and an unknown
 /// one are errors that say so, without effect.
 pub(crate) fn address_is_freed_once<B: Bench>() {
     let (site, elsewhere) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
@@ -78,7 +78,7 @@ pub(crate) fn address_is_freed_once<B: Bench>() {
     site.assert_sound();
 }
 
-/// [13] An address is freed on another stream than it was allocated on. The order of both is kept, and neither stream
+/// An address is freed on another stream than it was allocated on. The order of both is kept, and neither stream
 /// waits.
 pub(crate) fn address_is_freed_on_another_stream<B: Bench>() {
     for opened_first in [0, 1] {
@@ -143,7 +143,7 @@ pub(crate) fn address_is_freed_after_its_stream_is_destroyed<B: Bench>() {
 }
 
 /// A stream stays registered while it has an owner, whichever others are added, and is dropped with its last owner.
-pub(crate) fn stream_is_found_again<B: Bench>() {
+pub(crate) fn stream_stays_registered_while_it_has_an_owner<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let raw = RawPool::new(&site.pool);
     let [first, second, third] = [(); 3].map(|()| site.bench.stream());
@@ -160,7 +160,7 @@ pub(crate) fn stream_is_found_again<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [13] Memory that a further stream uses is reused only after that use, too. The user orders that stream after the
+/// Memory that a further stream uses is reused only after that use, too. The user orders that stream after the
 /// grant, so the pool makes no call on it.
 pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
@@ -198,7 +198,7 @@ pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
     site.assert_sound();
 }
 
-/// [21] A hook waits for memory, up to a time limit.
+/// A hook waits for memory, up to a time limit.
 pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| {
         builder.tuning(|tuning| tuning.reuse = ONLY_COMPLETE)
@@ -230,7 +230,7 @@ pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
     site.assert_sound();
 }
 
-/// [4, 5] Several threads with an external stream each need more than the pool has. No contents are overwritten, and
+/// Several threads with an external stream each need more than the pool has. No contents are overwritten, and
 /// addresses are freed by other threads.
 pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
     const ROUNDS: u64 = 60;
@@ -271,7 +271,7 @@ pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
     site.assert_sound();
 }
 
-/// [29] Several threads declare uses of one address on their streams, and then free it. All uses are accepted, one free
+/// Several threads declare uses of one address on their streams, and then free it. All uses are accepted, one free
 /// succeeds, and the others fail.
 pub(crate) fn address_freed_by_several_threads_is_freed_once<B: Bench>() {
     const ROUNDS: usize = 40;

@@ -8,7 +8,7 @@ use futures::executor::block_on;
 use weirpool::device::DeviceStream;
 use weirpool::{PoolBuilder, Sealing, Source};
 
-/// [7] Umpire `check_states`, cupy `free_stream`: a block is freed and allocated again on the same stream at once,
+/// Umpire `check_states`, cupy `free_stream`: a block is freed and allocated again on the same stream at once,
 /// while its work runs: the same address, and no device call.
 pub(crate) fn stream_reuses_its_freed_block_without_device_calls<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| builder);
@@ -29,7 +29,7 @@ pub(crate) fn stream_reuses_its_freed_block_without_device_calls<B: Bench>() {
     site.assert_sound();
 }
 
-/// [7] The same for a block that is too large for the lane: no memory call, no waiting.
+/// A block that is too large for the lane is reused as well, without a memory call or a wait.
 pub(crate) fn large_block_is_reused_on_its_stream_while_its_work_runs<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| builder);
     let worker = site.worker();
@@ -49,7 +49,7 @@ pub(crate) fn large_block_is_reused_on_its_stream_while_its_work_runs<B: Bench>(
     site.assert_sound();
 }
 
-/// [8] Umpire `check_states`: another stream, work still running: other memory while there is room.
+/// Umpire `check_states`: another stream, work still running: other memory while there is room.
 pub(crate) fn another_stream_gets_other_memory_while_there_is_room<B: Bench>() {
     let site = Site::<B>::new(32 * MIB);
     let [first, second] = site.workers();
@@ -69,7 +69,7 @@ pub(crate) fn another_stream_gets_other_memory_while_there_is_room<B: Bench>() {
     site.assert_sound();
 }
 
-/// [8] The same with no room left: the same memory, behind a wait on the device.
+/// Without room, the other stream gets that memory, behind a wait on the device.
 pub(crate) fn other_stream_waits_for_the_work_if_memory_is_full<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
@@ -92,7 +92,7 @@ pub(crate) fn other_stream_waits_for_the_work_if_memory_is_full<B: Bench>() {
     site.assert_sound();
 }
 
-/// [9] Umpire `ExplicitSync`: another stream, work complete: the same address, without a wait.
+/// Umpire `ExplicitSync`: another stream, work complete: the same address, without a wait.
 pub(crate) fn complete_memory_is_available_to_every_stream<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
@@ -111,7 +111,7 @@ pub(crate) fn complete_memory_is_available_to_every_stream<B: Bench>() {
     site.assert_sound();
 }
 
-/// [10] Umpire `check_states_host`: work on the host is complete when the call returns, so a free on it has no pending
+/// Umpire `check_states_host`: work on the host is complete when the call returns, so a free on it has no pending
 /// work: no request waits, and no memory stays pending.
 pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| builder.sealing(Sealing::EveryFree));
@@ -187,7 +187,7 @@ pub(crate) fn pending_memory_does_not_hide_complete_memory<B: Bench>() {
     site.assert_sound();
 }
 
-/// Umpire's resource-aware pool looked for completed blocks only when it coalesced, and ran out of memory although
+/// Umpire, resource-aware pool: it looked for completed blocks only when it coalesced, and ran out of memory although
 /// there was free memory.
 pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| {
@@ -260,7 +260,7 @@ pub(crate) fn odd_size_does_not_grow_the_pool_repeatedly<B: Bench>() {
     site.assert_sound();
 }
 
-/// camp created an event at every free, and destroyed none.
+/// camp: an event was created at every free, and none was destroyed.
 pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder.sealing(Sealing::EveryFree));
     let workers = site.workers::<4>();
@@ -286,7 +286,7 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
     eventually(|| probe.events() == 0);
 }
 
-/// [15] rmm#649: a recycled stream handle of the driver inherited the free list of the earlier stream.
+/// rmm#649: a recycled stream handle of the driver inherited the free list of the earlier stream.
 pub(crate) fn recycled_stream_handle_inherits_nothing<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let old = site.worker();

@@ -11,7 +11,7 @@ use weirpool::{AllocError, Block, Layout, Overtaking, Shortfall, Source, Tag};
 use weirpool_observe::Recorded as _;
 use weirpool_pressure::{Pressure, PressureHook, RelieveWith};
 
-/// [21] RMM `limiting_resource_adaptor`, per tenant: a tenant over its limit fails or waits, and does not affect the
+/// RMM `limiting_resource_adaptor`, per tenant: a tenant over its limit fails or waits, and does not affect the
 /// others.
 pub(crate) fn tag_limit_throttles_only_its_own_requests<B: Bench>() {
     let guest = Tag::new("services: guest");
@@ -168,7 +168,7 @@ impl PressureHook for Cache {
     }
 }
 
-/// [22] RMM `failure_callback`: memory that the hook frees, behind running work, serves the request that called it.
+/// RMM `failure_callback`: memory that the hook frees, behind running work, serves the request that called it.
 pub(crate) fn hook_frees_memory_that_a_request_lacks<B: Bench>() {
     let cache = Cache::default();
     let site = Site::<B>::new(8 * MIB);

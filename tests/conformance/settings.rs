@@ -29,7 +29,7 @@ fn end<B: Bench>(site: &Site<B>, worker: &Worker<B>, kept: impl IntoIterator<Ite
     site.assert_sound();
 }
 
-/// [16] Umpire `percent_releasable`: maintenance coalesces free memory into one piece without a call, from the same
+/// Umpire `percent_releasable`: maintenance coalesces free memory into one piece without a call, from the same
 /// memory or from as much new memory. Memory in use stays where it is.
 pub(crate) fn heuristic_coalesces_unasked<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
@@ -50,7 +50,7 @@ pub(crate) fn heuristic_coalesces_unasked<B: Bench>() {
     end(&site, &worker, kept);
 }
 
-/// [16] A custom heuristic: it shrinks the pool to the memory in use.
+/// A custom heuristic: it shrinks the pool to the memory in use.
 pub(crate) fn custom_heuristic_shrinks_the_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
@@ -68,9 +68,9 @@ pub(crate) fn custom_heuristic_shrinks_the_pool<B: Bench>() {
     end(&site, &worker, kept);
 }
 
-/// [16] Memory that completes while maintenance releases other memory is neither in the figures that the heuristic saw
+/// Memory that completes while maintenance releases other memory is neither in the figures that the heuristic saw
 /// nor pending afterwards.
-pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next<B: Bench>() {
+pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next_one<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder
             .tuning(|tuning| {
@@ -103,7 +103,7 @@ pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next<B
     end(&site, &worker, [kept]);
 }
 
-/// [18] By default free memory is kept. The threshold can be set later.
+/// By default free memory is kept. The threshold can be set later.
 pub(crate) fn threshold_can_be_set_later<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder.tuning(|tuning| tuning.lane_bytes = 0)
@@ -222,7 +222,7 @@ pub(crate) fn events_are_recorded_as_often_as_configured<B: Bench>() {
     assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
-/// [6] Growth by a factor, up to the capacity.
+/// Growth by a factor, up to the capacity.
 pub(crate) fn pool_grows_by_a_factor<B: Bench>() {
     let (site, probe) = Site::<B>::probed(24 * MIB, |builder| {
         builder.tuning(|tuning| {

@@ -6,7 +6,7 @@ use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{AllocError, Block, Source, StreamError, Unordered};
 
-/// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like
+/// Umpire, single memory space: memory that host and device see. The host's use is ordered like
 /// that of another stream.
 pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
@@ -34,7 +34,7 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     site.assert_sound();
 }
 
-/// [12] PyTorch `record_stream`: used on several streams and freed on one: no stream gets it before all have
+/// PyTorch `record_stream`: used on several streams and freed on one: no stream gets it before all have
 /// passed, not even the stream that it was allocated on.
 pub(crate) fn block_used_on_several_streams_waits_for_all<B: Bench>() {
     for taker in [0, 3] {
@@ -55,7 +55,7 @@ pub(crate) fn block_used_on_several_streams_waits_for_all<B: Bench>() {
     }
 }
 
-/// [12] The same behind waits on the device: for each of the streams.
+/// A stream that takes the memory behind waits on the device waits for each of the streams.
 pub(crate) fn taker_of_a_shared_block_comes_after_all_its_streams<B: Bench>() {
     for taker in [0, 3] {
         for opened_first in [0, 1] {
@@ -94,7 +94,7 @@ fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>
     (block, gates)
 }
 
-/// [13] Refused by Umpire, undefined in RMM: freed on another stream than the allocating one. Here the
+/// Umpire, which refuses it, and RMM, where it is undefined: a free on another stream than the allocating one. Here the
 /// order of both is kept, whichever is slower.
 pub(crate) fn block_freed_on_another_stream_keeps_the_order_of_both<B: Bench>() {
     for slow in [0, 1] {
@@ -144,7 +144,7 @@ pub(crate) fn further_stream_comes_after_the_earlier_life<B: Bench>() {
     site.assert_sound();
 }
 
-/// [26] RMM multidevice: each device has its pool, and neither takes the other's streams.
+/// RMM multidevice: each device has its pool, and neither takes the other's streams.
 pub(crate) fn streams_of_another_device_are_refused<B: Bench>() {
     let here = Site::<B>::new(8 * MIB);
     let there = here.elsewhere(8 * MIB);
@@ -161,7 +161,7 @@ pub(crate) fn streams_of_another_device_are_refused<B: Bench>() {
     there.assert_sound();
 }
 
-/// [26] Two pools on one device neither.
+/// Two pools of one device do not take each other's streams.
 pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let elsewhere = builder::<B>(site.bench.device(), 8 * MIB).build().unwrap();
@@ -184,7 +184,7 @@ pub(crate) fn event_of_another_host_is_refused<B: Bench>() {
     assert_eq!(waited, if B::IS_OF_ONE_HOST { Ok(()) } else { refused });
 }
 
-/// [29] Umpire#925: a free that was refused untracked the block all the same. Here it comes back in the
+/// Umpire#925: a free that was refused untracked the block all the same. Here it comes back in the
 /// error, as alive as before.
 pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     let (site, other) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));

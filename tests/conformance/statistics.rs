@@ -25,7 +25,7 @@ fn assert_sum(statistics: &Statistics) {
     }
 }
 
-/// [19] CUDA and HIP `reserved` and `used`: free, used and pending bytes add up to the reserved ones, and have the
+/// CUDA and HIP `reserved` and `used`: free, used and pending bytes add up to the reserved ones, and have the
 /// right values.
 pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
@@ -58,7 +58,7 @@ pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     site.assert_sound();
 }
 
-/// [19] High-water marks are reset to the current values, not to zero.
+/// High-water marks are reset to the current values, not to zero.
 pub(crate) fn high_water_marks_are_kept_and_reset<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
@@ -78,7 +78,7 @@ pub(crate) fn high_water_marks_are_kept_and_reset<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] RMM `UntrackedDeallocation`: no count falls below zero, in whichever order blocks are freed.
+/// RMM `UntrackedDeallocation`: no count falls below zero, in whichever order blocks are freed.
 pub(crate) fn used_bytes_are_those_of_live_blocks<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let [first, second] = site.workers();
@@ -120,7 +120,7 @@ pub(crate) fn grants_are_counted_by_their_source<B: Bench>() {
     assert_eq!(hits.total(), site.pool.inspect().statistics().allocations);
 }
 
-/// [17] Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: the counts of
+/// Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: the counts of
 /// blocks and chunks are right.
 pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
@@ -162,7 +162,7 @@ pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
     site.assert_sound();
 }
 
-/// [19] CUDA and HIP `cudaMemPoolGetAttribute`, and `...SetAttribute` with 0 for the high-water marks.
+/// CUDA and HIP `cudaMemPoolGetAttribute`: the attributes are the pool's figures, and setting 0 resets a high-water mark.
 pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     const FIGURES: [Attribute; 4] = [
         Attribute::ReservedMemCurrent,
@@ -193,8 +193,8 @@ pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     site.assert_conserved();
 }
 
-/// CUDA's `ReservedMemHigh` as a soft cap: the mark shows that it was exceeded, and memory above it is given back.
-pub(crate) fn soft_cap_is_exceeded_and_memory_above_it_goes_back<B: Bench>() {
+/// CUDA `ReservedMemHigh`, as a soft cap: the mark shows that it was exceeded, and memory above it is given back.
+pub(crate) fn soft_cap_may_be_exceeded_and_memory_above_it_is_given_back<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let pool = &site.pool;
@@ -216,8 +216,8 @@ pub(crate) fn soft_cap_is_exceeded_and_memory_above_it_goes_back<B: Bench>() {
     site.assert_conserved();
 }
 
-/// CUDA's example sets `ReservedMemCurrent`: the pool reserves more, as far as it may, or gives free memory back.
-pub(crate) fn reserved_bytes_are_set<B: Bench>() {
+/// CUDA, an example that sets `ReservedMemCurrent`: the pool reserves more, as far as it may, or gives free memory back.
+pub(crate) fn reserved_bytes_can_be_set<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let reserved = Attribute::ReservedMemCurrent;
@@ -234,7 +234,7 @@ pub(crate) fn reserved_bytes_are_set<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] RMM statistics `Nested`: each scope counts the events inside it, and the outer scope those of the inner one,
+/// RMM statistics `Nested`: each scope counts the events inside it, and the outer scope those of the inner one,
 /// too.
 pub(crate) fn scopes_nest<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
@@ -258,7 +258,7 @@ pub(crate) fn scopes_nest<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] Scopes nest while other threads allocate and free, and streams are created and dropped.
+/// Scopes nest while other threads allocate and free, and streams are created and dropped.
 pub(crate) fn scopes_of_several_threads_never_go_below_zero<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let outer = site.pool.inspect().statistics_scope();

@@ -13,7 +13,7 @@ macro_rules! suite {
                     request_that_can_never_fit_fails_at_once,
                     alignment_is_respected_and_invalid_alignment_is_refused,
                     live_blocks_never_overlap,
-                    contents_keep_their_pattern,
+                    contents_stay_until_their_owner_frees_them,
                     block_may_exceed_four_gibibytes;
                 reuse:
                     stream_reuses_its_freed_block_without_device_calls,
@@ -35,7 +35,7 @@ macro_rules! suite {
                     joined_memory_waits_for_its_latest_part,
                     joined_memory_waits_for_every_stream_of_its_parts,
                     all_free_blocks_become_one,
-                    free_memory_in_pieces_makes_a_whole;
+                    scattered_free_memory_serves_a_large_request;
                 sharing:
                     host_use_is_ordered_like_another_stream,
                     block_used_on_several_streams_waits_for_all,
@@ -62,7 +62,7 @@ macro_rules! suite {
                     host_is_refused_memory_that_it_does_not_see;
                 moves:
                     moved_block_is_freed_in_the_order_of_its_new_stream_alone,
-                    memory_of_a_moved_block_is_its_new_streams,
+                    new_stream_of_a_moved_block_reuses_its_memory_first,
                     move_comes_after_all_earlier_uses,
                     use_on_the_stream_that_a_block_left_is_waited_for,
                     use_on_the_stream_that_a_block_left_needs_no_wait,
@@ -92,26 +92,26 @@ macro_rules! suite {
                     refused_host_work_leaves_the_stream_free;
                 capacity:
                     settings_out_of_range_are_refused,
-                    capacity_is_a_bound_and_its_end_is_clean,
+                    growth_beyond_the_capacity_fails_and_the_pool_stays_usable,
                     pool_grows_by_steps,
-                    at_the_limit_trying_fails_and_awaiting_waits,
+                    request_at_the_capacity_fails_if_tried_and_waits_if_awaited,
                     memory_that_completed_meanwhile_is_found_by_the_next_attempt,
-                    full_device_is_compensated_by_completed_memory,
-                    growth_under_way_counts,
+                    completed_memory_serves_a_request_that_a_full_device_refuses,
+                    growth_under_way_counts_against_the_capacity,
                     released_address_may_be_reused_at_once,
                     exhaustion_reports_every_figure,
                     failed_allocation_is_not_counted,
                     memory_above_the_threshold_is_released;
                 driver_pools:
                     driver_pool_has_properties_and_attributes,
-                    passed_allocations_and_frees_are_the_drivers,
+                    passed_allocation_or_free_is_one_call_of_the_driver,
                     passed_memory_is_reused_in_stream_order,
                     passed_memory_is_freed_after_all_streams,
                     further_stream_comes_after_a_passed_allocation,
                     passed_request_waits_at_the_capacity,
                     passed_request_waits_while_the_driver_refuses,
                     dropped_passed_request_gives_its_memory_back,
-                    passed_through_pool_takes_no_reservations,
+                    pool_that_passes_through_refuses_reservations,
                     refused_free_falls_back_to_the_pool,
                     driver_pool_meets_its_threshold_at_a_synchronization,
                     driver_pool_outlives_its_handle,
@@ -119,7 +119,7 @@ macro_rules! suite {
                 settings:
                     heuristic_coalesces_unasked,
                     custom_heuristic_shrinks_the_pool,
-                    memory_that_completes_during_maintenance_is_released_by_the_next,
+                    memory_that_completes_during_maintenance_is_released_by_the_next_one,
                     threshold_can_be_set_later,
                     threshold_is_met_at_the_next_synchronization,
                     reuse_changes_on_a_live_pool,
@@ -128,7 +128,7 @@ macro_rules! suite {
                     pool_grows_by_a_factor,
                     free_memory_is_moved_or_more_is_taken;
                 external:
-                    external_stream_is_found_again,
+                    lookup_by_handle_finds_the_registration,
                     recycled_handle_is_another_stream,
                     each_free_is_sealed_before_it_returns,
                     destroyed_stream_leaves_its_memory_in_order,
@@ -137,7 +137,7 @@ macro_rules! suite {
                     unsealed_free_waits_for_the_owners_next_call,
                     ordered_use_makes_no_call_on_an_external_stream;
                 raw:
-                    stream_is_found_again,
+                    stream_stays_registered_while_it_has_an_owner,
                     address_is_freed_once,
                     address_is_freed_on_another_stream,
                     address_is_freed_after_its_stream_is_destroyed,
@@ -196,8 +196,8 @@ macro_rules! suite {
                     grants_are_counted_by_their_source,
                     releasable_bytes_are_released_by_a_trim,
                     attributes_are_those_of_cuda_and_hip,
-                    soft_cap_is_exceeded_and_memory_above_it_goes_back,
-                    reserved_bytes_are_set,
+                    soft_cap_may_be_exceeded_and_memory_above_it_is_given_back,
+                    reserved_bytes_can_be_set,
                     scopes_nest,
                     scopes_of_several_threads_never_go_below_zero,
                     streams_and_tags_are_counted_separately,
@@ -225,7 +225,7 @@ macro_rules! suite {
                     large_request_is_not_overtaken,
                     small_requests_do_not_starve_behind_a_large_one;
                 threads:
-                    many_threads_keep_their_patterns,
+                    contents_of_many_threads_stay_intact,
                     submitters_of_one_stream_keep_its_order,
                     blocks_are_freed_on_other_threads,
                     drop_on_another_thread_covers_the_last_use,

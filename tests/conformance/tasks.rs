@@ -29,7 +29,7 @@ where
         .collect()
 }
 
-/// [4, 21] More tasks than fit, with random sizes: all are served, and no contents are overwritten.
+/// More tasks than fit, with random sizes: all are served, and no contents are overwritten.
 pub(crate) fn many_tasks_share_a_small_pool<B: Bench, E: Executor>() {
     let site = Site::<B>::new(8 * MIB);
     E::run(tasks(&site, 12, |n, worker| async move {
@@ -46,7 +46,7 @@ pub(crate) fn many_tasks_share_a_small_pool<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [21] Every task needs all of the memory, so each free admits the next request.
+/// Every task needs all of the memory, so each free admits the next request.
 pub(crate) fn free_admits_the_next_request<B: Bench, E: Executor>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     E::run(tasks(&site, 8, |n, worker| async move {
@@ -60,7 +60,7 @@ pub(crate) fn free_admits_the_next_request<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [1] Frees and events are awaited. When a future is ready, its work is complete.
+/// Frees and events are awaited. When a future is ready, its work is complete.
 pub(crate) fn frees_and_events_are_awaited<B: Bench, E: Executor>() {
     let site = Site::<B>::new(32 * MIB);
     E::run(tasks(&site, 4, |n, worker| async move {
@@ -76,7 +76,7 @@ pub(crate) fn frees_and_events_are_awaited<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [25] A wait with a timeout ends with the figures, and a later request is served.
+/// A wait with a timeout ends with the figures, and a later request is served.
 pub(crate) fn wait_with_a_timeout_ends_with_the_figures<B: Bench, E: Executor>() {
     const LIMIT: Duration = Duration::from_micros(200);
     let site = Site::<B>::new(8 * MIB);
@@ -102,7 +102,7 @@ pub(crate) fn wait_with_a_timeout_ends_with_the_figures<B: Bench, E: Executor>()
     site.assert_sound();
 }
 
-/// [31] Waits that lose a `select` are dropped at any point. In the end no memory is missing.
+/// Waits that lose a `select` are dropped at any point. In the end no memory is missing.
 pub(crate) fn dropped_waits_lose_no_memory<B: Bench, E: Executor>() {
     let site = Site::<B>::new(8 * MIB);
     E::run(tasks(&site, 8, |n, worker| async move {

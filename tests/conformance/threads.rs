@@ -13,8 +13,8 @@ use std::thread;
 use weirpool::device::DeviceAddress;
 use weirpool::{Block, Unordered};
 
-/// [4] RMM multi-threaded `RandomAllocations`: a stream for each thread, and a pool that is too small.
-pub(crate) fn many_threads_keep_their_patterns<B: Bench>() {
+/// RMM multi-threaded `RandomAllocations`: a stream for each thread, and a pool that is too small.
+pub(crate) fn contents_of_many_threads_stay_intact<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     thread::scope(|scope| {
         for (worker, seed) in site.workers::<4>().into_iter().zip(0..) {
@@ -24,7 +24,7 @@ pub(crate) fn many_threads_keep_their_patterns<B: Bench>() {
     site.assert_sound();
 }
 
-/// [32] Several threads submit to one stream: it is one order for all of them, and what one frees the
+/// Several threads submit to one stream: it is one order for all of them, and what one frees the
 /// next may have at once.
 pub(crate) fn submitters_of_one_stream_keep_its_order<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
@@ -68,7 +68,7 @@ fn use_at_random<B: Bench>(worker: &Worker<B>, seed: u64) {
     worker.settle();
 }
 
-/// [5] RMM `mr_ref_test_mt`: allocated on one thread, freed on another, in the order of the same stream
+/// RMM `mr_ref_test_mt`: allocated on one thread, freed on another, in the order of the same stream
 /// and of a different one.
 pub(crate) fn blocks_are_freed_on_other_threads<B: Bench>() {
     let site = Site::<B>::new(32 * MIB);

@@ -26,7 +26,7 @@ fn assert_end<B: Bench>(site: &Site<B>, workers: &[Worker<B>; 2]) {
     site.assert_sound();
 }
 
-/// [31] cuda-async `reactor_correctness`: a future that is polled for no reason keeps waiting.
+/// cuda-async `reactor_correctness`: a future that is polled for no reason keeps waiting.
 pub(crate) fn spurious_wake_up_keeps_the_request_waiting<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let mut waiting = site.pool.allocate(&workers[1].stream, MIB);
@@ -46,7 +46,7 @@ pub(crate) fn spurious_wake_up_keeps_the_request_waiting<B: Bench>() {
     assert_end(&site, &workers);
 }
 
-/// [31] The waker of the last poll is woken, for every kind of future.
+/// The waker of the last poll is woken, for every kind of future.
 pub(crate) fn latest_waker_is_woken<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let mut waiting = site.pool.allocate(&workers[1].stream, MIB);
@@ -81,7 +81,7 @@ pub(crate) fn latest_waker_is_woken<B: Bench>() {
     assert_end(&site, &workers);
 }
 
-/// [31] Futures that are dropped before their first poll, while they wait, or with a grant that was not taken return
+/// Futures that are dropped before their first poll, while they wait, or with a grant that was not taken return
 /// all their memory.
 pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();

@@ -26,7 +26,7 @@ const BYTES: u64 = 256 * MIB;
 const SLACK: u64 = 64 * MIB;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// [30] A pool is dropped with all its handles, streams and blocks while kernels write to them. The kernels keep their
+/// A pool is dropped with all its handles, streams and blocks while kernels write to them. The kernels keep their
 /// memory until they end, as their contents and the device's free memory show; then it is released.
 pub(crate) fn pool_is_dropped_while_kernels_write() {
     assert_child(DROP_MAPPED);

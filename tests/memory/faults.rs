@@ -16,7 +16,7 @@ fn is_consistent(device: &SimDevice, pool: &Pool) {
     );
 }
 
-/// [23] The upstream fails during growth, at each of its steps.
+/// The upstream fails during growth, at each of its steps.
 #[test]
 fn growth_that_fails_halfway_loses_no_memory() {
     for call in [Call::Create, Call::Map] {

@@ -6,7 +6,7 @@ use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::*;
 use weirpool_compat::Attribute;
 
-/// [21] More capacity serves waiters at once.
+/// More capacity serves waiters at once.
 #[test]
 fn higher_capacity_serves_waiters() {
     let device = manual();
@@ -147,7 +147,7 @@ fn capacity_beyond_the_addresses_is_an_error_with_its_figure() {
     }
 }
 
-/// [6] An invalid capacity is refused without effect.
+/// An invalid capacity is refused without effect.
 #[test]
 fn invalid_capacity_is_refused() {
     let device = manual();

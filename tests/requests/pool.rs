@@ -342,7 +342,7 @@ fn idle_stream_waits_only_without_a_limit() {
     assert_eq!(source(WhenShort::WaitFirst), Source::DeviceWait);
 }
 
-/// [15] A stream's id is never reused, even if the device reuses its handle.
+/// A stream's id is never reused, even if the device reuses its handle.
 #[test]
 fn stream_ids_are_never_used_again() {
     let device = manual();
@@ -377,7 +377,7 @@ fn steady_state_creates_no_events() {
     assert!(warm <= 4 * 16, "{warm} events for four streams");
 }
 
-/// [18] Trimming releases free memory, and keeps used and pending memory.
+/// Trimming releases free memory, and keeps used and pending memory.
 #[test]
 fn trimming_keeps_used_memory() {
     let device = manual();

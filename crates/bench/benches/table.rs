@@ -2,7 +2,8 @@
 //!
 //! It runs on a GPU if there is one, beside the driver's own pool, and otherwise on the simulated device. With `--peers
 //! FILE` the table includes the figures of other allocators, which their programs printed on the same machine. With
-//! `--only hot,mix` only those workloads are measured. `--help` lists the other options.
+//! `--only hot,mix` only those workloads are measured. `--help` lists the other options. `crates/bench/figures` has figures of
+//! earlier runs, with their commands and hardware.
 
 mod suite;
 

@@ -31,7 +31,7 @@ fn read(work: &SimStream, stream: &Stream, part: &SharedBlock, took: u64) {
     work.submit(read.reads(argument.address(), argument.size()));
 }
 
-/// [12] The last handle frees, and the memory is pending for every stream that any handle was used on.
+/// The last handle frees, and the memory is pending for every stream that any handle was used on.
 #[test]
 fn the_last_handle_frees_behind_every_use() {
     for last in 0..3 {

@@ -3,7 +3,7 @@
 use super::*;
 use weirpool::device::sim::Operation;
 
-/// [16] Umpire `coalesce`: all free memory becomes one range, and used memory keeps its contents.
+/// Umpire `coalesce`: all free memory becomes one range, and used memory keeps its contents.
 #[test]
 fn coalescing_makes_one_range_and_moves_no_used_memory() {
     for device in devices() {
@@ -89,7 +89,7 @@ fn pending_memory_is_left_alone_until_it_is_complete() {
     }
 }
 
-/// [16] A heuristic is called some time after frees, and the free itself makes no memory call.
+/// A heuristic is called some time after frees, and the free itself makes no memory call.
 #[test]
 fn heuristic_coalesces_without_a_call() {
     for device in devices() {
@@ -123,7 +123,7 @@ fn heuristic_coalesces_without_a_call() {
     }
 }
 
-/// [16] A heuristic by percent shrinks to the high-water mark. A custom one may choose any target.
+/// A heuristic by percent shrinks to the high-water mark. A custom one may choose any target.
 #[test]
 fn heuristics_shrink_to_the_mark_and_may_be_custom() {
     for own in [false, true] {

@@ -19,7 +19,7 @@ fn assert_nothing_is_due(device: &SimDevice, intervals: u64) {
     assert_eq!(device.counters(), counters, "nothing is due any more");
 }
 
-/// [18] CUDA, HIP `ReleaseThreshold`: memory above it is released some time after it was freed.
+/// CUDA, HIP `ReleaseThreshold`: memory above it is released some time after it was freed.
 #[test]
 fn memory_above_the_threshold_is_released_by_itself() {
     for device in devices() {
@@ -61,7 +61,7 @@ fn memory_in_repeated_use_is_not_released() {
     assert_eq!(reserved(&pool), 0, "now it is not used");
 }
 
-/// [18] Warp: a fraction of the device's memory. It can also be set later.
+/// Warp: a fraction of the device's memory. It can also be set later.
 #[test]
 fn threshold_can_be_a_fraction_and_can_be_set_later() {
     let device = manual();
@@ -298,7 +298,7 @@ fn block_freed_into_an_emptied_cache_is_released() {
     assert_eq!(reserved(&pool), 0);
 }
 
-/// [18] CUDA, HIP: memory above the threshold is released at a synchronization of a stream or an event. So is it each time
+/// CUDA, HIP: memory above the threshold is released at a synchronization of a stream or an event. So is it each time
 /// that a future of the device's progress is awaited, long before the maintenance is due.
 #[test]
 fn awaiting_any_point_of_a_stream_is_a_synchronization() {
