@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Counts of requests, shared by all tasks.
 #[derive(Debug, Default)]
@@ -19,6 +20,18 @@ pub(crate) struct Counts {
     pub(crate) waiting: u64,
     pub(crate) served: u64,
     pub(crate) failed: u64,
+}
+
+/// The state of a service at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sample {
+    pub(crate) at: Duration,
+    pub(crate) reserved: u64,
+    pub(crate) used: u64,
+    pub(crate) pending: u64,
+    /// The number of requests that have arrived and are not admitted yet.
+    pub(crate) not_admitted: u64,
+    pub(crate) counts: Counts,
 }
 
 /// A request in the state of a count, until this is dropped.

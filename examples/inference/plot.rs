@@ -1,9 +1,9 @@
 //! Draws a run: memory over time, and the states of the requests below it.
 
 use crate::chart::{self, AREA, BLUE, Canvas, Drawn, LINE, NAVY, ORANGE, PAPER, Point, RED};
+use crate::gauge::Sample;
 use crate::report::Report;
 use crate::units;
-use crate::watch::Sample;
 use anyhow::{Context, anyhow};
 use plotters::prelude::*;
 use std::path::Path;

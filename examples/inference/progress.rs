@@ -1,7 +1,7 @@
 //! The progress of a service: one live line on the terminal.
 
+use crate::gauge::Sample;
 use crate::units;
-use crate::watch::Sample;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const TEMPLATE: &str = "{prefix:10} {bar:30.cyan/blue} {human_pos}/{human_len} requests, {msg}";

@@ -3,7 +3,7 @@
 use crate::arrivals::Request;
 use crate::bound::Shared;
 use crate::executor::Executor;
-use crate::gauge::Gauge;
+use crate::gauge::{Gauge, Sample};
 use crate::kernels::{Kernels, Machine};
 use crate::kind::Kind;
 use crate::model;
@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::progress::Progress;
 use crate::service::{JobQueue, JobQueues, Record, Service, begin};
 use crate::timer::Timer;
-use crate::watch::{Sample, Watch};
+use crate::watch::Watch;
 use crate::worker::Worker;
 use anyhow::{Context, anyhow};
 use futures::channel::mpsc;

@@ -1,7 +1,7 @@
 //! Samples a service while it runs, for the plot and for the progress bar.
 
 use crate::arrivals::Request;
-use crate::gauge::Counts;
+use crate::gauge::Sample;
 use crate::progress::Progress;
 use crate::service::Service;
 use std::cell::RefCell;
@@ -11,18 +11,6 @@ use std::time::Duration;
 
 /// The time between samples: some hundred in a run of seconds.
 const STEP: Duration = Duration::from_millis(10);
-
-/// The state of a service at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sample {
-    pub(crate) at: Duration,
-    pub(crate) reserved: u64,
-    pub(crate) used: u64,
-    pub(crate) pending: u64,
-    /// The number of requests that have arrived and are not admitted yet.
-    pub(crate) not_admitted: u64,
-    pub(crate) counts: Counts,
-}
 
 /// See the [module](self).
 pub(crate) struct Watch<'a> {

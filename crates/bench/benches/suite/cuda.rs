@@ -2,10 +2,11 @@
 
 #[path = "../../../cli/src/device/cuda/driver.rs"]
 mod driver;
+mod driver_pool;
 
 use super::backend::Backend;
-use super::driver_pool::DriverPool;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use driver_pool::DriverPool;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;

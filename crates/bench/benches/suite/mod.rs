@@ -7,7 +7,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `contender`, `pooled`, `driver_pool`, `floor` | the contenders: the pool, the driver's pool, floors |
+//! | `contender`, `pooled`, `cuda::driver_pool`, `floor` | the contenders: the pool, the driver's pool, floors |
 //! | `backend`, `simulated`, `cuda` | the device: streams, and work of any given duration |
 //! | `race`, `threads`, `heap` | the measurements: in turns, on several threads at once, of the host's heap |
 //! | `hot`, `mix`, `handoff`, `scarce`, `scale`, `growing`, `live_blocks`, `pressure` | the workloads |
@@ -18,8 +18,6 @@ pub(crate) mod backend;
 pub(crate) mod contender;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 pub(crate) mod cuda;
-#[cfg(feature = "cuda")]
-pub(crate) mod driver_pool;
 pub(crate) mod effort;
 pub(crate) mod floor;
 pub(crate) mod growing;

@@ -2,8 +2,8 @@
 
 use super::sequence::Page;
 use super::{Engine, Event, Finish, Sequence, Settings};
-use crate::kernels::{Cache, Kernels, Span};
-use crate::model::{Activation, Parts, Row, Shape, StepPlan, forward};
+use crate::kernels::{Activation, Cache, Kernels, Span};
+use crate::model::{Parts, Row, Shape, StepPlan, forward};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use tokio::sync::mpsc;

@@ -4,7 +4,6 @@
 pub(crate) mod cuda;
 pub(crate) mod simulated;
 
-use crate::model::Activation;
 use std::sync::Arc;
 use weirpool::device::{Argument, Device};
 
@@ -26,6 +25,30 @@ pub(crate) trait Kernels<W>: Send + Sync {
 
     /// Launches one kernel.
     fn launch(&self, work: &W, op: &Op<'_>) -> anyhow::Result<()>;
+}
+
+/// The activation of a step, on the device.
+#[derive(Clone, Debug)]
+pub(crate) struct Activation {
+    pub(crate) rows: usize,
+    pub(crate) chosen_rows: usize,
+    /// The most pages of a sequence.
+    pub(crate) longest: usize,
+    pub(crate) tables: Span,
+    pub(crate) seeds: Span,
+    pub(crate) tokens: Span,
+    pub(crate) positions: Span,
+    pub(crate) table_starts: Span,
+    pub(crate) chosen: Span,
+    pub(crate) temperatures: Span,
+    pub(crate) answers: Span,
+    pub(crate) hidden: Span,
+    pub(crate) inner: Span,
+    pub(crate) qkv: Span,
+    pub(crate) wide: Span,
+    pub(crate) last: Span,
+    pub(crate) normed: Span,
+    pub(crate) logits: Span,
 }
 
 /// A range of device memory.

@@ -1,8 +1,8 @@
 //! The kernels of one step, in their order.
 
+use super::Shape;
 use super::shape::{Part, Parts};
-use super::{Activation, Shape};
-use crate::kernels::{Cache, Linear, Op, Span};
+use crate::kernels::{Activation, Cache, Linear, Op, Span};
 
 /// Launches the kernels of a step: from the tokens of its rows to the tokens that follow.
 pub(crate) fn forward(

@@ -12,5 +12,5 @@ mod weights;
 pub(crate) use forward::forward;
 pub(crate) use shape::Parts;
 pub use shape::Shape;
-pub(crate) use step::{Activation, Layout, Limits, Row, Sampling, StepPlan};
+pub(crate) use step::{Layout, Limits, Row, Sampling, StepPlan};
 pub use weights::{Weights, WeightsError};

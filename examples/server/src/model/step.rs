@@ -1,7 +1,7 @@
 //! One step: which rows are computed, and where their data lies in the activation.
 
 use super::Shape;
-use crate::kernels::Span;
+use crate::kernels::{Activation, Span};
 use std::ops::Range;
 
 /// A token to compute.
@@ -161,30 +161,6 @@ impl StepPlan {
         put(&layout.temperatures, bytemuck::cast_slice(&temperatures));
         bytes
     }
-}
-
-/// The activation of a step, on the device.
-#[derive(Clone, Debug)]
-pub(crate) struct Activation {
-    pub(crate) rows: usize,
-    pub(crate) chosen_rows: usize,
-    /// The most pages of a sequence.
-    pub(crate) longest: usize,
-    pub(crate) tables: Span,
-    pub(crate) seeds: Span,
-    pub(crate) tokens: Span,
-    pub(crate) positions: Span,
-    pub(crate) table_starts: Span,
-    pub(crate) chosen: Span,
-    pub(crate) temperatures: Span,
-    pub(crate) answers: Span,
-    pub(crate) hidden: Span,
-    pub(crate) inner: Span,
-    pub(crate) qkv: Span,
-    pub(crate) wide: Span,
-    pub(crate) last: Span,
-    pub(crate) normed: Span,
-    pub(crate) logits: Span,
 }
 
 impl Activation {

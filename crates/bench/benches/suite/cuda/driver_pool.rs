@@ -1,8 +1,8 @@
 //! The driver's own pool: `cuMemAllocAsync` and `cuMemFreeAsync`.
 
-use super::backend::{Backend, Line};
-use super::contender::{Awaited, Contender};
-use super::cuda::Cuda;
+use super::super::backend::{Backend, Line};
+use super::super::contender::{Awaited, Contender};
+use super::Cuda;
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemPool_attribute, CUmemoryPool, CUresult};
 use cudarc::driver::{CudaStream, DriverError};
 use std::ffi::{c_int, c_void};
