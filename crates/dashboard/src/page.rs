@@ -8,8 +8,8 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// The hashes of the two. A browser applies and runs nothing else in the page.
-const STYLE_HASH: &str = "sha256-8nhTXlnz7HulN3KoMjXaUCCgi3nTniVmtza8bU15WXU=";
-const SCRIPT_HASH: &str = "sha256-Ip16/kdX66Cfe0uwvzbK68Y/IBQyJvIgMg7jMBYTHZE=";
+const STYLE_HASH: &str = "sha256-cwfiUgO8dHmcoFXVEX606VFVIMkeqfHiOKfkMy7Rr+U=";
+const SCRIPT_HASH: &str = "sha256-idgCY9OnxAUIc2O1tJESTxT/yOMRWbu/Es9DPxHZaJo=";
 
 /// Returns the `Content-Security-Policy` of the page.
 pub(super) fn policy() -> String {

@@ -16,14 +16,14 @@ use weirpool::{
 };
 
 /// A metric family, whose values come from figures `F`.
-struct Family<F: 'static> {
-    name: &'static str,
+pub(crate) struct Family<F: 'static> {
+    pub(crate) name: &'static str,
     unit: Unit,
-    help: &'static str,
-    value: Value<F>,
+    pub(crate) help: &'static str,
+    pub(crate) value: Value<F>,
 }
 
-enum Value<F: 'static> {
+pub(crate) enum Value<F: 'static> {
     /// Nothing is published for `None`.
     Gauge(fn(&F) -> Option<f64>),
     Counter(fn(&F) -> u64),
@@ -34,9 +34,18 @@ enum Value<F: 'static> {
 }
 
 /// What the pool's families are read from.
-struct Figures {
+pub(crate) struct Figures {
     statistics: Statistics,
     expected_wait: Option<Duration>,
+}
+
+impl Figures {
+    pub(crate) fn of(pool: &Pool) -> Self {
+        Self {
+            statistics: pool.inspect().statistics(),
+            expected_wait: pool.inspect().expected_wait(0),
+        }
+    }
 }
 
 /// Builds a table of families: `kind(label) name unit help value`.
@@ -51,7 +60,7 @@ macro_rules! families {
     };
 }
 
-const POOL: &[Family<Figures>] = families! {
+pub(crate) const POOL: &[Family<Figures>] = families! {
     Gauge "capacity_bytes" Bytes "the most that may be reserved"
         |f| bytes(f.statistics.capacity);
     Gauge "leased_bytes" Bytes "the most that may be reserved now: the capacity, unless a broker leases less"
@@ -136,7 +145,7 @@ const POOL: &[Family<Figures>] = families! {
         |f| &f.statistics.pending_ages;
 };
 
-const TAG: &[Family<TagStatistics>] = families! {
+pub(crate) const TAG: &[Family<TagStatistics>] = families! {
     Gauge "tag_used_bytes" Bytes "in live blocks and reservations of the tag"
         |f| bytes(f.used.current);
     Gauge "tag_used_high_bytes" Bytes "high-water mark of the tag's used bytes"
@@ -269,10 +278,7 @@ impl Metrics {
             POOL.iter().for_each(Family::describe);
             TAG.iter().for_each(Family::describe);
         }
-        let figures = Figures {
-            statistics: self.pool.inspect().statistics(),
-            expected_wait: self.pool.inspect().expected_wait(0),
-        };
+        let figures = Figures::of(&self.pool);
         let mut labels = vec![Label::new("pool", self.name.clone())];
         for family in POOL {
             family.publish(&figures, self.last.as_ref(), &labels);

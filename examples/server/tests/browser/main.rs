@@ -2,11 +2,13 @@
 //! visibly, where there is no Chromium.
 
 mod chromium;
+mod incident;
 
 use axum::body::Body;
 use axum::http::Request;
 use chromium::Browser;
 use http_body_util::BodyExt;
+use incident::{Incident, STARVED, TENANTS};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::json;
 use std::net::SocketAddr;
@@ -24,7 +26,9 @@ use weirpool_server::{Config, Server};
 
 type Test = (&'static str, fn(&mut Browser));
 
-const TESTS: [Test; 8] = [
+const TESTS: [Test; 10] = [
+    ("page_opened_late_shows_the_incident", incident),
+    ("phone_shows_limit_waiting_and_refused", incident_on_a_phone),
     ("live_page_shows_what_the_service_does", live),
     ("page_works_by_keyboard", keyboard),
     ("page_fits_a_phone", phone),
@@ -169,6 +173,31 @@ fn picture(browser: &mut Browser) {
     browser.view(1240, 2400, true);
     browser.until("frames.length > 84");
     browser.picture("dashboard-dark.png");
+}
+
+fn incident(browser: &mut Browser) {
+    let service = Incident::start();
+    browser.open(&service.page());
+    browser.until("frames.length > 4");
+    browser.picture("incident.png");
+    browser.view(1240, 2600, true);
+    browser.until("frames.length > 8");
+    browser.picture("incident-dark.png");
+    println!("{}", browser.evaluate("JSON.stringify([past.t.length, frames.at(-1).alerts, past.tags.size, Math.max(...past.pool.waiting)])"));
+    assert_quiet(browser);
+    let _ = (STARVED, TENANTS);
+}
+
+fn incident_on_a_phone(browser: &mut Browser) {
+    let service = Incident::start();
+    browser.view(390, 844, false);
+    browser.open(&service.page());
+    browser.until("frames.length > 4");
+    browser.picture("phone.png");
+    browser.view(390, 2600, false);
+    browser.until("frames.length > 8");
+    browser.picture("phone-long.png");
+    assert_quiet(browser);
 }
 
 fn assert_quiet(browser: &mut Browser) {
