@@ -386,23 +386,30 @@ const sorted = {};
 function table(id, columns, rows, none) {
   const place = byId(id);
   if (rows.length === 0) { place.replaceChildren(rowOf("td", [[none, ""]])); return; }
+  const isNumber = ([, , order]) => typeof order(rows[0]) === "number";
+  const kind = (column) => (column[3] ?? "") + (isNumber(column) ? " number" : "");
   const by = sorted[id];
-  const kind = ([, , order, kind = ""]) => kind + (typeof order(rows[0]) === "number" ? " number" : "");
   if (by) {
     const order = columns[by.column][2];
     const compare = (a, b) => typeof a === "number" ? a - b : a < b ? -1 : a > b ? 1 : 0;
     rows = rows.toSorted((a, b) => compare(order(a), order(b)) * by.sign);
   }
-  const focused = [...place.querySelectorAll("th button")].indexOf(document.activeElement);
-  const head = rowOf("th", columns.map((column, at) => [button(column[0], () => {
-    // Numbers begin with the largest.
-    const sign = typeof column[2](rows[0]) === "number" ? -1 : 1;
-    sorted[id] = { column: at, sign: by?.column === at ? -by.sign : sign };
-    redraw();
-  }), kind(column)]));
-  if (by) head.children[by.column].setAttribute("aria-sort", by.sign > 0 ? "ascending" : "descending");
-  place.replaceChildren(head, ...rows.map((row) => rowOf("td", columns.map((column) => [column[1](row), kind(column)]))));
-  if (focused >= 0) place.querySelectorAll("th button")[focused].focus();
+  // The headings stay: a click that begins on one ends there.
+  if (place.querySelector("th") === null) {
+    place.replaceChildren(rowOf("th", columns.map((column, at) => [button(column[0], () => {
+      // Numbers begin with the largest.
+      const sign = isNumber(column) ? -1 : 1;
+      sorted[id] = { column: at, sign: sorted[id]?.column === at ? -sorted[id].sign : sign };
+      redraw();
+    }), kind(column)])));
+  }
+  const [head, ...old] = place.rows;
+  [...head.children].forEach((cell, at) => {
+    if (by?.column === at) cell.setAttribute("aria-sort", by.sign > 0 ? "ascending" : "descending");
+    else cell.removeAttribute("aria-sort");
+  });
+  old.forEach((row) => row.remove());
+  place.append(...rows.map((row) => rowOf("td", columns.map((column) => [column[1](row), kind(column)]))));
 }
 function rowOf(kind, cells) {
   const made = element("tr");

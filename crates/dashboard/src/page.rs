@@ -8,8 +8,8 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// The hashes of the two. A browser applies and runs nothing else in the page.
-const STYLE_HASH: &str = "sha256-cwfiUgO8dHmcoFXVEX606VFVIMkeqfHiOKfkMy7Rr+U=";
-const SCRIPT_HASH: &str = "sha256-idgCY9OnxAUIc2O1tJESTxT/yOMRWbu/Es9DPxHZaJo=";
+const STYLE_HASH: &str = "sha256-kQAC5I1DTBJQYv0dhpBhQAM5hjdk4BFB5j1NMARm6qA=";
+const SCRIPT_HASH: &str = "sha256-HPqrfjCSzCGFqYr0P2jLACEtfhfcH8/W1FpfEs1iFqc=";
 
 /// Returns the `Content-Security-Policy` of the page.
 pub(super) fn policy() -> String {

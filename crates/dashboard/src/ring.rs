@@ -298,3 +298,73 @@ impl Ring {
         self.times.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(name: &str, used: u64, granted: u64) -> TagStatistics {
+        let mut figures = TagStatistics::of(Tag::new(name));
+        figures.used.current = used;
+        figures.allocations = granted;
+        figures
+    }
+
+    /// Returns the sum of a column over all tags, for each row.
+    fn sums(ring: &Ring, column: usize) -> Vec<u64> {
+        let tags = ring.tags.iter().map(|tagged| &tagged.series);
+        let all: Vec<_> = tags.chain([&ring.others]).collect();
+        (0..ring.len())
+            .map(|row| all.iter().map(|series| series.rows[row][column]).sum())
+            .collect()
+    }
+
+    #[test]
+    fn large_tag_takes_the_rows_of_a_small_one_and_no_figure_is_lost() {
+        let mut ring = Ring::default();
+        let statistics = Statistics::default();
+        let mut random = fastrand::Rng::with_seed(3);
+        let (mut used, mut granted) = (Vec::new(), Vec::new());
+        let mut counts = vec![0; TAGS + 30];
+        for second in 0..400_u64 {
+            let known = if second < 100 { TAGS } else { TAGS + 30 };
+            let tags: Vec<_> = (0..known)
+                .map(|number| {
+                    let more = random.u64(0..5);
+                    counts[number] += more;
+                    let size = if number >= TAGS + 20 { 100_000 } else { 100 };
+                    figures(
+                        &format!("ring {number}"),
+                        random.u64(1..size),
+                        counts[number],
+                    )
+                })
+                .collect();
+            used.push(tags.iter().map(|tag| tag.used.current).sum::<u64>());
+            granted.push(counts.iter().sum::<u64>());
+            ring.push(second * 1000, &statistics, &tags, &[]);
+        }
+        assert_eq!(ring.tags.len(), TAGS);
+        let names: Vec<_> = ring.tags.iter().map(|tagged| tagged.tag.name()).collect();
+        for large in TAGS + 20..TAGS + 30 {
+            assert!(
+                names.contains(&&*format!("ring {large}")),
+                "{large}: {names:?}"
+            );
+        }
+        assert_eq!(sums(&ring, 0), used);
+        // Of the first row, nothing was counted before.
+        let since: Vec<_> = granted.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(sums(&ring, 2)[1..], since);
+    }
+
+    #[test]
+    fn times_increase_whatever_the_clock_does() {
+        let mut ring = Ring::default();
+        for now in [5000, 4000, 4000, 9000] {
+            ring.push(now, &Statistics::default(), &[], &[]);
+        }
+        assert_eq!(ring.times, [5000, 5001, 5002, 9000]);
+        assert!(ring.event(ROWS).contains("\"times\":[5000,1,1,3998]"));
+    }
+}

@@ -1,5 +1,6 @@
 //! The dashboard as a service: its answers, the number of its viewers, and its end.
 
+use futures::FutureExt;
 use futures::future::poll_fn;
 use futures::stream::{FuturesUnordered, StreamExt};
 use http::{Method, Request, Response, StatusCode, header};
@@ -7,15 +8,15 @@ use http_body::Body as _;
 use serde_json::Value;
 use std::any::Any;
 use std::pin::Pin;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 use tower::ServiceExt;
 use weirpool::device::DeviceAddress;
-use weirpool::device::sim::SimDevice;
-use weirpool::extend::{Event, Observer};
-use weirpool::{BlockOrigin, Pool, Tag};
+use weirpool::device::sim::{Clock, SimDevice};
+use weirpool::extend::{BlockOrigin, Event, Observer};
+use weirpool::{Pool, Tag};
 use weirpool_dashboard::{Body, Dashboard, Frame, Hosts};
 use weirpool_observe::Record as _;
 
@@ -336,7 +337,10 @@ async fn collection_keeps_off_the_threads_of_the_runtime() {
         }
     }
     let builder = Pool::builder(SimDevice::new()).capacity(64 << 20);
-    let pool = builder.observer(Readers::default()).build().unwrap();
+    let pool = builder
+        .observer(Arc::new(Readers::default()))
+        .build()
+        .unwrap();
     let stream = pool.create_stream().unwrap();
     let _block = pool.try_allocate(&stream, 1 << 20).unwrap();
     let dashboard = Dashboard::new(&pool);
@@ -364,7 +368,7 @@ async fn task_keeps_neither_the_dashboard_nor_the_pool() {
 
 #[tokio::test(start_paused = true)]
 async fn conditions_that_need_attention_are_told() {
-    let device = SimDevice::new();
+    let device = SimDevice::builder().clock(Clock::Tokio).build();
     let pool = Pool::builder(device.clone())
         .capacity(64 << 20)
         .build()
@@ -398,7 +402,7 @@ async fn conditions_that_need_attention_are_told() {
     // A tag waits, while another one gets memory, and gives it back.
     let hungry = pool.allocate(&stream, 8 << 20).tag(Tag::new("hungry"));
     let mut hungry = Box::pin(hungry.into_future());
-    assert!(futures::poll!(&mut hungry).is_pending());
+    assert!((&mut hungry).now_or_never().is_none());
     for _ in 0..35 {
         drop(pool.allocate(&stream, 512).priority(1).await);
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -409,7 +413,8 @@ async fn conditions_that_need_attention_are_told() {
     assert_eq!(told[0], "deadlock", "{told:?}");
     drop((hungry, most));
     assert!(kinds().await.is_empty());
-    device.inject_fault_now();
+    device.faults().break_device("lost");
+    pool.trim_to(0).unwrap_err();
     assert_eq!(kinds().await, ["device lost"]);
 }
 
