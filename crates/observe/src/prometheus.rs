@@ -1,13 +1,9 @@
 //! A pool's figures in Prometheus' text format.
 
-use crate::metrics::{Family, Figures, POOL, TAG, Value};
+use crate::metrics::{Family, Figures, POOL, TAG, Value, first_tags, label};
 use std::fmt::Write as _;
 use weirpool::{Histogram, Pool, TagStatistics};
 
-/// The most tags with samples of their own.
-const TAGS: usize = 100;
-/// The most characters of a label.
-const LABEL: usize = 100;
 /// The upper bounds of the buckets of times, in microseconds.
 const BOUNDS: [u64; 17] = [
     1,
@@ -32,8 +28,8 @@ const BOUNDS: [u64; 17] = [
 /// Returns a pool's current figures in Prometheus' text format, version 0.0.4, with the label `pool = name`: the families
 /// that [`Metrics`](crate::Metrics) publishes. Serve it as `text/plain; version=0.0.4`.
 ///
-/// The text is bounded, at most some 600 KiB: it has samples for the 100 tags that were made first, and none for others.
-/// Labels are cut after 100 characters. Takes time in proportion to the number of tags, at most some milliseconds: call it
+/// The text is bounded, at most some 600 KiB: it has samples for the 100 tags that were made first, with up to 100 bytes
+/// of their names. Takes time in proportion to the number of tags, at most some milliseconds: call it
 /// from a thread that may block.
 ///
 /// ```
@@ -45,11 +41,10 @@ const BOUNDS: [u64; 17] = [
 /// ```
 pub fn prometheus_text(pool: &Pool, name: &str) -> String {
     let figures = Figures::of(pool);
-    let mut tags = pool.inspect().statistics_by_tag();
-    tags.truncate(TAGS);
+    let tags = first_tags(pool);
     let pool = format!("pool=\"{}\"", escaped(name));
-    let label = |tag: &TagStatistics| format!("{pool},tag=\"{}\"", escaped(tag.tag.name()));
-    let tags: Vec<_> = tags.iter().map(|tag| (label(tag), tag)).collect();
+    let labels = |tag: &TagStatistics| format!("{pool},tag=\"{}\"", escaped(tag.tag.name()));
+    let tags: Vec<_> = tags.iter().map(|tag| (labels(tag), tag)).collect();
     let mut text = String::new();
     for family in POOL {
         family.write(&mut text, &[(pool.clone(), &figures)]);
@@ -60,10 +55,10 @@ pub fn prometheus_text(pool: &Pool, name: &str) -> String {
     text
 }
 
-/// Escapes the value of a label.
-fn escaped(label: &str) -> String {
+/// Returns the value of a label for a name.
+fn escaped(name: &str) -> String {
     let mut escaped = String::new();
-    for character in label.chars().take(LABEL) {
+    for character in label(name).chars() {
         match character {
             '\\' => escaped.push_str("\\\\"),
             '"' => escaped.push_str("\\\""),

@@ -21,7 +21,7 @@ use weirpool::device::sim::SimDevice;
 use weirpool::{Pool, Tag};
 use weirpool_dashboard::{Frame, Recording};
 use weirpool_observe::Record as _;
-use weirpool_server::config::{ModelConfig, TenantConfig};
+use weirpool_server::config::{ModelConfig, Secret, TenantConfig};
 use weirpool_server::{Config, Server};
 
 type Test = (&'static str, fn(&mut Browser));
@@ -88,6 +88,7 @@ fn config() -> Config {
             context: 128,
             ..standard.model.clone()
         },
+        operator_key: Some(Secret("opens-the-page".to_owned())),
         tenants: vec![
             tenant("search", 3, None),
             tenant("chat", 1, Some(bytesize::ByteSize::kib(800))),
@@ -137,7 +138,7 @@ impl Service {
     }
 
     fn page(&self) -> String {
-        format!("http://{}/", self.address)
+        format!("http://operator:opens-the-page@{}/", self.address)
     }
 
     fn pool(&self) -> &Pool {
@@ -377,7 +378,7 @@ fn live(browser: &mut Browser) {
     );
     assert!(drawn.as_u64() >= Some(3), "{drawn} colours");
     // All that was asked for came from the server.
-    let origin = service.page();
+    let origin = format!("http://{}/", service.address);
     for address in &browser.requested {
         assert!(
             address.starts_with(&origin) || address == "about:blank",
