@@ -658,14 +658,17 @@ function drawTables() {
 }
 
 function drawAlerts() {
-  const { alerts, unix_ms } = frames.at(-1);
-  const text = ({ text, since }) => since === null ? text : `${text}, since ${clock(since)} (${ago(unix_ms - since).replace(" ago", "")})`;
-  const items = alerts.map((alert) => {
-    const item = element("li", undefined, alert.kind === "device lost" || alert.kind === "deadlock" ? "bad" : "");
-    item.append(element("b", alert.kind), text(alert));
+  const { alerts } = frames.at(-1);
+  const place = byId("alerts");
+  const texts = alerts.map(({ kind, text, since }) => [kind, since === null ? text : `${text}, since ${clock(since)}`]);
+  // Screen readers read it aloud when it changes.
+  if (place.dataset.shown === JSON.stringify(texts)) return;
+  place.dataset.shown = JSON.stringify(texts);
+  place.replaceChildren(...texts.map(([kind, text]) => {
+    const item = element("li", undefined, kind === "device lost" || kind === "deadlock" ? "bad" : "");
+    item.append(element("b", kind), text);
     return item;
-  });
-  byId("alerts").replaceChildren(...items);
+  }));
 }
 
 const timeOf = (frame) => start.is_live ? frame.unix_ms : frame.time_ns / 1e6;

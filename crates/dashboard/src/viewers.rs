@@ -12,13 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use weirpool::Pool;
 
 /// The least time between frames, and the most until the end of the pool is noticed.
 const FRAME: Duration = Duration::from_millis(250);
 /// The least time between rows of the ring.
 const ROW: Duration = Duration::from_secs(1);
+/// The least time from one turn of the task to the next.
+const TOGETHER: Duration = Duration::from_millis(20);
 /// The time from one collection to the next, in units of what the collection takes.
 const SHARE: u32 = 400;
 /// The most viewers.
@@ -292,7 +294,9 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
             return;
         }
         drop(this);
-        let _ = timeout(rest, seats.came.notified()).await;
+        // Viewers that come in quick succession are served together.
+        sleep(TOGETHER).await;
+        let _ = timeout(rest.saturating_sub(TOGETHER), seats.came.notified()).await;
     }
 }
 

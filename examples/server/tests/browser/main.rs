@@ -381,7 +381,10 @@ fn live(browser: &mut Browser) {
     let origin = format!("http://{}/", service.address);
     for address in &browser.requested {
         assert!(
-            address.starts_with(&origin) || address == "about:blank",
+            [&*service.page(), &*origin]
+                .iter()
+                .any(|page| address.starts_with(page))
+                || address == "about:blank",
             "{address}"
         );
     }
