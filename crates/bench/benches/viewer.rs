@@ -102,6 +102,7 @@ async fn watch(mut dashboard: Dashboard) -> Result<u32, Infallible> {
     let request = Request::get("/").header(header::ACCEPT, "text/event-stream");
     let request = request.body(()).expect("a request");
     let answer: Response<Body> = dashboard.call(request).await?;
+    drop(dashboard);
     let mut body = pin!(answer.into_body());
     let mut events = 0;
     while poll_fn(|cx| body.as_mut().poll_frame(cx)).await.is_some() {

@@ -55,7 +55,9 @@ impl Watch {
         self.full = is_full.then(|| self.full.unwrap_or(now));
 
         let moved = statistics.allocations.wrapping_add(statistics.frees);
-        let is_still = waits.waiting > 0 && statistics.pending.current == 0;
+        // What caches hold may be complete.
+        let is_returning = statistics.pending.current > statistics.cached_in_lanes;
+        let is_still = waits.waiting > 0 && !is_returning;
         let since = self.still.filter(|(_, before)| *before == moved);
         self.still = is_still.then(|| since.unwrap_or((now, moved)));
 

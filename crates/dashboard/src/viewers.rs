@@ -228,32 +228,32 @@ impl Seats {
             .count()
     }
 
-    fn is_any_behind(&self) -> bool {
-        lock(&self.taken).iter().any(|seat| seat.is_behind)
+    /// Returns whether a viewer that missed something takes events again.
+    fn is_any_to_catch_up(&self) -> bool {
+        let taken = lock(&self.taken);
+        taken
+            .iter()
+            .any(|seat| seat.is_behind && seat.sender.capacity() > 0)
     }
 
     /// Sends `news` to the viewers, and `whole` to those that missed something. None of them holds the others up.
     fn send(&self, news: &Bytes, whole: Option<&Bytes>) {
         let now = Instant::now();
         lock(&self.taken).retain_mut(|seat| {
-            let event = match (seat.is_behind, whole) {
-                (true, Some(whole)) => whole,
-                // It came just now, and is next.
-                (true, None) => return true,
-                (false, _) if news.is_empty() => return !seat.sender.is_closed(),
-                (false, _) => news,
+            let event = if seat.is_behind { whole } else { Some(news) };
+            let is_full = match event {
+                Some(event) if !event.is_empty() => seat.sender.try_send(event.clone()).is_err(),
+                // Nothing for it, or it came just now, and is next.
+                _ => seat.sender.capacity() == 0,
             };
-            match seat.sender.try_send(event.clone()) {
-                Ok(()) => {
-                    (seat.is_behind, seat.stalled) = (false, None);
-                    true
-                }
-                Err(mpsc::error::TrySendError::Full(_)) => {
-                    seat.is_behind = true;
-                    now.duration_since(*seat.stalled.get_or_insert(now)) < PATIENCE
-                }
-                Err(mpsc::error::TrySendError::Closed(_)) => false,
+            if !is_full {
+                seat.is_behind &= event.is_none();
+                seat.stalled = None;
+                return true;
             }
+            seat.is_behind |= !news.is_empty();
+            !seat.sender.is_closed()
+                && now.duration_since(*seat.stalled.get_or_insert(now)) < PATIENCE
         });
     }
 }
@@ -325,7 +325,7 @@ async fn turn(
             news.push_str(&event(&json));
             frame = Some(json);
         }
-        if seats.is_any_behind() {
+        if seats.is_any_to_catch_up() {
             let frame = match frame {
                 Some(frame) => frame,
                 None => this.frame(Duration::MAX).await?,
