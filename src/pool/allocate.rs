@@ -225,11 +225,13 @@ impl<H: Handles> Kind for ForBlock<H> {
         if let Some(room) = self.room {
             return self.ask_with_room(room, tag).map(Begun::Asks);
         }
-        let demand = self.layout.demand(&registration.service.engine, tag)?;
+        let mut demand = self.layout.demand(&registration.service.engine, tag)?;
         let is_in_scope = entered_scope::is_any();
-        if is_in_scope && let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller)
-        {
-            return drawn.map(Begun::Taken);
+        if is_in_scope {
+            if let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller) {
+                return drawn.map(Begun::Taken);
+            }
+            demand.is_of_holder = self.scope(&demand).is_some();
         }
         let mut ask = Ask::one(demand, Placement::Anywhere);
         // In the plain cases, which come first.
@@ -440,6 +442,7 @@ pub(super) fn ask_for_all(
         request: heap::Request { bytes, alignment },
         rounding: 0,
         tag,
+        is_of_holder: false,
     };
     Ok(Ask {
         demand,
