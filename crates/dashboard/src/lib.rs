@@ -39,7 +39,7 @@ pub use service::Body;
 ///
 /// | `Accept` | answer |
 /// |---|---|
-/// | `text/event-stream` | frames as server-sent events, until the pool is closed |
+/// | `text/event-stream` | frames as server-sent events, until the pool [admits no more requests](Pool::stop_admitting) |
 /// | `application/json` | one frame |
 /// | anything else | the page |
 ///
@@ -56,8 +56,8 @@ pub use service::Body;
 /// Events need a tokio runtime with time enabled. A dashboard is a handle of the pool and keeps it alive.
 ///
 /// # Shutdown
-/// Answers with events end when the pool is [closed](Pool::close), or when all clones of the dashboard are dropped. So close
-/// the pool before waiting for connections to end.
+/// Answers with events end when the pool [admits no more requests](Pool::stop_admitting), or when all clones of the
+/// dashboard are dropped. So call that before waiting for connections to end.
 ///
 /// # Errors
 /// Answers 421 for a header `Host` that is not among its [hosts](Self::hosts), 403 for the `Origin` of another site, 405 for methods other than `GET` and `HEAD`, and 503 with `Retry-After` for events beyond 64 viewers, or

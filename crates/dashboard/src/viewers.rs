@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use weirpool::Pool;
 
-/// The least time between frames, and the most until the end of the pool is noticed.
+/// The least time between frames, and the most until the end of the service is noticed.
 const PERIOD: Duration = Duration::from_millis(250);
 /// The time from one collection to the next, in units of what the collection takes.
 const SHARE: u32 = 400;
@@ -97,15 +97,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Collects frames while there are viewers and the pool is open.
+/// Collects frames while there are viewers and the pool admits requests.
 async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
     let mut recent = [Duration::MAX; 4];
     let mut next = Instant::now();
     while let Some(this) = viewers.upgrade() {
-        // Before the frame, so that the last one shows that the pool is closed.
-        let is_closed = this.pool.is_closed();
+        // Before the frame, so that the last one shows that the service ends.
+        let is_stopping = this.pool.inspect().health().is_stopping;
         let begin = Instant::now();
-        if is_closed || begin >= next {
+        if is_stopping || begin >= next {
             sender.send_replace(event(&this.frame()));
             // The shortest of the last ones: the others were interrupted.
             recent.rotate_left(1);
@@ -113,7 +113,7 @@ async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
             let took = recent.into_iter().min().unwrap_or_default();
             next = begin + took.saturating_mul(SHARE);
         }
-        if is_closed {
+        if is_stopping {
             return;
         }
         drop(this);
