@@ -213,7 +213,9 @@ pub enum AllocError {
     },
     /// The pool [admits no more requests](crate::Pool::stop_admitting), because its service ends. What reservations hold is
     /// granted as before. Send the request to another server, or later.
-    #[error("the pool admits no more requests, because its service ends; send the request to another server, or later")]
+    #[error(
+        "the pool admits no more requests, because its service ends; send the request to another server, or later"
+    )]
     Stopping,
     /// The pool was closed. Live blocks stay valid; no more memory is granted.
     #[error("the pool is closed and grants no more memory; allocate from another pool")]

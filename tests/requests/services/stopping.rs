@@ -29,7 +29,10 @@ fn waiting_requests_of_every_kind_fail_and_are_woken() {
     let mut blocks = pool.allocate_many(&b, [MIB, MIB]);
     let mut reservation = pool.reserve(MIB);
     let mut charge = pool.charge_for(MIB);
-    let mut tagged = [pool.allocate(&b, MIB).tag(tag), pool.allocate(&b, MIB).tag(tag)];
+    let mut tagged = [
+        pool.allocate(&b, MIB).tag(tag),
+        pool.allocate(&b, MIB).tag(tag),
+    ];
     assert!(poll_with(&mut block, &waker).is_pending());
     assert!(poll_with(&mut blocks, &waker).is_pending());
     assert!(poll_with(&mut reservation, &waker).is_pending());
@@ -74,7 +77,9 @@ fn new_requests_of_every_kind_fail_although_memory_is_free() {
     pool.stop_admitting();
     for bytes in [4096, MIB] {
         assert!(is_stopping(pool.try_allocate(&stream, bytes)));
-        assert!(is_stopping(pool.allocate(&stream, bytes).tag(tag).try_now()));
+        assert!(is_stopping(
+            pool.allocate(&stream, bytes).tag(tag).try_now()
+        ));
         assert!(is_stopping(now(pool.allocate(&stream, bytes))));
         assert!(is_stopping(pool.allocate(&stream, bytes).blocking()));
     }
@@ -235,7 +240,10 @@ fn close_follows_and_ends_draws_as_well() {
     assert_eq!(drawn, AllocError::Closed);
     let grown = reservation.grow(MIB).try_now().unwrap_err();
     assert_eq!(grown, AllocError::Closed);
-    assert_eq!(pool.try_allocate(&stream, 1).unwrap_err(), AllocError::Closed);
+    assert_eq!(
+        pool.try_allocate(&stream, 1).unwrap_err(),
+        AllocError::Closed
+    );
     assert_eq!(*ends.0.lock().unwrap(), ["stopping", "closed"]);
 }
 
