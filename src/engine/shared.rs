@@ -142,8 +142,7 @@ impl Shared {
         self.gate.load(Ordering::Relaxed) & gate::MEASURED != 0
     }
 
-    /// Returns whether a new request may be granted: no request waits, and the pool has not ended. A holder's may be after
-    /// others are admitted no more.
+    /// Returns whether a new request may be granted: no request waits, and the pool admits it.
     pub(crate) fn is_granting(&self, is_of_holder: bool) -> bool {
         let allowed = gate::DRAINING | gate::RECALLED | gate::SCOPED | gate::MEASURED;
         let allowed = allowed | if is_of_holder { gate::STOPPED } else { 0 };

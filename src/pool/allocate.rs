@@ -225,15 +225,14 @@ impl<H: Handles> Kind for ForBlock<H> {
         if let Some(room) = self.room {
             return self.ask_with_room(room, tag).map(Begun::Asks);
         }
-        let mut demand = self.layout.demand(&registration.service.engine, tag)?;
+        let demand = self.layout.demand(&registration.service.engine, tag)?;
         let is_in_scope = entered_scope::is_any();
-        if is_in_scope {
-            if let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller) {
-                return drawn.map(Begun::Taken);
-            }
-            demand.is_of_holder = self.scope(&demand).is_some();
+        if is_in_scope && let Some(drawn) = entered_scope::draw(pool, registration, &demand, caller)
+        {
+            return drawn.map(Begun::Taken);
         }
         let mut ask = Ask::one(demand, Placement::Anywhere);
+        ask.demand.is_of_holder = is_in_scope && self.scope(&ask.demand).is_some();
         // In the plain cases, which come first.
         ask.is_searched = tag.is_none()
             && caller.fill.is_none()

@@ -130,11 +130,6 @@ impl Pool {
         }
     }
 
-    /// Returns whether the pool was [closed](Self::close).
-    pub fn is_closed(&self) -> bool {
-        self.service().engine.shared.is_closed()
-    }
-
     /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is
     /// pending. All memory that the pool holds is free then, and no work of the device touches it.
     ///

@@ -353,12 +353,10 @@ impl Kind for ForReservation<'_> {
         let presence = &self.pool.presence;
         let mut ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
         ask.parts.placement = self.placement;
+        ask.demand.is_of_holder = self.is_of_holder || self.scope(&ask.demand).is_some();
         match self.nested(&ask.demand, attempt.caller) {
             Some(reservation) => Ok(Begun::Taken(reservation)),
-            None => {
-                ask.demand.is_of_holder = self.is_of_holder || self.scope(&ask.demand).is_some();
-                Ok(Begun::Asks(ask))
-            }
+            None => Ok(Begun::Asks(ask)),
         }
     }
 
