@@ -107,13 +107,10 @@ impl Pool {
     /// | requests for blocks, reservations and [charges](Self::charge_for), waiting or new, `try_allocate` included | fail; a grant that came before is kept |
     /// | allocations from a [`Reservation`](crate::Reservation), in its scope too | go on |
     /// | requests in the [scope](crate::Reservation::scope) of a reservation that it has too little for; [`grow`](crate::Reservation::grow) of a reservation and of a block; memory of captures | wait and are granted as before: a holder of memory makes them |
-    /// | submissions, captures, launches, uses on other streams, frees, charges and adopted blocks that are held | go on |
+    /// | submissions, captures, launches, moves and uses on other streams, frees, charges and adopted blocks that are held | go on; freed blocks go to the heap, as while requests wait |
     /// | [evictable](crate::Evictable) memory | stays, and is evicted for the requests that go on |
     /// | a [source of the capacity](crate::PoolBuilder::capacity_source), such as a broker | is asked for the requests that go on, and takes its lease back as before |
-    /// | `Health::is_serving` | is false |
-    ///
-    /// Blocks that are freed go back to the heap, as while requests wait. If the pool's last handle is dropped with no
-    /// drain, it ends as any pool.
+    /// | the pool, when its last handle is dropped with no drain | ends as ever |
     pub fn stop_admitting(&self) {
         serving::stop(self.service(), gate::STOPPED);
     }
