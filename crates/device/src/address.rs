@@ -69,7 +69,7 @@ impl From<u64> for DeviceAddress {
     }
 }
 
-/// Returns the number of the address, as [`to_bits`](DeviceAddress::to_bits) does.
+/// Returns the number of the address, with the limits of [`to_bits`](DeviceAddress::to_bits).
 impl From<DeviceAddress> for u64 {
     fn from(address: DeviceAddress) -> Self {
         address.to_bits()

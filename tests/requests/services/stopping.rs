@@ -181,7 +181,7 @@ fn captures_take_memory_and_evictable_memory_is_evicted_for_holders() {
     let capture = memory.capture(&stream).unwrap();
     drop(pool.try_allocate(&stream, MIB).unwrap());
     let graph = capture.end().unwrap();
-    let _ = graph.launch(&stream).unwrap();
+    graph.launch(&stream).unwrap();
     assert!(cached.is_present());
     reservation.grow(4 * MIB).try_now().unwrap();
     assert!(!cached.is_present());
