@@ -77,7 +77,11 @@ fn first_signal_completes_answers() {
 /// More clients than the server has memory for, and a viewer of the page.
 #[test]
 fn no_answer_breaks_when_a_program_under_load_is_terminated() {
-    let program = Program::start(&["--slowdown=100", "--capacity=16MiB", "--client-timeout=60s"]);
+    // As the servers of other tests.
+    let model = "--width=64 --layers=2 --context=128 --page=8 --batch=16 --rows=64";
+    let place = "--capacity=2MiB --slowdown=400 --client-timeout=60s";
+    let flags: Vec<_> = model.split(' ').chain(place.split(' ')).collect();
+    let program = Program::start(&flags);
     let address = program.address.parse().unwrap();
     let counters = Counters::default();
     let (took, page) = std::thread::scope(|scope| {
