@@ -1,8 +1,10 @@
 //! The program: started, and ended by signals.
 
+use crate::ends::{Counters, client, viewer};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 struct Program {
     child: Child,
@@ -70,6 +72,36 @@ fn first_signal_completes_answers() {
     let (status, text) = program.rest();
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("all memory was returned"), "{text}");
+}
+
+/// More clients than the server has memory for, and a viewer of the page.
+#[test]
+fn no_answer_breaks_when_a_program_under_load_is_terminated() {
+    // As the servers of other tests.
+    let model = "--width=64 --layers=2 --context=128 --page=8 --batch=16 --rows=64";
+    let place = "--capacity=2MiB --slowdown=400 --client-timeout=60s";
+    let flags: Vec<_> = model.split(' ').chain(place.split(' ')).collect();
+    let program = Program::start(&flags);
+    let address = program.address.parse().unwrap();
+    let counters = Counters::default();
+    let (took, page) = std::thread::scope(|scope| {
+        let page = scope.spawn(|| viewer(address));
+        for number in 0..24 {
+            let counters = &counters;
+            scope.spawn(move || client(address, number, counters));
+        }
+        counters.wait_for_load();
+        program.signal("TERM");
+        let begin = Instant::now();
+        let page = page.join().unwrap();
+        let (status, text) = program.rest();
+        assert_eq!(status, Some(0), "{text}");
+        assert!(text.contains("all memory was returned"), "{text}");
+        (begin.elapsed(), page)
+    });
+    counters.assert_none_broke();
+    assert!(page.ends_with("0\r\n\r\n"), "{page}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
 }
 
 #[test]
