@@ -330,7 +330,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Frees a block, with what is noted of it.
+    /// Frees a block, and forgets what is noted about it.
     ///
     /// # Safety
     /// As [`give_to`](Self::give_to).
@@ -350,7 +350,7 @@ impl CudaDevice {
         unsafe { Self::give_to(address, order) }
     }
 
-    /// Does so where some block has notes.
+    /// As [`give_recorded`](Self::give_recorded), where something is noted about some block.
     ///
     /// # Safety
     /// As [`give_to`](Self::give_to).
