@@ -330,7 +330,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Frees a block, and forgets what is noted about it.
+    /// Frees a block, and forgets the notes about it.
     ///
     /// # Safety
     /// As [`give_to`](Self::give_to).
