@@ -93,7 +93,8 @@ pub enum AllocError {
     TimedOut {
         /// The time that the request waited, on the device's clock.
         waited: Duration,
-        /// Whether that clock is apart from real time, as a simulated device's is by default.
+        /// Whether that clock is apart from real time, as a simulated device's is by default. (A runtime's, which a test may
+        /// pause, counts as real.)
         is_virtual: bool,
         /// The figures of the pool when the request failed.
         shortfall: Box<Shortfall>,

@@ -31,7 +31,8 @@ pub enum DrainError {
     TimedOut {
         /// The time that the drain waited, on the device's clock.
         waited: Duration,
-        /// Whether that clock is apart from real time, as a simulated device's is by default.
+        /// Whether that clock is apart from real time, as a simulated device's is by default. (A runtime's, which a test may
+        /// pause, counts as real.)
         is_virtual: bool,
         /// The bytes of live blocks and reservations.
         used: u64,
@@ -57,9 +58,7 @@ debug_in_units!(enum DrainError { TimedOut { waited, is_virtual, used as bytes, 
 /// Says which time a duration is of, where that is not real time.
 fn of_time(is_virtual: bool) -> &'static str {
     match is_virtual {
-        true => {
-            " of virtual time, which passes as soon as nothing else can happen (see the device's `Clock`),"
-        }
+        true => " of virtual time (which the device's `Clock` moves)",
         false => "",
     }
 }

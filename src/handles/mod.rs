@@ -71,6 +71,7 @@ impl Presence {
     /// # Panics
     /// On a device that checks orderings, with a violation that was found where no caller could be told.
     #[inline]
+    #[track_caller]
     pub(crate) fn expect_own(&self, registration: &Registration) -> Result<(), AllocError> {
         if !std::ptr::eq(&*registration.presence, self) {
             return Err(AllocError::ForeignStream);

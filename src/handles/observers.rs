@@ -196,6 +196,7 @@ impl Observers {
     ///
     /// # Panics
     /// If there are any.
+    #[track_caller]
     pub(crate) fn call_out(&self) {
         if let Some(checker) = &self.checker {
             checker.raise_violations();

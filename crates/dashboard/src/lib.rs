@@ -63,7 +63,7 @@ pub use service::Body;
 /// ```
 ///
 /// A task of the tokio runtime in which the dashboard is made keeps the last ten minutes, for as long as any clone of the
-/// dashboard lives; elsewhere the first viewer starts it. Events need a runtime with time enabled. A dashboard is a handle
+/// dashboard lives and the pool is not [closed](Pool::close); elsewhere the first viewer starts it. Events need a runtime with time enabled. A dashboard is a handle
 /// of the pool and keeps it alive.
 ///
 /// # Shutdown

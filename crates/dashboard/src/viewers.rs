@@ -274,7 +274,8 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
     }
 }
 
-/// Adds rows to the ring while the dashboard lives and the pool admits requests, and collects frames while there are viewers.
+/// Adds rows to the ring while the dashboard lives and the pool is open, and collects frames while there are viewers. Their
+/// answers end when the pool admits no more requests, so that a server need not wait for them.
 async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     let (mut rows, mut frames) = (Pace::new(ROW), Pace::new(FRAME));
     loop {
@@ -282,16 +283,20 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
             return;
         };
         // Before the frame, so that the last one shows that the service ends.
-        let is_stopping = this.pool.inspect().health().is_stopping;
-        if is_stopping {
+        let health = this.pool.inspect().health();
+        if health.is_closed {
             // Viewers that come from now on start another task.
             *lock(&this.seats) = Weak::new();
         }
-        let Some(rest) = turn(&this, &seats, &mut rows, &mut frames, is_stopping).await else {
+        let is_last = health.is_closed || health.is_stopping && seats.count() > 0;
+        let Some(rest) = turn(&this, &seats, &mut rows, &mut frames, is_last).await else {
             return;
         };
-        if is_stopping {
+        if health.is_closed {
             return;
+        }
+        if is_last {
+            lock(&seats.taken).clear();
         }
         drop(this);
         // Viewers that come in quick succession are served together.

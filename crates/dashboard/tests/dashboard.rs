@@ -448,6 +448,15 @@ async fn events_end_with_the_pool_and_with_the_dashboard() {
         last = event;
     }
     assert_eq!(json(&last)["is_serving"], false);
+    // What comes until the pool is closed is kept, for whoever looks at the drain; each answer ends.
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
+    let (rows, _) = parsed(&next(&mut body).await.unwrap());
+    assert!(summed(&rows[0]["times"]).len() > 8);
+    while next(&mut body).await.is_some() {}
+    closed.close();
+    let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
+    while next(&mut body).await.is_some() {}
 
     let open = pool();
     let dashboard = Dashboard::new(&open);

@@ -42,10 +42,11 @@ pub(crate) struct Figures {
 
 impl Figures {
     pub(crate) fn of(pool: &Pool) -> Self {
+        let health = pool.inspect().health();
         Self {
             statistics: pool.inspect().statistics(),
             expected_wait: pool.inspect().expected_wait(0),
-            is_serving: pool.inspect().health().is_serving(),
+            is_serving: health.fault.is_none() && !health.is_closed,
         }
     }
 }

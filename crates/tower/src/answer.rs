@@ -111,7 +111,7 @@ pub enum HeaderError {
         name: HeaderName,
     },
     /// The service knows no tag for the value of the header, or for a request without the header.
-    #[error("the header {name} names no known tenant; send a valid value")]
+    #[error("the header {name} is missing, or names no known tag; send a valid value")]
     UnknownTag {
         /// The name of the header.
         name: HeaderName,
