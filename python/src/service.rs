@@ -523,7 +523,10 @@ impl NativePool {
     fn serve_page(&self, py: Python<'_>, port: u16, title: Option<String>) -> PyResult<NativePage> {
         in_parent()?;
         let runtime = waiting::runtime().map_err(PyRuntimeError::new_err)?;
+        // A task of the runtime keeps the last ten minutes.
+        let inside = runtime.enter();
         let dashboard = Dashboard::new(&self.pool);
+        drop(inside);
         let dashboard = match title {
             Some(title) => dashboard.title(title),
             None => dashboard,

@@ -1,20 +1,22 @@
-//! What a viewer of the dashboard costs a service: `cargo bench --bench viewer`.
+//! What viewers of the dashboard cost a service: `cargo bench --bench viewer`.
 //!
-//! One thread allocates and frees blocks of random sizes among live ones, by turns without and with a viewer: a second
+//! One thread allocates and frees blocks of random sizes among live ones, by turns without and with viewers: a second
 //! each, or as long as the dashboard waits between frames, if that is longer. The ratio is the median over neighbouring
 //! turns. Times are of this machine, on the simulated device.
 //!
-//! `-- --test` takes short turns, once; `-- --turns 60` takes more.
+//! `-- --test` takes short turns, once; `-- --turns 60` takes more. `-- --viewers 10 --tags 10000` has ten viewers, and gives
+//! each block one of 10,000 tags. With `--viewers 0` the dashboard keeps its ten minutes, and nobody looks.
 
 use clap::Parser;
 use futures::future::poll_fn;
 use http::{Request, Response, header};
 use http_body::Body as _;
+use std::convert::Infallible;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 use tower_service::Service;
 use weirpool::device::sim::{Backing, Checker, SimDevice};
-use weirpool::{Block, Pool, Stream};
+use weirpool::{Block, Pool, Stream, Tag};
 use weirpool_dashboard::{Body, Dashboard, Frame};
 use weirpool_observe::Record as _;
 
@@ -23,6 +25,12 @@ struct Options {
     /// The number of turns with a viewer, and of turns without.
     #[arg(long, default_value_t = 20)]
     turns: usize,
+    /// The number of viewers.
+    #[arg(long, default_value_t = 1)]
+    viewers: usize,
+    /// The number of tags.
+    #[arg(long, default_value_t = 0)]
+    tags: usize,
     /// Takes two short turns.
     #[arg(long)]
     test: bool,
@@ -35,11 +43,12 @@ struct Work {
     pool: Pool,
     stream: Stream,
     live: Vec<Block>,
+    tags: Vec<Tag>,
     random: fastrand::Rng,
 }
 
 impl Work {
-    fn new(blocks: usize) -> Self {
+    fn new(blocks: usize, tags: usize) -> Self {
         let device = SimDevice::builder()
             .memory(1 << 40)
             .backing(Backing::AddressesOnly)
@@ -48,19 +57,27 @@ impl Work {
         let builder = Pool::builder(device).history(1000);
         let pool = builder.build().expect("a pool");
         let stream = pool.create_stream().expect("a stream");
-        let mut random = fastrand::Rng::with_seed(1);
-        let live = (0..blocks)
-            .map(|_| {
-                let bytes = random.u64(512..1 << 20);
-                pool.try_allocate(&stream, bytes).expect("memory")
-            })
-            .collect();
-        Self {
+        let tags = (0..tags).map(|number| Tag::new(&format!("tag {number}")));
+        let mut work = Self {
             pool,
             stream,
-            live,
-            random,
-        }
+            live: Vec::new(),
+            tags: tags.collect(),
+            random: fastrand::Rng::with_seed(1),
+        };
+        work.live = (0..blocks).map(|_| work.block()).collect();
+        work
+    }
+
+    fn block(&mut self) -> Block {
+        let bytes = self.random.u64(512..1 << 20);
+        let block = if self.tags.is_empty() {
+            self.pool.try_allocate(&self.stream, bytes)
+        } else {
+            let tag = self.tags[self.random.usize(..self.tags.len())];
+            self.pool.allocate(&self.stream, bytes).tag(tag).try_now()
+        };
+        block.expect("memory")
     }
 
     /// Replaces live blocks for as long as that, and returns how many per second.
@@ -71,9 +88,8 @@ impl Work {
             for _ in 0..100 {
                 let at = self.random.usize(..self.live.len());
                 drop(self.live.swap_remove(at));
-                let bytes = self.random.u64(512..1 << 20);
-                let block = self.pool.try_allocate(&self.stream, bytes);
-                self.live.push(block.expect("memory"));
+                let block = self.block();
+                self.live.push(block);
             }
             pairs += 100;
         }
@@ -81,35 +97,46 @@ impl Work {
     }
 }
 
-/// Reads events until `end`. Returns how many there were.
-async fn watch(dashboard: &mut Dashboard, end: tokio::sync::oneshot::Receiver<()>) -> u32 {
+/// Reads events. Returns how many there are.
+async fn watch(mut dashboard: Dashboard) -> Result<u32, Infallible> {
     let request = Request::get("/").header(header::ACCEPT, "text/event-stream");
     let request = request.body(()).expect("a request");
-    let answer: Response<Body> = dashboard.call(request).await.expect("an answer");
+    let answer: Response<Body> = dashboard.call(request).await?;
+    drop(dashboard);
     let mut body = pin!(answer.into_body());
-    let mut end = pin!(end);
     let mut events = 0;
-    loop {
-        let event = poll_fn(|cx| body.as_mut().poll_frame(cx));
-        tokio::select! {
-            _ = &mut end => return events,
-            event = event => events += u32::from(event.is_some()),
-        }
+    while poll_fn(|cx| body.as_mut().poll_frame(cx)).await.is_some() {
+        events += 1;
     }
+    Ok(events)
 }
 
-fn watched(work: &mut Work, time: Duration) -> (f64, u32) {
-    let mut dashboard = Dashboard::new(&work.pool);
+/// Returns the pairs per second with viewers, and the number of events that one of them got.
+fn watched(work: &mut Work, viewers: usize, time: Duration) -> (f64, u32) {
+    let pool = work.pool.clone();
     let (end, ended) = tokio::sync::oneshot::channel();
     std::thread::scope(|scope| {
-        let viewer = scope.spawn(move || {
+        let watching = scope.spawn(move || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_time().build().expect("a runtime");
-            runtime.block_on(watch(&mut dashboard, ended))
+            runtime.block_on(async {
+                let dashboard = Dashboard::new(&pool);
+                let watch = |_| tokio::spawn(watch(dashboard.clone()));
+                let watching: Vec<_> = (0..viewers).map(watch).collect();
+                let _: Result<(), _> = ended.await;
+                // Answers end with the dashboard.
+                drop(dashboard);
+                let mut events = 0;
+                for viewer in watching {
+                    let Ok(seen) = viewer.await.expect("the viewer ends");
+                    events = seen;
+                }
+                events
+            })
         });
         let rate = work.turn(time);
         let _ = end.send(());
-        (rate, viewer.join().expect("the viewer ends"))
+        (rate, watching.join().expect("the viewers end"))
     })
 }
 
@@ -135,10 +162,10 @@ fn main() {
         &[100, 10_000, 100_000]
     };
     println!(
-        "live blocks    pairs/s alone   with a viewer      ratio   one frame   snapshot   frames/s"
+        "live blocks    pairs/s alone   with viewers       ratio   one frame   snapshot   frames/s"
     );
     for &blocks in sizes {
-        let mut work = Work::new(blocks);
+        let mut work = Work::new(blocks, options.tags);
         work.turn(Duration::from_millis(100));
         let (frame, took, locked) = frame_of(&work.pool);
         let (turns, time) = if options.test {
@@ -149,7 +176,7 @@ fn main() {
         let (mut alone, mut with, mut ratios, mut seen) = (vec![], vec![], vec![], 0);
         for _ in 0..turns {
             let before = work.turn(time);
-            let (rate, events) = watched(&mut work, time);
+            let (rate, events) = watched(&mut work, options.viewers, time);
             let after = work.turn(time);
             ratios.push(rate / ((before + after) / 2.0));
             alone.push(before);

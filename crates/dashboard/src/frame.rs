@@ -3,8 +3,10 @@
 //! The size of a frame is bounded, whatever the pool holds: of blocks, requests, tags, streams and events it has the first
 //! or largest ones, and counts the rest.
 
-use crate::Latency;
+use crate::alerts::{Alert, Watch};
+use crate::{Latency, clip};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -12,7 +14,7 @@ use std::time::Duration;
 use weirpool::device::DeviceAddress;
 use weirpool::{
     BlockInfo, BlockState, Histogram, Pool, SegmentInfo, Snapshot, Statistics, StreamId,
-    StreamStatistics, Tag, TagStatistics, WaitingRequest,
+    StreamStatistics, TagStatistics, WaitingRequest,
 };
 use weirpool_observe::{History, Recorded as _, Recorder};
 
@@ -28,6 +30,9 @@ const ROWS: usize = 50;
 #[derive(Clone, PartialEq, Serialize)]
 pub struct Frame {
     time_ns: u64,
+    /// In milliseconds since 1970, where the page is live.
+    unix_ms: Option<u64>,
+    alerts: Vec<Alert>,
     pool: Option<String>,
     health: String,
     is_serving: bool,
@@ -42,7 +47,8 @@ pub struct Frame {
     tags: Vec<Tagged>,
     streams: Vec<Streamed>,
     times: Vec<Times>,
-    events: Vec<String>,
+    /// Times on the device's clock, in nanoseconds, and texts.
+    events: Vec<(u64, String)>,
 }
 
 /// In bytes.
@@ -67,6 +73,9 @@ struct Counts {
     live_blocks: u64,
     allocations: u64,
     waited: u64,
+    /// Before they waited.
+    refused: u64,
+    /// After they waited.
     unserved: u64,
     growths: u64,
     remaps: u64,
@@ -88,14 +97,14 @@ struct Block(
     u64,
     &'static str,
     Option<StreamId>,
-    Option<&'static str>,
+    Option<Cow<'static, str>>,
 );
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Waiting {
     requested: u64,
     stream: String,
-    tag: Option<&'static str>,
+    tag: Option<Cow<'static, str>>,
     is_over_limit: bool,
     waited_ns: u64,
     expected_ns: Option<u64>,
@@ -104,15 +113,17 @@ struct Waiting {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Tagged {
-    name: &'static str,
+    name: Cow<'static, str>,
     used: u64,
     high: u64,
     limit: Option<u64>,
     weight: u32,
     waiting: usize,
+    granted: u64,
     served: u64,
-    unserved: u64,
-    rejected: u64,
+    waited_us: u64,
+    /// Before they waited, or after.
+    refused: u64,
     p99_ns: u64,
 }
 
@@ -149,7 +160,7 @@ impl Frame {
         let (snapshot, history) = pool.recorded();
         let health = pool.inspect().health();
         let label = |stream: StreamId| match snapshot.streams.get(&stream) {
-            Some(name) => format!("{name} ({stream})"),
+            Some(name) => format!("{} ({stream})", clip(name)),
             None => stream.to_string(),
         };
         let (segments, small) = segments(&snapshot);
@@ -171,8 +182,10 @@ impl Frame {
         let given = latencies.iter().map(Latency::times);
         Self {
             time_ns: nanoseconds(snapshot.time),
-            pool: snapshot.name.clone(),
-            health: health.to_string(),
+            unix_ms: None,
+            alerts: Watch::default().alerts(&health),
+            pool: snapshot.name.as_deref().map(|name| clip(name).into_owned()),
+            health: clip(&health.to_string()).into_owned(),
             is_serving: health.is_serving(),
             has_history: Recorder::of(pool).is_some(),
             levels: Levels::of(&statistics),
@@ -191,6 +204,12 @@ impl Frame {
             times: given.chain(own).collect(),
             events: events(history),
         }
+    }
+
+    /// Sets the time of day and the alerts of a live page.
+    pub(super) fn note(&mut self, unix_ms: u64, alerts: Vec<Alert>) {
+        self.unix_ms = Some(unix_ms);
+        self.alerts = alerts;
     }
 
     /// Returns the time of the frame, on the device's clock.
@@ -237,15 +256,22 @@ fn segments(snapshot: &Snapshot) -> (Vec<Segment>, Vec<&BlockInfo>) {
     (segments.collect(), small)
 }
 
-/// Returns the latest events as text, the latest first.
-fn events(mut history: History) -> Vec<String> {
+/// Returns the latest events with their times, the latest first.
+fn events(mut history: History) -> Vec<(u64, String)> {
     history
         .entries
         .drain(..history.entries.len().saturating_sub(ROWS));
     history.forgotten = 0;
-    // A line for each event.
+    // A line for each event, which begins with its time in another form.
     let text = history.to_string();
-    text.lines().rev().map(str::to_owned).collect()
+    let lines = text.lines().map(|line| {
+        let (_, text) = line.trim_start().split_once("  ").unwrap_or(("", line));
+        clip(text).into_owned()
+    });
+    let times = history.entries.iter().map(|entry| nanoseconds(entry.time));
+    let mut events: Vec<_> = times.zip(lines).collect();
+    events.reverse();
+    events
 }
 
 impl Levels {
@@ -274,7 +300,8 @@ impl Counts {
             live_blocks: statistics.live_blocks,
             allocations: statistics.allocations,
             waited: waits.served,
-            unserved: waits.unserved() + waits.refused + waits.shed,
+            refused: waits.refused + waits.shed,
+            unserved: waits.unserved(),
             growths: statistics.growths,
             remaps: statistics.remaps,
             device_waits: statistics.device_waits,
@@ -314,7 +341,7 @@ impl Block {
             block.size,
             state,
             block.stream,
-            tag.map(Tag::name),
+            tag.map(|tag| clip(tag.name())),
         )
     }
 }
@@ -324,7 +351,7 @@ impl Waiting {
         Self {
             requested: request.requested,
             stream,
-            tag: request.tag.map(Tag::name),
+            tag: request.tag.map(|tag| clip(tag.name())),
             is_over_limit: request.is_over_limit,
             waited_ns: nanoseconds(request.waited),
             expected_ns: request.expected_wait.map(nanoseconds),
@@ -337,15 +364,16 @@ impl Tagged {
     fn of(tag: &TagStatistics) -> Self {
         let waits = &tag.waits;
         Self {
-            name: tag.tag.name(),
+            name: clip(tag.tag.name()),
             used: tag.used.current,
             high: tag.used.high,
             limit: tag.limit,
             weight: tag.weight,
             waiting: waits.waiting,
+            granted: tag.allocations,
             served: waits.served,
-            unserved: waits.unserved(),
-            rejected: waits.refused + waits.shed,
+            waited_us: nanoseconds(waits.times.total()) / 1000,
+            refused: waits.refused + waits.shed + waits.unserved(),
             p99_ns: nanoseconds(waits.times.percentile(99.0)),
         }
     }
@@ -377,7 +405,7 @@ impl Times {
             *octaves.entry(octave).or_default() += bucket.count;
         }
         Self {
-            name: name.to_owned(),
+            name: clip(name).into_owned(),
             count: histogram.count(),
             p50_ns: nanoseconds(histogram.percentile(50.0)),
             p99_ns: nanoseconds(histogram.percentile(99.0)),
@@ -391,6 +419,7 @@ impl Times {
 mod tests {
     use super::*;
     use futures::FutureExt;
+    use weirpool::Tag;
     use weirpool::device::sim::SimDevice;
     use weirpool_observe::Record as _;
 

@@ -8,8 +8,8 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// The hashes of the two. A browser applies and runs nothing else in the page.
-const STYLE_HASH: &str = "sha256-8nhTXlnz7HulN3KoMjXaUCCgi3nTniVmtza8bU15WXU=";
-const SCRIPT_HASH: &str = "sha256-Ip16/kdX66Cfe0uwvzbK68Y/IBQyJvIgMg7jMBYTHZE=";
+const STYLE_HASH: &str = "sha256-kQAC5I1DTBJQYv0dhpBhQAM5hjdk4BFB5j1NMARm6qA=";
+const SCRIPT_HASH: &str = "sha256-8COhnlYh2lx2fEsFsM7olXoV+C+bzym/crzm5se0ORY=";
 
 /// Returns the `Content-Security-Policy` of the page.
 pub(super) fn policy() -> String {

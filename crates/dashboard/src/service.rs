@@ -1,25 +1,26 @@
 //! The dashboard as a service over HTTP.
 
-use crate::viewers::Refusal;
+use crate::viewers::{Refusal, Viewers, off_the_runtime};
 use crate::{Dashboard, page};
 use bytes::Bytes;
-use futures::stream::BoxStream;
+use futures::future::BoxFuture;
 use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use std::convert::Infallible;
 use std::fmt;
-use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use tokio::sync::mpsc;
 use tower_service::Service;
+use weirpool_observe::prometheus_text;
 
 /// The body of a [`Dashboard`]'s answer. It never fails.
 pub struct Body(Content);
 
 enum Content {
     Whole(Bytes),
-    Events(BoxStream<'static, Bytes>),
+    Events(mpsc::Receiver<Bytes>),
 }
 
 impl http_body::Body for Body {
@@ -36,7 +37,7 @@ impl http_body::Body for Body {
                 Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
             }
             Content::Events(events) => {
-                let event = events.as_mut().poll_next(cx);
+                let event = events.poll_recv(cx);
                 event.map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
             }
         }
@@ -66,19 +67,21 @@ impl fmt::Debug for Body {
 impl<B> Service<Request<B>> for Dashboard {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<Body>, Infallible>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        ready(Ok(self.answer(&request)))
+        let (parts, _) = request.into_parts();
+        let (dashboard, request) = (self.clone(), Request::from_parts(parts, ()));
+        Box::pin(async move { Ok(dashboard.answer(&request).await) })
     }
 }
 
 impl Dashboard {
-    fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
+    async fn answer(&self, request: &Request<()>) -> Response<Body> {
         let wants = |kind| {
             let accepted = request.headers().get_all(header::ACCEPT).iter();
             accepted
@@ -87,13 +90,17 @@ impl Dashboard {
         };
         let mut answer = match (self.hosts.check(request), request.method()) {
             (Err(foreign), _) => whole(foreign.status(), TEXT, format!("{foreign}\n")),
+            (Ok(()), &Method::GET | &Method::HEAD) if self.is_metrics => {
+                let (pool, title) = (self.viewers.pool.clone(), self.title.clone());
+                let text = off_the_runtime(move || prometheus_text(&pool, &title)).await;
+                whole_or_ending("text/plain; version=0.0.4; charset=utf-8", text)
+            }
             (Ok(()), &Method::GET | &Method::HEAD) if wants("text/event-stream") => self.events(),
             (Ok(()), &Method::GET | &Method::HEAD)
                 if wants("application/json") && !wants("text/html") =>
             {
-                let frame = serde_json::to_string(&self.viewers.frame());
-                let frame = frame.expect("plain data, with names as keys");
-                whole(StatusCode::OK, "application/json", frame)
+                let frame = self.viewers.frame(Viewers::AGE).await;
+                whole_or_ending("application/json", frame.as_deref().map(str::to_owned))
             }
             (Ok(()), &Method::GET | &Method::HEAD) => self.document(),
             _ => {
@@ -147,19 +154,11 @@ impl Dashboard {
                 "text/event-stream",
                 Body(Content::Events(events)),
             ),
-            Err(refusal) => {
-                let text = match refusal {
-                    Refusal::TooMany => {
-                        "64 viewers are connected, the most there may be: close one\n"
-                    }
-                    Refusal::NoRuntime => {
-                        "events need a tokio runtime: serve the dashboard from one\n"
-                    }
-                };
-                let mut answer = whole(StatusCode::SERVICE_UNAVAILABLE, TEXT, text.to_owned());
-                let soon = HeaderValue::from_static("5");
-                answer.headers_mut().insert(header::RETRY_AFTER, soon);
-                answer
+            Err(Refusal::TooMany) => {
+                later("64 viewers are connected, the most there may be: close one\n")
+            }
+            Err(Refusal::NoRuntime) => {
+                later("events need a tokio runtime: serve the dashboard from one\n")
             }
         }
     }
@@ -169,6 +168,22 @@ const TEXT: &str = "text/plain; charset=utf-8";
 
 fn whole(status: StatusCode, kind: &'static str, text: String) -> Response<Body> {
     respond(status, kind, Body(Content::Whole(text.into())))
+}
+
+/// Returns an answer with a text; without one, that the runtime ends.
+fn whole_or_ending(kind: &'static str, text: Option<String>) -> Response<Body> {
+    match text {
+        Some(text) => whole(StatusCode::OK, kind, text),
+        None => later("the server ends: ask again later\n"),
+    }
+}
+
+/// Returns an answer that asks the client to come again in some seconds.
+fn later(text: &str) -> Response<Body> {
+    let mut answer = whole(StatusCode::SERVICE_UNAVAILABLE, TEXT, text.to_owned());
+    let soon = HeaderValue::from_static("5");
+    answer.headers_mut().insert(header::RETRY_AFTER, soon);
+    answer
 }
 
 fn respond(status: StatusCode, kind: &'static str, body: Body) -> Response<Body> {

@@ -1,30 +1,74 @@
-//! The viewers of a dashboard, and the one task that collects frames for all of them.
+//! What a dashboard keeps, its viewers, and the one task that collects for all of them.
 //!
-//! The task exists while there are viewers, and owns the sender; the dashboard has a weak reference. So whatever ends the
-//! task, a panic or the end of its runtime included, ends the viewers' answers, and the next viewer starts another one.
+//! The task exists as long as the dashboard and its runtime, and owns the seats of the viewers; the dashboard has a weak
+//! reference. So whatever ends the task, a panic or the end of its runtime included, ends the viewers' answers, and the
+//! next viewer starts another one. What was kept stays. Collections run on a thread for blocking work.
 
-use crate::{Frame, Latency};
+use crate::alerts::Watch;
+use crate::ring::{ROWS, Ring};
+use crate::{Counter, Frame, Latency};
 use bytes::Bytes;
-use futures::stream::{self, BoxStream, StreamExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
-use tokio::sync::watch;
-use tokio::time::Instant;
+use std::time::{Duration, SystemTime};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep, timeout};
 use weirpool::Pool;
 
 /// The least time between frames, and the most until the end of the pool is noticed.
-const PERIOD: Duration = Duration::from_millis(250);
+const FRAME: Duration = Duration::from_millis(250);
+/// The least time between rows of the ring.
+const ROW: Duration = Duration::from_secs(1);
+/// The least time from one turn of the task to the next.
+const TOGETHER: Duration = Duration::from_millis(20);
 /// The time from one collection to the next, in units of what the collection takes.
 const SHARE: u32 = 400;
 /// The most viewers.
 pub(super) const MOST: usize = 64;
+/// How long a viewer may take nothing until it loses its seat.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Viewers {
     pub(super) pool: Pool,
     latencies: Mutex<Vec<Latency>>,
-    sender: Mutex<Weak<watch::Sender<Bytes>>>,
+    counters: Mutex<Vec<Counter>>,
+    past: Mutex<Past>,
+    latest: tokio::sync::Mutex<Option<Latest>>,
+    seats: Mutex<Weak<Seats>>,
+    /// A moment on the runtime's clock, and the same in milliseconds since 1970.
+    began: (Instant, u64),
+}
+
+#[derive(Debug, Default)]
+struct Past {
+    ring: Ring,
+    watch: Watch,
+}
+
+/// The latest frame, as JSON.
+#[derive(Clone, Debug)]
+struct Latest {
+    taken: Instant,
+    json: Arc<str>,
+}
+
+#[derive(Debug, Default)]
+struct Seats {
+    taken: Mutex<Vec<Seat>>,
+    /// A viewer came.
+    came: Notify,
+}
+
+/// The place of a viewer.
+#[derive(Debug)]
+struct Seat {
+    sender: mpsc::Sender<Bytes>,
+    /// It missed something: it gets all rows of the ring and the latest frame.
+    is_behind: bool,
+    /// Since when it has taken nothing.
+    stalled: Option<Instant>,
 }
 
 /// Why a viewer is refused.
@@ -34,61 +78,183 @@ pub(super) enum Refusal {
     NoRuntime,
 }
 
-impl Viewers {
-    pub(super) fn new(pool: Pool) -> Self {
+/// When to collect again.
+struct Pace {
+    least: Duration,
+    recent: [Duration; 4],
+    next: Instant,
+}
+
+impl Pace {
+    fn new(least: Duration) -> Self {
         Self {
-            pool,
-            latencies: Mutex::new(Vec::new()),
-            sender: Mutex::new(Weak::new()),
+            least,
+            recent: [Duration::MAX; 4],
+            next: Instant::now(),
         }
     }
 
-    pub(super) fn add(&self, latency: Latency) {
+    /// Notes a collection that began at `begin`.
+    fn note(&mut self, begin: Instant, took: Duration) {
+        // The shortest of the last ones: the others were interrupted.
+        self.recent.rotate_left(1);
+        self.recent[3] = took;
+        let took = self.recent.into_iter().min().unwrap_or_default();
+        self.next = begin + took.saturating_mul(SHARE).max(self.least);
+    }
+}
+
+impl Viewers {
+    pub(super) fn new(pool: Pool) -> Arc<Self> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let since = since.unwrap_or_default().as_millis();
+        let viewers = Arc::new(Self {
+            pool,
+            latencies: Mutex::default(),
+            counters: Mutex::default(),
+            past: Mutex::default(),
+            latest: tokio::sync::Mutex::default(),
+            seats: Mutex::default(),
+            began: (Instant::now(), u64::try_from(since).unwrap_or(u64::MAX)),
+        });
+        // Without a runtime, the first viewer starts the task.
+        let _ = viewers.seats();
+        viewers
+    }
+
+    pub(super) fn add_latency(&self, latency: Latency) {
         lock(&self.latencies).push(latency);
+    }
+
+    pub(super) fn add_counter(&self, counter: Counter) {
+        lock(&self.counters).push(counter);
     }
 
     /// Returns the number of viewers.
     pub(super) fn count(&self) -> usize {
-        let sender = lock(&self.sender).upgrade();
-        sender.map_or(0, |sender| sender.receiver_count())
+        let seats = lock(&self.seats).upgrade();
+        seats.map_or(0, |seats| seats.count())
     }
 
-    pub(super) fn frame(&self) -> Frame {
-        let latencies = lock(&self.latencies).clone();
-        Frame::with(&self.pool, &latencies)
+    /// Returns the seats, and starts the task if it does not run.
+    fn seats(self: &Arc<Self>) -> Result<Arc<Seats>, Refusal> {
+        let mut current = lock(&self.seats);
+        if let Some(seats) = current.upgrade() {
+            return Ok(seats);
+        }
+        let runtime = Handle::try_current().map_err(|_| Refusal::NoRuntime)?;
+        let seats = Arc::new(Seats::default());
+        *current = Arc::downgrade(&seats);
+        // The task keeps neither the dashboard nor the pool.
+        runtime.spawn(collect(Arc::downgrade(self), seats.clone()));
+        Ok(seats)
     }
 
-    /// Adds a viewer. Returns the events for it, the latest one first if there is one.
+    /// Adds a viewer. Returns the events for it: first the rows so far and a frame, then what is new.
     ///
     /// # Errors
     /// If there are too many viewers, or no runtime.
-    pub(super) fn watch(self: &Arc<Self>) -> Result<BoxStream<'static, Bytes>, Refusal> {
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| Refusal::NoRuntime)?;
-        let mut current = lock(&self.sender);
-        let receiver = match current.upgrade() {
-            Some(sender) if sender.receiver_count() >= MOST => return Err(Refusal::TooMany),
-            Some(sender) => {
-                let mut receiver = sender.subscribe();
-                if !receiver.borrow().is_empty() {
-                    receiver.mark_changed();
-                }
-                receiver
-            }
-            None => {
-                let (sender, receiver) = watch::channel(Bytes::new());
-                let sender = Arc::new(sender);
-                *current = Arc::downgrade(&sender);
-                // The task keeps neither the dashboard nor the pool.
-                runtime.spawn(collect(Arc::downgrade(self), sender));
-                receiver
-            }
-        };
-        let events = stream::unfold(receiver, |mut receiver| async {
-            receiver.changed().await.ok()?;
-            let event = receiver.borrow_and_update().clone();
-            Some((event, receiver))
+    pub(super) fn watch(self: &Arc<Self>) -> Result<mpsc::Receiver<Bytes>, Refusal> {
+        let seats = self.seats()?;
+        let mut taken = lock(&seats.taken);
+        taken.retain(|seat| !seat.sender.is_closed());
+        if taken.len() >= MOST {
+            return Err(Refusal::TooMany);
+        }
+        let (sender, receiver) = mpsc::channel(1);
+        taken.push(Seat {
+            sender,
+            is_behind: true,
+            stalled: None,
         });
-        Ok(events.boxed())
+        seats.came.notify_one();
+        Ok(receiver)
+    }
+
+    /// Returns the time in milliseconds since 1970, by the runtime's clock since the dashboard was made.
+    fn now(&self) -> u64 {
+        let (began, then) = self.began;
+        let since = began.elapsed().as_millis();
+        then.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+    }
+
+    /// Adds a row to the ring, and returns it as an event.
+    fn sample(&self) -> String {
+        let statistics = self.pool.inspect().statistics();
+        let tags = self.pool.inspect().statistics_by_tag();
+        let counters = lock(&self.counters).clone();
+        let now = self.now();
+        let Past { ring, watch } = &mut *lock(&self.past);
+        ring.push(now, &statistics, &tags, &counters);
+        watch.update(now, &statistics, &tags);
+        ring.event(1)
+    }
+
+    /// Returns a frame that is at most as old as `age`, as JSON; `None` if the runtime ends.
+    pub(super) async fn frame(self: &Arc<Self>, age: Duration) -> Option<Arc<str>> {
+        // One at a time: those that come meanwhile get the same one.
+        let mut latest = self.latest.lock().await;
+        if let Some(latest) = latest
+            .as_ref()
+            .filter(|latest| latest.taken.elapsed() <= age)
+        {
+            return Some(latest.json.clone());
+        }
+        let this = self.clone();
+        let json = off_the_runtime(move || {
+            let latencies = lock(&this.latencies).clone();
+            let mut frame = Frame::with(&this.pool, &latencies);
+            let health = this.pool.inspect().health();
+            frame.note(this.now(), lock(&this.past).watch.alerts(&health));
+            serde_json::to_string(&frame).expect("plain data, with names as keys")
+        });
+        let json: Arc<str> = json.await?.into();
+        let taken = Instant::now();
+        *latest = Some(Latest {
+            taken,
+            json: json.clone(),
+        });
+        Some(json)
+    }
+
+    pub(super) const AGE: Duration = FRAME;
+}
+
+impl Seats {
+    fn count(&self) -> usize {
+        lock(&self.taken)
+            .iter()
+            .filter(|seat| !seat.sender.is_closed())
+            .count()
+    }
+
+    /// Returns whether a viewer that missed something takes events again.
+    fn is_any_to_catch_up(&self) -> bool {
+        let taken = lock(&self.taken);
+        taken
+            .iter()
+            .any(|seat| seat.is_behind && seat.sender.capacity() > 0)
+    }
+
+    /// Sends `news` to the viewers, and `whole` to those that missed something. None of them holds the others up.
+    fn send(&self, news: &Bytes, whole: Option<&Bytes>) {
+        let now = Instant::now();
+        lock(&self.taken).retain_mut(|seat| {
+            let event = if seat.is_behind { whole } else { Some(news) };
+            let is_full = match event {
+                Some(event) if !event.is_empty() => seat.sender.try_send(event.clone()).is_err(),
+                // Nothing for it, or it came just now, and is next.
+                _ => seat.sender.capacity() == 0,
+            };
+            if !is_full {
+                seat.is_behind &= event.is_none();
+                seat.stalled = None;
+                return true;
+            }
+            seat.is_behind |= !news.is_empty();
+            !seat.sender.is_closed()
+                && now.duration_since(*seat.stalled.get_or_insert(now)) < PATIENCE
+        });
     }
 }
 
@@ -97,44 +263,84 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Collects frames while there are viewers and the pool is open.
-async fn collect(viewers: Weak<Viewers>, sender: Arc<watch::Sender<Bytes>>) {
-    let mut recent = [Duration::MAX; 4];
-    let mut next = Instant::now();
-    while let Some(this) = viewers.upgrade() {
+/// Runs `work` on a thread for blocking work, or here if there is no runtime. Returns `None` if the runtime ends, or if
+/// the work panics.
+pub(super) async fn off_the_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    match Handle::try_current() {
+        Ok(runtime) => runtime.spawn_blocking(work).await.ok(),
+        Err(_) => Some(work()),
+    }
+}
+
+/// Adds rows to the ring while the dashboard lives and the pool is open, and collects frames while there are viewers.
+async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
+    let (mut rows, mut frames) = (Pace::new(ROW), Pace::new(FRAME));
+    loop {
+        let Some(this) = viewers.upgrade() else {
+            return;
+        };
         // Before the frame, so that the last one shows that the pool is closed.
         let is_closed = this.pool.is_closed();
-        let begin = Instant::now();
-        if is_closed || begin >= next {
-            sender.send_replace(event(&this.frame()));
-            // The shortest of the last ones: the others were interrupted.
-            recent.rotate_left(1);
-            recent[3] = begin.elapsed();
-            let took = recent.into_iter().min().unwrap_or_default();
-            next = begin + took.saturating_mul(SHARE);
+        if is_closed {
+            // Viewers that come from now on start another task.
+            *lock(&this.seats) = Weak::new();
         }
+        let Some(rest) = turn(&this, &seats, &mut rows, &mut frames, is_closed).await else {
+            return;
+        };
         if is_closed {
             return;
         }
         drop(this);
-        let _ = tokio::time::timeout(PERIOD, sender.closed()).await;
-        if sender.receiver_count() > 0 {
-            continue;
-        }
-        let Some(this) = viewers.upgrade() else {
-            return;
-        };
-        // Under the lock: no viewer joins what ends here.
-        let mut current = lock(&this.sender);
-        if sender.receiver_count() == 0 {
-            *current = Weak::new();
-            return;
-        }
+        // Viewers that come in quick succession are served together.
+        sleep(TOGETHER).await;
+        let _ = timeout(rest.saturating_sub(TOGETHER), seats.came.notified()).await;
     }
 }
 
-/// Returns a server-sent event. JSON has no line breaks.
-fn event(frame: &Frame) -> Bytes {
-    let json = serde_json::to_string(frame).expect("plain data, with names as keys");
-    format!("data: {json}\n\n").into()
+/// Collects what is due, and sends it. Returns the time until something may be due again; `None` if the runtime ends.
+async fn turn(
+    this: &Arc<Viewers>,
+    seats: &Seats,
+    rows: &mut Pace,
+    frames: &mut Pace,
+    is_last: bool,
+) -> Option<Duration> {
+    let begin = Instant::now();
+    let mut news = String::new();
+    if is_last || begin >= rows.next {
+        let took = std::time::Instant::now();
+        let sampled = this.clone();
+        news = off_the_runtime(move || sampled.sample()).await?;
+        rows.note(begin, took.elapsed());
+    }
+    if seats.count() > 0 {
+        let (mut frame, mut whole) = (None, None);
+        if is_last || begin >= frames.next {
+            let took = std::time::Instant::now();
+            let json = this.frame(Duration::ZERO).await?;
+            frames.note(begin, took.elapsed());
+            news.push_str(&event(&json));
+            frame = Some(json);
+        }
+        if seats.is_any_to_catch_up() {
+            let frame = match frame {
+                Some(frame) => frame,
+                None => this.frame(Duration::MAX).await?,
+            };
+            let this = this.clone();
+            let past = move || lock(&this.past).ring.event(ROWS) + &event(&frame);
+            whole = Some(off_the_runtime(past).await?.into());
+        }
+        seats.send(&news.into(), whole.as_ref());
+        return Some(FRAME);
+    }
+    Some(rows.next.saturating_duration_since(Instant::now()))
+}
+
+/// Returns a frame as a server-sent event. JSON has no line breaks.
+fn event(json: &str) -> String {
+    format!("data: {json}\n\n")
 }

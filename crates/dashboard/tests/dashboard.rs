@@ -1,15 +1,22 @@
 //! The dashboard as a service: its answers, the number of its viewers, and its end.
 
+use futures::FutureExt;
 use futures::future::poll_fn;
 use futures::stream::{FuturesUnordered, StreamExt};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body::Body as _;
+use serde_json::Value;
+use std::any::Any;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 use std::time::Duration;
 use tower::ServiceExt;
-use weirpool::Pool;
-use weirpool::device::sim::SimDevice;
+use weirpool::device::DeviceAddress;
+use weirpool::device::sim::{Clock, SimDevice};
+use weirpool::extend::{BlockOrigin, Event, Observer};
+use weirpool::{Pool, Tag};
 use weirpool_dashboard::{Body, Dashboard, Frame, Hosts};
 use weirpool_observe::Record as _;
 
@@ -40,11 +47,39 @@ async fn whole(answer: Response<Body>) -> String {
     text
 }
 
-fn json(event: &str) -> serde_json::Value {
-    let json = event.strip_prefix("data: ").unwrap();
-    let json = json.strip_suffix("\n\n").unwrap();
-    assert!(!json.contains('\n'));
-    serde_json::from_str(json).unwrap()
+/// Returns the events of a part of an answer: rows of the ring, and frames.
+fn parsed(part: &str) -> (Vec<Value>, Vec<Value>) {
+    let (mut rows, mut frames) = (Vec::new(), Vec::new());
+    for event in part.strip_suffix("\n\n").unwrap().split("\n\n") {
+        let (name, data) = event.split_once("data: ").unwrap();
+        assert!(!data.contains('\n'));
+        let events = if name.is_empty() {
+            &mut frames
+        } else {
+            assert_eq!(name, "event: rows\n");
+            &mut rows
+        };
+        events.push(serde_json::from_str(data).unwrap());
+    }
+    (rows, frames)
+}
+
+/// Returns the last frame in a part of an answer.
+fn json(part: &str) -> Value {
+    let (_, mut frames) = parsed(part);
+    frames.pop().unwrap()
+}
+
+/// Returns the values that are sent as differences.
+fn summed(differences: &Value) -> Vec<i64> {
+    let differences = differences.as_array().unwrap().iter();
+    let mut sum = 0;
+    differences
+        .map(|difference| {
+            sum += difference.as_i64().unwrap();
+            sum
+        })
+        .collect()
 }
 
 const EVENTS: &str = "text/event-stream";
@@ -131,7 +166,9 @@ async fn viewers_share_one_collection_which_ends_with_the_last_of_them() {
 
     // One that joins later begins with the latest frame, and then both see the same ones.
     let mut second = ask(&dashboard, Method::GET, EVENTS).await.into_body();
-    assert_eq!(json(&next(&mut second).await.unwrap()), event);
+    let (rows, frames) = parsed(&next(&mut second).await.unwrap());
+    assert_eq!(frames, [event]);
+    assert_eq!((rows.len(), &rows[0]["is_whole"]), (1, &Value::Bool(true)));
     let begin = tokio::time::Instant::now();
     for _ in 0..8 {
         let (seen, too) = (next(&mut first).await, next(&mut second).await);
@@ -155,17 +192,248 @@ async fn viewers_share_one_collection_which_ends_with_the_last_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_viewer_gets_the_latest_frame_and_holds_nothing_up() {
+async fn slow_viewer_gets_what_it_missed_and_holds_nothing_up() {
     let pool = pool();
     let stream = pool.create_stream().unwrap();
     let dashboard = Dashboard::new(&pool);
     let mut slow = ask(&dashboard, Method::GET, EVENTS).await.into_body();
     next(&mut slow).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
     let _block = pool.try_allocate(&stream, 1 << 20).unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let event = json(&next(&mut slow).await.unwrap());
-    assert_eq!(event["levels"]["used"], 1 << 20);
+    // What was underway; then all.
+    next(&mut slow).await.unwrap();
+    let (rows, frames) = parsed(&next(&mut slow).await.unwrap());
+    assert_eq!(frames.last().unwrap()["levels"]["used"], 1 << 20);
+    assert_eq!(rows[0]["is_whole"], true);
+    assert!(summed(&rows[0]["times"]).len() >= 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stalled_viewer_loses_its_place_and_its_answer_ends() {
+    let pool = pool();
+    let dashboard = Dashboard::new(&pool);
+    let stalled = FuturesUnordered::new();
+    for _ in 0..64 {
+        stalled.push(ask(&dashboard, Method::GET, EVENTS));
+    }
+    let mut stalled: Vec<_> = stalled.collect().await;
+    let refused = ask(&dashboard, Method::GET, EVENTS).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
+    assert!(next(&mut body).await.is_some(), "the others hold it up");
+    assert!(format!("{dashboard:?}").contains("viewers: 1"));
+    // At most what was underway.
+    let body = stalled[0].body_mut();
+    assert!(next(body).await.is_some());
+    assert!(next(body).await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_minutes_are_kept_while_nobody_looks() {
+    let pool = pool();
+    let stream = pool.create_stream().unwrap();
+    let dashboard = Dashboard::new(&pool);
+    let tokens = dashboard.counter("tokens");
+    let spike = async |bytes: u64| {
+        let request = pool.allocate(&stream, bytes).tag(Tag::new("a tenant"));
+        let block = request.try_now().unwrap();
+        tokens.add(bytes >> 20);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        drop(block);
+    };
+    let at = async |seconds| tokio::time::sleep(Duration::from_secs(seconds)).await;
+    // The first one is forgotten by the end.
+    spike(32 << 20).await;
+    at(290).await;
+    spike(16 << 20).await;
+    at(400).await;
+    let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
+    let (rows, frames) = parsed(&next(&mut body).await.unwrap());
+    assert_eq!((rows.len(), frames.len()), (1, 1));
+    let rows = &rows[0];
+    let times = summed(&rows["times"]);
+    assert_eq!(times.len(), 600);
+    let spans: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(spans.iter().all(|span| (1000..1100).contains(span)));
+    let used = summed(&rows["pool"]["used"]);
+    assert_eq!(used.iter().max(), Some(&(16 << 20)));
+    assert_eq!(summed(&rows["pool"]["granted"]).iter().sum::<i64>(), 1);
+    let (name, counted) = (&rows["counters"][0][0], &rows["counters"][0][1]);
+    assert_eq!(
+        (name.as_str(), summed(counted).iter().sum()),
+        (Some("tokens"), 16)
+    );
+    assert_eq!(rows["tags"][0][0], "a tenant");
+    assert_eq!(summed(&rows["tags"][0][1]["used"]), used);
+    // It shows when it was: some 400 s ago.
+    let first = used.iter().position(|used| *used > 0).unwrap();
+    assert!((398_000..404_000).contains(&(times[599] - times[first])));
+
+    // What comes next continues the rows.
+    let mut seen = times;
+    while seen.len() < 605 {
+        let (rows, _) = parsed(&next(&mut body).await.unwrap());
+        for rows in rows {
+            assert_eq!(rows["is_whole"], false);
+            seen.extend(summed(&rows["times"]));
+        }
+    }
+    let mut late = ask(&dashboard, Method::GET, EVENTS).await.into_body();
+    let (rows, _) = parsed(&next(&mut late).await.unwrap());
+    assert_eq!(summed(&rows[0]["times"])[..600], seen[5..605]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_many_tags_with_long_names_are_bounded() {
+    let device = SimDevice::new();
+    let pool = Pool::builder(device).capacity(1 << 30).history(100);
+    let pool = pool.build().unwrap();
+    let stream = pool.create_stream().unwrap();
+    let dashboard = Dashboard::new(&pool);
+    let held: Vec<_> = (0..10_000)
+        .map(|number| {
+            let name = format!("{number} {}", "long".repeat(500));
+            let request = pool
+                .allocate(&stream, 512 * (1 + number % 100))
+                .tag(Tag::new(&name));
+            request.try_now().unwrap()
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_secs(700)).await;
+    let mut bodies = Vec::new();
+    for _ in 0..10 {
+        bodies.push(ask(&dashboard, Method::GET, EVENTS).await.into_body());
+    }
+    let first = next(&mut bodies[0]).await.unwrap();
+    assert!(first.len() < 1 << 20, "{} bytes", first.len());
+    for body in &mut bodies[1..] {
+        assert_eq!(next(body).await.unwrap(), first);
+    }
+    let (rows, _) = parsed(&first);
+    let tags = rows[0]["tags"].as_array().unwrap();
+    assert_eq!(tags.len(), 40);
+    let used = |columns: &Value| *summed(&columns["used"]).last().unwrap();
+    let sum: i64 = tags.iter().map(|tag| used(&tag[1])).sum();
+    assert_eq!(
+        sum + used(&rows[0]["others"]),
+        *summed(&rows[0]["pool"]["used"]).last().unwrap()
+    );
+    let news = next(&mut bodies[0]).await.unwrap();
+    assert!(news.len() < 128 << 10, "{} bytes", news.len());
+    drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn collection_keeps_off_the_threads_of_the_runtime() {
+    #[derive(Debug, Default)]
+    struct Readers(Mutex<Vec<ThreadId>>);
+    impl Observer for Readers {
+        fn event(&self, _: &Event<'_>) {}
+        fn origin_of(&self, _: DeviceAddress) -> Option<BlockOrigin> {
+            self.0.lock().unwrap().push(std::thread::current().id());
+            None
+        }
+    }
+    let builder = Pool::builder(SimDevice::new()).capacity(64 << 20);
+    let pool = builder
+        .observer(Arc::new(Readers::default()))
+        .build()
+        .unwrap();
+    let stream = pool.create_stream().unwrap();
+    let _block = pool.try_allocate(&stream, 1 << 20).unwrap();
+    let dashboard = Dashboard::new(&pool);
+    let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
+    for _ in 0..3 {
+        next(&mut body).await.unwrap();
+    }
+    whole(ask(&dashboard, Method::GET, "application/json").await).await;
+    let observer = pool.inspect().observers().next().unwrap();
+    let readers: &Readers = (observer as &dyn Any).downcast_ref().unwrap();
+    let readers = readers.0.lock().unwrap();
+    assert!(readers.len() >= 2, "{readers:?}");
+    assert!(!readers.contains(&std::thread::current().id()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn task_keeps_neither_the_dashboard_nor_the_pool() {
+    let pool = pool();
+    let weak = pool.downgrade();
+    let dashboard = Dashboard::new(&pool);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    drop((pool, dashboard));
+    assert!(weak.upgrade().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn conditions_that_need_attention_are_told() {
+    let device = SimDevice::builder().clock(Clock::Tokio).build();
+    let pool = Pool::builder(device.clone())
+        .capacity(64 << 20)
+        .build()
+        .unwrap();
+    let stream = pool.create_stream().unwrap();
+    let dashboard = Dashboard::new(&pool);
+    let kinds = async || {
+        // Later than the last frame.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let frame = whole(ask(&dashboard, Method::GET, "application/json").await).await;
+        let frame: Value = serde_json::from_str(&frame).unwrap();
+        let alerts = frame["alerts"].as_array().unwrap().iter();
+        let kinds = alerts.map(|alert| alert["kind"].as_str().unwrap().to_owned());
+        kinds.collect::<Vec<_>>()
+    };
+    let after = async |seconds| {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        kinds().await
+    };
+    assert!(after(60).await.is_empty());
+    // Memory that can be evicted does not count.
+    let cached = pool
+        .try_allocate(&stream, 64 << 20)
+        .unwrap()
+        .into_evictable();
+    assert!(after(60).await.is_empty());
+    drop(cached);
+    let most = pool.try_allocate(&stream, 62 << 20).unwrap();
+    assert!(after(5).await.is_empty());
+    assert_eq!(after(10).await, ["nearly full"]);
+    // A tag waits, while another one gets memory, and gives it back.
+    let hungry = pool.allocate(&stream, 8 << 20).tag(Tag::new("hungry"));
+    let mut hungry = Box::pin(hungry.into_future());
+    assert!((&mut hungry).now_or_never().is_none());
+    for _ in 0..35 {
+        drop(pool.allocate(&stream, 512).priority(1).await);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(kinds().await, ["starving", "nearly full"]);
+    // Nothing moves any more.
+    let told = after(20).await;
+    assert_eq!(told[0], "deadlock", "{told:?}");
+    drop((hungry, most));
+    assert!(after(2).await.is_empty());
+    device.faults().break_device("lost");
+    pool.trim_to(0).unwrap_err();
+    assert_eq!(kinds().await, ["device lost"]);
+}
+
+#[tokio::test]
+async fn figures_for_prometheus_are_served_beside_the_page() {
+    let dashboard = Dashboard::new(&pool()).title("a \"title\"");
+    let figures = dashboard.metrics();
+    let answer = ask(&figures, Method::GET, "*/*").await;
+    assert_eq!(
+        answer.headers()[header::CONTENT_TYPE],
+        "text/plain; version=0.0.4; charset=utf-8"
+    );
+    let text = whole(answer).await;
+    assert!(
+        text.contains("weirpool_capacity_bytes{pool=\"a \\\"title\\\"\"} 67108864\n"),
+        "{text}"
+    );
+    let page = ask(&dashboard, Method::GET, "*/*").await;
+    assert!(whole(page).await.starts_with("<!doctype html>"));
 }
 
 #[tokio::test(start_paused = true)]

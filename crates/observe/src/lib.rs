@@ -6,6 +6,7 @@ mod export;
 mod history;
 mod leaks;
 mod metrics;
+mod prometheus;
 mod recorder;
 #[cfg(feature = "tracing")]
 pub mod tracing;
@@ -15,6 +16,7 @@ pub use export::{write_chrome_trace, write_memory_viz, write_trace};
 pub use history::{History, HistoryEntry, HistoryEvent, Occupancy};
 pub use leaks::LeakReport;
 pub use metrics::Metrics;
+pub use prometheus::prometheus_text;
 pub use recorder::{Record, Recorder};
 
 use std::collections::BTreeMap;

@@ -16,14 +16,14 @@ use weirpool::{
 };
 
 /// A metric family, whose values come from figures `F`.
-struct Family<F: 'static> {
-    name: &'static str,
+pub(crate) struct Family<F: 'static> {
+    pub(crate) name: &'static str,
     unit: Unit,
-    help: &'static str,
-    value: Value<F>,
+    pub(crate) help: &'static str,
+    pub(crate) value: Value<F>,
 }
 
-enum Value<F: 'static> {
+pub(crate) enum Value<F: 'static> {
     /// Nothing is published for `None`.
     Gauge(fn(&F) -> Option<f64>),
     Counter(fn(&F) -> u64),
@@ -34,9 +34,39 @@ enum Value<F: 'static> {
 }
 
 /// What the pool's families are read from.
-struct Figures {
+pub(crate) struct Figures {
     statistics: Statistics,
     expected_wait: Option<Duration>,
+    is_serving: bool,
+}
+
+impl Figures {
+    pub(crate) fn of(pool: &Pool) -> Self {
+        Self {
+            statistics: pool.inspect().statistics(),
+            expected_wait: pool.inspect().expected_wait(0),
+            is_serving: pool.inspect().health().is_serving(),
+        }
+    }
+}
+
+/// The most tags with figures of their own.
+const TAGS: usize = 100;
+/// The most bytes of a label.
+const LABEL: usize = 100;
+
+/// Returns the figures of the tags that were made first: the others are in those of the pool.
+pub(crate) fn first_tags(pool: &Pool) -> Vec<TagStatistics> {
+    let mut tags = pool.inspect().statistics_by_tag();
+    tags.truncate(TAGS);
+    tags
+}
+
+/// Returns the beginning of a name.
+pub(crate) fn label(name: &str) -> &str {
+    let is_boundary = |at: &usize| name.is_char_boundary(*at);
+    let end = (0..=name.len().min(LABEL)).rev().find(is_boundary);
+    &name[..end.unwrap_or(0)]
 }
 
 /// Builds a table of families: `kind(label) name unit help value`.
@@ -51,7 +81,7 @@ macro_rules! families {
     };
 }
 
-const POOL: &[Family<Figures>] = families! {
+pub(crate) const POOL: &[Family<Figures>] = families! {
     Gauge "capacity_bytes" Bytes "the most that may be reserved"
         |f| bytes(f.statistics.capacity);
     Gauge "leased_bytes" Bytes "the most that may be reserved now: the capacity, unless a broker leases less"
@@ -100,6 +130,8 @@ const POOL: &[Family<Figures>] = families! {
         |f| count(f.statistics.waits.waiting as u64);
     Gauge "expected_wait_seconds" Seconds "expected wait of a small request that joins the queue now; absent until eight requests were served after a wait"
         |f| f.expected_wait.map(|wait| wait.as_secs_f64());
+    Gauge "serving" Count "1 while requests can be granted; 0 once the device has failed or the pool is closed"
+        |f| count(f.is_serving.into());
     Counter "allocations_total" Count "blocks granted"
         |f| f.statistics.allocations;
     Counter "allocated_bytes_total" Bytes "bytes of the blocks granted"
@@ -136,7 +168,7 @@ const POOL: &[Family<Figures>] = families! {
         |f| &f.statistics.pending_ages;
 };
 
-const TAG: &[Family<TagStatistics>] = families! {
+pub(crate) const TAG: &[Family<TagStatistics>] = families! {
     Gauge "tag_used_bytes" Bytes "in live blocks and reservations of the tag"
         |f| bytes(f.used.current);
     Gauge "tag_used_high_bytes" Bytes "high-water mark of the tag's used bytes"
@@ -229,7 +261,8 @@ impl<F> Family<F> {
 /// of the pool and keeps it alive.
 ///
 /// Names and units follow Prometheus: base units in the name, and `_total` for counters. Every family has the label
-/// `pool`; those of tags also `tag`. Each publication records in the histograms the times since the last one.
+/// `pool`; those of tags also `tag`. Published are the 100 tags that were made first, with up to 100 bytes of their names.
+/// Each publication records in the histograms the times since the last one.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -269,18 +302,15 @@ impl Metrics {
             POOL.iter().for_each(Family::describe);
             TAG.iter().for_each(Family::describe);
         }
-        let figures = Figures {
-            statistics: self.pool.inspect().statistics(),
-            expected_wait: self.pool.inspect().expected_wait(0),
-        };
+        let figures = Figures::of(&self.pool);
         let mut labels = vec![Label::new("pool", self.name.clone())];
         for family in POOL {
             family.publish(&figures, self.last.as_ref(), &labels);
         }
         self.last = Some(figures);
-        for figures in self.pool.inspect().statistics_by_tag() {
+        for figures in first_tags(&self.pool) {
             labels.truncate(1);
-            labels.push(Label::new("tag", figures.tag.name()));
+            labels.push(Label::new("tag", label(figures.tag.name())));
             let last = self.last_of_tags.get(&figures.tag);
             for family in TAG {
                 family.publish(&figures, last, &labels);

@@ -36,6 +36,10 @@ pub enum DeviceName {
 pub struct Config {
     /// The address to listen on. Port 0 takes any free port.
     pub listen: SocketAddr,
+    /// The address of the page and of `/metrics`, in place of `listen`.
+    pub operators: Option<SocketAddr>,
+    /// The key for the page and for `/metrics`. With tenants and without it, they are not served.
+    pub operator_key: Option<Secret>,
     /// The names under which the server is reached, beside `localhost` and IP addresses: `*` for any. Others may be those
     /// of web pages that use a visitor's browser.
     pub hosts: Vec<String>,
@@ -126,6 +130,17 @@ impl ModelConfig {
 /// The name of [`Config::hosts`] that stands for any.
 pub(crate) const ANY_HOST: &str = "*";
 
+/// A text that no message shows.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
 /// A tenant: a client with an API key.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -175,7 +190,7 @@ fn explained(errors: figment::Error) -> anyhow::Error {
         let is_secret = error
             .path
             .first()
-            .is_some_and(|setting| setting == "tenants");
+            .is_some_and(|setting| setting == "tenants" || setting == "operator_key");
         let is_name = |name: &str| {
             let mut bytes = name.bytes();
             name.len() <= 32 && bytes.all(|byte| byte.is_ascii_lowercase() || byte == b'_')
@@ -225,6 +240,10 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
+    /// The address of the page and of /metrics, in place of that of --listen.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operators: Option<SocketAddr>,
     /// The names under which the server is reached, beside localhost and IP addresses, separated by commas; `*` for any.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -335,6 +354,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: ([127, 0, 0, 1], 8080).into(),
+            operators: None,
+            operator_key: None,
             hosts: Vec::new(),
             device: DeviceName::Sim,
             ordinal: 0,

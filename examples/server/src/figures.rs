@@ -5,7 +5,7 @@ use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use weirpool_dashboard::{Dashboard, Hosts, Latency};
+use weirpool_dashboard::{Counter as Rate, Dashboard, Hosts, Latency};
 use weirpool_observe::Metrics;
 
 /// The bounds of the histograms, in seconds.
@@ -52,6 +52,7 @@ pub(crate) struct Figures {
     duration: Times,
     ends: [Counter; AnswerEnd::NAMES.len()],
     memory: [Gauge; PURPOSES.len()],
+    tokens: Rate,
     dashboard: Dashboard,
 }
 
@@ -171,6 +172,7 @@ impl Figures {
             duration,
             ends,
             memory,
+            tokens: dashboard.counter("tokens"),
             dashboard,
         })
     }
@@ -189,6 +191,7 @@ impl Figures {
     /// Records a token: the time since the request arrived for its first one, since the token before for others.
     pub(crate) fn token(&self, is_first: bool, time: Duration) {
         self.answer_tokens.increment(1);
+        self.tokens.add(1);
         let histogram = if is_first {
             &self.first_token
         } else {

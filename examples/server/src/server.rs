@@ -3,7 +3,7 @@
 use crate::config::{ANY_HOST, Config, DeviceName};
 use crate::engine::{Engine, Settings};
 use crate::figures::Figures;
-use crate::http::{App, Tenants, router};
+use crate::http::{App, Tenants, routers};
 use crate::kernels::{Machine, simulated};
 use crate::model::Weights;
 use crate::patient::Patient;
@@ -33,6 +33,7 @@ const HEADERS: usize = 64 << 10;
 pub struct Server {
     app: Arc<App>,
     router: Router,
+    operators: Option<Router>,
     simulated: Option<SimDevice>,
     stop: CancellationToken,
     connections: TaskTracker,
@@ -112,8 +113,10 @@ impl Server {
             config,
             next: AtomicU64::new(1),
         });
+        let (router, operators) = routers(&app);
         Ok(Self {
-            router: router(app.clone()),
+            router,
+            operators,
             app,
             simulated,
             stop: CancellationToken::new(),
@@ -141,18 +144,30 @@ impl Server {
         self.router.clone()
     }
 
-    /// Listens at the configured address, and serves connections in the background. Returns the address.
+    /// Returns the routes of operators, if they have an address of their own, for calls without a network.
+    pub fn operators(&self) -> Option<Router> {
+        self.operators.clone()
+    }
+
+    /// Listens at the configured addresses, and serves connections in the background. Returns the address for clients.
     ///
     /// # Errors
-    /// Returns an error if the address is not available.
+    /// Returns an error if an address is not available.
     pub async fn listen(&self) -> anyhow::Result<SocketAddr> {
-        let address = self.app.config.listen;
+        let config = &self.app.config;
+        if let (Some(address), Some(router)) = (config.operators, &self.operators) {
+            self.listen_at(address, router.clone()).await?;
+        }
+        self.listen_at(config.listen, self.router.clone()).await
+    }
+
+    async fn listen_at(&self, address: SocketAddr, router: Router) -> anyhow::Result<SocketAddr> {
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
         let address = listener.local_addr()?;
         let accepting = accept(
             listener,
-            self.router.clone(),
+            router,
             self.stop.clone(),
             self.connections.clone(),
             self.app.config.connections,

@@ -12,7 +12,7 @@ use metrics::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use weirpool::Tag;
-use weirpool_observe::Metrics;
+use weirpool_observe::{Metrics, prometheus_text};
 
 type Values = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
 
@@ -160,6 +160,7 @@ fn figures_are_published_when_asked_for() {
         ("reservations", 1),
         ("live_blocks", 1),
         ("waiting_requests", 0),
+        ("serving", 1),
         ("allocations_total", 3),
         ("allocated_bytes_total", 4 * MIB + 2048),
         ("frees_total", 2),
@@ -339,4 +340,112 @@ fn times_are_published_once() {
     wait(40);
     let last = published();
     assert!(last.len() == 3 && near(&last[2..], 40.0), "{last:?}");
+}
+
+/// Returns the kind of each family of a text, and its samples: names with labels, and values.
+fn read_text(text: &str) -> (BTreeMap<String, String>, BTreeMap<String, f64>) {
+    let (mut kinds, mut samples) = (BTreeMap::new(), BTreeMap::new());
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert!(kinds.insert(name.to_owned(), kind.to_owned()).is_none());
+        } else if !line.starts_with("# HELP ") {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(
+                samples
+                    .insert(name.to_owned(), value.parse().unwrap())
+                    .is_none()
+            );
+        }
+    }
+    (kinds, samples)
+}
+
+#[test]
+fn text_for_prometheus_has_the_documented_families() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("a \"text\"\n\\");
+    for micros in [50, 2000] {
+        let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let waiting = not_ready(pool.allocate(&stream, 8 * MIB).tag(tag));
+        device.advance(us(micros));
+        drop(full);
+        drop(now(waiting).unwrap());
+    }
+    let text = prometheus_text(&pool, "serving");
+    let (kinds, samples) = read_text(&text);
+    let documented = documented().into_iter();
+    let documented: BTreeMap<_, _> = documented
+        .map(|(name, (description, _))| (name, description.kind.to_owned()))
+        .collect();
+    assert_eq!(kinds, documented);
+    let value = |name: &str| samples[&format!("weirpool_{name}")];
+    assert_eq!(value("capacity_bytes{pool=\"serving\"}"), 8.0 * MIB as f64);
+    assert_eq!(
+        value("waits_total{pool=\"serving\",outcome=\"served\"}"),
+        2.0
+    );
+    let labels = r#"pool="serving",tag="a \"text\"\n\\""#;
+    assert_eq!(value(&format!("tag_allocations_total{{{labels}}}")), 2.0);
+    // Buckets have all times up to their bounds.
+    let bucket = |le: &str| value(&format!("tag_wait_seconds_bucket{{{labels},le=\"{le}\"}}"));
+    let buckets = ["0.00003", "0.0001", "0.001", "0.003", "+Inf"].map(bucket);
+    assert_eq!(buckets, [0.0, 1.0, 1.0, 2.0, 2.0]);
+    assert_eq!(value(&format!("tag_wait_seconds_count{{{labels}}}")), 2.0);
+    let sum = value(&format!("tag_wait_seconds_sum{{{labels}}}"));
+    assert!((sum - 0.00205).abs() < 1e-6, "{sum}");
+}
+
+#[test]
+fn text_for_prometheus_is_bounded() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held: Vec<_> = (0..2000)
+        .map(|number| {
+            let tag = Tag::new(&format!("bounded {number} {}", "\u{e9}".repeat(5000)));
+            now(pool.allocate(&stream, 512).tag(tag)).unwrap()
+        })
+        .collect();
+    let text = prometheus_text(&pool, "serving");
+    assert!(text.len() < 600 << 10, "{} bytes", text.len());
+    let (_, samples) = read_text(&text);
+    let tags = samples
+        .keys()
+        .filter(|name| name.starts_with("weirpool_tag_used_bytes"));
+    assert_eq!(tags.count(), 100);
+    // What a recorder gets is bounded, too.
+    let book = Book::default();
+    with_local_recorder(&book, || Metrics::new(&pool, "serving").publish());
+    let values = book.values.lock().unwrap();
+    let tags = values.keys().filter(|name| name.contains("tag_used_bytes"));
+    assert_eq!(tags.count(), 100);
+    drop(held);
+}
+
+/// The rules of `docs/alerts.yml` name exported families, and the page has an alert for each.
+#[test]
+fn alerts_are_of_exported_families() {
+    let rules = include_str!("../../docs/alerts.yml");
+    let known = documented();
+    let names = rules.split("weirpool_").skip(1);
+    let names: Vec<_> = names
+        .map(|rest| {
+            rest.split(|c: char| !c.is_ascii_lowercase() && c != '_')
+                .next()
+                .unwrap()
+        })
+        .collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        assert!(known.contains_key(&format!("weirpool_{name}")), "{name}");
+    }
+    let alerts = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let alerts: Vec<_> = alerts.collect();
+    let expected = ["DeviceLost", "Deadlock", "Starving", "NearlyFull"];
+    assert_eq!(alerts, expected.map(|name| format!("Weirpool{name}")));
 }

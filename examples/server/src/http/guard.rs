@@ -1,12 +1,15 @@
 //! Requests of other sites' pages are refused, and answers are of no use to them.
 
 use super::{App, Failure};
+use crate::config::Secret;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{Request, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use std::sync::Arc;
 
 /// Answers requests for the server's own hosts, of its own pages and of programs. By headers, browsers keep the answers from
@@ -36,6 +39,42 @@ pub(super) async fn guard(
             .or_insert(HeaderValue::from_static(value));
     }
     response
+}
+
+/// Answers requests with the key of operators: as `Authorization: Bearer KEY`, or as the password of the user `operator`,
+/// which browsers ask for. Without a key, answers all requests if clients need none either.
+pub(super) async fn for_operators(
+    State(app): State<Arc<App>>,
+    request: Request<Body>,
+    next: Next,
+) -> Response {
+    let Some(Secret(key)) = &app.config.operator_key else {
+        if app.config.tenants.is_empty() {
+            return next.run(request).await;
+        }
+        let message = "the page and the figures name tenants; set `operator_key` to read them";
+        return Failure::new(StatusCode::FORBIDDEN, message).into_response();
+    };
+    let sent = request.headers().get(header::AUTHORIZATION);
+    let sent = sent.map_or(&b""[..], HeaderValue::as_bytes);
+    let password = STANDARD.encode(format!("operator:{key}"));
+    let accepted = [format!("Bearer {key}"), format!("Basic {password}")];
+    if accepted
+        .iter()
+        .any(|accepted| is_same(accepted.as_bytes(), sent))
+    {
+        return next.run(request).await;
+    }
+    let message = "the header Authorization has no key of operators; send `Bearer <key>`, or log in as `operator`";
+    let mut response = Failure::new(StatusCode::UNAUTHORIZED, message).into_response();
+    let ask = HeaderValue::from_static("Basic realm=\"operators\", charset=\"UTF-8\"");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, ask);
+    response
+}
+
+/// Compares in a time that does not depend on where they differ.
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |rest, (a, b)| rest | (a ^ b)) == 0
 }
 
 /// Checks that a body is JSON. A page of another site can send other types without asking the server first.

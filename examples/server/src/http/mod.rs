@@ -74,18 +74,29 @@ impl Tenants {
     }
 }
 
-/// Returns the routes.
-pub(crate) fn router(app: Arc<App>) -> Router {
-    let completions = post(completions::complete);
+/// Returns the routes of clients, and those of operators if they have an address of their own.
+pub(crate) fn routers(app: &Arc<App>) -> (Router, Option<Router>) {
     let counted = from_fn_with_state(app.clone(), count);
-    let guarded = from_fn_with_state(app.clone(), guard::guard);
-    Router::new()
-        .route("/v1/completions", completions.layer(counted))
+    let clients = Router::new()
+        .route(
+            "/v1/completions",
+            post(completions::complete).layer(counted),
+        )
         .route("/v1/models", get(models))
         .route("/healthz", get(health))
-        .route("/readyz", get(ready))
+        .route("/readyz", get(ready));
+    let operators = Router::new()
         .route("/metrics", get(figures))
         .route_service("/", app.figures.dashboard())
+        .route_layer(from_fn_with_state(app.clone(), guard::for_operators));
+    match app.config.operators {
+        None => (whole(app, clients.merge(operators)), None),
+        Some(_) => (whole(app, clients), Some(whole(app, operators))),
+    }
+}
+
+fn whole(app: &Arc<App>, routes: Router<Arc<App>>) -> Router {
+    routes
         .fallback(async || Failure::new(StatusCode::NOT_FOUND, "there is no such page"))
         .method_not_allowed_fallback(async || {
             Failure::new(
@@ -93,8 +104,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
                 "this page does not answer this method",
             )
         })
-        .layer(guarded)
-        .with_state(app)
+        .layer(from_fn_with_state(app.clone(), guard::guard))
+        .with_state(app.clone())
 }
 
 /// Counts requests by the status of their answers, and those whose clients disconnected before.
@@ -157,11 +168,16 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn figures(State(app): State<Arc<App>>) -> Response {
+    // It takes a while for many tenants, and the runtime's threads have answers to send.
+    let text = tokio::task::spawn_blocking(move || app.figures.render(&app.engine)).await;
+    let Ok(text) = text else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
     let format = [(
         header::CONTENT_TYPE,
         "text/plain; version=0.0.4; charset=utf-8",
     )];
-    (format, app.figures.render(&app.engine)).into_response()
+    (format, text).into_response()
 }
 
 /// Returns the time in seconds since 1970.

@@ -197,13 +197,45 @@ impl Browser {
         }
     }
 
+    /// Presses the button of the mouse at one point, and releases it at another one: in CSS pixels.
+    pub(crate) fn drag(&mut self, from: (f64, f64), to: (f64, f64)) {
+        let middle = ((from.0 + to.0) / 2.0, (from.1 + to.1) / 2.0);
+        for (kind, (x, y), buttons) in [
+            ("mouseMoved", from, 0),
+            ("mousePressed", from, 1),
+            ("mouseMoved", middle, 1),
+            ("mouseMoved", to, 1),
+            ("mouseReleased", to, 0),
+        ] {
+            self.call(
+                "Input.dispatchMouseEvent",
+                json!({"type": kind, "x": x, "y": y, "button": "left", "buttons": buttons, "clickCount": 1}),
+            );
+        }
+    }
+
+    /// Clicks an element, given by an expression.
+    pub(crate) fn click(&mut self, element: &str) {
+        let middle = format!(
+            "(() => {{ const element = {element}; element.scrollIntoView({{ block: 'center' }});
+               const box = element.getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; }})()"
+        );
+        let middle = self.evaluate(&middle);
+        let middle = (
+            middle[0].as_f64().expect("a number"),
+            middle[1].as_f64().expect("a number"),
+        );
+        self.drag(middle, middle);
+    }
+
     /// Writes a picture of the page, if `WEIRPOOL_SCREENSHOTS` names a folder.
     pub(crate) fn picture(&mut self, name: &str) {
         use base64::Engine;
         let Some(folder) = std::env::var_os("WEIRPOOL_SCREENSHOTS") else {
             return;
         };
-        let picture = self.call("Page.captureScreenshot", json!({"format": "png"}));
+        let params = json!({"format": "png", "captureBeyondViewport": false});
+        let picture = self.call("Page.captureScreenshot", params);
         let data = picture["data"].as_str().expect("a picture");
         let bytes = base64::engine::general_purpose::STANDARD.decode(data);
         let file = PathBuf::from(folder).join(name);

@@ -2,11 +2,13 @@
 //! visibly, where there is no Chromium.
 
 mod chromium;
+mod incident;
 
 use axum::body::Body;
 use axum::http::Request;
 use chromium::Browser;
 use http_body_util::BodyExt;
+use incident::{Incident, STARVED, TENANTS};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::json;
 use std::net::SocketAddr;
@@ -19,12 +21,14 @@ use weirpool::device::sim::SimDevice;
 use weirpool::{Pool, Tag};
 use weirpool_dashboard::{Frame, Recording};
 use weirpool_observe::Record as _;
-use weirpool_server::config::{ModelConfig, TenantConfig};
+use weirpool_server::config::{ModelConfig, Secret, TenantConfig};
 use weirpool_server::{Config, Server};
 
 type Test = (&'static str, fn(&mut Browser));
 
-const TESTS: [Test; 8] = [
+const TESTS: [Test; 10] = [
+    ("page_opened_late_shows_the_incident", incident),
+    ("phone_shows_limit_waiting_and_refused", incident_on_a_phone),
     ("live_page_shows_what_the_service_does", live),
     ("page_works_by_keyboard", keyboard),
     ("page_fits_a_phone", phone),
@@ -84,6 +88,7 @@ fn config() -> Config {
             context: 128,
             ..standard.model.clone()
         },
+        operator_key: Some(Secret("opens-the-page".to_owned())),
         tenants: vec![
             tenant("search", 3, None),
             tenant("chat", 1, Some(bytesize::ByteSize::kib(800))),
@@ -133,7 +138,7 @@ impl Service {
     }
 
     fn page(&self) -> String {
-        format!("http://{}/", self.address)
+        format!("http://operator:opens-the-page@{}/", self.address)
     }
 
     fn pool(&self) -> &Pool {
@@ -153,22 +158,181 @@ impl Drop for Service {
     }
 }
 
-/// Takes the picture of the README, if pictures are wanted.
-fn picture(browser: &mut Browser) {
-    let mut config = config();
-    config.capacity = bytesize::ByteSize::mib(6);
-    config.tenants[1].quota = Some(bytesize::ByteSize::mib(2));
-    let service = Service::start(config, 40);
-    browser.view(1240, 1000, false);
+/// Returns the text of an element.
+fn text_of(browser: &mut Browser, id: &str) -> String {
+    let text = browser.evaluate(&format!("byId('{id}').innerText"));
+    text.as_str().expect("text").to_owned()
+}
+
+/// Returns the labels that a drawing of the charts writes.
+fn labels(browser: &mut Browser) -> Vec<String> {
+    let labels = browser.evaluate(
+        "(() => { const labels = []; const { prototype } = CanvasRenderingContext2D; const { fillText } = prototype;
+           prototype.fillText = function (text, ...at) { labels.push(text); return fillText.call(this, text, ...at); };
+           drawCharts(); prototype.fillText = fillText; return labels; })()",
+    );
+    let labels = labels.as_array().expect("a list").iter();
+    labels
+        .map(|label| label.as_str().expect("text").to_owned())
+        .collect()
+}
+
+fn incident(browser: &mut Browser) {
+    let service = Incident::start();
     browser.open(&service.page());
-    while browser.evaluate("frames.length").as_u64() < Some(100) {
-        browser.evaluate("new Promise((done) => setTimeout(done, 500))");
-    }
-    browser.evaluate("byId('colours').value = 'tag'; drawMap()");
+    browser.until("frames.length > 2");
+    // The page was opened after the overload, and shows all of it.
+    assert!(browser.evaluate("past.t.length").as_u64() > Some(590));
+    let overload = "past.t.filter((t, row) => past.pool.waiting[row] > 50 && past.pool.refused[row] > 0).length";
+    let seconds = browser.evaluate(overload);
+    assert!(seconds.as_u64() > Some(30), "{seconds} s");
+    let mark = browser.evaluate(
+        "[past.t[300], past.tags.get('vision').used[300], past.pool.waiting[450]].join()",
+    );
     browser.picture("dashboard.png");
-    browser.view(1240, 2400, true);
-    browser.until("frames.length > 84");
+    // A reload loses nothing.
+    browser.open(&service.page());
+    browser.until("frames.length > 2");
+    let (parts, mark) = (mark.as_str().expect("text"), mark.clone());
+    let t = parts.split(',').next().expect("a time");
+    browser.evaluate(&format!("window.row = past.t.indexOf({t})"));
+    let again =
+        "[past.t[row], past.tags.get('vision').used[row], past.pool.waiting[row + 150]].join()";
+    assert_eq!(browser.evaluate(again), mark);
+
+    // What needs attention is at the top.
+    let alerts = text_of(browser, "alerts");
+    assert!(
+        alerts.to_lowercase().contains("starving") && alerts.contains(STARVED),
+        "{alerts}"
+    );
+    // Ticks are round.
+    let shown = labels(browser);
+    for label in ["4 GiB", "8 GiB", "12 GiB", "5 min ago", "1 min ago", "now"] {
+        assert!(
+            shown.iter().any(|shown| shown == label),
+            "{label}: {shown:?}"
+        );
+    }
+    // Ranges, and a zoom by dragging: ticks are times of day then.
+    let span = "(() => { const [from, to] = view(); return Math.round((to - from) / 1000); })()";
+    for (range, seconds) in [(0, 60), (1, 300), (2, 600)] {
+        browser.click(&format!("byId('ranges').children[{range}]"));
+        let shown = browser.evaluate(span).as_i64().expect("a number");
+        assert!(
+            (seconds - 2..=seconds).contains(&shown),
+            "{shown} s of {seconds}"
+        );
+    }
+    let place = browser.evaluate(
+        "(() => { byId('levels').scrollIntoView({ block: 'center' }); const box = byId('levels').getBoundingClientRect();
+           return [box.left + LEFT, box.width - LEFT - RIGHT, box.top + box.height / 2]; })()",
+    );
+    let [left, width, y] = [0, 1, 2].map(|at| place[at].as_f64().expect("a number"));
+    browser.drag((left + 0.6 * width, y), (left + 0.8 * width, y));
+    let zoomed = browser.evaluate(span);
+    assert!(
+        (110..=130).contains(&zoomed.as_i64().expect("a number")),
+        "{zoomed}"
+    );
+    let is_time = |label: &String| label.len() == 8 && label.matches(':').count() == 2;
+    assert!(labels(browser).iter().any(is_time));
+    // A click stays at a moment, whose blocks are not kept.
+    browser.drag((left + 0.5 * width, y), (left + 0.5 * width, y));
+    browser.until("pinned !== null && !byId('gone').hidden && byId('details').hidden");
+    let then = text_of(browser, "time");
+    assert!(then.contains(" min ") && then.contains(':'), "{then}");
+    let figures = text_of(browser, "now");
+    browser.evaluate("window.mark = frames.length");
+    browser.until("frames.length > window.mark + 4");
+    assert_eq!(text_of(browser, "now"), figures);
+    browser.picture("zoomed.png");
+    browser.click("byId('play')");
+    browser.until("pinned === null && zoom === null && byId('gone').hidden");
+
+    // The legend is whole, and no two tags have one colour.
+    let legend = text_of(browser, "tenants-legend");
+    for tenant in TENANTS {
+        assert!(legend.contains(tenant), "{tenant}: {legend}");
+    }
+    let colours = "new Set([...byId('tenants-legend').querySelectorAll('.key')].map((key) => getComputedStyle(key, '::before').backgroundColor)).size";
+    assert!(browser.evaluate(colours).as_u64() >= Some(TENANTS.len() as u64));
+    // A tag is chosen by a click, and tags are found by their names.
+    let shown = "[...byId('tags').querySelectorAll('td:first-child')].map((cell) => cell.textContent).join()";
+    browser.click("[...byId('tenants-legend').querySelectorAll('button')].find((one) => one.dataset.name === 'vision')");
+    browser.until("chosen.size === 1");
+    assert_eq!(browser.evaluate(shown), "vision");
+    browser.click("[...byId('tenants-legend').querySelectorAll('button')].find((one) => one.dataset.name === 'vision')");
+    browser
+        .evaluate("byId('filter').value = 'S'; byId('filter').dispatchEvent(new Event('input'))");
+    let found = browser.evaluate(shown);
+    let found = found.as_str().expect("text");
+    assert!(
+        found.split(',').count() > 3 && found.split(',').all(|name| name.contains('s')),
+        "{found}"
+    );
+    browser.evaluate("byId('filter').value = ''; byId('filter').dispatchEvent(new Event('input'))");
+    for measure in ["waiting", "wait", "granted", "refused", "used"] {
+        browser.evaluate(&format!("byId('measure').value = '{measure}'; byId('measure').dispatchEvent(new Event('change'))"));
+    }
+    // Tables sort, by the keyboard, too, and stay sorted.
+    browser.click("byId('tags').querySelectorAll('th button')[1]");
+    browser.evaluate("window.mark = frames.length");
+    browser.until("frames.length > window.mark + 2");
+    let order = "[...frames.at(-1).tags].sort((a, b) => b.used - a.used).every(({ used }, at) =>
+        byId('tags').rows[at + 1].cells[1].textContent === bytes(used))";
+    assert_eq!(browser.evaluate(order), true);
+    assert_eq!(
+        browser.evaluate("byId('tags').querySelectorAll('th')[1].getAttribute('aria-sort')"),
+        "descending"
+    );
+    browser.press("Enter");
+    assert_eq!(
+        browser.evaluate("byId('tags').querySelectorAll('th')[1].getAttribute('aria-sort')"),
+        "ascending"
+    );
+    // Events have times of day.
+    let events = text_of(browser, "events");
+    let first = events.lines().next().expect("an event");
+    assert!(
+        first.len() > 14 && &first[2..3] == ":" && &first[5..6] == ":" && &first[8..9] == ".",
+        "{first}"
+    );
+    browser.view(1240, 2600, true);
+    browser.evaluate("scrollTo(0, 0); window.mark = frames.length");
+    browser.until("frames.length > window.mark + 1");
     browser.picture("dashboard-dark.png");
+    assert_quiet(browser);
+}
+
+fn incident_on_a_phone(browser: &mut Browser) {
+    let service = Incident::start();
+    browser.view(390, 844, false);
+    browser.open(&service.page());
+    browser.until("frames.length > 2");
+    let overflow = "document.documentElement.scrollWidth - window.innerWidth";
+    assert_eq!(browser.evaluate(overflow), 0);
+    // Without scrolling: the pool's figures; and those of each tag, without scrolling to the side.
+    for name in ["limit", "waiting", "refused"] {
+        let bottom = format!(
+            "[...byId('now').children].find((item) => item.textContent.startsWith('{name}')).getBoundingClientRect().bottom"
+        );
+        let bottom = browser.evaluate(&bottom);
+        assert!(bottom.as_f64() < Some(844.0), "{name}: {bottom}");
+        let right = format!(
+            "[...byId('tags').querySelectorAll('th')].find((head) => head.textContent === '{name}').getBoundingClientRect().right"
+        );
+        let right = browser.evaluate(&right);
+        assert!(
+            right.as_f64() <= Some(390.0) && right.as_f64() > Some(50.0),
+            "{name}: {right}"
+        );
+    }
+    browser.picture("dashboard-phone.png");
+    browser.view(390, 2600, false);
+    browser.until("frames.length > 6");
+    browser.picture("dashboard-phone-long.png");
+    assert_quiet(browser);
 }
 
 fn assert_quiet(browser: &mut Browser) {
@@ -214,10 +378,13 @@ fn live(browser: &mut Browser) {
     );
     assert!(drawn.as_u64() >= Some(3), "{drawn} colours");
     // All that was asked for came from the server.
-    let origin = service.page();
+    let origin = format!("http://{}/", service.address);
     for address in &browser.requested {
         assert!(
-            address.starts_with(&origin) || address == "about:blank",
+            [&*service.page(), &*origin]
+                .iter()
+                .any(|page| address.starts_with(page))
+                || address == "about:blank",
             "{address}"
         );
     }
@@ -230,14 +397,16 @@ fn live(browser: &mut Browser) {
 fn keyboard(browser: &mut Browser) {
     let service = Service::start(config(), 8);
     browser.open(&service.page());
-    browser.until("frames.length > 3");
+    browser.until("frames.length > 12 && past.t.length > 3");
     let mut reached = Vec::new();
-    for _ in 0..12 {
+    for _ in 0..50 {
         browser.press("Tab");
         let focused = browser.evaluate("document.activeElement.id");
         reached.push(focused.as_str().unwrap_or_default().to_owned());
     }
-    for id in ["play", "frame", "colours", "map", "events"] {
+    for id in [
+        "play", "frame", "measure", "filter", "colours", "map", "events",
+    ] {
         assert!(
             reached.iter().any(|reached| reached == id),
             "{id}: {reached:?}"
@@ -278,6 +447,10 @@ fn keyboard(browser: &mut Browser) {
     browser.evaluate("byId('play').focus()");
     browser.press("Enter");
     browser.until("byId('play').textContent === 'Pause' && current === frames.length - 1");
+    // A tag is chosen, and a table is sorted.
+    browser.evaluate("byId('tenants-legend').querySelector('button').focus()");
+    browser.press("Enter");
+    browser.until("chosen.size === 1");
     assert_quiet(browser);
 }
 
@@ -292,12 +465,8 @@ fn phone(browser: &mut Browser) {
         let width = browser.evaluate(&format!("byId('{id}').clientWidth"));
         assert!(width.as_u64() > Some(300), "{id}: {width}");
     }
-    browser.picture("dashboard-phone.png");
     assert_quiet(browser);
     drop(service);
-    if std::env::var_os("WEIRPOOL_SCREENSHOTS").is_some() {
-        picture(browser);
-    }
 }
 
 fn legible(browser: &mut Browser) {
@@ -399,7 +568,7 @@ fn finished(browser: &mut Browser) {
     open_file(browser, &recorded("a recording"));
     assert_eq!(browser.evaluate("frames.length"), 60);
     assert_eq!(browser.evaluate("document.title"), "a recording");
-    browser.evaluate("show(0); byId('play').focus()");
+    browser.evaluate("stay(past.t[0]); byId('play').focus()");
     browser.press("Enter");
     browser.until("current === 59 && byId('play').textContent === 'Play'");
     let asked: Vec<_> = browser.requested.iter().collect();

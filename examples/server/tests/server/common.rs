@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tower::ServiceExt;
 use weirpool::device::sim::Clock;
-use weirpool_server::config::{ModelConfig, TenantConfig};
+use weirpool_server::config::{ModelConfig, Secret, TenantConfig};
 use weirpool_server::model::Weights;
 use weirpool_server::{Config, Server};
 
@@ -48,8 +48,16 @@ pub(crate) fn tenant(
     }
 }
 
+/// The key of operators, where there are tenants.
+pub(crate) const OPERATOR: &str = "key of operators";
+
 /// Starts a server whose device follows tokio's clock.
-pub(crate) async fn start(config: Config) -> Server {
+pub(crate) async fn start(mut config: Config) -> Server {
+    if !config.tenants.is_empty() {
+        config
+            .operator_key
+            .get_or_insert(Secret(OPERATOR.to_owned()));
+    }
     let server = Server::start_with(config, Clock::Tokio).await;
     server.expect("the server starts")
 }
@@ -93,7 +101,8 @@ pub(crate) async fn json_of(response: Response) -> Value {
 }
 
 pub(crate) async fn get(server: &Server, path: &str) -> (StatusCode, String) {
-    let request = Request::get(path).body(Body::empty()).expect("a request");
+    let request = Request::get(path).header("authorization", format!("Bearer {OPERATOR}"));
+    let request = request.body(Body::empty()).expect("a request");
     let response = send(server, request).await;
     let status = response.status();
     let bytes = response.into_body().collect().await.expect("a body");

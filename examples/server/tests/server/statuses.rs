@@ -1,16 +1,21 @@
 //! Statuses: what fails says so, keeps no memory, and costs no other request anything.
 
 use crate::common::{
-    assert_idle, body, config, get, json_of, post, prompt, request, send, start, tenant, used,
+    OPERATOR, assert_idle, body, config, get, json_of, post, prompt, request, send, start, tenant,
+    used,
 };
-use axum::http::{HeaderValue, StatusCode};
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderValue, Request, StatusCode};
 use bytesize::ByteSize;
 use futures::FutureExt;
 use futures::future::join_all;
 use http_body_util::BodyExt;
 use serde_json::json;
 use std::time::Duration;
-use weirpool_server::Admission;
+use weirpool::device::sim::Clock;
+use weirpool_server::config::{Secret, TenantConfig};
+use weirpool_server::{Admission, Config, Server};
 
 #[tokio::test(start_paused = true)]
 async fn full_queue_is_refused_with_the_time_of_a_retry() {
@@ -191,6 +196,73 @@ async fn tenants_have_keys_and_quotas() {
         "{text}"
     );
     assert_idle(&server, idle).await;
+    server.shut_down().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_and_figures_need_the_key_of_operators() {
+    async fn ask(router: &Router, path: &str, key: Option<&str>) -> (u16, bool) {
+        use tower::ServiceExt;
+        let mut request = Request::get(path);
+        if let Some(key) = key {
+            request = request.header("authorization", key);
+        }
+        let request = request.body(Body::empty()).unwrap();
+        let answer = router.clone().oneshot(request).await.unwrap();
+        let asks = answer.headers().contains_key("www-authenticate");
+        (answer.status().as_u16(), asks)
+    }
+    let tenants = vec![tenant("one", "key-1", None, None)];
+    // `operator:key of operators`.
+    let password = "Basic b3BlcmF0b3I6a2V5IG9mIG9wZXJhdG9ycw==";
+    let bearer = format!("Bearer {OPERATOR}");
+    let with = |key: Option<&str>, tenants: &[TenantConfig], operators| Config {
+        operator_key: key.map(|key| Secret(key.to_owned())),
+        operators,
+        tenants: tenants.to_owned(),
+        ..config()
+    };
+    let server = start(with(Some(OPERATOR), &tenants, None)).await;
+    let router = server.router();
+    for path in ["/", "/metrics"] {
+        assert_eq!(ask(&router, path, None).await, (401, true));
+        assert_eq!(ask(&router, path, Some("Bearer key-1")).await, (401, true));
+        assert_eq!(
+            ask(&router, path, Some("Bearer key of operator")).await.0,
+            401
+        );
+        assert_eq!(ask(&router, path, Some(password)).await.0, 200);
+        assert_eq!(ask(&router, path, Some(&bearer)).await.0, 200);
+    }
+    for path in ["/healthz", "/readyz", "/v1/models"] {
+        assert_eq!(ask(&router, path, None).await.0, 200);
+    }
+    assert_eq!(ask(&router, "/nowhere", None).await.0, 404);
+    let debug = format!("{:?}", with(Some(OPERATOR), &tenants, None));
+    assert!(!debug.contains(OPERATOR), "{debug}");
+    server.shut_down().await.unwrap();
+
+    // Tenants, and no key of operators: nothing to read.
+    let server = Server::start_with(with(None, &tenants, None), Clock::Tokio)
+        .await
+        .unwrap();
+    for path in ["/", "/metrics"] {
+        assert_eq!(
+            ask(&server.router(), path, Some("Bearer key-1")).await,
+            (403, false)
+        );
+    }
+    server.shut_down().await.unwrap();
+
+    // An address of their own.
+    let own = Some(([127, 0, 0, 1], 0).into());
+    let server = start(with(None, &[], own)).await;
+    let operators = server.operators().unwrap();
+    for path in ["/", "/metrics"] {
+        assert_eq!(ask(&server.router(), path, None).await.0, 404);
+        assert_eq!(ask(&operators, path, None).await.0, 200);
+    }
+    assert_eq!(ask(&operators, "/v1/models", None).await.0, 404);
     server.shut_down().await.unwrap();
 }
 
