@@ -19,6 +19,7 @@ mod releases;
 mod reservations;
 mod services;
 mod shards;
+mod stops;
 mod tasks;
 mod waits;
 mod wakes;

@@ -52,8 +52,9 @@ assert_impl_all!(SimStream: Send, Sync, Clone);
 // A block has one owner. Sharing is explicit.
 assert_not_impl_any!(Block: Clone, Copy);
 
-// An address is not a number, and only an argument can be passed to a kernel.
-assert_not_impl_any!(DeviceAddress: Into<u64>, std::ops::Deref);
+// An address becomes a number by a call alone, and only an argument can be passed to a kernel.
+assert_impl_all!(u64: From<DeviceAddress>);
+assert_not_impl_any!(DeviceAddress: std::ops::Deref);
 #[cfg(feature = "cuda")]
 mod kernels {
     use super::*;

@@ -7,7 +7,7 @@ use crate::waiting::{self, Terms, Wait};
 use crate::{fork, settings};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTimeoutError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::ffi::{OsStr, c_int};
 use std::mem::ManuallyDrop;
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Block, Evictable, Pinned, Pool, QueueLimit, Stream, Tag};
+use weirpool::{AllocError, Block, DrainError, Evictable, Pinned, Pool, QueueLimit, Stream, Tag};
 use weirpool_dashboard::Dashboard;
 
 /// How long a blocking wait leaves signals unanswered.
@@ -95,6 +95,7 @@ fn refused(py: Python<'_>, error: &AllocError, text: String) -> PyErr {
         AllocError::Exhausted(_) => "Exhausted",
         AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => "Deadlocked",
         AllocError::NotReserved { .. } | AllocError::NotReservedForCapture { .. } => "NotReserved",
+        AllocError::Stopping => "Stopping",
         AllocError::Closed => "Closed",
         AllocError::Device(_) => "DeviceFailed",
         _ => "InvalidRequest",
@@ -442,7 +443,25 @@ impl NativePool {
         Ok(NativeActivation(activation))
     }
 
-    /// Fails all requests from now on.
+    /// Fails requests that wait and new ones from now on. What is reserved goes on.
+    fn stop_admitting(&self, py: Python<'_>) -> PyResult<()> {
+        in_parent()?;
+        py.detach(|| self.pool.stop_admitting());
+        Ok(())
+    }
+
+    /// Waits until all memory is free, on this thread, for up to so many seconds.
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        in_parent()?;
+        let timeout = seconds("timeout", Some(timeout))?.unwrap_or_default();
+        let drained = py.detach(|| self.pool.drain().timeout(timeout).blocking());
+        drained.map_err(|error| match error {
+            DrainError::TimedOut { .. } => PyTimeoutError::new_err(error.to_string()),
+            error => PyRuntimeError::new_err(error.to_string()),
+        })
+    }
+
+    /// Fails all requests from now on, also those of what is reserved.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         in_parent()?;
         py.detach(|| self.pool.close());

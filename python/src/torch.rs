@@ -53,6 +53,7 @@ impl From<AllocError> for Reason {
             }
             AllocError::Device(_)
             | AllocError::Stream(_)
+            | AllocError::Stopping
             | AllocError::Closed
             | AllocError::ForeignStream
             | AllocError::InvalidAlignment { .. }

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import http.client
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -186,6 +188,38 @@ def test_refusals_are_typed():
                 await pool.reserve(MIB)
 
         asyncio.run(main())
+
+
+def test_pool_that_admits_no_more_requests_goes_on_with_what_is_held():
+    pool = weirpool.Pool.simulated("64MiB")
+
+    def draw():
+        return pool.allocate("1MiB")
+
+    async def main():
+        async with pool.reserve("64MiB") as memory:
+            task = asyncio.create_task(pool.reserve(MIB)._wait())
+            await until_async(lambda: waiting(pool) == 1)
+            pool.stop_admitting()
+            with pytest.raises(weirpool.Stopping) as stopping:
+                await task
+            with pytest.raises(weirpool.Stopping, match="another server"):
+                await pool.reserve(MIB)
+            assert stopping.value.retry_after is None and not isinstance(stopping.value, MemoryError)
+            assert await memory.run(draw) is not None
+            with pytest.raises(RuntimeError, match="to_thread"):
+                pool.drain()
+            with pytest.raises(TimeoutError, match="64"):
+                await asyncio.to_thread(pool.drain, 0.12)
+            draining = asyncio.create_task(asyncio.to_thread(pool.drain, 20))
+            await asyncio.sleep(0.07)
+            assert not draining.done()
+        await draining
+        pool.close()
+        with pytest.raises(weirpool.Closed):
+            await pool.reserve(MIB)
+
+    asyncio.run(main())
 
 
 def test_tag_at_its_limit_is_refused_or_waits(pool):
@@ -879,6 +913,49 @@ def test_example_service_runs_without_a_gpu(python):
     done = python(example, "--cpu", *small, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("0 of 8") == 2, done.stdout
+
+
+def test_fastapi_service_that_is_terminated_under_load_breaks_no_answer():
+    for module in ("fastapi", "uvicorn"):
+        pytest.importorskip(module)
+    example = Path(__file__).parent.parent / "examples" / "fastapi_service.py"
+    service = subprocess.Popen([sys.executable, str(example), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = ""
+    while "running on" not in line:
+        line = service.stdout.readline()
+        assert line, "the service did not start"
+    url = re.search(r"http://[0-9.:]+", line).group()
+    counts = {"complete": 0, "refused": 0, "broken": 0}
+    lock = threading.Lock()
+
+    def client():
+        while True:
+            try:
+                answer = urllib.request.urlopen(urllib.request.Request(f"{url}/generate", method="POST"), timeout=60)
+            except urllib.error.HTTPError as error:
+                kind = "refused" if error.code == 503 and error.headers["Retry-After"] else "broken"
+            except OSError:
+                # It listens no more.
+                return
+            else:
+                try:
+                    kind = "complete" if answer.read().endswith(b"done\n") else "broken"
+                except (OSError, http.client.IncompleteRead):
+                    kind = "broken"
+            with lock:
+                counts[kind] += 1
+
+    clients = [threading.Thread(target=client) for _ in range(24)]
+    for thread in clients:
+        thread.start()
+    until(lambda: counts["complete"] >= 20)
+    service.terminate()
+    rest = service.stdout.read()
+    service.wait(60)
+    for thread in clients:
+        thread.join(60)
+    assert counts["broken"] == 0 and counts["refused"] > 0, (counts, rest)
+    assert "all memory was returned" in rest, rest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="brokers need Linux")

@@ -29,6 +29,7 @@ from ._errors import (
     NotReserved,
     OutOfMemory,
     QueueFull,
+    Stopping,
     TooLarge,
 )
 from ._native import __version__
@@ -54,6 +55,7 @@ __all__ = [
     "QueueFull",
     "Reserve",
     "SimulatedEvictable",
+    "Stopping",
     "Tag",
     "TooLarge",
     "__version__",

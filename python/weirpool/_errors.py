@@ -16,6 +16,7 @@ __all__ = [
     "NotReserved",
     "OutOfMemory",
     "QueueFull",
+    "Stopping",
     "TooLarge",
 ]
 
@@ -68,6 +69,10 @@ class Deadlocked(OutOfMemory):
 
 class NotReserved(OutOfMemory):
     """The reservation has less memory left, or not in one piece; the message says which."""
+
+
+class Stopping(AllocError, RuntimeError):
+    """The pool admits no more requests, because its service ends. Another server may answer."""
 
 
 class Closed(AllocError, RuntimeError):

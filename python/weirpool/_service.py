@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -449,8 +450,29 @@ class Pool:
         """Serves the live page on the loopback interface; on any free port by default."""
         return Page(self._native.serve_page(port, title))
 
+    def stop_admitting(self):
+        """Fails requests that wait and new ones, from now on with `Stopping`. What is reserved goes on, and pages end."""
+        self._native.stop_admitting()
+
+    def drain(self, timeout=None):
+        """Blocks this thread until all memory is free. Raises `TimeoutError` after `timeout` seconds.
+
+        Call `stop_admitting` first. In an event loop, `await asyncio.to_thread(pool.drain, 30)`.
+        """
+        if _running_loop() is not None:
+            raise RuntimeError("waiting would block the event loop of this thread; use `await asyncio.to_thread(pool.drain)`")
+        until = None if timeout is None else time.monotonic() + _seconds("timeout", timeout)
+        while True:
+            # Signals are handled between the slices.
+            left = math.inf if until is None else max(0, until - time.monotonic())
+            try:
+                return self._native.drain(min(left, 0.05))
+            except TimeoutError:
+                if left <= 0.05:
+                    raise
+
     def close(self):
-        """Fails all requests, from now on with `Closed`. Live memory stays valid."""
+        """Fails all requests, from now on with `Closed`, also those of what is reserved. Live memory stays valid. Live memory stays valid."""
         self._native.close()
 
     def stream(self):

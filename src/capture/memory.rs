@@ -73,11 +73,11 @@ impl GraphMemory {
     /// ends: its live blocks become ordinary blocks, and futures in its [scope](Reservation::scope) draw nothing more.
     ///
     /// # Errors
-    /// Returns [`StreamError::ForeignPool`] if the reservation is of another pool. It is dropped then.
+    /// Returns [`StreamError::ForeignReservation`] if the reservation is of another pool. It is dropped then.
     #[track_caller]
     pub fn give(&self, reservation: Reservation) -> Result<(), StreamError> {
         if reservation.pool() != self.pool() {
-            return Err(StreamError::ForeignPool);
+            return Err(StreamError::ForeignReservation);
         }
         if let Some(part) = reservation.into_rest(Location::caller()) {
             self.share.add(part);

@@ -51,7 +51,9 @@ use std::borrow::Cow;
 pub unsafe trait NativeStream: 'static {
     /// Calls `enqueue` with the stream behind a result of [`DeviceStream::native`](super::DeviceStream::native) or
     /// [`Device::native_stream`](super::Device::native_stream). Returns `None`, without a call, if that is of another
-    /// type. `task` is the name of the work in the backend's reports, if it has one.
+    /// type. `task` is the name of the work in the backend's reports, if it has one, and the caller is where it is
+    /// submitted.
+    #[track_caller]
     fn with<R>(
         native: &(dyn Any + Send + Sync),
         task: Option<&Cow<'static, str>>,
@@ -62,6 +64,7 @@ pub unsafe trait NativeStream: 'static {
 // SAFETY: the simulated device's object stands for one stream.
 #[cfg(feature = "sim")]
 unsafe impl NativeStream for super::sim::SimStream {
+    #[track_caller]
     fn with<R>(
         native: &(dyn Any + Send + Sync),
         task: Option<&Cow<'static, str>>,

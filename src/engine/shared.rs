@@ -30,6 +30,8 @@ pub(crate) mod gate {
     pub(crate) const SCOPED: u8 = 32;
     /// High-water marks are to be exact: caches are bypassed, so that the heap sees each allocation and free.
     pub(crate) const MEASURED: u8 = 64;
+    /// The pool admits no more requests: it grants memory only to requests of holders. Set wherever `ENDED` is.
+    pub(crate) const STOPPED: u8 = 128;
 }
 
 /// The settings of a pool's maintenance.
@@ -140,9 +142,10 @@ impl Shared {
         self.gate.load(Ordering::Relaxed) & gate::MEASURED != 0
     }
 
-    /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
-    pub(crate) fn is_granting(&self) -> bool {
+    /// Returns whether a new request may be granted: no request waits, and the pool admits it.
+    pub(crate) fn is_granting(&self, is_of_holder: bool) -> bool {
         let allowed = gate::DRAINING | gate::RECALLED | gate::SCOPED | gate::MEASURED;
+        let allowed = allowed | if is_of_holder { gate::STOPPED } else { 0 };
         self.gate.load(Ordering::Relaxed) & !allowed == 0
     }
 
@@ -157,6 +160,10 @@ impl Shared {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.gate.load(Ordering::Relaxed) & gate::ENDED != 0
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::STOPPED != 0
     }
 
     /// Returns which memory may be reused.

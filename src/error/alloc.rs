@@ -211,6 +211,12 @@ pub enum AllocError {
         /// The size of the request, rounded up to the pool's step, in bytes.
         requested: u64,
     },
+    /// The pool [admits no more requests](crate::Pool::stop_admitting), because its service ends. What reservations hold is
+    /// granted as before. Send the request to another server, or later.
+    #[error(
+        "the pool admits no more requests, because its service ends; send the request to another server, or later"
+    )]
+    Stopping,
     /// The pool was closed. Live blocks stay valid; no more memory is granted.
     #[error("the pool is closed and grants no more memory; allocate from another pool")]
     Closed,
@@ -226,7 +232,7 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull(inner), Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull(inner), Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Stopping, Closed, ForeignStream, Stream(inner), Device(inner) });
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +245,7 @@ pub enum ErrorClass {
     },
     /// The request can never succeed as it is: change it, or the pool's settings.
     Invalid,
-    /// The pool was closed, or its device failed: no request will succeed.
+    /// The pool ends or was closed, or its device failed: it will grant no such request.
     Unavailable,
 }
 
@@ -271,7 +277,7 @@ impl AllocError {
             | Self::BlocksRuntime { .. }
             | Self::ForeignStream
             | Self::Stream(_) => ErrorClass::Invalid,
-            Self::Closed => ErrorClass::Unavailable,
+            Self::Stopping | Self::Closed => ErrorClass::Unavailable,
         }
     }
 

@@ -227,9 +227,17 @@ pub enum StreamError {
         "the access of the stream's device to the pool's memory is being changed; call again when that has ended"
     )]
     AccessChanging,
-    /// The stream, or the event, was registered with another pool. Register it with this one.
-    #[error("the stream belongs to another pool; register it with this one")]
+    /// The stream, or the event, is of another pool than the memory or the graph. Register the device's stream with that
+    /// pool as well, and use the memory, or [note the use](crate::Stream::record_use), on the registration there; or
+    /// [copy](crate::Block::copy_to).
+    #[error(
+        "the stream is of another pool than the memory; register the device's stream with the memory's pool as well, and \
+         `submit` or `record_use` there, or copy with `copy_to`"
+    )]
     ForeignPool,
+    /// The reservation is of another pool than the memory of graphs that it is to be given to. Reserve from that pool.
+    #[error("the reservation is of another pool; reserve from the pool of the memory of graphs")]
+    ForeignReservation,
     /// The stream is the host, and the pool's memory is the device's alone. Build the pool over an
     /// [`Upstream`](crate::Upstream) that the host sees.
     #[error(

@@ -232,6 +232,7 @@ impl<H: Handles> Kind for ForBlock<H> {
             return drawn.map(Begun::Taken);
         }
         let mut ask = Ask::one(demand, Placement::Anywhere);
+        ask.demand.is_of_holder = is_in_scope && self.scope(&ask.demand).is_some();
         // In the plain cases, which come first.
         ask.is_searched = tag.is_none()
             && caller.fill.is_none()
@@ -440,6 +441,7 @@ pub(super) fn ask_for_all(
         request: heap::Request { bytes, alignment },
         rounding: 0,
         tag,
+        is_of_holder: false,
     };
     Ok(Ask {
         demand,

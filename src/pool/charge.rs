@@ -90,7 +90,7 @@ impl Pool {
     ///
     /// # Errors
     /// Returns [`AllocError::TooLarge`] if it exceeds the capacity, [`AllocError::Exhausted`] if blocks hold what it lacks or
-    /// requests wait, [`AllocError::Closed`], and [`AllocError::Device`].
+    /// requests wait, [`AllocError::Stopping`], [`AllocError::Closed`], and [`AllocError::Device`].
     #[track_caller]
     pub fn charge(&self, bytes: u64) -> Result<Charge, AllocError> {
         self.charge_for(bytes).try_now()

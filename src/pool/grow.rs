@@ -97,7 +97,8 @@ impl ForGrowth<'_> {
         if block.is_reserved() || block.is_outside() || !settings.is_pooled {
             return Err(AllocError::NoRoom { room: 0 });
         }
-        let demand = rounded(registration, self.bytes, step, block.tag())?;
+        let mut demand = rounded(registration, self.bytes, step, block.tag())?;
+        demand.is_of_holder = true;
         Ok(Ask::one(demand, block.placement_above()))
     }
 }

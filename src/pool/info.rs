@@ -105,10 +105,10 @@ impl fmt::Display for PoolDescription {
 /// # use weirpool::{Pool, device::sim::SimDevice};
 /// let pool = Pool::builder(SimDevice::new()).build()?;
 /// assert!(pool.inspect().health().is_serving());
-/// pool.close();
+/// pool.stop_admitting();
 /// let health = pool.inspect().health();
-/// assert!(health.is_closed && !health.is_serving());
-/// assert_eq!(health.to_string(), "closed; no requests waiting");
+/// assert!(health.is_stopping && !health.is_closed && !health.is_serving());
+/// assert_eq!(health.to_string(), "stopping; no requests waiting");
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -116,6 +116,8 @@ impl fmt::Display for PoolDescription {
 pub struct Health {
     /// The sticky error of the device that ended the pool. Every request fails with it.
     pub fault: Option<DeviceError>,
+    /// The pool [admits no more requests](crate::Pool::stop_admitting), or was closed.
+    pub is_stopping: bool,
     /// The pool was closed: every request fails with [`Closed`](crate::AllocError::Closed).
     pub is_closed: bool,
     /// A [drain](crate::Pool::drain) is in progress.
@@ -138,6 +140,7 @@ impl Health {
         let lender = engine.store.lease.lender.as_ref();
         Self {
             fault: engine.shared.fault(),
+            is_stopping: engine.shared.is_stopping(),
             is_closed: engine.shared.is_closed(),
             is_draining: engine.shared.is_draining(),
             source_trouble: lender.and_then(|lender| lender.trouble()),
@@ -146,9 +149,9 @@ impl Health {
         }
     }
 
-    /// Returns whether requests can be granted: the device works, and the pool is not closed.
+    /// Returns whether new requests can be granted: the device works, and the pool neither ends nor is closed.
     pub fn is_serving(&self) -> bool {
-        self.fault.is_none() && !self.is_closed
+        self.fault.is_none() && !self.is_stopping
     }
 }
 
@@ -157,6 +160,7 @@ impl fmt::Display for Health {
         match &self.fault {
             Some(fault) => write!(f, "broken: {fault}")?,
             None if self.is_closed => f.write_str("closed")?,
+            None if self.is_stopping => f.write_str("stopping")?,
             None => f.write_str("serving")?,
         }
         if self.is_draining {

@@ -67,6 +67,7 @@ impl Layout {
             rounding: (request.bytes - bytes) as u32,
             request,
             tag,
+            is_of_holder: false,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Pool, TagAccount};
 use crate::device::{Device, DeviceError};
-use crate::engine::{Trimmed, maintenance};
+use crate::engine::{Trimmed, gate, maintenance};
 use crate::error::BuildError;
 use crate::measure::{BlockState, Tag};
 use crate::queue::{Drain, serving};
@@ -98,19 +98,33 @@ impl Pool {
         TagAccount::new(self, tag)
     }
 
-    /// Closes the pool: waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every
-    /// later one. So do submissions, captures and launches of graphs. Live blocks stay valid, and are freed as ever;
+    /// Admits no more requests, for good: those that wait fail with [`AllocError::Stopping`](crate::AllocError::Stopping),
+    /// and so does every later one. Work that holds memory goes on to its end. This is how the end of a service begins;
+    /// [`drain`](Self::drain) and [`close`](Self::close) follow. A second call does nothing.
+    ///
+    /// | what | after `stop_admitting` |
+    /// |---|---|
+    /// | requests for blocks, reservations and [charges](Self::charge_for), waiting or new, `try_allocate` included | fail; a grant that came before is kept |
+    /// | allocations from a [`Reservation`](crate::Reservation), in its scope too | go on |
+    /// | requests in the [scope](crate::Reservation::scope) of a reservation that it has too little for; [`grow`](crate::Reservation::grow) of a reservation and of a block; memory of captures | wait and are granted as before: a holder of memory makes them |
+    /// | submissions, captures, launches, moves and uses on other streams, frees, charges and adopted blocks that are held | go on; freed blocks go to the heap, as while requests wait |
+    /// | [evictable](crate::Evictable) memory | stays, and is evicted for the requests that go on |
+    /// | a [source of the capacity](crate::PoolBuilder::capacity_source), such as a broker | is asked for the requests that go on, and takes its lease back as before |
+    /// | the pool, when its last handle is dropped with no drain | ends as ever |
+    pub fn stop_admitting(&self) {
+        serving::stop(self.service(), gate::STOPPED);
+    }
+
+    /// Closes the pool: it [admits no more requests](Self::stop_admitting), and no longer grants from reservations either.
+    /// Waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every later one. So do
+    /// submissions, captures and launches of graphs. Live blocks stay valid, and are freed as ever;
     /// `weirpool_observe::leaks` lists them.
     pub fn close(&self) {
         let engine = &self.service().engine;
-        if serving::close(self.service()) && engine.store.announcer.is_open() {
+        let how = gate::STOPPED | gate::ENDED;
+        if serving::stop(self.service(), how) && engine.store.announcer.is_open() {
             tell_of_leaks(self);
         }
-    }
-
-    /// Returns whether the pool was [closed](Self::close).
-    pub fn is_closed(&self) -> bool {
-        self.service().engine.shared.is_closed()
     }
 
     /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is
@@ -121,7 +135,8 @@ impl Pool {
     /// awaited, be it in [adopted](crate::Stream::adopt) blocks or [charged](Self::charge): it is no memory of the heap,
     /// and its owner may keep it for ever.
     ///
-    /// To end a service, [`close`](Self::close) the pool first:
+    /// To end a service, [admit no more requests](Self::stop_admitting) first, and [`close`](Self::close) the pool last. After
+    /// `close` alone, work that holds a reservation can allocate no more:
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};
@@ -130,13 +145,16 @@ impl Pool {
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let work = device.create_stream();
     /// # let stream = pool.register(&work)?;
-    /// let block = pool.try_allocate(&stream, 64 << 20)?;
-    /// work.submit(Operation::new(Duration::from_micros(50)));
-    /// drop(block); // pending behind that work
+    /// let request = pool.reserve(64 << 20).try_now()?;
+    /// pool.stop_admitting(); // waiting and new requests fail
     ///
-    /// pool.close(); // waiting requests fail; live blocks stay valid
+    /// let block = request.allocate(&stream, 64 << 20)?; // what is held goes on
+    /// work.submit(Operation::new(Duration::from_micros(50)));
+    /// drop((block, request)); // pending behind that work
+    ///
     /// device.block_on(pool.drain().timeout(Duration::from_secs(1)))?;
     /// assert_eq!(device.now(), Duration::from_micros(50));
+    /// pool.close();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

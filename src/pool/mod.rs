@@ -88,6 +88,13 @@ impl Stream {
     }
 }
 
+impl Block {
+    /// Returns the pool that the block is of.
+    pub fn pool(&self) -> Pool {
+        Pool::of_presence(self.registration().presence.clone())
+    }
+}
+
 /// A stream-ordered memory pool over one device.
 ///
 /// A pool is a handle: cloning it is cheap, and all clones are the same pool. It lives as long as any handle,

@@ -57,6 +57,7 @@ use std::time::Duration;
 ///   progress, where the pool [fails deadlocks](crate::PoolBuilder::fail_deadlocks_after).
 ///
 /// At any time:
+/// - [`Stopping`](AllocError::Stopping): the pool [admits no more requests](crate::Pool::stop_admitting).
 /// - [`Closed`](AllocError::Closed): the pool was closed.
 /// - [`Device`](AllocError::Device): the device failed.
 ///

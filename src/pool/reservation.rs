@@ -298,6 +298,8 @@ pub struct ForReservation<'a> {
     is_whole: bool,
     /// Where the only piece is to lie.
     placement: Placement,
+    /// It extends memory that is held.
+    is_of_holder: bool,
 }
 
 impl<'a> ForReservation<'a> {
@@ -307,14 +309,16 @@ impl<'a> ForReservation<'a> {
             layouts: Layouts::from([Layout::new(bytes)]),
             is_whole: true,
             placement: Placement::Anywhere,
+            is_of_holder: false,
         }
     }
 
-    /// A reservation of one piece, which lies at any address or above a block.
+    /// A reservation of one piece, which lies at any address or above a block, and extends memory of graphs.
     pub(super) fn at(pool: &'a Pool, bytes: u64, placement: Placement) -> Self {
         Self {
             is_whole: placement == Placement::Anywhere,
             placement,
+            is_of_holder: true,
             ..Self::whole(pool, bytes)
         }
     }
@@ -325,6 +329,7 @@ impl<'a> ForReservation<'a> {
             layouts,
             is_whole: false,
             placement: Placement::Anywhere,
+            is_of_holder: false,
         }
     }
 }
@@ -348,6 +353,7 @@ impl Kind for ForReservation<'_> {
         let presence = &self.pool.presence;
         let mut ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
         ask.parts.placement = self.placement;
+        ask.demand.is_of_holder = self.is_of_holder || self.scope(&ask.demand).is_some();
         match self.nested(&ask.demand, attempt.caller) {
             Some(reservation) => Ok(Begun::Taken(reservation)),
             None => Ok(Begun::Asks(ask)),
@@ -395,8 +401,9 @@ impl Kind for ForReservationGrowth<'_> {
         let Self { reservation, bytes } = self;
         let layouts = [Layout::new(*bytes)];
         let presence = reservation.reserved().presence();
-        let ask = ask_for_reserved(presence, &layouts, true, reservation.tag());
-        ask.map(Begun::Asks)
+        let mut ask = ask_for_reserved(presence, &layouts, true, reservation.tag())?;
+        ask.demand.is_of_holder = true;
+        Ok(Begun::Asks(ask))
     }
 
     fn granted(

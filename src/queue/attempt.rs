@@ -99,7 +99,7 @@ pub(crate) fn try_now<'a>(
         }
         return Ok(Allocations::from_buf([allocation]));
     }
-    match search(asker, &ask.parts, effort) {
+    match search(asker, ask, effort) {
         Ok(allocations) => {
             if let Some(charge) = charge {
                 charge.keep();
@@ -119,7 +119,7 @@ fn charge<'a>(asker: Asker<'a>, demand: &Demand, tag: Tag) -> Result<TagCharge<'
     // Memory that is evicted while requests of the tag are throttled is theirs.
     while charged.is_err()
         && !account.is_throttling()
-        && service.refusal().is_none()
+        && service.refusal_of(demand).is_none()
         && service.evict_for(tag, demand.request.bytes)
     {
         charged = TagCharge::of(service, demand, tag);
@@ -132,12 +132,13 @@ fn charge<'a>(asker: Asker<'a>, demand: &Demand, tag: Tag) -> Result<TagCharge<'
 
 /// Searches, unless other requests come first.
 #[inline]
-fn search(asker: Asker<'_>, parts: &Parts, effort: Effort) -> Result<Allocations, NoMemory> {
+fn search(asker: Asker<'_>, ask: &Ask, effort: Effort) -> Result<Allocations, NoMemory> {
     let Asker { service, lane } = asker;
-    if !service.engine.shared.is_granting() {
+    let Ask { demand, parts, .. } = ask;
+    if !service.engine.shared.is_granting(demand.is_of_holder) {
         // A request that comes while others wait goes behind them, however much is free.
         return Err(service
-            .refusal()
+            .refusal_of(demand)
             .map_or_else(NoMemory::short, NoMemory::Never));
     }
     let found = service.engine.search(lane, parts, Mode::at_once(effort));

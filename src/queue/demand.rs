@@ -13,6 +13,9 @@ pub(crate) struct Demand {
     pub(crate) rounding: u32,
     /// The account that is charged, if any.
     pub(crate) tag: Option<Tag>,
+    /// It grows what is held, or is made in the scope of a reservation: it is granted although the pool
+    /// [stops admitting](crate::Pool::stop_admitting) others.
+    pub(crate) is_of_holder: bool,
 }
 
 impl Demand {
@@ -22,6 +25,7 @@ impl Demand {
             request: part.request,
             rounding: part.rounding,
             tag,
+            is_of_holder: false,
         }
     }
 
@@ -34,6 +38,7 @@ impl Demand {
             },
             rounding: u32::try_from(surplus).unwrap_or(u32::MAX),
             tag,
+            is_of_holder: false,
         }
     }
 

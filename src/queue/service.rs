@@ -297,7 +297,7 @@ impl Service {
         self.funnel.is_serving()
     }
 
-    /// Returns the reason why nothing can be granted, if there is one.
+    /// Returns the reason why nothing can be granted, not even of a reservation, if there is one.
     pub(crate) fn refusal(&self) -> Option<AllocError> {
         if self.engine.shared.is_closed() {
             return Some(AllocError::Closed);
@@ -309,6 +309,8 @@ impl Service {
     pub(super) fn refusal_of(&self, demand: &Demand) -> Option<AllocError> {
         let requested = demand.request.bytes;
         let capacity = self.engine.store.capacity();
+        let is_late = || !demand.is_of_holder && self.engine.shared.is_stopping();
+        let stopping = || is_late().then_some(AllocError::Stopping);
         let too_large = || {
             (requested > capacity).then_some(AllocError::TooLarge {
                 requested,
@@ -324,7 +326,8 @@ impl Service {
                 limit,
             })
         };
-        self.refusal().or_else(too_large).or_else(over_limit)
+        let refusal = self.refusal().or_else(stopping);
+        refusal.or_else(too_large).or_else(over_limit)
     }
 
     /// Returns the error of a request that does not wait for its tag's limit.

@@ -199,16 +199,17 @@ pub(crate) fn set_tag_limit(service: &Arc<Service>, tag: Tag, limit: Option<u64>
     );
 }
 
-/// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
-pub(crate) fn close(service: &Arc<Service>) -> bool {
-    let before = service
-        .engine
-        .shared
-        .gate
-        .fetch_or(gate::ENDED, Ordering::SeqCst);
-    let is_first = before & gate::ENDED == 0;
+/// Closes the gate for good: `how` is [`STOPPED`](gate::STOPPED), or with [`ENDED`](gate::ENDED). Waiting requests that this
+/// excludes fail. Returns whether this is the first time.
+pub(crate) fn stop(service: &Arc<Service>, how: u8) -> bool {
+    let engine = &service.engine;
+    let before = engine.shared.gate.fetch_or(how, Ordering::SeqCst);
+    let is_first = before & how != how;
     if is_first {
-        service.engine.store.announcer.tell(|| Fact::Closed);
+        engine.store.announcer.tell(|| match how & gate::ENDED {
+            0 => Fact::Stopping,
+            _ => Fact::Closed,
+        });
     }
     apply_terms(service);
     is_first

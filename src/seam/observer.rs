@@ -220,6 +220,8 @@ pub enum Fact<'a> {
         stream: StreamId,
         name: Option<&'a str>,
     },
+    /// The pool [admits no more requests](crate::Pool::stop_admitting).
+    Stopping,
     /// The pool was closed.
     Closed,
     /// Blocks and reservations have owners when their pool is closed, told once; or blocks were granted to futures that

@@ -117,8 +117,11 @@ impl<'s> Submission<'s> {
             let arguments = accesses.order(&mut order).map_err(TaskError::from)?;
             enqueue(work, arguments)
         };
-        let native = registration.native.get();
-        let value = native.and_then(|native| W::with(native, self.name.as_ref(), submit));
+        // Not in a closure: the backend notes the caller.
+        let value = match registration.native.get() {
+            Some(native) => W::with(native, self.name.as_ref(), submit),
+            None => None,
+        };
         let value = value.ok_or_else(|| other_backend::<W>(registration))??;
         Ok(self.submitted(registration, Value::Known(value)))
     }

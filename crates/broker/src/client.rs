@@ -73,7 +73,7 @@ pub enum ClientError {
         reason: String,
     },
     /// A broker listens and does not answer, or ends the connection without an answer.
-    #[error("the broker at {} is silent: {reason}; look whether its process is stopped", socket.display())]
+    #[error("the broker at {} is silent: {reason}; look whether its process is stopped, or has no descriptor left", socket.display())]
     Silent {
         /// The socket.
         socket: PathBuf,

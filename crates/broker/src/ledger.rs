@@ -147,7 +147,9 @@ pub enum Refused {
         reason: String,
     },
     /// The number of connected clients has reached its limit.
-    #[error("{clients} clients are connected, which is the limit")]
+    #[error(
+        "{clients} clients are connected, the most that a broker serves; retry once one of them has ended"
+    )]
     Full {
         /// The number of clients.
         clients: usize,

@@ -45,7 +45,7 @@ pub use service::Body;
 ///
 /// | `Accept` | answer |
 /// |---|---|
-/// | `text/event-stream` | the last ten minutes and a frame, then what is new, as server-sent events, until the pool is closed |
+/// | `text/event-stream` | the last ten minutes and a frame, then what is new, as server-sent events, until the pool [admits no more requests](Pool::stop_admitting) |
 /// | `application/json` | one frame |
 /// | anything else | the page |
 ///
@@ -67,9 +67,9 @@ pub use service::Body;
 /// of the pool and keeps it alive.
 ///
 /// # Shutdown
-/// Answers with events end when the pool is [closed](Pool::close), or when all clones of the dashboard are dropped. So close
-/// the pool before waiting for connections to end. A viewer that takes nothing for 30 seconds loses its place, and its
-/// answer ends; its connection is the server's to close.
+/// Answers with events end when the pool [admits no more requests](Pool::stop_admitting), or when all clones of the
+/// dashboard are dropped. So call that before waiting for connections to end. A viewer that takes nothing for 30 seconds
+/// loses its place, and its answer ends; its connection is the server's to close.
 ///
 /// # Errors
 /// Answers 421 for a header `Host` that is not among its [hosts](Self::hosts), 403 for the `Origin` of another site, 405

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 use weirpool::Pool;
 
-/// The least time between frames, and the most until the end of the pool is noticed.
+/// The least time between frames, and the most until the end of the service is noticed.
 const FRAME: Duration = Duration::from_millis(250);
 /// The least time between rows of the ring.
 const ROW: Duration = Duration::from_secs(1);
@@ -274,23 +274,23 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
     }
 }
 
-/// Adds rows to the ring while the dashboard lives and the pool is open, and collects frames while there are viewers.
+/// Adds rows to the ring while the dashboard lives and the pool admits requests, and collects frames while there are viewers.
 async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     let (mut rows, mut frames) = (Pace::new(ROW), Pace::new(FRAME));
     loop {
         let Some(this) = viewers.upgrade() else {
             return;
         };
-        // Before the frame, so that the last one shows that the pool is closed.
-        let is_closed = this.pool.is_closed();
-        if is_closed {
+        // Before the frame, so that the last one shows that the service ends.
+        let is_stopping = this.pool.inspect().health().is_stopping;
+        if is_stopping {
             // Viewers that come from now on start another task.
             *lock(&this.seats) = Weak::new();
         }
-        let Some(rest) = turn(&this, &seats, &mut rows, &mut frames, is_closed).await else {
+        let Some(rest) = turn(&this, &seats, &mut rows, &mut frames, is_stopping).await else {
             return;
         };
-        if is_closed {
+        if is_stopping {
             return;
         }
         drop(this);

@@ -442,7 +442,7 @@ async fn events_end_with_the_pool_and_with_the_dashboard() {
     let dashboard = Dashboard::new(&closed);
     let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
     next(&mut body).await.unwrap();
-    closed.close();
+    closed.stop_admitting();
     let mut last = String::new();
     while let Some(event) = next(&mut body).await {
         last = event;

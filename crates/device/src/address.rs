@@ -69,6 +69,13 @@ impl From<u64> for DeviceAddress {
     }
 }
 
+/// Returns the number of the address, with the limits of [`to_bits`](DeviceAddress::to_bits).
+impl From<DeviceAddress> for u64 {
+    fn from(address: DeviceAddress) -> Self {
+        address.to_bits()
+    }
+}
+
 /// # Panics
 /// Panics if the result exceeds the address space, as an overflow of integers.
 impl Add<u64> for DeviceAddress {

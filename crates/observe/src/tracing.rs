@@ -175,6 +175,7 @@ impl Observer for Tracing {
             Fact::StreamGone { stream, name } => {
                 tell!(DEBUG, stream = %stream, name, "stream gone")
             }
+            Fact::Stopping => tell!(INFO, "admits no more requests"),
             Fact::Closed => tell!(INFO, "closed"),
             Fact::Leaked {
                 blocks,

@@ -51,6 +51,7 @@ impl Repeatable {
             accesses,
             name,
             place,
+            submitted: None,
             is_copier,
         }
     }
@@ -94,6 +95,7 @@ pub struct Operation {
     accesses: Vec<Access>,
     pub(super) name: Option<Cow<'static, str>>,
     place: &'static Location<'static>,
+    submitted: Option<&'static Location<'static>>,
     /// It is a copy of the driver's, which needs no access: it is staged through the host.
     pub(super) is_copier: bool,
 }
@@ -110,6 +112,7 @@ impl Operation {
             accesses: Vec::new(),
             name: None,
             place: Location::caller(),
+            submitted: None,
             is_copier: false,
         }
     }
@@ -193,12 +196,17 @@ impl Operation {
         self
     }
 
-    /// Names the operation after the task that it was submitted for.
-    pub(super) fn of_task(mut self, task: Cow<'static, str>) -> Self {
-        self.name = Some(match self.name.take() {
-            Some(name) => format!("{task}: {name}").into(),
-            None => task,
-        });
+    /// Names the operation after the task that it was submitted for, if that has a name, and notes where.
+    pub(super) fn of_task(
+        mut self,
+        task: Option<Cow<'static, str>>,
+        submitted: &'static Location<'static>,
+    ) -> Self {
+        self.name = match (task, self.name.take()) {
+            (Some(task), Some(name)) => Some(format!("{task}: {name}").into()),
+            (task, name) => task.or(name),
+        };
+        self.submitted = Some(submitted);
         self
     }
 
@@ -215,6 +223,11 @@ impl Operation {
     /// Returns the location in the source where the operation was created.
     pub fn place(&self) -> &'static Location<'static> {
         self.place
+    }
+
+    /// Returns the location of the `submit` of a pool's stream that it was submitted in.
+    pub(super) fn submitted(&self) -> Option<&'static Location<'static>> {
+        self.submitted
     }
 }
 

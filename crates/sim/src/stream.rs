@@ -11,6 +11,7 @@ use super::schedule::Item;
 use std::any::Any;
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::Location;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{Device, DeviceError, DeviceId, RawStream};
 
@@ -22,8 +23,15 @@ use weirpool_device::{Device, DeviceError, DeviceId, RawStream};
 #[derive(Clone)]
 pub struct SimStream {
     owner: Arc<Owner>,
-    /// The name of the task that operations are submitted for.
-    task: Option<Cow<'static, str>>,
+    /// The task that operations are submitted for, if it is one.
+    task: Option<Task>,
+}
+
+/// Work that a pool's stream submits.
+#[derive(Clone)]
+struct Task {
+    name: Option<Cow<'static, str>>,
+    submitted: &'static Location<'static>,
 }
 
 /// The stream of a registration: kept by it, or by its handles for as long as the registration lives.
@@ -140,8 +148,9 @@ impl SimStream {
     }
 
     /// Returns a handle of the stream behind such an object. Reports name the operations that are submitted through it
-    /// after `task`, if that is some name.
+    /// after `task`, if that is some name, and the caller as the place of their submission.
     #[doc(hidden)]
+    #[track_caller]
     pub fn of_native(
         native: &(dyn Any + Send + Sync),
         task: Option<Cow<'static, str>>,
@@ -150,7 +159,14 @@ impl SimStream {
             Native::Kept(stream) => stream.owner.clone(),
             Native::Borrowed(owner) => owner.upgrade()?,
         };
-        Some(Self { owner, task })
+        let task = Task {
+            name: task,
+            submitted: Location::caller(),
+        };
+        Some(Self {
+            owner,
+            task: Some(task),
+        })
     }
 
     /// Returns the device that the stream belongs to.
@@ -195,7 +211,7 @@ impl SimStream {
     #[track_caller]
     pub fn submit(&self, operation: Operation) {
         let operation = match &self.task {
-            Some(task) => operation.of_task(task.clone()),
+            Some(Task { name, submitted }) => operation.of_task(name.clone(), submitted),
             None => operation,
         };
         self.push(Item::Operation(operation));

@@ -20,7 +20,7 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 /// | error | status |
 /// |---|---|
 /// | [`LimitReached`](AllocError::LimitReached), [`DeadlockedAtLimit`](AllocError::DeadlockedAtLimit), [`QueueFull`](AllocError::QueueFull) of a tag | 429 Too Many Requests |
-/// | [`QueueFull`](AllocError::QueueFull) of the pool, [`Shed`](AllocError::Shed), [`Exhausted`](AllocError::Exhausted), [`Deadlocked`](AllocError::Deadlocked), [`NotReservedForCapture`](AllocError::NotReservedForCapture), [`Closed`](AllocError::Closed), a device that is out of memory | 503 Service Unavailable |
+/// | [`QueueFull`](AllocError::QueueFull) of the pool, [`Shed`](AllocError::Shed), [`Exhausted`](AllocError::Exhausted), [`Deadlocked`](AllocError::Deadlocked), [`NotReservedForCapture`](AllocError::NotReservedForCapture), [`Stopping`](AllocError::Stopping), [`Closed`](AllocError::Closed), a device that is out of memory | 503 Service Unavailable |
 /// | [`TimedOut`](AllocError::TimedOut) | 504 Gateway Timeout |
 /// | [`TooLarge`](AllocError::TooLarge), [`OverLimit`](AllocError::OverLimit) | 413 Content Too Large |
 /// | all others: the device's errors, and calls that the service should not make | 500 Internal Server Error |
@@ -33,7 +33,8 @@ pub trait Answer: fmt::Display {
 
     /// Returns the value of the header `Retry-After`. For an [`AllocError`], it is
     /// [`retry_after`](AllocError::retry_after) in whole seconds, rounded up. With the statuses 429 and 503 it is 1 if
-    /// that time is not known, unless the pool is closed.
+    /// that time is not known, unless the pool is closed: by then another server may answer for one that is
+    /// [stopping](AllocError::Stopping).
     fn retry_after_header(&self) -> Option<HeaderValue> {
         None
     }
@@ -65,6 +66,7 @@ impl Answer for AllocError {
             | Self::Exhausted(_)
             | Self::Deadlocked(_)
             | Self::NotReservedForCapture { .. }
+            | Self::Stopping
             | Self::Closed => StatusCode::SERVICE_UNAVAILABLE,
             Self::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::TooLarge { .. } | Self::OverLimit { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -82,7 +84,8 @@ impl Answer for AllocError {
             self.status(),
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
         );
-        let default = (is_busy && self.is_retryable()).then_some(RETRY_AFTER_DEFAULT);
+        let may_retry = self.is_retryable() || matches!(self, Self::Stopping);
+        let default = (is_busy && may_retry).then_some(RETRY_AFTER_DEFAULT);
         let wait = self.retry_after().or(default)?;
         let part = u64::from(wait.subsec_nanos() > 0);
         Some(wait.as_secs().saturating_add(part).into())

@@ -184,7 +184,7 @@ impl Server {
     /// Returns an error if answers are not complete within the configured time, or if memory is missing.
     pub async fn shut_down(self) -> anyhow::Result<()> {
         let patience = self.app.config.drain_timeout;
-        self.app.engine.close();
+        self.app.engine.stop_admitting();
         self.stop.cancel();
         self.connections.close();
         let drained = self.app.engine.drain(patience).await;

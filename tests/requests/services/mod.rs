@@ -7,6 +7,7 @@ mod drain;
 mod dropped;
 mod many;
 mod stalled;
+mod stopping;
 
 use crate::common::*;
 use weirpool::device::sim::SimDevice;

@@ -203,7 +203,7 @@ fn closing_fails_waiting_requests_and_keeps_live_blocks() {
     assert_eq!(now(waiting).unwrap_err(), AllocError::Closed);
     assert_eq!(pool.try_allocate(&a, 1).unwrap_err(), AllocError::Closed);
     assert_eq!(now(pool.allocate(&a, 1)).unwrap_err(), AllocError::Closed);
-    assert!(pool.is_closed());
+    assert!(pool.inspect().health().is_closed);
     now(block.deallocate()).unwrap();
     pool.inspect().check_conserved().unwrap();
 }

@@ -207,7 +207,7 @@ fn reservation_of_another_pool_is_refused() {
     let (site, other) = (Site::new(8 * MIB), Site::new(8 * MIB));
     let memory = site.pool.graph_memory();
     let foreign = other.pool.reserve(MIB).try_now().unwrap();
-    assert_eq!(memory.give(foreign), Err(StreamError::ForeignPool));
+    assert_eq!(memory.give(foreign), Err(StreamError::ForeignReservation));
     assert_eq!(memory.size(), 0);
     other.assert_sound();
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use weirpool::Unordered;
-use weirpool::device::{DeviceAddress, MemoryKind};
+use weirpool::device::{Argument, DeviceAddress, MemoryKind};
 
 fn lines(violation: &Violation) -> [Option<u32>; 4] {
     let memory = violation.memory.as_ref();
@@ -250,4 +250,78 @@ fn every_public_call_reports_the_users_location() {
     let (freed, end) = (block.deallocate_on(further).unwrap(), line!());
     drop(freed);
     assert_eq!(places(&world), (line, Some(end)));
+}
+
+/// What a helper creates is named with the `submit` that the helper was called in.
+#[test]
+fn operation_of_a_helper_is_named_with_its_submit() {
+    fn launch(work: &SimStream, memory: Argument<'_>) -> u32 {
+        work.submit(Operation::new(us(10)).writes(memory.address(), memory.size()));
+        line!() - 1
+    }
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    world.order(0, 1);
+    let mut created = 0;
+    let helper = |work: &SimStream, memory: Argument<'_>| created = launch(work, memory);
+    let (task, submitted) = (world.stream[0].submit(&block, helper), line!());
+    drop(task.unwrap());
+    world.write(1, &block);
+    let violation = world.only();
+    let earlier = violation.earlier.as_ref().unwrap();
+    assert_eq!(earlier.place.line(), created);
+    assert_eq!(earlier.submitted.unwrap().line(), submitted);
+    assert_eq!(violation.later.as_ref().unwrap().submitted, None);
+    let text = violation.to_string();
+    let file = file!();
+    for words in [
+        format!("operation ({file}:{created}"),
+        format!(", submitted at {file}:{submitted}"),
+        "submit both with the memory that they use (`stream.submit`), `&mut` what".to_owned(),
+    ] {
+        assert!(text.contains(&words), "{words:?} in {text}");
+    }
+}
+
+#[test]
+fn missing_mut_is_named_where_both_uses_were_submitted() {
+    let world = World::new();
+    let mut block = world.allocate(0, MIB);
+    let writes = |work: &SimStream, memory: Argument<'_>| {
+        work.submit(Operation::new(us(10)).writes(memory.address(), memory.size()));
+    };
+    drop(world.stream[1].submit(&block, writes).unwrap());
+    drop(world.stream[0].submit(&block, writes).unwrap());
+    let violation = world.only();
+    assert_eq!(violation.kind, ViolationKind::Race);
+    let text = violation.to_string();
+    assert!(text.contains("as `&mut` what they write"), "{text}");
+    assert!(!text.contains("submit both"), "{text}");
+    // The remedy.
+    let world = World::new();
+    drop(std::mem::replace(&mut block, world.allocate(0, MIB)));
+    drop(world.stream[1].submit(&mut block, writes).unwrap());
+    drop(world.stream[0].submit(&mut block, writes).unwrap());
+    drop(block);
+    world.device.assert_ordered();
+}
+
+#[test]
+fn use_behind_a_move_is_told_to_come_before_it() {
+    let world = World::new();
+    let mut block = world.written(0, MIB);
+    block.move_to(&world.stream[1]).unwrap();
+    world.write(0, &block);
+    drop(block);
+    let violation = world.only();
+    assert_eq!(violation.kind, ViolationKind::FreedWhileUsed);
+    let text = violation.to_string();
+    assert!(text.contains("before `move_to`"), "{text}");
+    // The remedy.
+    let world = World::new();
+    let mut block = world.written(0, MIB);
+    world.write(0, &block);
+    block.move_to(&world.stream[1]).unwrap();
+    drop(block);
+    world.device.assert_ordered();
 }

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use weirpool::device::Argument;
 
 /// A future that panics at its first poll and when it is dropped, and would go on at its second poll.
 struct PanicsOnce {
@@ -175,4 +176,39 @@ fn order_after_tasks_of_other_pools_and_devices() {
     drop(capture.end().unwrap());
     let ends = join(task, host.create_stream().unwrap().synchronize());
     assert_eq!(now(ends), (Ok(()), Ok(())));
+}
+
+/// The error names what to do, and that works: the device's stream is registered with the block's pool as well.
+#[test]
+fn memory_of_two_pools_meets_on_a_stream_that_both_know() {
+    let device = manual();
+    let [here, there] = [(); 2].map(|()| pool(&device, 8 * MIB));
+    let [(work, stream), (_, other)] = streams(&device, &here);
+    let mut own = here.try_allocate(&stream, MIB).unwrap();
+    let (_, home) = crate::common::stream(&device, &there);
+    let mut foreign = there.try_allocate(&home, MIB).unwrap();
+    assert_eq!((own.pool(), foreign.pool()), (here, there.clone()));
+    drop(foreign.upload(&home, 0, b"weir").unwrap());
+
+    let refused = stream.submit((&mut own, &foreign), |_: &SimStream, _| ());
+    let refused = refused.map(drop).unwrap_err();
+    assert_eq!(refused, TaskError::Stream(StreamError::ForeignPool));
+    let text = refused.to_string();
+    assert!(
+        text.contains("register the device's stream with the memory's pool as well"),
+        "{text}"
+    );
+
+    let same = there.register(&work).unwrap();
+    same.record_use(&mut foreign).unwrap();
+    let (address, size) = (foreign.address(), foreign.size());
+    let task = stream.submit(&mut own, |work: &SimStream, own: Argument<'_>| {
+        let both = Operation::new(us(10)).writes(own.address(), own.size());
+        work.submit(both.writes(address, size));
+    });
+    drop(task.unwrap());
+    own.move_to(&other).unwrap();
+    drop((own, foreign));
+    device.advance_to_end();
+    device.assert_ordered();
 }

@@ -301,3 +301,22 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
     drop((first, second, entries));
     caching.inspect().check_conserved().unwrap();
 }
+
+/// The pool gives back what is free, and asks for its holders alone.
+#[test]
+fn pool_that_stops_admitting_gives_back_and_asks_for_its_holders() {
+    let folder = Folder::new("stopping");
+    let _broker = broker(&folder.socket(), 64 * MIB);
+    let (pool, stream) = leased(&folder, |options| options);
+    let mut reservation = pool.reserve(16 * MIB).try_now().unwrap();
+    drop(block_on(pool.allocate(&stream, 32 * MIB)).unwrap());
+    pool.stop_admitting();
+    let refused = block_on(pool.allocate(&stream, 8 * MIB)).unwrap_err();
+    assert_eq!(refused, AllocError::Stopping);
+    let (other, elsewhere) = leased(&folder, |options| options);
+    let theirs = block_on(other.allocate(&elsewhere, 40 * MIB)).unwrap();
+    assert!(lease(&pool) <= 24 * MIB, "{}", lease(&pool));
+    drop(theirs);
+    block_on(reservation.grow(32 * MIB)).unwrap();
+    assert!(lease(&pool) >= 48 * MIB, "{}", lease(&pool));
+}

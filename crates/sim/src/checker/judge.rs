@@ -130,6 +130,7 @@ impl Judge {
             stream: self.order.label(stream),
             name: operation.name.clone(),
             place: operation.place(),
+            submitted: operation.submitted(),
             behind: None,
         };
         let start = access.address.to_bits();
@@ -149,6 +150,7 @@ impl Judge {
             stream: self.order.label(stream),
             name: operation.name.clone(),
             place: operation.place(),
+            submitted: operation.submitted(),
             behind: now.clock.has_open().then(|| now.clone()),
         });
         let accesses = operation.accesses().iter();

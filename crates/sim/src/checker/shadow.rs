@@ -62,6 +62,8 @@ pub(super) struct Work {
     pub(super) stream: StreamLabel,
     pub(super) name: Option<Cow<'static, str>>,
     pub(super) place: &'static Location<'static>,
+    /// Where it was submitted, in the `submit` of a pool's stream.
+    pub(super) submitted: Option<&'static Location<'static>>,
     /// The point at which it was submitted, if that is behind a wait for a flag.
     pub(super) behind: Option<Stamp>,
 }

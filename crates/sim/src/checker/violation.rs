@@ -57,6 +57,9 @@ pub struct Usage {
     pub operation: Option<Cow<'static, str>>,
     /// The location in the source where the operation was created.
     pub place: &'static Location<'static>,
+    /// The location of the call that submitted it with its memory: `submit` of a stream of a pool. `None` if it was
+    /// submitted to the device's stream alone.
+    pub submitted: Option<&'static Location<'static>>,
     /// The stream to which it was submitted.
     pub stream: StreamLabel,
     /// Whether it read or wrote.
@@ -112,6 +115,7 @@ impl Usage {
         Self {
             operation: work.name.clone(),
             place: work.place,
+            submitted: work.submitted,
             stream: work.stream.clone(),
             kind,
         }
@@ -173,8 +177,9 @@ impl ViolationKind {
                  or make the stream wait for an event of the block's own stream that was recorded after the grant"
             }
             Self::Race => {
-                "submit both with the memory that they use (`stream.submit`); or make the later one's stream wait \
-                 for an event behind the earlier one (`stream.wait(&event)`), or await that on the host"
+                "submit both with the memory that they use (`stream.submit`), `&mut` what they write; or make the \
+                 later one's stream wait for an event behind the earlier one (`stream.wait(&event)`), or await that on \
+                 the host"
             }
             Self::GrantedWhileUsed | Self::GrantedTwice => {
                 "this is a bug of the pool: please report it"
@@ -190,6 +195,34 @@ impl ViolationKind {
                 "drop the imported block, await its end (`Freed`), and free the exported block after that"
             }
         }
+    }
+}
+
+impl Violation {
+    /// Returns what to do: for the kind, or for the mistake that the uses tell of.
+    fn advice(&self) -> &'static str {
+        let usages = [&self.earlier, &self.later].map(Option::as_ref);
+        match (self.kind, usages) {
+            (ViolationKind::Race, [Some(earlier), Some(later)])
+                if earlier.submitted.is_some() && later.submitted.is_some() =>
+            {
+                "pass each `submit` all of the memory that its operations use, and as `&mut` what they write"
+            }
+            (ViolationKind::FreedWhileUsed, [Some(earlier), _]) if self.was_moved_from(earlier) => {
+                "submit the use before `move_to`, after which the block is freed in the order of its new stream alone; \
+                 or submit it with its block (`stream.submit`)"
+            }
+            _ => self.kind.advice(),
+        }
+    }
+
+    /// Returns whether the block was freed in the order of other streams alone than that of its allocation, to which the
+    /// use was submitted.
+    fn was_moved_from(&self, usage: &Usage) -> bool {
+        self.memory.as_ref().is_some_and(|memory| {
+            let is_home = usage.stream == memory.stream;
+            is_home && !memory.freed_on.is_empty() && !memory.freed_on.contains(&memory.stream)
+        })
     }
 }
 
@@ -215,7 +248,7 @@ impl fmt::Display for Violation {
                 "  {role:<13} device {device} uses memory of device {owner}"
             )?;
         }
-        write!(f, "  {:<13} {}", "what to do:", self.kind.advice())
+        write!(f, "  {:<13} {}", "what to do:", self.advice())
     }
 }
 
@@ -229,7 +262,13 @@ impl fmt::Display for Usage {
             AccessKind::Write => "writes",
         };
         let (place, stream) = (self.place, &self.stream);
-        write!(f, "{name} ({place}) {verb} on {stream}")
+        write!(f, "{name} ({place}")?;
+        let is_elsewhere =
+            |at: &&Location<'_>| (at.file(), at.line()) != (place.file(), place.line());
+        if let Some(at) = self.submitted.filter(is_elsewhere) {
+            write!(f, ", submitted at {at}")?;
+        }
+        write!(f, ") {verb} on {stream}")
     }
 }
 

@@ -79,6 +79,9 @@ fn every_error_has_the_status_that_says_whose_fault_it_is() {
     drop(reservation);
     let odd = pool.allocate(&stream, MIB).alignment(3).try_now();
     assert_eq!(answer(&odd.unwrap_err()), (500, None));
+    pool.stop_admitting();
+    let stopping = pool.try_allocate(&stream, MIB).unwrap_err();
+    assert_eq!(answer(&stopping), (503, one.clone()), "of another server");
     pool.close();
     let closed = pool.try_allocate(&stream, MIB).unwrap_err();
     assert_eq!(answer(&closed), (503, None), "a retry does not help");

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 use weirpool::{AllocError, Reservation, Tag};
 
 /// How requests obtain memory. The server is designed for the first; the others are for comparison.
@@ -27,8 +26,6 @@ pub enum Admission {
 pub(crate) enum Refusal {
     #[error(transparent)]
     Memory(#[from] AllocError),
-    #[error("the server is shutting down; send the request to another server")]
-    Closing,
     #[error("the device has failed: {0}")]
     Broken(String),
 }
@@ -46,22 +43,13 @@ impl Engine {
     /// Waits until there is memory for a request, and begins it.
     ///
     /// # Errors
-    /// Returns an error if memory is not available in time, and [`Refusal::Closing`] if the engine is closed.
+    /// Returns an error if memory is not available in time, or the engine admits no more requests.
     ///
     /// # Cancel safety
     /// Dropping the future takes the request out of the queue.
     pub(crate) async fn admit(&self, job: Job) -> Result<Admitted, Refusal> {
-        // Taken before the engine is seen to be open, so that `drain` waits for the request.
+        // Taken before memory is reserved, so that `drain` waits for the request.
         let admission = self.requests.token();
-        let closing = self.closing.cancelled();
-        tokio::select! {
-            biased;
-            () = closing => Err(Refusal::Closing),
-            admitted = self.admit_open(job, admission) => admitted,
-        }
-    }
-
-    async fn admit_open(&self, job: Job, admission: TaskTrackerToken) -> Result<Admitted, Refusal> {
         let open = self.opening.open(job.deadline).await?;
         // The last token of an answer is not fed back.
         let tokens = job.prompt.len() + job.max_tokens - 1;

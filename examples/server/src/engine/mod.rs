@@ -65,8 +65,6 @@ pub(crate) struct Engine {
     opening: Opening,
     prefixes: Option<Mutex<Prefixes>>,
     lanes: Vec<WorkerHandle>,
-    /// Cancelled once no request is admitted any more.
-    closing: CancellationToken,
     /// Cancelled once no sequence runs any more.
     ended: CancellationToken,
     /// The requests that wait or run.
@@ -169,7 +167,6 @@ impl Engine {
                 .keeps_prefixes
                 .then(|| Mutex::new(Prefixes::new(settings.page))),
             lanes: handles,
-            closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             requests: TaskTracker::new(),
             workers: TaskTracker::new(),
@@ -236,10 +233,6 @@ impl Engine {
         lost.filter(|_| !self.ended.is_cancelled())
     }
 
-    pub(crate) fn is_closing(&self) -> bool {
-        self.closing.is_cancelled()
-    }
-
     /// Returns the figures of the prefix cache.
     pub(crate) fn prefix_figures(&self) -> PrefixFigures {
         let prefixes = self.prefixes();
@@ -254,16 +247,16 @@ impl Engine {
     }
 
     /// Refuses new and waiting requests from now on. Admitted sequences continue.
-    pub(crate) fn close(&self) {
-        self.closing.cancel();
+    pub(crate) fn stop_admitting(&self) {
+        self.pool.stop_admitting();
     }
 
-    /// Waits until the sequences that were admitted have ended, closes the pool, and waits until all memory is free.
+    /// Waits until the sequences that were admitted have ended and all memory is free, and closes the pool.
     ///
     /// # Errors
     /// Returns an error if that takes longer than `patience`, if the device has failed, or if memory is missing.
     pub(crate) async fn drain(&self, patience: Duration) -> anyhow::Result<()> {
-        self.close();
+        self.stop_admitting();
         self.requests.close();
         let ended = tokio::time::timeout(patience, self.requests.wait()).await;
         ended.with_context(|| {
@@ -278,10 +271,10 @@ impl Engine {
         // The workers free the weights when they end.
         self.ended.cancel();
         self.workers.wait().await;
-        self.pool.close();
-        let leaks = self.pool.leaks();
         let drained = self.pool.drain().timeout(patience).await;
-        drained.with_context(|| leaks.to_string())
+        let drained = drained.with_context(|| self.pool.leaks().to_string());
+        self.pool.close();
+        drained
     }
 }
 

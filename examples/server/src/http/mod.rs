@@ -156,8 +156,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 /// Reports whether a request would be admitted or wait. A load balancer sends no requests otherwise.
 async fn ready(State(app): State<Arc<App>>) -> Response {
     let health = app.engine.pool().inspect().health();
-    let is_ready = health.is_serving() && !app.engine.is_closing();
-    let (status, text) = match is_ready {
+    let (status, text) = match health.is_serving() {
         true => (StatusCode::OK, "ready\n"),
         false => (
             StatusCode::SERVICE_UNAVAILABLE,

@@ -50,7 +50,6 @@ impl From<Refusal> for Failure {
                 message,
                 retry_after: error.retry_after_header(),
             },
-            Refusal::Closing => Self::new(StatusCode::SERVICE_UNAVAILABLE, message),
             Refusal::Broken(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }

@@ -2,6 +2,7 @@
 
 mod answers;
 mod common;
+mod ends;
 mod faults;
 mod hostile;
 mod overload;

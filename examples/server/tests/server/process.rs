@@ -1,8 +1,10 @@
 //! The program: started, and ended by signals.
 
+use crate::ends::{Tally, client, viewer};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 struct Program {
     child: Child,
@@ -70,6 +72,32 @@ fn first_signal_completes_answers() {
     let (status, text) = program.rest();
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("all memory was returned"), "{text}");
+}
+
+/// More clients than the server has memory for, and a viewer of the page.
+#[test]
+fn no_answer_breaks_when_a_program_under_load_is_terminated() {
+    let program = Program::start(&["--slowdown=100", "--capacity=16MiB", "--client-timeout=60s"]);
+    let address = program.address.parse().unwrap();
+    let tally = Tally::default();
+    let (took, page) = std::thread::scope(|scope| {
+        let page = scope.spawn(|| viewer(address));
+        for number in 0..24 {
+            let tally = &tally;
+            scope.spawn(move || client(address, number, tally));
+        }
+        tally.wait_for_load();
+        program.signal("TERM");
+        let begin = Instant::now();
+        let page = page.join().unwrap();
+        let (status, text) = program.rest();
+        assert_eq!(status, Some(0), "{text}");
+        assert!(text.contains("all memory was returned"), "{text}");
+        (begin.elapsed(), page)
+    });
+    tally.assert_none_broke();
+    assert!(page.ends_with("0\r\n\r\n"), "{page}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
 }
 
 #[test]
