@@ -1,7 +1,7 @@
 //! The engine: a pool, the model's weights in it, a worker for each stream, and the admission of requests.
 //!
 //! A request is admitted once memory is reserved for all keys and values that it can have; from then on it neither
-//! waits nor fails for lack of memory. It holds no memory while it waits.
+//! waits nor fails for lack of memory. It holds no memory while it waits. Tenants share the steps by [turns].
 
 mod admission;
 mod load;
