@@ -144,13 +144,13 @@ impl Engine {
             .unwrap_or_default()
     }
 
-    /// Returns the worker with the fewest sequences of the tenant, so that it has its share of each; among equals, the one
-    /// with the fewest of all. One that has ended only if all have.
+    /// Returns the worker with the fewest sequences of the tenant, and among equals, of all; one that has ended only if all
+    /// have.
     fn least_loaded(&self, tenant: Tag) -> &WorkerHandle {
         let lanes = self.lanes.iter();
         let least = lanes.min_by_key(|lane| {
             let has_ended = lane.sequences.is_closed();
-            (has_ended, lane.load.of(tenant), lane.load.all())
+            (has_ended, lane.load.rank(tenant))
         });
         least.expect("an engine has a worker")
     }

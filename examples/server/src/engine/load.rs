@@ -26,9 +26,12 @@ impl Load {
         }
     }
 
-    /// Returns the number of sequences of a tenant.
-    pub(super) fn of(&self, tenant: Tag) -> usize {
-        self.counts().get(&tenant).copied().unwrap_or_default()
+    /// Returns what the workers are compared by for a request of a tenant: its sequences, so that it has its share of each
+    /// worker; and all sequences.
+    pub(super) fn rank(&self, tenant: Tag) -> (usize, usize) {
+        let counts = self.counts();
+        let own = counts.get(&tenant).copied().unwrap_or_default();
+        (own, counts.values().sum())
     }
 
     /// Returns the number of sequences.
@@ -40,5 +43,33 @@ impl Load {
         self.by_tenant
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_with_fewer_sequences_of_the_tenant_is_first() {
+        let [one, other] = ["one", "other"].map(Tag::new);
+        let [full, light] = [(); 2].map(|()| Load::default());
+        (0..5).for_each(|_| full.add(other));
+        light.add(one);
+        assert!(full.rank(one) < light.rank(one));
+        assert!(light.rank(other) < full.rank(other));
+        full.add(one);
+        assert!(
+            light.rank(one) < full.rank(one),
+            "among equals, the one with the fewest"
+        );
+        full.remove(one);
+        full.remove(other);
+        assert_eq!((full.all(), full.rank(one)), (4, (0, 4)));
+        (0..4).for_each(|_| full.remove(other));
+        assert!(
+            full.counts().is_empty(),
+            "nothing is kept of tenants without sequences"
+        );
     }
 }
