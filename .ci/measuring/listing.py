@@ -23,15 +23,19 @@ def figures(listing):
     {'interface: settings': 3, 'interface: settings of the crates beside it': 1, 'interface: public functions': 5}
     """
     # A setter takes a value and returns it, or is named so.
-    setters = re.findall(FUNCTION + r"(\w+)::(.*::(?:\w+\(self\b.*\) -> Self$|(?:set_\w+|resize)\())", listing, re.M)
+    setters = FUNCTION + r"(\w+)::(.*::(?:\w+\(self\b.*\) -> Self$|(?:set_\w+|resize)\())"
     names = "|".join(NO_KNOBS)
-    knobs = [of for of, rest in setters if not re.match(rf"extend::|PoolBuilder::(?:{names})\(", rest)]
-    # The listing has a part for each crate.
+
+    def knobs(part):
+        found = re.findall(setters, part, re.M)
+        return [of for of, rest in found if not re.match(rf"extend::|PoolBuilder::(?:{names})\(", rest)]
+
+    # The listing has a part for each crate. A later one repeats a setter of its traits for each type that implements them.
     first = re.split(r"^pub mod \w+$", listing.removeprefix("pub mod weirpool\n"), maxsplit=1, flags=re.M)[0]
     fields = len(re.findall(r"^pub weirpool::Tuning::\w+: ", listing, re.M))
     return {
-        "interface: settings": knobs.count("weirpool") + fields,
-        "interface: settings of the crates beside it": len(knobs) - knobs.count("weirpool"),
+        "interface: settings": knobs(first).count("weirpool") + fields,
+        "interface: settings of the crates beside it": sum(of != "weirpool" for of in knobs(listing)),
         "interface: public functions": len(re.findall(FUNCTION, first, re.M)),
     }
 

@@ -443,7 +443,7 @@ impl NativePool {
         Ok(NativeActivation(activation))
     }
 
-    /// Fails requests that wait and new ones from now on. What is reserved goes on.
+    /// Fails requests that wait and new ones from now on. Reservations go on.
     fn stop_admitting(&self, py: Python<'_>) -> PyResult<()> {
         in_parent()?;
         py.detach(|| self.pool.stop_admitting());
@@ -461,7 +461,7 @@ impl NativePool {
         })
     }
 
-    /// Fails all requests from now on, also those of what is reserved.
+    /// Fails all requests from now on, also allocations from reservations.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         in_parent()?;
         py.detach(|| self.pool.close());

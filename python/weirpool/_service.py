@@ -451,7 +451,7 @@ class Pool:
         return Page(self._native.serve_page(port, title))
 
     def stop_admitting(self):
-        """Fails requests that wait and new ones, from now on with `Stopping`. What is reserved goes on, and pages end."""
+        """Fails requests that wait and new ones, from now on with `Stopping`. Reservations go on, and pages end."""
         self._native.stop_admitting()
 
     def drain(self, timeout=None):
@@ -472,7 +472,7 @@ class Pool:
                     raise
 
     def close(self):
-        """Fails all requests, from now on with `Closed`, also those of what is reserved. Live memory stays valid. Live memory stays valid."""
+        """Fails all requests, from now on with `Closed`, also allocations from reservations. Live memory stays valid."""
         self._native.close()
 
     def stream(self):

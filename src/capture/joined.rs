@@ -40,7 +40,7 @@ impl GraphMemory {
     ///
     /// # Safety
     /// The pool does not see the launches of the graph. The caller guarantees that none of them begins or runs while the
-    /// host has access ([`Block::host`], [`Buffer::host`](crate::Buffer::host)) to a block that a call of this crate
+    /// host has access ([`Block::host`](crate::Block::host), [`Buffer::host`](crate::Buffer::host)) to a block that a call of this crate
     /// names in the capture, or to a block of this memory. Other uses of those blocks are not ordered after a launch
     /// either: [order](Stream::wait) their streams after it.
     ///

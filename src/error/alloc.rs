@@ -1,6 +1,6 @@
 //! The errors of requests for memory.
 
-use super::{FullQueue, Shortfall, StreamError};
+use super::{FullQueue, Shortfall, StreamError, of_time};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::measure::{Bytes, Tag, debug_in_units};
 use std::time::Duration;
@@ -87,11 +87,14 @@ pub enum AllocError {
     },
     /// The timeout or deadline of the request is over. Retry later, allow a longer wait, or raise the capacity.
     #[error(
-        "timed out after waiting {waited:?} for memory: {shortfall}; retry later, or allow a longer wait"
+        "timed out after waiting {waited:?}{} for memory: {shortfall}; retry later, or allow a longer wait",
+        of_time(*is_virtual)
     )]
     TimedOut {
         /// The time that the request waited, on the device's clock.
         waited: Duration,
+        /// Whether that clock is apart from real time, as a simulated device's is by default.
+        is_virtual: bool,
         /// The figures of the pool when the request failed.
         shortfall: Box<Shortfall>,
     },
@@ -232,7 +235,7 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull(inner), Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Stopping, Closed, ForeignStream, Stream(inner), Device(inner) });
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, is_virtual, shortfall }, QueueFull(inner), Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Stopping, Closed, ForeignStream, Stream(inner), Device(inner) });
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,13 +24,15 @@ use std::time::Duration;
 pub enum DrainError {
     /// Some memory was not freed in time. [`Inspect::snapshot`](crate::Inspect::snapshot) lists the live blocks.
     #[error(
-        "the pool is not drained after {waited:?}: {} are in use, {} pending, and {} waiting; \
+        "the pool is not drained after {waited:?}{}: {} are in use, {} pending, and {} waiting; \
          `Inspect::snapshot` lists the live blocks",
-        Bytes(*used), Bytes(*pending), Counted(*waiting as u64, "request")
+        of_time(*is_virtual), Bytes(*used), Bytes(*pending), Counted(*waiting as u64, "request")
     )]
     TimedOut {
         /// The time that the drain waited, on the device's clock.
         waited: Duration,
+        /// Whether that clock is apart from real time, as a simulated device's is by default.
+        is_virtual: bool,
         /// The bytes of live blocks and reservations.
         used: u64,
         /// The bytes freed behind work that is not complete.
@@ -50,7 +52,17 @@ pub enum DrainError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum DrainError { TimedOut { waited, used as bytes, pending as bytes, waiting }, BlocksRuntime, Device(inner) });
+debug_in_units!(enum DrainError { TimedOut { waited, is_virtual, used as bytes, pending as bytes, waiting }, BlocksRuntime, Device(inner) });
+
+/// Says which time a duration is of, where that is not real time.
+fn of_time(is_virtual: bool) -> &'static str {
+    match is_virtual {
+        true => {
+            " of virtual time, which passes as soon as nothing else can happen (see the device's `Clock`),"
+        }
+        false => "",
+    }
+}
 
 /// The reason why a pool could not be built, or a setting not changed.
 #[derive(Clone, PartialEq, thiserror::Error)]

@@ -6,7 +6,9 @@ use super::Registration;
 use crate::device::{DeviceId, RawStream};
 #[cfg(not(weirpool_loom))]
 use crate::id::StreamId;
-use crate::sync::{Arc, plain};
+use crate::sync::Arc;
+#[cfg(not(weirpool_loom))]
+use crate::sync::plain;
 #[cfg(not(weirpool_loom))]
 use std::collections::BTreeMap;
 

@@ -60,7 +60,7 @@ impl StreamCache {
     #[inline]
     pub(crate) fn captures(&self) -> Option<u64> {
         let captures = self.submissions.load(Ordering::Acquire) / CAPTURED;
-        (captures % 2 == 0).then_some(captures)
+        captures.is_multiple_of(2).then_some(captures)
     }
 
     /// Begins a capture whose memory is reused in `order`. From now on the cache grants and keeps nothing, once it is
@@ -85,7 +85,11 @@ impl StreamCache {
 
     /// Waits, as for a lock, until the pool's own calls on the stream have returned.
     pub(crate) fn wait_for_submissions(&self) {
-        while self.submissions.load(Ordering::Acquire) % CAPTURED > 0 {
+        while !self
+            .submissions
+            .load(Ordering::Acquire)
+            .is_multiple_of(CAPTURED)
+        {
             yield_now();
         }
     }

@@ -148,7 +148,7 @@ impl Pool {
     /// let request = pool.reserve(64 << 20).try_now()?;
     /// pool.stop_admitting(); // waiting and new requests fail
     ///
-    /// let block = request.allocate(&stream, 64 << 20)?; // what is held goes on
+    /// let block = request.allocate(&stream, 64 << 20)?; // the reservation goes on
     /// work.submit(Operation::new(Duration::from_micros(50)));
     /// drop((block, request)); // pending behind that work
     ///

@@ -13,7 +13,7 @@ pub(crate) struct Demand {
     pub(crate) rounding: u32,
     /// The account that is charged, if any.
     pub(crate) tag: Option<Tag>,
-    /// It grows what is held, or is made in the scope of a reservation: it is granted although the pool
+    /// It grows memory that is held, or is made in the scope of a reservation: it is granted although the pool
     /// [stops admitting](crate::Pool::stop_admitting) others.
     pub(crate) is_of_holder: bool,
 }

@@ -157,6 +157,7 @@ fn not_drained(service: &Service, waited: Duration) -> DrainError {
     let totals = service.engine.store.totals();
     DrainError::TimedOut {
         waited,
+        is_virtual: service.engine.shared.device.is_time_virtual(),
         used: totals.used.current,
         pending: totals.pending.current,
         waiting: service.queue.waiting(),

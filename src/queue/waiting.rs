@@ -313,6 +313,7 @@ impl Membership {
         let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: service.now().saturating_sub(waiter.entry.since),
+            is_virtual: service.engine.shared.device.is_time_virtual(),
             shortfall: shortfall.into(),
         })
     }

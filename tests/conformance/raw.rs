@@ -209,7 +209,10 @@ pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
     let external = site.bench.external(&waiter.work);
     let limit = Duration::from_millis(2);
     let late = raw.allocate(&external, 8 * MIB, limit).unwrap_err();
-    let AllocError::TimedOut { waited, shortfall } = late else {
+    let AllocError::TimedOut {
+        waited, shortfall, ..
+    } = late
+    else {
         panic!("{late}");
     };
     assert!(waited >= limit);

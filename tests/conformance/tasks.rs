@@ -85,7 +85,9 @@ pub(crate) fn wait_with_a_timeout_ends_with_the_figures<B: Bench, E: Executor>()
     E::run(tasks(&site, 3, |_, worker| async move {
         let limited = worker.pool.allocate(&worker.stream, MIB).timeout(LIMIT);
         match limited.await {
-            Err(AllocError::TimedOut { waited, shortfall }) => {
+            Err(AllocError::TimedOut {
+                waited, shortfall, ..
+            }) => {
                 assert!(waited >= LIMIT);
                 assert_eq!((shortfall.requested, shortfall.reserved), (MIB, 8 * MIB));
             }

@@ -330,7 +330,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Frees a block, with what is noted of it.
+    /// Frees a block, and forgets what is noted about it.
     ///
     /// # Safety
     /// As [`give_to`](Self::give_to).
@@ -350,7 +350,7 @@ impl CudaDevice {
         unsafe { Self::give_to(address, order) }
     }
 
-    /// Does so where some block has notes.
+    /// As [`give_recorded`](Self::give_recorded), where something is noted about some block.
     ///
     /// # Safety
     /// As [`give_to`](Self::give_to).
@@ -509,11 +509,12 @@ unsafe impl DriverPools for CudaDevice {
         alignment: u64,
         stream: RawStream,
     ) -> Result<u64, DeviceError> {
-        // SAFETY: the caller's guarantee.
-        match stream {
-            RawStream::HOST => unsafe { self.allocate_complete(pool, bytes, alignment) },
-            _ => unsafe { self.allocate_in_order(pool, bytes, alignment, stream) },
+        if stream == RawStream::HOST {
+            // SAFETY: the caller's guarantee.
+            return unsafe { self.allocate_complete(pool, bytes, alignment) };
         }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.allocate_in_order(pool, bytes, alignment, stream) }
     }
 
     unsafe fn free_to(
@@ -522,11 +523,12 @@ unsafe impl DriverPools for CudaDevice {
         address: u64,
         stream: RawStream,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller's guarantee.
-        match stream {
-            RawStream::HOST => unsafe { self.free_complete(pool, address) },
-            _ => unsafe { self.free_in_order(pool, address, stream) },
+        if stream == RawStream::HOST {
+            // SAFETY: the caller's guarantee.
+            return unsafe { self.free_complete(pool, address) };
         }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.free_in_order(pool, address, stream) }
     }
 
     unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<(), DeviceError> {

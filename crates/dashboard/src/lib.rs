@@ -1,6 +1,6 @@
-//! A page that shows a [pool](weirpool::Pool) while it works, and what it did in the last ten minutes.
+//! A page that shows a [pool](weirpool::Pool) while it works, and its last ten minutes.
 //!
-//! [`Dashboard`] is a service for a web server. Its page shows memory, requests and tags over time, what needs attention,
+//! [`Dashboard`] is a service for a web server. Its page shows memory, requests and tags over time, alerts,
 //! the blocks by address, the requests that wait with their expected times, latencies, and the latest events. It consists
 //! of one document that loads nothing else; it works on small screens, in dark mode and by keyboard. [`Recording`] is the
 //! same page for a run that has ended, as a file.
@@ -45,7 +45,7 @@ pub use service::Body;
 ///
 /// | `Accept` | answer |
 /// |---|---|
-/// | `text/event-stream` | the last ten minutes and a frame, then what is new, as server-sent events, until the pool [admits no more requests](Pool::stop_admitting) |
+/// | `text/event-stream` | the last ten minutes and a frame, then new rows and frames, as server-sent events, until the pool [admits no more requests](Pool::stop_admitting) |
 /// | `application/json` | one frame |
 /// | anything else | the page |
 ///

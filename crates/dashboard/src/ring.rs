@@ -17,7 +17,7 @@ pub(super) const TAGS: usize = 40;
 /// The most counters of the service.
 const COUNTERS: usize = 4;
 
-/// The columns of the pool: levels, and behind them what was counted since the row before. Those of the service follow.
+/// The columns of the pool: levels, and behind them counts since the row before. Those of the service follow.
 const POOL: [&str; 11] = [
     "used",
     "evictable",
@@ -34,7 +34,7 @@ const POOL: [&str; 11] = [
 const POOL_LEVELS: usize = 7;
 const POOL_COLUMNS: usize = POOL.len() + COUNTERS;
 
-/// The columns of a tag: two levels, and what was counted since the row before.
+/// The columns of a tag: two levels, and counts since the row before.
 const TAG: [&str; 6] = [
     "used",
     "waiting",
@@ -75,7 +75,7 @@ struct Series<const N: usize> {
 #[derive(Debug)]
 struct Tagged {
     tag: Tag,
-    /// Of the memory in use and of the waiting requests, lately.
+    /// The tag's share of the memory in use, and that of the waiting requests, added: lately.
     share: f64,
     series: Series<{ TAG.len() }>,
 }
@@ -353,7 +353,7 @@ mod tests {
             );
         }
         assert_eq!(sums(&ring, 0), used);
-        // Of the first row, nothing was counted before.
+        // The first row counts nothing.
         let since: Vec<_> = granted.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(sums(&ring, 2)[1..], since);
     }

@@ -1,8 +1,8 @@
-//! What a dashboard keeps, its viewers, and the one task that collects for all of them.
+//! The figures that a dashboard keeps, its viewers, and the one task that collects for all of them.
 //!
 //! The task exists as long as the dashboard and its runtime, and owns the seats of the viewers; the dashboard has a weak
 //! reference. So whatever ends the task, a panic or the end of its runtime included, ends the viewers' answers, and the
-//! next viewer starts another one. What was kept stays. Collections run on a thread for blocking work.
+//! next viewer starts another one. The ring stays. Collections run on a thread for blocking work.
 
 use crate::alerts::Watch;
 use crate::ring::{ROWS, Ring};
@@ -150,7 +150,7 @@ impl Viewers {
         Ok(seats)
     }
 
-    /// Adds a viewer. Returns the events for it: first the rows so far and a frame, then what is new.
+    /// Adds a viewer. Returns the events for it: first the rows so far and a frame, then new ones.
     ///
     /// # Errors
     /// If there are too many viewers, or no runtime.
@@ -300,7 +300,7 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     }
 }
 
-/// Collects what is due, and sends it. Returns the time until something may be due again; `None` if the runtime ends.
+/// Collects a row and a frame if they are due, and sends them. Returns the time until something may be due again; `None` if the runtime ends.
 async fn turn(
     this: &Arc<Viewers>,
     seats: &Seats,

@@ -201,7 +201,7 @@ async fn slow_viewer_gets_what_it_missed_and_holds_nothing_up() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     let _block = pool.try_allocate(&stream, 1 << 20).unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    // What was underway; then all.
+    // The event that was underway; then all.
     next(&mut slow).await.unwrap();
     let (rows, frames) = parsed(&next(&mut slow).await.unwrap());
     assert_eq!(frames.last().unwrap()["levels"]["used"], 1 << 20);
@@ -224,14 +224,14 @@ async fn stalled_viewer_loses_its_place_and_its_answer_ends() {
     let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
     assert!(next(&mut body).await.is_some(), "the others hold it up");
     assert!(format!("{dashboard:?}").contains("viewers: 1"));
-    // At most what was underway.
+    // At most the event that was underway.
     let body = stalled[0].body_mut();
     assert!(next(body).await.is_some());
     assert!(next(body).await.is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn ten_minutes_are_kept_while_nobody_looks() {
+async fn ten_minutes_are_kept_without_viewers() {
     let pool = pool();
     let stream = pool.create_stream().unwrap();
     let dashboard = Dashboard::new(&pool);

@@ -118,6 +118,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Reads the device's clock: the time since an arbitrary origin. It never goes back. Cannot wait.
     fn now(&self) -> Duration;
 
+    /// Returns whether the clock is apart from real time, so that errors say what their durations are of. The default is
+    /// `false`.
+    fn is_time_virtual(&self) -> bool {
+        false
+    }
+
     /// Calls `waker` once, when [`now`](Self::now) reaches `at` or soon after, or immediately if that time is past. The
     /// device holds no lock during the call. Cannot wait.
     fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId;

@@ -68,6 +68,7 @@ impl InUnits for Option<u64> {
 #[macro_export]
 macro_rules! debug_in_units {
     (struct $type:ident { $($field:ident $(as $unit:ident)?),* $(,)? }) => {
+        #[automatically_derived]
         impl std::fmt::Debug for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 let Self { $($field),* } = self;
@@ -83,6 +84,7 @@ macro_rules! debug_in_units {
             $(($inner:ident $(as $inner_unit:ident)?))?
         ),* $(,)?
     }) => {
+        #[automatically_derived]
         impl std::fmt::Debug for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self {

@@ -1,7 +1,7 @@
 //! The device contract, implemented by the simulated device.
 
 use super::SimDevice;
-use super::builder::{Checker, GRANULARITY, Settings};
+use super::builder::{Checker, Clock, GRANULARITY, Settings};
 use super::call::Call;
 use super::event_calls::refuse_captured;
 use super::event_calls::unsupported;
@@ -108,6 +108,10 @@ unsafe impl Device for SimDevice {
 
     fn now(&self) -> Duration {
         self.now()
+    }
+
+    fn is_time_virtual(&self) -> bool {
+        matches!(self.engine.settings.clock, Clock::Virtual | Clock::Manual)
     }
 
     fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {

@@ -5,7 +5,7 @@
 
 use super::SimDevice;
 use super::builder::Clock;
-use futures::executor::{LocalPool, LocalSpawner};
+use futures_executor::{LocalPool, LocalSpawner};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Wake, Waker};
@@ -35,7 +35,7 @@ impl SimDevice {
     /// main future is complete; tasks that are not complete by then are dropped.
     ///
     /// ```
-    /// use futures::task::LocalSpawnExt;
+    /// use futures_util::task::LocalSpawnExt;
     /// use std::time::Duration;
     /// use weirpool::device::sim::SimDevice;
     ///

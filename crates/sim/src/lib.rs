@@ -37,6 +37,10 @@
 //! Device calls take no simulated time. Their cost on an H200 is added up in [`Counters::device_time`], so that a
 //! measured improvement cannot come from calls that are free only here.
 //!
+//! # Features
+//! - `tokio`: the clock of a tokio runtime, `Clock::Tokio`.
+//! - `serde`: settings and counters are `Serialize` and `Deserialize`.
+//!
 //! # Source files
 //! | file | contents |
 //! |---|---|
@@ -56,6 +60,8 @@
 //! | `peers` | access to the memory of other devices of the host, and copies between devices |
 //! | `driver_pools`, `driver_pool_calls` | the memory pools of the driver, as `cudaMallocAsync` uses them |
 //! | `events`, `alarms`, `names` | small tables |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod alarms;
 mod builder;

@@ -118,7 +118,7 @@ pub(super) struct Notifier {
     changed: Condvar,
     /// The waker of the task that stands in for the thread, if one does.
     #[cfg(feature = "tokio")]
-    task: futures::task::AtomicWaker,
+    task: futures_util::task::AtomicWaker,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl Notifier {
     /// Rests as [`rest`](Self::rest), in a task on tokio's clock.
     #[cfg(feature = "tokio")]
     pub(super) async fn rest_on_tokio(&self, rest: Rest) -> Signal {
-        use futures::future::{Either, pending, select};
+        use futures_util::future::{Either, pending, select};
         use std::pin::pin;
         use std::task::Poll;
 

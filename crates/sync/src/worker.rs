@@ -3,8 +3,8 @@
 
 use crate::background::{Background, Errand};
 use crate::plain::{Arc, Mutex, OnceLock};
-use futures::stream::FuturesUnordered;
-use futures::{FutureExt, StreamExt};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use std::mem;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;

@@ -52,7 +52,10 @@ fn timeout_of_a_blocking_wait_is_on_the_devices_clock() {
             reserve.join().unwrap().unwrap_err(),
         ];
         for error in errors {
-            let AllocError::TimedOut { waited, shortfall } = error else {
+            let AllocError::TimedOut {
+                waited, shortfall, ..
+            } = error
+            else {
                 panic!("{error}");
             };
             assert_eq!((waited, shortfall.used), (us(100), ALL));

@@ -280,7 +280,10 @@ fn timeout_at_a_limit_names_the_limit() {
     assert!(poll_with(&mut waiting, &waker).is_pending());
     device.advance(us(100));
     assert_eq!(woken.get(), 1);
-    let Err(AllocError::TimedOut { waited, shortfall }) = now(waiting) else {
+    let Err(AllocError::TimedOut {
+        waited, shortfall, ..
+    }) = now(waiting)
+    else {
         panic!("it has waited long enough");
     };
     assert_eq!(waited, us(100));

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::device::sim::Clock;
 use weirpool::device::{Device, MemoryKind};
 
 #[test]
@@ -183,12 +184,31 @@ fn timeout_is_on_the_devices_clock() {
     let before = woken.get();
     device.advance(us(1));
     assert!(woken.get() > before);
-    let Poll::Ready(Err(AllocError::TimedOut { waited, shortfall })) = poll(&mut waiting) else {
+    let Poll::Ready(Err(AllocError::TimedOut {
+        waited, shortfall, ..
+    })) = poll(&mut waiting)
+    else {
         panic!("timed out");
     };
     assert_eq!((waited, shortfall.requested), (us(50), MIB));
     drop(block);
     assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
+}
+
+#[test]
+fn timeouts_say_of_which_time_they_are() {
+    for (clock, is_virtual) in [(Clock::Virtual, true), (Clock::Wall, false)] {
+        let device = SimDevice::builder().clock(clock).build();
+        let (pool, _, a, _block) = full(&device);
+        let waits = pool.allocate(&a, MIB).timeout(us(500)).blocking();
+        let drains = pool.drain().timeout(us(500)).blocking();
+        for text in [
+            waits.unwrap_err().to_string(),
+            drains.unwrap_err().to_string(),
+        ] {
+            assert_eq!(text.contains(" of virtual time"), is_virtual, "{text}");
+        }
+    }
 }
 
 #[test]

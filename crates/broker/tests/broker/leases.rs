@@ -302,7 +302,7 @@ fn memory_is_evicted_for_another_pool_after_free_memory_and_above_the_guarantee(
     caching.inspect().check_conserved().unwrap();
 }
 
-/// The pool gives back what is free, and asks for its holders alone.
+/// The pool gives back its free memory, and asks for its holders alone.
 #[test]
 fn pool_that_stops_admitting_gives_back_and_asks_for_its_holders() {
     let folder = Folder::new("stopping");

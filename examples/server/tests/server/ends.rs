@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What became of the requests of all clients.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Counters {
     /// Answers with their last event.
     pub(crate) complete: AtomicUsize,
     /// Answers of 503 with `Retry-After`.
@@ -31,7 +31,7 @@ pub(crate) struct Tally {
     pub(crate) broken: AtomicUsize,
 }
 
-impl Tally {
+impl Counters {
     fn counts(&self) -> [usize; 3] {
         [&self.complete, &self.refused, &self.broken].map(|count| count.load(Ordering::SeqCst))
     }
@@ -74,7 +74,7 @@ fn ask(address: SocketAddr, request: &str) -> std::io::Result<String> {
 }
 
 /// Sends one request after the other, until the server listens no more.
-pub(crate) fn client(address: SocketAddr, number: u64, tally: &Tally) {
+pub(crate) fn client(address: SocketAddr, number: u64, counters: &Counters) {
     for request in 0.. {
         let prompt = prompt(number * 1000 + request, 28);
         let body = json!({"prompt": prompt, "max_tokens": 60, "stream": true}).to_string();
@@ -87,11 +87,11 @@ pub(crate) fn client(address: SocketAddr, number: u64, tally: &Tally) {
         let is_whole = answer.ends_with("0\r\n\r\n") && answer.contains("data: [DONE]");
         let is_refusal = answer.to_ascii_lowercase().contains("\r\nretry-after: ");
         let count = match answer.get(..12) {
-            Some("HTTP/1.1 200") if is_whole => &tally.complete,
-            Some("HTTP/1.1 503") if is_refusal => &tally.refused,
+            Some("HTTP/1.1 200") if is_whole => &counters.complete,
+            Some("HTTP/1.1 503") if is_refusal => &counters.refused,
             _ => {
                 eprintln!("{answer}");
-                &tally.broken
+                &counters.broken
             }
         };
         count.fetch_add(1, Ordering::SeqCst);
@@ -118,29 +118,29 @@ async fn no_answer_breaks_when_a_server_under_load_is_shut_down() {
     let pool = server.pool().clone();
     let address = server.listen().await.unwrap();
     assert!(used(&server) > 0);
-    let tally = Tally::default();
+    let counters = Counters::default();
     let runtime = tokio::runtime::Handle::current();
     let (took, page) = thread::scope(|scope| {
         let page = scope.spawn(|| viewer(address));
         for number in 0..24 {
-            let tally = &tally;
-            scope.spawn(move || client(address, number, tally));
+            let counters = &counters;
+            scope.spawn(move || client(address, number, counters));
         }
-        tally.wait_for_load();
+        counters.wait_for_load();
         assert!(server.running() > 0);
         let begin = Instant::now();
         let ended = tokio::task::block_in_place(|| runtime.block_on(server.shut_down()));
         ended.unwrap();
         (begin.elapsed(), page.join().unwrap())
     });
-    tally.assert_none_broke();
+    counters.assert_none_broke();
     assert!(page.ends_with("0\r\n\r\n"), "{page}");
     assert!(took < PATIENCE / 2, "{took:?}: an open page holds it up");
     assert!(pool.inspect().health().is_closed);
     assert_eq!(pool.inspect().statistics().used.current, 0);
 }
 
-/// Streams 64 lines, and allocates for each of them from what was reserved for the answer.
+/// Streams 64 lines, and allocates for each of them from the answer's reservation.
 async fn lines(pool: Pool, stream: Stream) -> Response {
     let reserved = match pool.reserve(1 << 20).await {
         Ok(reserved) => reserved,
@@ -184,22 +184,22 @@ async fn axum_service_ends_although_its_page_is_open_and_breaks_no_answer() {
             })
             .await
     });
-    let tally = Tally::default();
+    let counters = Counters::default();
     let runtime = tokio::runtime::Handle::current();
     thread::scope(|scope| {
         let page = scope.spawn(|| viewer(address));
         for number in 0..24 {
-            let tally = &tally;
-            scope.spawn(move || client(address, number, tally));
+            let counters = &counters;
+            scope.spawn(move || client(address, number, counters));
         }
-        tally.wait_for_load();
+        counters.wait_for_load();
         drop(terminate);
         let ended = tokio::time::timeout(PATIENCE / 2, served);
         let ended = tokio::task::block_in_place(|| runtime.block_on(ended));
         ended.expect("the open page ends").unwrap().unwrap();
         assert!(page.join().unwrap().ends_with("0\r\n\r\n"));
     });
-    tally.assert_none_broke();
+    counters.assert_none_broke();
     let drained = pool.drain().timeout(Duration::from_secs(5)).await;
     drained.unwrap();
     pool.close();

@@ -1,6 +1,6 @@
 //! The program: started, and ended by signals.
 
-use crate::ends::{Tally, client, viewer};
+use crate::ends::{Counters, client, viewer};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -77,16 +77,20 @@ fn first_signal_completes_answers() {
 /// More clients than the server has memory for, and a viewer of the page.
 #[test]
 fn no_answer_breaks_when_a_program_under_load_is_terminated() {
-    let program = Program::start(&["--slowdown=100", "--capacity=16MiB", "--client-timeout=60s"]);
+    // As the servers of other tests.
+    let model = "--width=64 --layers=2 --context=128 --page=8 --batch=16 --rows=64";
+    let place = "--capacity=2MiB --slowdown=400 --client-timeout=60s";
+    let flags: Vec<_> = model.split(' ').chain(place.split(' ')).collect();
+    let program = Program::start(&flags);
     let address = program.address.parse().unwrap();
-    let tally = Tally::default();
+    let counters = Counters::default();
     let (took, page) = std::thread::scope(|scope| {
         let page = scope.spawn(|| viewer(address));
         for number in 0..24 {
-            let tally = &tally;
-            scope.spawn(move || client(address, number, tally));
+            let counters = &counters;
+            scope.spawn(move || client(address, number, counters));
         }
-        tally.wait_for_load();
+        counters.wait_for_load();
         program.signal("TERM");
         let begin = Instant::now();
         let page = page.join().unwrap();
@@ -95,7 +99,7 @@ fn no_answer_breaks_when_a_program_under_load_is_terminated() {
         assert!(text.contains("all memory was returned"), "{text}");
         (begin.elapsed(), page)
     });
-    tally.assert_none_broke();
+    counters.assert_none_broke();
     assert!(page.ends_with("0\r\n\r\n"), "{page}");
     assert!(took < Duration::from_secs(30), "{took:?}");
 }
