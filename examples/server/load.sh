@@ -8,7 +8,7 @@
 #   examples/server/load.sh
 #   SECONDS_EACH=15 SECONDS_OVERLOAD=600 examples/server/load.sh --device cuda ...
 #
-# SECONDS_COMPARED is the time for each of the last two; the default is that of the overload.
+# QUOTA is the memory of each tenant but the quiet one. SECONDS_COMPARED is the time for each of the last two; the default is that of the overload.
 # It fails if a request is lost, if one of the quiet tenant is refused, if memory is missing at the end, or if the server does not shut down in order.
 set -euo pipefail
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$(dirname "$0")/../../target}/release}
@@ -24,7 +24,8 @@ tenants=$(mktemp)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -f "$log" "$report" "$tenants"' EXIT
 {
   echo 'operator_key = "operator"'
-  for name in quiet greedy bursty; do printf '[[tenants]]\nname = "%s"\nkey = "%s"\n' $name $name; done
+  for name in greedy bursty quiet; do printf '[[tenants]]\nname = "%s"\nkey = "%s"\n' $name $name; done |
+    sed "/^name = .[gb]/a quota = \"${QUOTA:-6MiB}\""
 } >"$tenants"
 
 begin() {
@@ -69,17 +70,16 @@ echo "==> twice the capacity: $rate requests per second for $overload s"
 load --rate "$rate" --duration "${overload}s"
 end
 begin "$@" --config "$tenants"
-arrivals=(--rate "$rate")
+arrivals=("${lengths[@]}" --rate "$rate")
 [ -z "${ARRIVALS:-}" ] || arrivals=(--arrivals "$ARRIVALS" --speed "${SPEED:-100}" --prompt-tokens 1..128 --max-tokens 1..64)
 others=$(mktemp)
 "$programs/weirpool" load "http://$address" "${lengths[@]}" --key greedy --clients 256 --duration "${each}s" >/dev/null &
 flood=$!
-"$programs/weirpool" load "http://$address" "${lengths[@]}" --key bursty "${arrivals[@]}" --duration "${each}s" >"$others" &
+"$programs/weirpool" load "http://$address" --key bursty "${arrivals[@]}" --duration "${each}s" >"$others" &
 recorded=$!
 sleep 0.5
-quiet=(--key quiet --clients 1 --prompt-tokens 16..32 --max-tokens 2..8 --duration "$((each - 1))s")
 echo "==> a quiet tenant beside one with 256 clients and one with ${arrivals[*]}"
-load "${quiet[@]}"
+load --key quiet --clients 1 --duration "$((each - 1))s"
 if grep -E '^ends .*refused' "$report" >/dev/null; then
   echo "requests of the quiet tenant were refused" >&2
   exit 1

@@ -203,7 +203,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The same arrivals in both formats: at 0, 200, 200, 400 and 7,000 ms, twice as fast, of which the last comes too late.
+/// Requests arrive at 0, 200, 200, 400 and 7,000 ms in both formats, replayed twice as fast; the last comes too late.
 #[test]
 fn recorded_arrivals_come_at_their_times_with_their_lengths() {
     let lengths = [(300, 2), (20, 1), (5000, 3), (1, 9), (7, 7)];

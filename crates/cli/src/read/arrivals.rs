@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_the_line_and_what_is_expected() {
+    fn faults_name_the_line_and_the_expected_contents() {
         let csv = |line: &str| format!("{HEADER}\n2023-11-16 18:17:03.9,1,1\n{line}\n");
         let json = |line: &str| format!("{MOONCAKE}\n{line}\n");
         for (text, message) in [

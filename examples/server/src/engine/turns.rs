@@ -145,7 +145,7 @@ impl Turns {
         flows
     }
 
-    /// Keeps what was paid, as far as it matters to later steps.
+    /// Keeps the payments that matter to later steps.
     fn settle(&mut self, flows: Vec<Flow>) {
         let cut_short = flows.iter().filter(|flow| !flow.waiting.is_empty());
         let Some(least) = cut_short.map(|flow| flow.paid).min() else {
@@ -190,7 +190,7 @@ mod tests {
         answer: Range<usize>,
     }
 
-    /// What a step was to a tenant.
+    /// The part of a tenant in a step.
     #[derive(Clone, Copy, Default)]
     struct Served {
         /// It had sequences.

@@ -19,7 +19,7 @@ use weirpool_server::{Config, Server};
 /// The tokens of the longest sequence.
 const CONTEXT: usize = 128;
 /// How long tenants send.
-const DURATION: Duration = Duration::from_secs(10);
+const DURATION: Duration = Duration::from_secs(6);
 
 /// When the tokens of an answer came, from the request on; none if the answer is not complete.
 async fn ask(
@@ -180,7 +180,7 @@ async fn quiet(
 #[tokio::test(start_paused = true)]
 async fn quiet_tenant_waits_no_longer_than_its_share_whatever_others_send() {
     let step = longest_step().await;
-    for (seed, streams) in [(1, 1), (2, 1), (3, 2)] {
+    for (seed, streams) in [(1, 1), (2, 2)] {
         let config = shared(ByteSize::mib(64), streams);
         let server = start(config.clone()).await;
         let idle = used(&server);
@@ -257,7 +257,7 @@ fn arrivals(name: &str, speed: u32) -> Option<Vec<(Duration, usize, usize)>> {
 #[tokio::test(start_paused = true)]
 async fn quiet_tenant_waits_no_longer_than_its_share_beside_real_arrivals() {
     let files = ["azure_llm_2023_code.csv.gz", "azure_llm_2023_conv.csv.gz"];
-    let [Some(code), Some(chat)] = files.map(|name| arrivals(name, 40)) else {
+    let [Some(code), Some(chat)] = files.map(|name| arrivals(name, 60)) else {
         println!("skipped: the public traces are not beside the project");
         return;
     };
