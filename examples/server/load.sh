@@ -8,8 +8,9 @@
 #   examples/server/load.sh
 #   SECONDS_EACH=15 SECONDS_OVERLOAD=600 examples/server/load.sh --device cuda ...
 #
-# QUOTA is the memory of each tenant but the quiet one. SECONDS_COMPARED is the time for each of the last two; the default is that of the overload.
-# It fails if a request is lost, if one of the quiet tenant is refused, if memory is missing at the end, or if the server does not shut down in order.
+# QUOTA is the memory of each tenant but the quiet one. SECONDS_COMPARED is the time for each of the last two; the default
+# is that of the overload. The script fails if a request is lost, if one of the quiet tenant is refused, if memory is
+# missing at the end, or if the server does not shut down in order.
 set -euo pipefail
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-$(dirname "$0")/../../target}/release}
 address=${ADDRESS:-127.0.0.1:8087}
