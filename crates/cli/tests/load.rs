@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// A request as a server read it.
 struct Seen {
@@ -178,6 +179,97 @@ fn arrivals_do_not_wait_for_answers() {
         &["--rate=200", "--requests=12", "--duration=1h", "--seed=5"],
     );
     assert_eq!(report["ends"]["done"], ALL);
+}
+
+/// A file of this test, removed when dropped.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new(name: &str, content: &str) -> Self {
+        let process = std::process::id();
+        let path = std::env::temp_dir().join(format!("weirpool-load-{process}-{name}"));
+        std::fs::write(&path, content).unwrap();
+        Self(path)
+    }
+
+    fn argument(&self) -> String {
+        format!("--arrivals={}", self.0.display())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Requests arrive at 0, 200, 200, 400 and 7,000 ms in both formats, replayed twice as fast; the last comes too late.
+#[test]
+fn recorded_arrivals_come_at_their_times_with_their_lengths() {
+    let lengths = [(300, 2), (20, 1), (5000, 3), (1, 9), (7, 7)];
+    let times = [(59, 900), (60, 100), (60, 100), (60, 300), (66, 900)];
+    let mut csv = "TIMESTAMP,ContextTokens,GeneratedTokens\n".to_owned();
+    let mut json = String::new();
+    for ((second, millisecond), (prompt, answer)) in times.iter().zip(lengths) {
+        let clock = format!("{:02}:{:02}.{millisecond}0000", second / 60, second % 60);
+        csv += &format!("2023-11-16 18:{clock},{prompt},{answer}\r\n");
+        let time = second * 1000 + millisecond;
+        json += &format!(
+            "{{\"timestamp\": {time}, \"input_length\": {prompt}, \"output_length\": {answer}, \"hash_ids\": [1]}}\n"
+        );
+    }
+    for (name, content) in [("a.csv", csv), ("a.jsonl", json)] {
+        let file = Scratch::new(name, &content);
+        let begin = Instant::now();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = seen.clone();
+        let address = serve(move |request, stream| {
+            let tokens = request.body["max_tokens"].as_u64().unwrap();
+            let prompt = request.body["prompt"].as_array().unwrap().len();
+            let mut seen = sink.lock().unwrap();
+            seen.push((prompt, tokens, begin.elapsed()));
+            send(stream, &answer(tokens as usize))
+        });
+        let rest = ["--speed=2", "--duration=2s", "--prompt-tokens=10..400"];
+        let report = report(address, &[&[&*file.argument()], &rest[..]].concat());
+        assert_eq!(report["ends"]["done"], 4);
+        let mut seen = std::mem::take(&mut *seen.lock().unwrap());
+        seen.sort_by_key(|(.., at)| *at);
+        let first = seen[0].2;
+        assert!(seen[1].2 - first >= Duration::from_millis(80), "{seen:?}");
+        assert!(seen[3].2 - first >= Duration::from_millis(180), "{seen:?}");
+        let mut lengths: Vec<_> = seen
+            .iter()
+            .map(|(prompt, answer, _)| (*prompt, *answer))
+            .collect();
+        lengths.sort_unstable();
+        assert_eq!(lengths, [(10, 9), (20, 1), (300, 2), (400, 3)]);
+    }
+}
+
+#[test]
+fn malformed_arrivals_end_the_load_before_the_first_request() {
+    let address = serve(|_, _| panic!("a request"));
+    let file = Scratch::new(
+        "bad.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,x\n",
+    );
+    let output = load(address, &[&file.argument()]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("bad.csv:2: GeneratedTokens is `x`, expected a whole number"),
+        "{text}"
+    );
+    let output = load(address, &["--arrivals=/nowhere/a.csv"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("/nowhere/a.csv: cannot be read, expected arrivals"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -152,7 +152,7 @@ pub struct TenantConfig {
     /// The most memory that its requests may hold.
     #[serde(default)]
     pub quota: Option<ByteSize>,
-    /// Its share while several tenants wait.
+    /// Its share of memory while several tenants wait for it, and of the steps of a batch.
     #[serde(default = "one")]
     pub weight: u32,
     /// The most requests of the tenant that wait, for its quota or for memory.

@@ -17,6 +17,8 @@ mod report;
 
 use crate::options::Load;
 use crate::output;
+use crate::read::arrivals::{self, Arrival};
+use crate::trace::limits::Limits;
 use anyhow::Context;
 use client::Client;
 use plan::Plan;
@@ -41,9 +43,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Puts a server under load, and prints what became of the requests.
 ///
 /// # Errors
-/// Returns an error if the server's name has no address, if counts contradict each other, or if the server answered no
+/// Returns an error if the file of arrivals is malformed, if the server's name has no address, if counts contradict each other, or if the server answered no
 /// request.
 pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
+    let recorded = options.arrivals.as_deref();
+    let recorded = recorded.map(|path| arrivals::read(path, Limits::default()));
+    let recorded = recorded.transpose()?;
     let (host, port) = (&*options.url.host, options.url.port);
     let address = address(host, port).with_context(|| format!("{host} has no address"))?;
     let client = Arc::new(Client::new(options.clone(), address));
@@ -54,7 +59,7 @@ pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut tasks = match options.clients {
         Some(clients) => send_in_turn(&runtime, &client, options, clients, start),
-        None => send_at_random(&runtime, &client, options, start),
+        None => send_at_times(&runtime, &client, options, recorded, start),
     };
     // A task that panicked has no end in the counts.
     runtime.block_on(async { while tasks.join_next().await.is_some() {} });
@@ -90,20 +95,37 @@ fn address(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
         .context("the name is not known")
 }
 
-/// Sends requests at random times. This thread sleeps by itself: timers of the runtime have steps of a millisecond.
-fn send_at_random(
+/// Sends requests at recorded times, or else at random ones. This thread sleeps by itself: timers of the runtime have
+/// steps of a millisecond.
+fn send_at_times(
     runtime: &Runtime,
     client: &Arc<Client>,
     options: &Load,
+    recorded: Option<Vec<Arrival>>,
     start: Instant,
 ) -> JoinSet<()> {
     let mut plan = Plan::new(options, 0);
     let rate = options.rate.unwrap_or(RATE);
     let mut tasks = JoinSet::new();
-    let mut at = plan.pause(rate);
+    let mut at = Duration::ZERO;
     let mut left = options.requests.unwrap_or(u64::MAX);
-    while at < options.duration && left > 0 {
-        let planned = plan.draw();
+    let mut recorded = recorded.map(Vec::into_iter);
+    loop {
+        let next = match &mut recorded {
+            None => None,
+            Some(recorded) => match recorded.next() {
+                Some(arrival) => Some(arrival),
+                None => break,
+            },
+        };
+        at = match next {
+            None => at + plan.pause(rate),
+            Some(arrival) => arrival.at.div_f64(options.speed),
+        };
+        if at >= options.duration || left == 0 {
+            break;
+        }
+        let planned = plan.draw(next);
         let arrival = start + at;
         thread::sleep(arrival.saturating_duration_since(Instant::now()));
         client.recorder().arrived(planned.key);
@@ -114,7 +136,6 @@ fn send_at_random(
         tasks.spawn_on(serve, runtime.handle());
         // Results of tasks that have ended are not kept.
         while tasks.try_join_next().is_some() {}
-        at += plan.pause(rate);
         left -= 1;
     }
     tasks
@@ -140,7 +161,7 @@ fn send_in_turn(
                     .is_ok()
             };
             while Instant::now() < until && takes_one() {
-                let planned = plan.draw();
+                let planned = plan.draw(None);
                 client.recorder().arrived(planned.key);
                 let end = client.serve(planned, Instant::now()).await;
                 if matches!(end, End::TransportError | End::Unsent) {

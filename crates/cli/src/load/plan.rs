@@ -1,9 +1,13 @@
 //! What requests are sent, and when: drawn from a seed, in the order of arrival.
 
 use crate::options::{Lengths, Load, PromptForm};
+use crate::read::arrivals::Arrival;
 use fastrand::Rng;
 use std::time::Duration;
 
+/// The lengths unless the options have others.
+const PROMPT: Lengths = Lengths::from(16, 256);
+const ANSWER: Lengths = Lengths::from(16, 128);
 /// The longest time after which a client disconnects that does not wait for the answer's beginning.
 const LONGEST_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -36,8 +40,8 @@ pub(crate) struct Plan {
     random: Rng,
     /// The seed of the tokens that prompts have in common.
     prefix: u64,
-    prompt: Lengths,
-    answer: Lengths,
+    prompt: Option<Lengths>,
+    answer: Option<Lengths>,
     shared: f64,
     abandon: f64,
     slow: f64,
@@ -67,16 +71,18 @@ impl Plan {
         Duration::from_secs_f64(-(1.0 - self.random.f64()).ln() / rate)
     }
 
-    /// Draws the next request.
-    pub(crate) fn draw(&mut self) -> Planned {
-        let length = self.prompt.draw(&mut self.random) as usize;
+    /// Draws the next request, with the lengths of an arrival if there is one.
+    pub(crate) fn draw(&mut self, arrival: Option<Arrival>) -> Planned {
+        let recorded = arrival.map(|arrival| arrival.prompt_tokens);
+        let length = self.length(self.prompt, PROMPT, recorded) as usize;
         let is_shared = self.random.f64() < self.shared;
         let common = if is_shared { length.div_ceil(2) } else { 0 };
         let mut prefix = Rng::with_seed(self.prefix);
         let common = (0..common).map(|_| prefix.u8(..));
         let mut prompt: Vec<_> = common.collect();
         prompt.resize_with(length, || self.random.u8(..));
-        let max_tokens = self.answer.draw(&mut self.random);
+        let recorded = arrival.map(|arrival| arrival.answer_tokens);
+        let max_tokens = self.length(self.answer, ANSWER, recorded);
         let abandons = self.random.f64() < self.abandon;
         Planned {
             prompt,
@@ -85,6 +91,14 @@ impl Plan {
             abandon: abandons.then(|| self.draw_point(max_tokens)),
             is_slow: self.random.f64() < self.slow,
             seed: self.random.u64(..),
+        }
+    }
+
+    fn length(&mut self, range: Option<Lengths>, standard: Lengths, recorded: Option<u32>) -> u32 {
+        match (recorded, range) {
+            (Some(tokens), None) => tokens,
+            (Some(tokens), Some(range)) => range.nearest(tokens),
+            (None, range) => range.unwrap_or(standard).draw(&mut self.random),
         }
     }
 
@@ -141,7 +155,7 @@ mod tests {
 
     fn requests(options: &Load, number: u32) -> Vec<Planned> {
         let mut plan = Plan::new(options, number);
-        (0..2000).map(|_| plan.draw()).collect()
+        (0..2000).map(|_| plan.draw(None)).collect()
     }
 
     #[test]
@@ -163,6 +177,24 @@ mod tests {
         for text in ["", "0", "1..", "..2", "3..2", "-1", "1048577", "1...2"] {
             assert!(text.parse::<Lengths>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn lengths_of_arrivals_are_within_the_ranges_of_the_options() {
+        let arrival = Arrival {
+            at: Duration::ZERO,
+            prompt_tokens: 5000,
+            answer_tokens: 3,
+        };
+        let lengths = |arguments: &[&str]| {
+            let planned = Plan::new(&options(arguments), 0).draw(Some(arrival));
+            (planned.prompt.len(), planned.max_tokens)
+        };
+        assert_eq!(lengths(&[]), (5000, 3));
+        assert_eq!(
+            lengths(&["--prompt-tokens=1..96", "--max-tokens=4..9"]),
+            (96, 4)
+        );
     }
 
     /// The shares of 2,000 draws are within five standard deviations.

@@ -1,10 +1,8 @@
 //! Lengths of prompts and answers.
 
+use crate::read::arrivals::MOST_TOKENS;
 use fastrand::Rng;
 use std::str::FromStr;
-
-/// The most tokens of a prompt or an answer.
-const MOST_TOKENS: u32 = 1 << 20;
 
 /// Lengths in tokens, each equally likely: `N`, or `LOW..HIGH` with both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +12,15 @@ pub(crate) struct Lengths {
 }
 
 impl Lengths {
+    pub(crate) const fn from(low: u32, high: u32) -> Self {
+        Self { low, high }
+    }
+
+    /// Returns the length that is nearest to `tokens`.
+    pub(crate) fn nearest(self, tokens: u32) -> u32 {
+        tokens.clamp(self.low, self.high)
+    }
+
     pub(crate) fn draw(self, random: &mut Rng) -> u32 {
         random.u32(self.low..=self.high)
     }

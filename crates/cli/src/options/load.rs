@@ -5,6 +5,7 @@ use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Where requests go: the parts of an `http` URL.
@@ -36,6 +37,15 @@ pub(crate) struct Load {
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with = "clients")]
     pub(crate) rate: Option<f64>,
 
+    /// Sends requests at the times of a file, plain or gzip, and with its lengths: Azure's CSV
+    /// (TIMESTAMP,ContextTokens,GeneratedTokens), or Mooncake's JSON lines (timestamp, input_length, output_length)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "clients"])]
+    pub(crate) arrivals: Option<PathBuf>,
+
+    /// Replays --arrivals this many times as fast
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, requires = "arrivals", value_parser = speed)]
+    pub(crate) speed: f64,
+
     /// Clients that send one request after the other, instead of arrivals
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) clients: Option<u32>,
@@ -48,13 +58,15 @@ pub(crate) struct Load {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
 
-    /// The tokens of a prompt: N, or LOW..HIGH with both ends
-    #[arg(long, value_name = "TOKENS", default_value = "16..256")]
-    pub(crate) prompt_tokens: Lengths,
+    /// The tokens of a prompt: N, or LOW..HIGH with both ends; lengths of --arrivals become the nearest in that range
+    /// [default: 16..256, or as in the file]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) prompt_tokens: Option<Lengths>,
 
-    /// The most tokens of an answer: N, or LOW..HIGH with both ends
-    #[arg(long, value_name = "TOKENS", default_value = "16..128")]
-    pub(crate) max_tokens: Lengths,
+    /// The most tokens of an answer: N, or LOW..HIGH with both ends; lengths of --arrivals become the nearest in that
+    /// range [default: 16..128, or as in the file]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_tokens: Option<Lengths>,
 
     /// How prompts are written
     #[arg(long, value_name = "FORM", value_enum, default_value_t)]
@@ -192,6 +204,14 @@ fn target(text: &str) -> Result<Target, String> {
     })
 }
 
+fn speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    (0.001..=100_000.0)
+        .contains(&speed)
+        .then_some(speed)
+        .ok_or_else(|| "expected a factor from 0.001 to 100000".to_owned())
+}
+
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
     (rate > 0.0 && rate <= 100_000.0)
@@ -301,9 +321,21 @@ mod tests {
             "--prompt-tokens=0",
             "--max-tokens=9..8",
             "--duration=2h",
+            "--speed=2",
         ] {
             assert!(parse(&[argument]).is_err(), "{argument}");
         }
         assert!(parse(&["--rate=1", "--clients=1"]).is_err());
+        let arrivals = |argument| parse(&["--arrivals=file", argument]);
+        assert!(arrivals("--speed=1.5").is_ok());
+        for argument in [
+            "--speed=0",
+            "--speed=nan",
+            "--speed=1e6",
+            "--rate=1",
+            "--clients=1",
+        ] {
+            assert!(arrivals(argument).is_err(), "{argument}");
+        }
     }
 }

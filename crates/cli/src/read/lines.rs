@@ -56,7 +56,7 @@ impl<R: BufRead> Lines<R> {
         Ok(read)
     }
 
-    fn text(&self) -> &[u8] {
+    pub(super) fn text(&self) -> &[u8] {
         self.line.trim_ascii()
     }
 

@@ -1,5 +1,5 @@
 //! Reads recordings from files, plain or gzip: the tool's own traces, RMM's logs, PyTorch's snapshots and
-//! instances of static memory planning.
+//! instances of static memory planning; and arrivals of requests.
 //!
 //! The beginning of a file tells its format. Faults are reported as `file:line: fault, expected what` by
 //! [`TraceError`], and every reader keeps to the [limits](crate::trace::limits).
@@ -9,12 +9,14 @@
 //! | [`native`] | the CSV of the recorded traces |
 //! | [`rmm`] | the CSV that RMM's logging adaptor writes |
 //! | [`instance`] | the CSV of MiniMalloc's and idealloc's instances |
+//! | [`arrivals`] | the arrivals of Azure's and Mooncake's traces of requests |
 //! | [`torch`], [`pickle`] | PyTorch's memory snapshots, and the pickles that hold them |
 //! | [`gzip`], [`lines`] | compressed files; lines and fields of a text |
 //! | [`addresses`], [`clock`] | allocations named by reused addresses; times of day |
 //! | [`note`] | what a recording lacks |
 
 mod addresses;
+pub(crate) mod arrivals;
 mod clock;
 mod gzip;
 mod instance;
@@ -87,17 +89,31 @@ type AtLocation = (Location, Fault);
 
 /// Reads the trace in the file at `path`, and names it like the file without its extensions.
 pub(crate) fn read(path: &Path, request: Request) -> anyhow::Result<Recording> {
-    let file = units::path(path);
-    let unreadable = || format!("{file}: cannot be read, expected a trace (.csv, .pickle or .gz)");
-    let source = File::open(path).with_context(unreadable)?;
-    let mut source = BufReader::new(Bounded::new(source, request.limits.file_bytes));
-    let compressed = is_gzip(path, source.fill_buf().with_context(unreadable)?);
-    let recording = if compressed {
-        parse(Inflated::new(source), &name(path), request)
-    } else {
+    let expected = "a trace (.csv, .pickle or .gz)";
+    read_with(path, request.limits, expected, |source| {
         parse(source, &name(path), request)
+    })
+}
+
+/// Reads the file at `path`, decompressed if it is gzip.
+fn read_with<T>(
+    path: &Path,
+    limits: Limits,
+    expected: &str,
+    parse: impl FnOnce(&mut dyn Read) -> Result<T, AtLocation>,
+) -> anyhow::Result<T> {
+    let file = units::path(path);
+    let unreadable = || format!("{file}: cannot be read, expected {expected}");
+    let source = File::open(path).with_context(unreadable)?;
+    let mut source = BufReader::new(Bounded::new(source, limits.file_bytes));
+    let compressed = is_gzip(path, source.fill_buf().with_context(unreadable)?);
+    let parsed = if compressed {
+        // The file may be far larger than its compressed bytes.
+        parse(&mut Bounded::new(Inflated::new(source), limits.file_bytes))
+    } else {
+        parse(&mut source)
     };
-    Ok(recording.map_err(|(location, fault)| TraceError {
+    Ok(parsed.map_err(|(location, fault)| TraceError {
         file,
         location,
         fault,

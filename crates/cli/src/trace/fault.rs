@@ -83,6 +83,8 @@ pub(crate) enum Fault {
     TooLate,
     #[error("no operation follows, expected at least one")]
     Empty,
+    #[error("no request follows, expected at least one")]
+    NoRequest,
     #[error("more than {} {what}, expected a trace within that limit", units::count(*most))]
     TooMany { what: &'static str, most: u64 },
     #[error(

@@ -3,7 +3,6 @@
 use super::sequence::Page;
 use super::{Engine, Event, Job, Sequence, WorkerHandle};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weirpool::{AllocError, Reservation, Tag};
@@ -66,7 +65,7 @@ impl Engine {
         if let Some(mut prefixes) = self.prefixes() {
             prefixes.count(job.prompt.len(), shared.len());
         }
-        let lane = self.least_loaded();
+        let lane = self.least_loaded(job.tenant);
         let count = shared.len();
         let mut pages: Vec<Page> = shared.into_iter().map(Page::Shared).collect();
         for _ in count..needed {
@@ -85,6 +84,7 @@ impl Engine {
             max_tokens: job.max_tokens,
             sampling: job.sampling,
             tenant: job.tenant,
+            weight: self.pool.tag(job.tenant).weight(),
             deadline: job.deadline,
             pages,
             shared: count,
@@ -93,9 +93,9 @@ impl Engine {
             _split: split,
             _admission: admission,
         };
-        lane.load.fetch_add(1, Ordering::Relaxed);
+        lane.load.add(job.tenant);
         if lane.sequences.send(sequence).is_err() {
-            lane.load.fetch_sub(1, Ordering::Relaxed);
+            lane.load.remove(job.tenant);
             let fault = self.pool.inspect().health().fault;
             let reason = fault.map_or("its worker has ended".to_owned(), |fault| fault.to_string());
             return Err(Refusal::Broken(reason));
@@ -144,12 +144,13 @@ impl Engine {
             .unwrap_or_default()
     }
 
-    /// Returns the worker with the fewest sequences; one that has ended only if all have.
-    fn least_loaded(&self) -> &WorkerHandle {
+    /// Returns the worker with the fewest sequences of the tenant, and among equals, of all; one that has ended only if all
+    /// have.
+    fn least_loaded(&self, tenant: Tag) -> &WorkerHandle {
         let lanes = self.lanes.iter();
         let least = lanes.min_by_key(|lane| {
             let has_ended = lane.sequences.is_closed();
-            (has_ended, lane.load.load(Ordering::Relaxed))
+            (has_ended, lane.load.rank(tenant))
         });
         least.expect("an engine has a worker")
     }

@@ -1,12 +1,14 @@
 //! The engine: a pool, the model's weights in it, a worker for each stream, and the admission of requests.
 //!
 //! A request is admitted once memory is reserved for all keys and values that it can have; from then on it neither
-//! waits nor fails for lack of memory. It holds no memory while it waits.
+//! waits nor fails for lack of memory. It holds no memory while it waits. Tenants share the steps by [turns].
 
 mod admission;
+mod load;
 mod open;
 mod prefixes;
 mod sequence;
+mod turns;
 mod worker;
 
 use crate::kernels::Machine;
@@ -14,12 +16,12 @@ use crate::model::{Layout, Limits, Shape, Weights};
 pub use admission::Admission;
 pub(crate) use admission::{Admitted, Refusal};
 use anyhow::Context;
+use load::Load;
 use open::Opening;
 pub(crate) use prefixes::PrefixFigures;
 use prefixes::Prefixes;
 use sequence::Sequence;
 pub(crate) use sequence::{Event, Finish, Job};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -76,8 +78,8 @@ pub(crate) struct Engine {
 struct WorkerHandle {
     stream: Stream,
     sequences: mpsc::UnboundedSender<Sequence>,
-    /// The number of sequences that the worker received and has not finished.
-    load: Arc<AtomicUsize>,
+    /// The sequences that the worker received and has not finished.
+    load: Arc<Load>,
 }
 
 impl Engine {
@@ -147,7 +149,7 @@ impl Engine {
                 });
             bound?.await?;
             let (sequences, incoming) = mpsc::unbounded_channel();
-            let load = Arc::new(AtomicUsize::new(0));
+            let load = Arc::new(Load::default());
             workers.push((weights.clone(), kernels, workspace, incoming, load.clone()));
             handles.push(WorkerHandle {
                 stream,
@@ -202,11 +204,7 @@ impl Engine {
 
     /// Returns the number of sequences that were admitted and have not ended.
     pub(crate) fn running(&self) -> usize {
-        let loads = self
-            .lanes
-            .iter()
-            .map(|lane| lane.load.load(Ordering::Relaxed));
-        loads.sum()
+        self.lanes.iter().map(|lane| lane.load.all()).sum()
     }
 
     /// Returns the used bytes of weights, libraries, activations, keys and values, and the prefix cache.

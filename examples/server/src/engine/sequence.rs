@@ -1,6 +1,7 @@
 //! A request in the batch of a worker.
 
 use super::open::Open;
+use super::turns::Ask;
 use crate::kernels::Span;
 use crate::model::Sampling;
 use std::sync::Arc;
@@ -70,6 +71,8 @@ pub(super) struct Sequence {
     pub(super) max_tokens: usize,
     pub(super) sampling: Sampling,
     pub(super) tenant: Tag,
+    /// The weight of the tenant.
+    pub(super) weight: u32,
     pub(super) deadline: Instant,
     pub(super) pages: Vec<Page>,
     /// The number of pages that came from the prefix cache.
@@ -84,9 +87,13 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Returns the number of tokens whose keys and values are not in the pages yet.
-    pub(super) fn left(&self) -> usize {
-        self.tokens.len() - self.done
+    /// Returns what it could use of a step: the tokens whose keys and values are not in the pages yet.
+    pub(super) fn ask(&self) -> Ask {
+        Ask {
+            tenant: self.tenant,
+            weight: self.weight,
+            rows: self.tokens.len() - self.done,
+        }
     }
 
     /// Appends a token of the answer. Returns false if the sequence has ended.

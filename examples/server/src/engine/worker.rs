@@ -1,10 +1,11 @@
 //! A worker: a stream, and the batch that runs there. Sequences join and leave it between steps.
 
+use super::load::Load;
 use super::sequence::Page;
+use super::turns::Turns;
 use super::{Engine, Event, Finish, Sequence, Settings};
 use crate::kernels::{Activation, Cache, Kernels, Span};
 use crate::model::{Parts, Row, Shape, StepPlan, forward};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -20,7 +21,7 @@ pub(super) struct Worker<W> {
     /// The memory that the libraries behind the kernels work in.
     pub(super) _workspace: Block,
     pub(super) incoming: mpsc::UnboundedReceiver<Sequence>,
-    pub(super) load: Arc<AtomicUsize>,
+    pub(super) load: Arc<Load>,
     /// Cancelled when all sequences have ended.
     pub(super) ended: CancellationToken,
     pub(super) engine: Weak<Engine>,
@@ -38,9 +39,10 @@ struct Share {
 }
 
 impl<W: NativeStream> Worker<W> {
-    /// Runs until the engine has ended. The first sequences, up to the largest batch, take part in steps.
+    /// Runs until the engine has ended.
     pub(super) async fn run(mut self) {
         let mut batch = Vec::new();
+        let mut turns = Turns::new(self.settings.rows, self.settings.batch);
         loop {
             if batch.is_empty() {
                 let sequence = tokio::select! {
@@ -52,7 +54,7 @@ impl<W: NativeStream> Worker<W> {
                     None => return,
                 }
             }
-            // Also sequences beyond the largest batch: they may end before their turn.
+            // Also sequences beyond the places of a step: their tenants take turns, and they may end before theirs.
             while let Ok(sequence) = self.incoming.try_recv() {
                 batch.push(sequence);
             }
@@ -60,11 +62,13 @@ impl<W: NativeStream> Worker<W> {
             if batch.is_empty() {
                 continue;
             }
-            if let Err(error) = self.step(&mut batch).await {
+            let asks: Vec<_> = batch.iter().map(Sequence::ask).collect();
+            let dealt = turns.deal(&asks);
+            if let Err(error) = self.step(&mut batch, &dealt).await {
                 let reason = format!("{error:#}");
                 tracing::error!(%reason, "a step failed");
-                let count = batch.len().min(self.settings.batch);
-                for sequence in batch.drain(..count) {
+                let mut dealt = dealt.into_iter();
+                for sequence in batch.extract_if(.., |_| dealt.next() > Some(0)) {
                     sequence.end(Event::Failed(reason.clone()));
                     self.retire(sequence, false);
                 }
@@ -87,9 +91,9 @@ impl<W: NativeStream> Worker<W> {
         }
     }
 
-    /// Computes one step of the batch.
-    async fn step(&self, batch: &mut Vec<Sequence>) -> anyhow::Result<()> {
-        let (plan, shares) = self.plan(batch);
+    /// Computes one step: of each sequence of the batch, the rows that it was dealt.
+    async fn step(&self, batch: &mut Vec<Sequence>, dealt: &[usize]) -> anyhow::Result<()> {
+        let (plan, shares) = self.plan(batch, dealt);
         let layout = plan.layout(&self.shape);
         // Neither waits nor fails, because the memory was reserved.
         let mut activation = batch[0].open.activation(&self.stream)?;
@@ -118,22 +122,10 @@ impl<W: NativeStream> Worker<W> {
         Ok(())
     }
 
-    /// Chooses the rows of the next step: one for each sequence that is being answered, and then as much of the prompts
-    /// as there is room for.
-    fn plan(&self, batch: &[Sequence]) -> (StepPlan, Vec<Share>) {
-        let mut room = self.settings.rows;
-        let mut taken = vec![0; batch.len()];
-        let is_answered = |sequence: &Sequence| sequence.left() == 1;
-        for pass in [true, false] {
-            for (taken, sequence) in taken.iter_mut().zip(batch).take(self.settings.batch) {
-                if is_answered(sequence) == pass {
-                    *taken = sequence.left().min(room);
-                    room -= *taken;
-                }
-            }
-        }
+    /// Returns the rows of a step.
+    fn plan(&self, batch: &[Sequence], dealt: &[usize]) -> (StepPlan, Vec<Share>) {
         let (mut plan, mut shares) = (StepPlan::default(), Vec::new());
-        for (index, (sequence, tokens)) in batch.iter().zip(taken).enumerate() {
+        for (index, (sequence, &tokens)) in batch.iter().zip(dealt).enumerate() {
             if tokens == 0 {
                 continue;
             }
@@ -244,7 +236,8 @@ impl<W: NativeStream> Worker<W> {
             drop(prefixes);
             drop(surplus);
         }
+        let tenant = sequence.tenant;
         drop(sequence);
-        self.load.fetch_sub(1, Ordering::Relaxed);
+        self.load.remove(tenant);
     }
 }

@@ -1,5 +1,6 @@
 //! A small server, and calls of its routes.
 
+use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::response::Response;
@@ -84,7 +85,11 @@ pub(crate) fn request(body: &Value) -> Request<Body> {
 }
 
 pub(crate) async fn send(server: &Server, request: Request<Body>) -> Response {
-    let response = server.router().oneshot(request).await;
+    send_to(server.router(), request).await
+}
+
+pub(crate) async fn send_to(router: Router, request: Request<Body>) -> Response {
+    let response = router.oneshot(request).await;
     response.unwrap_or_else(|never| match never {})
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 mod common;
 mod ends;
+mod fairness;
 mod faults;
 mod hostile;
 mod overload;

@@ -1,0 +1,288 @@
+//! Tenants in the batch of a server: what greedy and bursty ones send delays a quiet one by no more than its share.
+//!
+//! The bound is that of the server's README. Times are those of the simulated device, in steps of the longest duration.
+
+use crate::common::{assert_idle, config, prompt, request, send_to, start, tenant, used};
+use axum::Router;
+use bytesize::ByteSize;
+use fastrand::Rng;
+use http_body_util::BodyExt;
+use serde_json::json;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use weirpool_server::{Config, Server};
+
+/// The tokens of the longest sequence.
+const CONTEXT: usize = 128;
+/// How long tenants send.
+const DURATION: Duration = Duration::from_secs(6);
+
+/// When the tokens of an answer came, from the request on; none if the answer is not complete.
+async fn ask(
+    router: Router,
+    key: &str,
+    prompt: Vec<u32>,
+    max_tokens: usize,
+) -> Option<Vec<Duration>> {
+    let body = json!({"prompt": prompt, "max_tokens": max_tokens, "stream": true});
+    let mut request = request(&body);
+    let value = format!("Bearer {key}").parse().unwrap();
+    request.headers_mut().insert("authorization", value);
+    let (begin, mut times) = (Instant::now(), Vec::new());
+    let response = send_to(router, request).await;
+    if response.status() != 200 {
+        return None;
+    }
+    let mut frames = response.into_body();
+    while let Some(frame) = frames.frame().await {
+        let frame = frame.unwrap();
+        let text = std::str::from_utf8(frame.data_ref().unwrap()).unwrap();
+        if text.contains("\"token_ids\":[") && !text.contains("\"token_ids\":[]") {
+            times.push(begin.elapsed());
+        }
+    }
+    (times.len() == max_tokens).then_some(times)
+}
+
+/// Draws the tokens of a prompt and of its answer.
+fn lengths(random: &mut Rng) -> (usize, usize) {
+    let prompt = random.usize(1..CONTEXT);
+    (prompt, random.usize(1..=CONTEXT - prompt))
+}
+
+/// Sends one request after the other.
+async fn greedy(router: Router, seed: u64) {
+    let mut random = Rng::with_seed(seed);
+    loop {
+        let (tokens, max_tokens) = lengths(&mut random);
+        let prompt = prompt(random.u64(..), tokens);
+        let answer = ask(router.clone(), "sk-greedy", prompt, max_tokens).await;
+        if answer.is_none() {
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+/// Sends requests at their times, and waits for no answer.
+async fn arrive(router: Router, key: &'static str, requests: Vec<(Duration, usize, usize)>) {
+    let (begin, mut answers) = (Instant::now(), JoinSet::new());
+    for (number, (at, tokens, max_tokens)) in requests.into_iter().enumerate() {
+        sleep_until(begin + at).await;
+        let prompt = prompt(number as u64, tokens);
+        answers.spawn(ask(router.clone(), key, prompt, max_tokens));
+    }
+    answers.join_all().await;
+}
+
+fn bursts(seed: u64) -> Vec<(Duration, usize, usize)> {
+    let mut random = Rng::with_seed(seed);
+    let (mut at, mut requests) = (Duration::ZERO, Vec::new());
+    while at < DURATION {
+        at += Duration::from_millis(random.u64(200..4000));
+        for _ in 0..random.usize(1..40) {
+            let (tokens, max_tokens) = lengths(&mut random);
+            requests.push((at, tokens, max_tokens));
+        }
+    }
+    requests
+}
+
+/// A batch with the tenants `quiet`, `greedy` and `bursty` of equal weights.
+fn shared(capacity: ByteSize, streams: usize) -> Config {
+    let names = ["quiet", "greedy", "bursty"];
+    let tenants = names.map(|name| tenant(name, &format!("sk-{name}"), None, None));
+    Config {
+        capacity,
+        streams,
+        queue: 1000,
+        tenants: tenants.into(),
+        // A step takes about 20 ms, and timers have steps of 1 ms.
+        slowdown: 500.0,
+        // No deadline cuts an answer off.
+        timeout: Duration::from_secs(3600),
+        // Each prompt is computed.
+        prefix_cache: false,
+        ..config()
+    }
+}
+
+static LONGEST_STEP: OnceCell<Duration> = OnceCell::const_new();
+
+/// Returns the longest duration of a step.
+async fn longest_step() -> Duration {
+    *LONGEST_STEP.get_or_init(measure_steps).await
+}
+
+/// Returns the longest time between two tokens of an answer that takes part in each step.
+async fn measure_steps() -> Duration {
+    let server = start(shared(ByteSize::mib(32), 1)).await;
+    let mut others = JoinSet::new();
+    let first = tokio::spawn(ask(server.router(), "sk-greedy", prompt(0, 1), CONTEXT - 1));
+    sleep(Duration::from_millis(1)).await;
+    for seed in 0..40 {
+        others.spawn(greedy(server.router(), seed));
+        others.spawn(arrive(server.router(), "sk-greedy", bursts(seed)));
+    }
+    let times = first.await.unwrap().unwrap();
+    let between = times.windows(2).map(|pair| pair[1] - pair[0]);
+    between.max().unwrap()
+}
+
+/// The time in steps until the first token of a prompt, on a server whose memory is not full, for one of three tenants of
+/// equal weights: until the step that runs is over, and then as `engine/turns.rs` states it.
+fn bound(config: &Config, tokens: usize) -> f64 {
+    let (rows, places) = (config.rows as f64, config.batch as f64);
+    let cost = (tokens as f64 / rows).max(1.0 / places);
+    let steps = 3.0 * (cost + 1.0 / places) + 3.0 / places;
+    1.0 + steps.ceil()
+}
+
+/// Sends short requests of the quiet tenant, one after the other, and checks each of them. A request may wait for memory
+/// during `memory` steps. Returns the longest times in steps until a first token, and to a further one.
+async fn quiet(
+    server: &Server,
+    config: &Config,
+    step: Duration,
+    memory: f64,
+    seed: u64,
+) -> [f64; 2] {
+    let mut random = Rng::with_seed(seed);
+    let (begin, mut longest) = (Instant::now(), [0.0_f64; 2]);
+    let mut count = 0;
+    while begin.elapsed() < DURATION {
+        sleep(Duration::from_millis(random.u64(..400))).await;
+        let (tokens, max_tokens) = (random.usize(1..60), random.usize(1..8));
+        let prompt = prompt(random.u64(..), tokens);
+        let times = ask(server.router(), "sk-quiet", prompt, max_tokens).await;
+        let times = times.expect("each request is answered");
+        let in_steps = |time: Duration| time.as_secs_f64() / step.as_secs_f64();
+        let (first, most) = (in_steps(times[0]), memory + bound(config, tokens));
+        assert!(
+            first <= most,
+            "the first token of {tokens} after {first} of {most} steps"
+        );
+        longest[0] = longest[0].max(first);
+        for pair in times.windows(2) {
+            let between = in_steps(pair[1] - pair[0]);
+            assert!(between <= 1.0, "{between} steps between tokens");
+            longest[1] = longest[1].max(between);
+        }
+        count += 1;
+    }
+    assert!(count > 5, "{count} requests are too few");
+    longest
+}
+
+#[tokio::test(start_paused = true)]
+async fn quiet_tenant_waits_no_longer_than_its_share_whatever_others_send() {
+    let step = longest_step().await;
+    for (seed, streams) in [(1, 1), (2, 2)] {
+        let config = shared(ByteSize::mib(64), streams);
+        let server = start(config.clone()).await;
+        let idle = used(&server);
+        let mut others = JoinSet::new();
+        for client in 0..80 {
+            others.spawn(greedy(server.router(), 1000 * seed + client));
+        }
+        others.spawn(arrive(server.router(), "sk-bursty", bursts(seed)));
+        let [first, between] = quiet(&server, &config, step, 0.0, seed).await;
+        println!(
+            "{streams} streams: first token within {first:.2} steps of {step:?}, next {between:.2}"
+        );
+        assert!(
+            server.running() > 2 * config.batch,
+            "others have more than fits"
+        );
+        drop(others);
+        assert_idle(&server, idle).await;
+        server.shut_down().await.unwrap();
+    }
+}
+
+/// The others hold all memory. A request of the quiet tenant is granted once what it and at most one request of each other
+/// tenant need is free, so before the sequences that run have all ended: these have at most as many rows as memory has
+/// tokens, of which a step of a tenant takes its share, and a step for each token of the longest answer.
+#[tokio::test(start_paused = true)]
+async fn quiet_tenant_waits_for_memory_no_longer_than_answers_take() {
+    let step = longest_step().await;
+    let config = shared(ByteSize::mib(3), 1);
+    let server = start(config.clone()).await;
+    let idle = used(&server);
+    // A token takes 1 KiB.
+    let held = (config.capacity.as_u64() - idle) / 1024;
+    let memory = 3.0 * held as f64 / config.rows as f64 + CONTEXT as f64;
+    let mut others = JoinSet::new();
+    for client in 0..80 {
+        others.spawn(greedy(server.router(), client));
+    }
+    others.spawn(arrive(server.router(), "sk-bursty", bursts(7)));
+    let [first, between] = quiet(&server, &config, step, memory, 7).await;
+    println!("first token within {first:.2} steps, {memory:.2} for memory; next {between:.2}");
+    assert!(
+        server.pool().inspect().statistics().waits.waiting > 0,
+        "others wait for memory"
+    );
+    drop(others);
+    assert_idle(&server, idle).await;
+    server.shut_down().await.unwrap();
+}
+
+/// Reads the arrivals of a public trace beside the project, `speed` times as fast, with lengths that fit.
+fn arrivals(name: &str, speed: u32) -> Option<Vec<(Duration, usize, usize)>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces/public");
+    let file = std::fs::File::open(folder.join(name)).ok()?;
+    let mut text = String::new();
+    let mut decoder = flate2::read::GzDecoder::new(file);
+    decoder.read_to_string(&mut text).expect("a gzip file");
+    let mut first = None;
+    let rows = text.lines().skip(1).map(|line| {
+        let fields: Vec<&str> = line.trim().split(',').collect();
+        let clock: Vec<f64> = fields[0][11..]
+            .split(':')
+            .map(|part| part.parse().unwrap())
+            .collect();
+        let at = Duration::from_secs_f64(clock[0] * 3600.0 + clock[1] * 60.0 + clock[2]);
+        let at = (at - *first.get_or_insert(at)) / speed;
+        let [tokens, answer] = [1, 2].map(|field| fields[field].parse::<usize>().unwrap());
+        let tokens = (tokens / 16).clamp(1, CONTEXT - 32);
+        (at, tokens, (answer / 4).clamp(1, 32))
+    });
+    Some(rows.take_while(|(at, ..)| *at < DURATION).collect())
+}
+
+#[tokio::test(start_paused = true)]
+async fn quiet_tenant_waits_no_longer_than_its_share_beside_real_arrivals() {
+    let files = ["azure_llm_2023_code.csv.gz", "azure_llm_2023_conv.csv.gz"];
+    let [Some(code), Some(chat)] = files.map(|name| arrivals(name, 60)) else {
+        println!("skipped: the public traces are not beside the project");
+        return;
+    };
+    let step = longest_step().await;
+    let config = shared(ByteSize::mib(256), 1);
+    let server = start(config.clone()).await;
+    let idle = used(&server);
+    println!(
+        "{} arrivals of {} and {} of {}",
+        code.len(),
+        files[0],
+        chat.len(),
+        files[1]
+    );
+    let mut others = JoinSet::new();
+    others.spawn(arrive(server.router(), "sk-greedy", code));
+    others.spawn(arrive(server.router(), "sk-bursty", chat));
+    let [first, between] = quiet(&server, &config, step, 0.0, 11).await;
+    println!("first token within {first:.2} steps of {step:?}, next {between:.2}");
+    assert!(
+        server.running() > 2 * config.batch,
+        "{} run",
+        server.running()
+    );
+    drop(others);
+    assert_idle(&server, idle).await;
+    server.shut_down().await.unwrap();
+}
