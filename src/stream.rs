@@ -75,6 +75,9 @@ impl Stream {
     pub fn named(self, name: impl Into<String>) -> Self {
         let lane = &self.registration.lane;
         if lane.name.set(name.into().into()).is_ok() {
+            if let (Some(observers), Some(name)) = (&self.registration.observers, lane.name()) {
+                observers.named(lane, name);
+            }
             let (stream, name) = (lane.id, lane.name());
             let announcer = &self.registration.service.engine.store.announcer;
             announcer.tell(|| Fact::StreamNamed { stream, name });

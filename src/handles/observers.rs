@@ -192,6 +192,13 @@ impl Observers {
         }
     }
 
+    /// Tells the checker the name that the user gave a stream.
+    pub(crate) fn named(&self, lane: &Lane, name: &str) {
+        if let Some(checker) = &self.checker {
+            checker.stream_named(lane.raw, name);
+        }
+    }
+
     /// Raises violations that were found earlier, in places that could not report them.
     ///
     /// # Panics

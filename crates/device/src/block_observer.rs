@@ -56,6 +56,10 @@ pub trait BlockObserver: fmt::Debug + Send + Sync {
         location: Option<&'static Location<'static>>,
     );
 
+    /// Notes the name that the user of a pool gave a stream: reports use it, unless the device's user gave it one. The default
+    /// does nothing. Never panics.
+    fn stream_named(&self, _stream: RawStream, _name: &str) {}
+
     /// Raises violations that were found. The pool calls this when a user's call that allocated or freed is about to
     /// return. Drops never call it.
     ///

@@ -4,7 +4,7 @@ use std::fmt;
 use weirpool_device::RawStream;
 use weirpool_device::plain::Arc;
 
-/// A stream as reports name it: by the name that it was created with, or else by its number on the device, which no
+/// A stream as reports name it: by the name that it was created with, or that a pool's user gave it, or else by its number on the device, which no
 /// other stream of the device has. Printed: `stream "decode"`, `stream 3`, `the host`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamLabel {
@@ -24,6 +24,10 @@ impl StreamLabel {
         Self { raw, number, name }
     }
 
+    pub(crate) fn set_name(&mut self, name: &str) {
+        self.name.get_or_insert_with(|| name.into());
+    }
+
     /// Returns the device's name of the stream, which may belong to another stream by now.
     pub fn raw(&self) -> RawStream {
         self.raw
@@ -34,7 +38,7 @@ impl StreamLabel {
         self.number
     }
 
-    /// Returns the name that the stream was created with, if it was given one.
+    /// Returns the name of the stream, if it was given one.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }

@@ -90,6 +90,12 @@ impl BlockObserver for SimDevice {
         }
     }
 
+    fn stream_named(&self, stream: RawStream, name: &str) {
+        if let Some(judge) = self.engine.locked().judge() {
+            judge.name(stream, name);
+        }
+    }
+
     #[track_caller]
     fn raise_violations(&self) {
         self.engine.raise();

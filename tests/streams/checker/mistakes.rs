@@ -204,6 +204,12 @@ fn report_names_streams() {
     let report = world.only().to_string();
     assert!(report.contains("writes on stream 1"), "{report}");
     assert!(report.contains("writes on stream \"decode\""), "{report}");
+    // By the name that the pool has, where the device's user gave none.
+    let named = world.stream[0].clone().named("fetch");
+    world.work[0].submit(Operation::new(us(1)).writes(block.address(), 8));
+    let report = world.only().to_string();
+    assert!(report.contains("writes on stream \"fetch\""), "{report}");
+    drop(named);
 }
 
 /// The locations are the user's, for every call that allocates or frees.

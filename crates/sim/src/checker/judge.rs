@@ -195,6 +195,10 @@ impl Judge {
 
     // ---- what a pool grants and frees ----------------------------------------------------------
 
+    pub(crate) fn name(&mut self, stream: RawStream, name: &str) {
+        self.order.name(stream, name);
+    }
+
     pub(crate) fn granted(
         &mut self,
         address: u64,

@@ -83,6 +83,13 @@ impl Order {
         self.courses[self.line(stream)].label.clone()
     }
 
+    /// Gives a stream a name for reports, if it has none.
+    pub(super) fn name(&mut self, stream: RawStream, name: &str) {
+        if let Some(line) = self.by_name.get(&stream) {
+            self.courses[*line].label.set_name(name);
+        }
+    }
+
     /// Returns the present point of a stream: behind everything submitted so far, and everything that the host knows.
     pub(crate) fn now(&mut self, stream: RawStream) -> Stamp {
         let line = self.line(stream);
