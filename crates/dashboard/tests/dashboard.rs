@@ -448,7 +448,7 @@ async fn events_end_with_the_pool_and_with_the_dashboard() {
         last = event;
     }
     assert_eq!(json(&last)["is_serving"], false);
-    // What comes until the pool is closed is kept, for whoever looks at the drain; each answer ends.
+    // What comes until the pool is closed is kept, for the page of a service that drains; each answer ends.
     tokio::time::sleep(Duration::from_secs(9)).await;
     let mut body = ask(&dashboard, Method::GET, EVENTS).await.into_body();
     let (rows, _) = parsed(&next(&mut body).await.unwrap());
