@@ -35,6 +35,8 @@ pub(crate) fn take<O: CacheOwner>(
     if !lane.cache.expects_spare(bytes) {
         return take_new(engine, lane, bytes, rounding);
     }
+    // Until the block is made: if its memory goes back, no capture has begun.
+    let _submission = lane.cache.submit("allocate_from").ok()?;
     let address = ask(engine, lane, bytes)?;
     let (spare, after, left) = match lane.cache.take_spare(address, bytes, rounding) {
         Ok(taken) => taken,
@@ -57,37 +59,13 @@ pub(crate) fn take<O: CacheOwner>(
     Some((allocation, left))
 }
 
-/// Asks the source for memory, outside of captures.
+/// Asks the source for memory. The call is [submitted](crate::lane::StreamCache::submit).
 #[inline]
 fn ask(engine: &Engine, lane: &Lane, bytes: u64) -> Option<u64> {
     let alignment = engine.shared.settings.alignment;
-    let before = lane.cache.captures()?;
     // SAFETY: the lane keeps the stream's owner.
     let address = unsafe { engine.supply.memory.allocate(bytes, alignment, lane.raw) };
-    let address = engine.shared.noted(address).ok()?;
-    match lane.cache.captures() == Some(before) {
-        true => Some(address),
-        false => take_beside_capture(engine, lane, address, bytes),
-    }
-}
-
-/// Returns memory that the source gave while a capture of the stream began, if it is not of the graph. A captured stream
-/// takes the free of its graph's memory, and refuses that of any other.
-#[cold]
-#[inline(never)]
-fn take_beside_capture(engine: &Engine, lane: &Lane, address: u64, bytes: u64) -> Option<u64> {
-    // Where the capture has ended, memory that is refused is of its graph.
-    let is_captured = lane.cache.is_captured();
-    let is_refused = !give_unused(engine, lane, address, bytes);
-    (is_refused && is_captured).then_some(address)
-}
-
-/// Gives memory back that the source has just given in the order of the lane's stream. Returns whether the source takes it.
-fn give_unused(engine: &Engine, lane: &Lane, address: u64, bytes: u64) -> bool {
-    // SAFETY: the source gave the memory in the order of this stream, and nothing uses it. The lane keeps the stream's
-    // owner.
-    let given = unsafe { engine.supply.memory.give(address, bytes, lane.raw) };
-    engine.shared.noted(given).is_ok()
+    engine.shared.noted(address).ok()
 }
 
 /// Takes a block of a size that there is no spare of.
@@ -99,7 +77,9 @@ fn take_new<O: CacheOwner>(
     rounding: u32,
 ) -> Option<(Allocation, Option<Arc<O>>)> {
     let segment = plan(engine, bytes, true)?;
-    match ask(engine, lane, bytes) {
+    let submission = lane.cache.submit("allocate_from").ok();
+    let address = submission.and_then(|_submission| ask(engine, lane, bytes));
+    match address {
         Some(address) => add(engine, lane, segment, address, rounding),
         None => refused(engine, segment),
     }
@@ -119,9 +99,10 @@ fn take_late<O: CacheOwner>(
     if let Some(segment) = plan(engine, bytes, true) {
         return add(engine, lane, segment, address, rounding);
     }
-    if give_unused(engine, lane, address, bytes) {
-        return None;
-    }
+    // SAFETY: the source has just given the memory in the order of this stream, and nothing uses it. The lane keeps the
+    // stream's owner.
+    let given = unsafe { engine.supply.memory.give(address, bytes, lane.raw) };
+    engine.shared.noted(given).err()?;
     add(engine, lane, plan(engine, bytes, false)?, address, rounding)
 }
 

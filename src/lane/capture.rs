@@ -6,8 +6,7 @@
 //!
 //! The pool's own calls on the stream, such as the record of an event, are [counted](OwnCall). A capture refuses
 //! new ones, and begins on the device only when the last one has returned. One number holds both: the calls under way, and a
-//! bit for the capture. So either the capture sees a call, or the call sees the capture. A call that can be undone counts
-//! nothing: it [compares](StreamCache::captures) the captures before and after it.
+//! bit for the capture. So either the capture sees a call, or the call sees the capture.
 
 use super::stream_cache::{CAPTURED, StreamCache};
 use crate::device::{DeviceError, DeviceErrorKind};
@@ -56,13 +55,6 @@ impl StreamCache {
         Ok(submission)
     }
 
-    /// Returns a number that changes when a capture begins or ends; `None` while the stream is captured.
-    #[inline]
-    pub(crate) fn captures(&self) -> Option<u64> {
-        let captures = self.submissions.load(Ordering::Acquire) / CAPTURED;
-        captures.is_multiple_of(2).then_some(captures)
-    }
-
     /// Begins a capture whose memory is reused in `order`. From now on the cache grants and keeps nothing, once it is
     /// flushed. Returns whether the stream was not being captured.
     pub(crate) fn begin_capture(&self, order: StreamId) -> bool {
@@ -70,8 +62,7 @@ impl StreamCache {
         let is_first = state.capture.is_none();
         if is_first {
             state.capture = Some(order);
-            // The bit, and one capture more.
-            self.submissions.fetch_add(3 * CAPTURED, Ordering::AcqRel);
+            self.submissions.fetch_add(CAPTURED, Ordering::AcqRel);
         }
         is_first
     }
@@ -85,11 +76,7 @@ impl StreamCache {
 
     /// Waits, as for a lock, until the pool's own calls on the stream have returned.
     pub(crate) fn wait_for_submissions(&self) {
-        while !self
-            .submissions
-            .load(Ordering::Acquire)
-            .is_multiple_of(CAPTURED)
-        {
+        while self.submissions.load(Ordering::Acquire) & !CAPTURED > 0 {
             yield_now();
         }
     }

@@ -36,9 +36,8 @@ use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
-/// The bit that is set in the number of submissions while the stream is captured. Below it are the submissions under way,
-/// above it the captures so far.
-pub(super) const CAPTURED: u64 = 1 << 32;
+/// The bit that is set in the number of submissions while the stream is captured.
+pub(super) const CAPTURED: u64 = 1 << 63;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;

@@ -51,7 +51,8 @@ impl Watch {
         self.allocations = statistics.allocations;
         let taken = statistics.used.current - statistics.evictable.min(statistics.used.current);
         let taken = u128::from(taken.saturating_add(statistics.charged));
-        let is_full = taken * 100 >= u128::from(statistics.leased) * u128::from(FULL);
+        let is_full = statistics.leased > 0
+            && taken * 100 >= u128::from(statistics.leased) * u128::from(FULL);
         self.full = is_full.then(|| self.full.unwrap_or(now));
 
         let moved = statistics.allocations.wrapping_add(statistics.frees);

@@ -278,6 +278,7 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
 /// answers end when the pool admits no more requests, so that a server need not wait for them.
 async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     let (mut rows, mut frames) = (Pace::new(ROW), Pace::new(FRAME));
+    let (mut is_first, mut was_last) = (true, false);
     loop {
         let Some(this) = viewers.upgrade() else {
             return;
@@ -289,9 +290,15 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
             *lock(&this.seats) = Weak::new();
         }
         let is_last = health.is_closed || health.is_stopping && seats.count() > 0;
-        let Some(rest) = turn(&this, &seats, &mut rows, &mut frames, is_last).await else {
+        // Viewers that come to a pool that ends do not add rows: it has its last one.
+        was_last |= is_first && health.is_closed;
+        let is_last_row = is_last && !was_last;
+        let adds_row = is_last_row || !health.is_closed && Instant::now() >= rows.next;
+        let paces = (&mut rows, &mut frames);
+        let Some(rest) = turn(&this, &seats, paces, adds_row, is_last).await else {
             return;
         };
+        (is_first, was_last) = (false, was_last || is_last);
         if health.is_closed {
             return;
         }
@@ -305,27 +312,34 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     }
 }
 
-/// Collects a row and a frame if they are due, and sends them. Returns the time until something may be due again; `None` if the runtime ends.
+/// Collects a row, if it is to be added, and a frame if one is due, and sends them. Returns the time until something may be due again; `None` if the runtime ends.
 async fn turn(
     this: &Arc<Viewers>,
     seats: &Seats,
-    rows: &mut Pace,
-    frames: &mut Pace,
+    (rows, frames): (&mut Pace, &mut Pace),
+    adds_row: bool,
     is_last: bool,
 ) -> Option<Duration> {
     let begin = Instant::now();
     let mut news = String::new();
-    if is_last || begin >= rows.next {
-        let took = std::time::Instant::now();
-        let sampled = this.clone();
-        news = off_the_runtime(move || sampled.sample()).await?;
-        rows.note(begin, took.elapsed());
+    if adds_row {
+        let this = this.clone();
+        let timed = move || {
+            let took = std::time::Instant::now();
+            (this.sample(), took.elapsed())
+        };
+        // Without the time until a thread has begun.
+        let (row, took) = off_the_runtime(timed).await?;
+        news = row;
+        rows.note(begin, took);
     }
     if seats.count() > 0 {
         let (mut frame, mut whole) = (None, None);
         if is_last || begin >= frames.next {
             let took = std::time::Instant::now();
-            let json = this.frame(Duration::ZERO).await?;
+            // At the end, viewers that come one by one share frames.
+            let age = if adds_row { Duration::ZERO } else { FRAME };
+            let json = this.frame(age).await?;
             frames.note(begin, took.elapsed());
             news.push_str(&event(&json));
             frame = Some(json);

@@ -131,7 +131,7 @@ pub(crate) const POOL: &[Family<Figures>] = families! {
         |f| count(f.statistics.waits.waiting as u64);
     Gauge "expected_wait_seconds" Seconds "expected wait of a small request that joins the queue now; absent until eight requests were served after a wait"
         |f| f.expected_wait.map(|wait| wait.as_secs_f64());
-    Gauge "serving" Count "1 while requests can be granted; 0 once the device has failed or the pool is closed"
+    Gauge "serving" Count "1 until the device fails or the pool is closed, also while it admits no more requests"
         |f| count(f.is_serving.into());
     Counter "allocations_total" Count "blocks granted"
         |f| f.statistics.allocations;

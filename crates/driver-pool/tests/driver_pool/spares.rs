@@ -15,7 +15,7 @@ use weirpool::extend::{
     BoundedPool, Bounds, CapacitySource, Charge, Event, Joining, Observer, SegmentProperties,
     SegmentSource,
 };
-use weirpool::{AllocError, Block, Capture, Evictable, Pool, PoolBuilder, Stream, Tag};
+use weirpool::{AllocError, Block, Evictable, Pool, PoolBuilder, Stream, Tag};
 use weirpool_driver_pool::{DriverPool, DriverPoolUse};
 
 /// Makes a device without the checker, which is an observer of blocks: with one, a stream keeps no spares.
@@ -325,43 +325,6 @@ fn memory_that_comes_late_is_not_lost() {
     device.advance(us(1000));
     assert!(source.out.lock().unwrap().is_empty());
     assert_eq!(driver_pool.used().unwrap().current, 0);
-}
-
-/// A capture of the stream begins while the source is asked: only then may the memory be of its graph.
-#[test]
-fn memory_that_a_capture_may_have_taken_is_asked_for() {
-    for (ends, is_of_graph) in [(false, false), (true, false), (true, true)] {
-        for sizes in [&[][..], &[MIB]] {
-            let (device, _driver_pool, source, pool) = hooked();
-            let stream = pool.create_stream().unwrap();
-            leave_spares(&pool, &stream, sizes);
-            let kept = Arc::<Mutex<Option<Capture>>>::default();
-            *source.hook.lock().unwrap() = Some(Box::new({
-                let (pool, stream) = (pool.clone(), stream.clone());
-                let (kept, source) = (kept.clone(), source.clone());
-                move || {
-                    let capture = pool.capture(&stream).unwrap();
-                    match ends {
-                        true => capture.abort(),
-                        false => *kept.lock().unwrap() = Some(capture),
-                    }
-                    source.fails.store(is_of_graph, SeqCst);
-                }
-            }));
-            let block = pool.try_allocate(&stream, MIB).unwrap();
-            assert!(pool.inspect().block_at(block.address()).is_some());
-            assert_eq!(pool.inspect().statistics().used.current, MIB);
-            if let Some(capture) = kept.lock().unwrap().take() {
-                capture.abort();
-            }
-            drop(block);
-            pool.inspect().check_conserved().unwrap();
-            drop((stream, pool));
-            device.advance(us(1000));
-            let left = source.out.lock().unwrap().len();
-            assert_eq!(left, usize::from(is_of_graph), "the graph's alone");
-        }
-    }
 }
 
 /// A pool with an observer keeps no spares: both answer alike.
