@@ -109,6 +109,11 @@ function append(t, pool, counters, tags, others) {
   past.t.splice(0, spare);
   for (const columns of [past.pool, past.others, ...past.counters.values(), ...past.tags.values()])
     for (const values of Object.values(columns)) values.splice(0, spare);
+  // What a tag did is forgotten.
+  const isSilent = (values) => values.every((value) => value === 0);
+  const present = new Set(tags.map(([name]) => name));
+  for (const [name, columns] of past.tags)
+    if (!present.has(name) && Object.values(columns).every(isSilent)) past.tags.delete(name);
 }
 
 // A finished run has frames alone: its figures are theirs.
