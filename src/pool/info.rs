@@ -140,8 +140,9 @@ impl Health {
         let lender = engine.store.lease.lender.as_ref();
         Self {
             fault: engine.shared.fault(),
-            is_stopping: engine.shared.is_stopping(),
+            // In this order: a closed pool is stopping.
             is_closed: engine.shared.is_closed(),
+            is_stopping: engine.shared.is_stopping(),
             is_draining: engine.shared.is_draining(),
             source_trouble: lender.and_then(|lender| lender.trouble()),
             waiting: service.queue.waiting(),

@@ -309,8 +309,9 @@ impl Service {
     pub(super) fn refusal_of(&self, demand: &Demand) -> Option<AllocError> {
         let requested = demand.request.bytes;
         let capacity = self.engine.store.capacity();
-        let is_late = || !demand.is_of_holder && self.engine.shared.is_stopping();
-        let stopping = || is_late().then_some(AllocError::Stopping);
+        // Read before: a pool that is closed between the two is closed, and not only stopping.
+        let is_late = !demand.is_of_holder && self.engine.shared.is_stopping();
+        let stopping = || is_late.then_some(AllocError::Stopping);
         let too_large = || {
             (requested > capacity).then_some(AllocError::TooLarge {
                 requested,
