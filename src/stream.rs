@@ -75,10 +75,10 @@ impl Stream {
     pub fn named(self, name: impl Into<String>) -> Self {
         let lane = &self.registration.lane;
         if lane.name.set(name.into().into()).is_ok() {
-            if let (Some(observers), Some(name)) = (&self.registration.observers, lane.name()) {
+            let (stream, name) = (lane.id, lane.name());
+            if let (Some(observers), Some(name)) = (&self.registration.observers, name) {
                 observers.named(lane, name);
             }
-            let (stream, name) = (lane.id, lane.name());
             let announcer = &self.registration.service.engine.store.announcer;
             announcer.tell(|| Fact::StreamNamed { stream, name });
         }

@@ -224,7 +224,8 @@ impl CudaDevice {
         unsafe { self.begin_on_default(call, stream) }
     }
 
-    /// A call on the legacy default stream breaks the captures of other streams.
+    /// Begins a call on a default stream. Fails if it is captured, or if a stream is that the legacy one is ordered with: the
+    /// call would break that capture.
     ///
     /// # Safety
     /// The stream is usable.

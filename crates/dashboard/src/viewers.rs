@@ -278,7 +278,9 @@ pub(super) async fn off_the_runtime<T: Send + 'static>(
 /// answers end when the pool admits no more requests, so that a server need not wait for them.
 async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     let (mut rows, mut frames) = (Pace::new(ROW), Pace::new(FRAME));
-    let (mut is_first, mut was_last) = (true, false);
+    // A viewer that comes to a closed pool starts a task of its own, which adds no row.
+    let is_closed = |this: Arc<Viewers>| this.pool.inspect().health().is_closed;
+    let mut has_last_row = viewers.upgrade().is_some_and(is_closed);
     loop {
         let Some(this) = viewers.upgrade() else {
             return;
@@ -290,15 +292,14 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
             *lock(&this.seats) = Weak::new();
         }
         let is_last = health.is_closed || health.is_stopping && seats.count() > 0;
-        // Viewers that come to a pool that ends do not add rows: it has its last one.
-        was_last |= is_first && health.is_closed;
-        let is_last_row = is_last && !was_last;
-        let adds_row = is_last_row || !health.is_closed && Instant::now() >= rows.next;
+        // However many viewers come to the end, one row is added for it.
+        let is_due = !health.is_closed && Instant::now() >= rows.next;
+        let adds_row = is_due || is_last && !has_last_row;
+        has_last_row |= is_last;
         let paces = (&mut rows, &mut frames);
         let Some(rest) = turn(&this, &seats, paces, adds_row, is_last).await else {
             return;
         };
-        (is_first, was_last) = (false, was_last || is_last);
         if health.is_closed {
             return;
         }
@@ -312,7 +313,8 @@ async fn collect(viewers: Weak<Viewers>, seats: Arc<Seats>) {
     }
 }
 
-/// Collects a row, if it is to be added, and a frame if one is due, and sends them. Returns the time until something may be due again; `None` if the runtime ends.
+/// Collects a row, if it is to be added, and a frame if one is due, and sends them. Returns the time until something may be
+/// due again; `None` if the runtime ends.
 async fn turn(
     this: &Arc<Viewers>,
     seats: &Seats,

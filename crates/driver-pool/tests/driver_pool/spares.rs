@@ -285,8 +285,9 @@ fn reserved_bytes_are_set_as_if_there_were_no_spares() {
     assert_eq!(pool.inspect().statistics().reserved.current, 4 * MIB);
 }
 
-/// Makes a pool over a source that calls the test.
-fn hooked() -> (SimDevice, DriverPool, Arc<Hooked>, Pool) {
+/// The room is taken while the source is asked, and the source does not take the memory back: it is the request's.
+#[test]
+fn memory_that_comes_late_is_not_lost() {
     let device = manual();
     let driver_pool = DriverPool::builder(&device).build().unwrap();
     let source = Arc::new(Hooked {
@@ -297,13 +298,6 @@ fn hooked() -> (SimDevice, DriverPool, Arc<Hooked>, Pool) {
     });
     let builder = Pool::builder(device.clone()).segment_source(source.clone());
     let pool = builder.capacity(4 * MIB).build().unwrap();
-    (device, driver_pool, source, pool)
-}
-
-/// The room is taken while the source is asked, and the source does not take the memory back: it is the request's.
-#[test]
-fn memory_that_comes_late_is_not_lost() {
-    let (device, driver_pool, source, pool) = hooked();
     let [stream, other] = [0; 2].map(|_| pool.create_stream().unwrap());
     leave_spares(&pool, &stream, &[MIB]);
     let meanwhile = Arc::<Mutex<Option<Block>>>::default();
