@@ -4,6 +4,7 @@
 //! `RUSTC_WORKSPACE_WRAPPER=.ci/with/loom LOOM_MAX_PREEMPTIONS=2 cargo test --release -p weirpool-models --test loom`
 #![cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 
+mod absences;
 mod captures;
 mod charges;
 mod external;

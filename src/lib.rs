@@ -114,10 +114,11 @@ pub mod testing;
 /// | [`SegmentSource`](extend::SegmentSource) | where segments come from: the driver's own pools, a file of huge pages, another pool |
 /// | [`Observer`](extend::Observer) | code that hears of each fact once |
 /// | [`ForeignMemory`](extend::ForeignMemory), [`Stream::adopt`] | memory that others own, as blocks |
+/// | [`Residency`](extend::Residency), [`Pool::residency`] | such memory that is not always there |
 /// | [`Pool::charge`], [`Pool::charge_for`] | bytes that others hold, counted against the capacity |
 /// | [`Request::poll_stalled`] | owners that free memory for a request that nothing serves |
 pub mod extend {
-    pub use crate::foreign::{Charge, ForeignMemory};
+    pub use crate::foreign::{Absence, Charge, ForeignMemory, Leave, Residency, Resident};
     pub use crate::measure::{BlockOrigin, ReservationOrigin, Site};
     pub use crate::pool::ChargeFor;
     pub use crate::queue::Passages;

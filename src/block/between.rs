@@ -102,6 +102,7 @@ impl Block {
             let reason = "this device makes no copies between blocks: copy through the host";
             DeviceError::new(CALL, DeviceErrorKind::Unsupported, reason)
         })?;
+        let _resident = (self.hold_for(&reader)?, to.hold_for(&writer)?);
         self.uses().order(&reader, Access::Read)?;
         if !injected("copy-noted-in-one-pool") {
             to.uses().order(&writer, Access::Write)?;

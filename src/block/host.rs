@@ -3,6 +3,7 @@
 use super::{Access, Block};
 use crate::device::HostView;
 use crate::error::StreamError;
+use crate::foreign::Resident;
 use crate::handles::HostAccess;
 use crate::queue::Passage;
 use crate::stream::Event;
@@ -27,6 +28,7 @@ pub struct HostGuard<'a, T: NoUninit> {
     view: HostView<T>,
     /// Ends after the view.
     _access: HostAccess,
+    _resident: Option<Resident>,
     block: PhantomData<&'a mut Block>,
 }
 
@@ -40,7 +42,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
     ) -> impl Future<Output = Result<Self, StreamError>> + Send {
         let uses = uses_so_far(block);
         async move {
-            let (access, passages) = uses?;
+            let (access, resident, passages) = uses?;
             for mut passage in passages {
                 poll_fn(|context| passage.poll_synchronizing(context)).await?;
             }
@@ -52,6 +54,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
             Ok(Self {
                 view: engine.shared.noted(view)?,
                 _access: access,
+                _resident: resident,
                 block: PhantomData,
             })
         }
@@ -59,15 +62,16 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
 }
 
 /// Keeps graphs that use the block from being launched, and returns the points behind all uses so far.
-fn uses_so_far(block: &Block) -> Result<(HostAccess, Vec<Passage>), StreamError> {
+fn uses_so_far(block: &Block) -> Result<(HostAccess, Option<Resident>, Vec<Passage>), StreamError> {
     let settings = &block.registration().service.engine.shared.settings;
     if !settings.kind.is_seen_by_host() {
         return Err(StreamError::UnseenByHost);
     }
+    let resident = block.hold_for(block.registration())?;
     let access = block.uses().begin_host_access();
     let points = block.uses().points_before(Access::Write, None)?;
     let passages: Result<_, _> = points.iter().map(Event::passage).collect();
-    Ok((access, passages?))
+    Ok((access, resident, passages?))
 }
 
 impl<T: NoUninit> Deref for HostGuard<'_, T> {

@@ -29,7 +29,7 @@ use crate::device::{Argument, DeviceAddress, DeviceError, DeviceErrorKind};
 use crate::engine::{Allocation, Fill, Filling, Source, captures_of};
 use crate::error::{CopyError, StreamError};
 use crate::fault::injected;
-use crate::foreign::ForeignMemory;
+use crate::foreign::{ForeignMemory, Residency};
 use crate::handles::{Registration, Reserved};
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
@@ -78,6 +78,8 @@ pub(crate) struct Extra {
     left_at: Option<Ticket>,
     /// The owner of the memory, if it is not in the heap.
     outside: Option<Box<dyn ForeignMemory>>,
+    /// Whether the memory is there, if that owner takes it away at times.
+    residency: Option<Residency>,
     /// Where the block was deallocated, for that owner.
     deallocated_at: Option<&'static Location<'static>>,
 }
@@ -262,6 +264,10 @@ impl Block {
             extra.streams.record(on, Access::Always);
             // The stream comes after all of it.
             extra.left_at = Some(Ticket::ZERO);
+            let residency = extra.residency.clone();
+            if let Some(residency) = residency {
+                residency.remember(on);
+            }
         }
         Ok(())
     }
@@ -373,6 +379,7 @@ impl Block {
     ) -> Result<Upload, CopyError> {
         let address = self.address_of(offset..offset.saturating_add(bytes.len() as u64))?;
         let registration = self.own(stream)?;
+        let _resident = self.hold_for(registration)?;
         self.uses().order(registration, access)?;
         let Registration { service, lane, .. } = &**registration;
         let device = lane.device(&service.engine.shared.device);
@@ -403,6 +410,7 @@ impl Block {
     pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
         let address = self.address_of(range.clone())?;
         let registration = self.own(stream)?;
+        let _resident = self.hold_for(registration)?;
         self.uses().order(registration, Access::Read)?;
         let Registration { service, lane, .. } = &**registration;
         let (device, location) = (
@@ -462,6 +470,7 @@ impl Block {
         fill: Fill,
     ) -> Result<(), CopyError> {
         let registration = self.own(stream)?;
+        let _resident = self.hold_for(registration)?;
         self.uses().order(registration, access)?;
         let filling = Filling {
             engine: &registration.service.engine,

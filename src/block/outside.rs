@@ -7,13 +7,15 @@
 
 use super::{Block, Extra};
 use crate::engine::{Allocation, Source, Use, release};
+use crate::error::StreamError;
 use crate::fault::injected;
-use crate::foreign::ForeignMemory;
+use crate::foreign::{ForeignMemory, Resident};
+use crate::handles::Registration;
 use crate::heap::{BlockId, Fences};
 use crate::id::Ticket;
 use crate::queue::Passages;
 use crate::stream::Stream;
-use crate::sync::{Rare, assert_unlocked, plain};
+use crate::sync::{Arc, Rare, assert_unlocked, plain};
 use std::panic::Location;
 
 impl Stream {
@@ -54,7 +56,12 @@ impl Stream {
         let counters = &registration.service.engine.shared.counters;
         counters.foreign_grew(bytes);
         let rounding = u32::try_from(bytes.saturating_sub(memory.requested())).unwrap_or(u32::MAX);
+        let residency = memory.residency();
+        if let Some(residency) = &residency {
+            residency.remember(registration);
+        }
         let extra = Extra {
+            residency,
             outside: Some(memory),
             ..Extra::default()
         };
@@ -67,6 +74,17 @@ impl Block {
     pub(crate) fn is_outside(&self) -> bool {
         self.extra(|extra| extra.outside.as_ref().map(drop))
             .is_some()
+    }
+
+    /// Holds the memory for a use on a stream until it is submitted, if its owner takes the memory away at times.
+    ///
+    /// # Errors
+    /// Returns an error if the memory is absent, or the stream external.
+    pub(crate) fn hold_for(&self, on: &Arc<Registration>) -> Result<Option<Resident>, StreamError> {
+        let residency = self.extra(|extra| extra.residency.clone());
+        residency
+            .map(|residency| residency.hold_for(on))
+            .transpose()
     }
 
     /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.

@@ -184,7 +184,6 @@ impl<'a, T> SliceMut<'a, T> {
         self.start..self.start + self.size()
     }
 
-    #[cfg(feature = "cuda")]
     pub(crate) fn block(&self) -> &'a Block {
         self.block
     }

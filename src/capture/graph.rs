@@ -53,7 +53,8 @@ impl CapturedGraph {
     /// that is given an address without a call of this crate is the caller's to order, as outside of graphs.
     ///
     /// # Errors
-    /// Returns an error while the host has access to such a block, or waits for it ([`Block::host`](crate::Block::host)).
+    /// Returns an error while the host has access to such a block, or waits for it ([`Block::host`](crate::Block::host)),
+    /// and [`StreamError::Absent`] while the memory of one is suspended.
     /// Returns [`StreamError::ForeignPool`] if the stream is of another pool, [`StreamError::Closed`] if the pool is
     /// closed, and the device's error: also if the stream is the host, of another device than the captured one, or
     /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
@@ -71,9 +72,12 @@ impl CapturedGraph {
         }
         assert_unlocked(LAUNCH);
         let engine = &registration.service.engine;
-        let launching = self.uses.begin_launch().ok_or_else(|| {
-            let reason = "the host has access to a block that the graph uses, or waits for it; drop its guard first";
-            DeviceError::new(LAUNCH, DeviceErrorKind::InvalidArgument, reason)
+        let launching = self.uses.begin_launch().map_err(|absent| match absent {
+            Some(memory) => StreamError::Absent { memory },
+            None => {
+                let reason = "the host has access to a block that the graph uses, or waits for it; drop its guard first";
+                DeviceError::new(LAUNCH, DeviceErrorKind::InvalidArgument, reason).into()
+            }
         })?;
         for (home, after) in self.uses.grants() {
             come_after_grant(registration, &home, after)?;

@@ -54,6 +54,8 @@ pub(crate) struct DeviceCounters {
     graphs: SharedNumber,
     /// Bytes of foreign memory that blocks have, or had while work may use it.
     foreign: SharedNumber,
+    /// Bytes of foreign memory that is absent.
+    suspended: SharedNumber,
 }
 
 impl DeviceCounters {
@@ -66,6 +68,7 @@ impl DeviceCounters {
             released: Count::default(),
             graphs: SharedNumber::new(0),
             foreign: SharedNumber::new(0),
+            suspended: SharedNumber::new(0),
         }
     }
 
@@ -97,5 +100,16 @@ impl DeviceCounters {
     /// Bytes of foreign memory that blocks have, or had while work may use it.
     pub(crate) fn foreign(&self) -> u64 {
         self.foreign.load(Ordering::Relaxed)
+    }
+
+    /// Notes that an absence of `before` bytes is one of `now` bytes.
+    pub(crate) fn suspended(&self, before: u64, now: u64) {
+        self.suspended.fetch_add(now, Ordering::Relaxed);
+        self.suspended.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Bytes of foreign memory that is absent.
+    pub(crate) fn in_absence(&self) -> u64 {
+        self.suspended.load(Ordering::Relaxed)
     }
 }

@@ -65,6 +65,7 @@ pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
     statistics.in_graphs = engine.shared.counters.in_graphs();
     statistics.charged = totals.outside;
     statistics.foreign = engine.shared.counters.foreign();
+    statistics.suspended = engine.shared.counters.in_absence();
     statistics.evictable = engine.store.evictables.bytes();
     statistics.reservations = figures.reservations;
     statistics.largest_free = figures.largest_free;

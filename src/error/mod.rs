@@ -260,6 +260,14 @@ pub enum StreamError {
         "the device does not see the pool's memory; use the host's stream, or another upstream"
     )]
     UnseenByDevice,
+    /// The memory of the block is [absent](crate::extend::Absence): suspended by its owner.
+    #[error(
+        "the memory of {memory:?} is suspended; resume it, and hold it resident for as long as work uses it"
+    )]
+    Absent {
+        /// The name of the memory.
+        memory: Arc<str>,
+    },
     /// The pool is [closed](crate::Pool::close): it begins no capture, and launches no graph.
     #[error("the pool is closed; capture and launch graphs before the pool is closed")]
     Closed,

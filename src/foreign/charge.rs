@@ -33,6 +33,14 @@ impl Charge {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Splits off a charge of `bytes`, or of all there are, which is given back by itself.
+    pub fn split_off(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        let (pool, tag) = (self.pool.clone(), self.tag);
+        Self { pool, bytes, tag }
+    }
 }
 
 impl Drop for Charge {

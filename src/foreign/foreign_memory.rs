@@ -1,6 +1,7 @@
 //! Memory that others own, as blocks.
 #![allow(unsafe_code, reason = "memory is usable on the word of its owner")]
 
+use super::Residency;
 use crate::device::DeviceAddress;
 use crate::queue::Passages;
 use std::fmt;
@@ -11,7 +12,7 @@ use std::panic::Location;
 ///
 /// # Safety
 /// The range is memory of a device that is mapped from its adoption until it is [released](Self::release) and the
-/// passages are over. During that time nothing uses it but through the block. [`range`](Self::range) always returns the
+/// passages are over, but for [absences](Self::residency). During that time nothing uses it but through the block. [`range`](Self::range) always returns the
 /// same.
 pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync + 'static {
     /// Returns the address of the first byte, and the number of bytes, which is not 0.
@@ -34,6 +35,12 @@ pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync + 'static {
     /// before or after without a block: the device would report those uses. The default is `true`.
     fn is_checked(&self) -> bool {
         true
+    }
+
+    /// Returns whether the memory is there, if its owner takes it away at times. The adoption asks once. The default is
+    /// `None`: it always is.
+    fn residency(&self) -> Option<Residency> {
+        None
     }
 
     /// Returns the caller's location in the source, for reports of such a device. The default is the caller of

@@ -2,6 +2,8 @@
 
 mod charge;
 mod foreign_memory;
+mod residency;
 
 pub use charge::Charge;
 pub use foreign_memory::ForeignMemory;
+pub use residency::{Absence, Leave, Residency, Resident};

@@ -28,8 +28,11 @@ struct GraphState {
     launches: Points,
     /// Launches whose call of the device has not returned.
     submitting: usize,
-    /// How many guards give the host access to a block that launches use, or wait for it.
+    /// How many guards give the host access to a block that launches use, or wait for it; absences of such a block are
+    /// among them.
     host_guards: usize,
+    /// The memory whose absence keeps the graph from being launched.
+    absent: SmallVec<[plain::Arc<str>; 1]>,
     /// The points after which launches may use the blocks that captured work names.
     grants: Points,
     /// What ends with the graph.
@@ -128,14 +131,17 @@ impl GraphUses {
         self.state.lock().grants.clone()
     }
 
-    /// Begins a launch. Returns `None` while the host has access to a block that it uses.
-    pub(crate) fn begin_launch(&self) -> Option<Launching<'_>> {
+    /// Begins a launch.
+    ///
+    /// # Errors
+    /// While a block that it uses is absent, returns the name of that memory; while the host has access to one, `None`.
+    pub(crate) fn begin_launch(&self) -> Result<Launching<'_>, Option<plain::Arc<str>>> {
         let mut state = self.state.lock();
         if state.host_guards > 0 {
-            return None;
+            return Err(state.absent.first().cloned());
         }
         state.submitting += 1;
-        Some(Launching(self))
+        Ok(Launching(self))
     }
 
     /// Returns the launches that may not be complete.
@@ -147,8 +153,12 @@ impl GraphUses {
     }
 
     /// Lets the host in: from now on no launch begins. Waits, as for a lock, until the calls of launches have returned.
-    fn let_host_in(&self) {
-        self.state.lock().host_guards += 1;
+    fn let_host_in(&self, absent: Option<&plain::Arc<str>>) {
+        {
+            let mut state = self.state.lock();
+            state.host_guards += 1;
+            state.absent.extend(absent.cloned());
+        }
         while self.state.lock().submitting > 0 {
             yield_now();
         }
@@ -173,21 +183,51 @@ impl Drop for Launching<'_> {
     }
 }
 
-/// Access of the host to memory that graphs use. While this exists, none of them is launched.
+/// Access of the host to memory that graphs use, or an absence of that memory. While this exists, none of them is launched.
 #[derive(Debug)]
-pub(crate) struct HostAccess(SmallVec<[plain::Arc<GraphUses>; 1]>);
+pub(crate) struct HostAccess {
+    graphs: SmallVec<[plain::Arc<GraphUses>; 1]>,
+    absent: Option<plain::Arc<str>>,
+}
 
 impl HostAccess {
     pub(crate) fn begin(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>) -> Self {
-        graphs.iter().for_each(|graph| graph.let_host_in());
-        Self(graphs)
+        Self::of(graphs, None)
+    }
+
+    /// Begins for an absence of the memory with this name.
+    pub(crate) fn of_absence(
+        graphs: SmallVec<[plain::Arc<GraphUses>; 1]>,
+        memory: &plain::Arc<str>,
+    ) -> Self {
+        Self::of(graphs, Some(memory.clone()))
+    }
+
+    fn of(graphs: SmallVec<[plain::Arc<GraphUses>; 1]>, absent: Option<plain::Arc<str>>) -> Self {
+        let begun = Self { graphs, absent };
+        let absent = begun.absent.as_ref();
+        begun
+            .graphs
+            .iter()
+            .for_each(|graph| graph.let_host_in(absent));
+        begun
+    }
+
+    /// Returns the launches of these graphs that may not be complete.
+    pub(crate) fn launches(&self) -> impl Iterator<Item = (Arc<Registration>, Ticket)> {
+        self.graphs.iter().flat_map(|graph| graph.launches())
     }
 }
 
 impl Drop for HostAccess {
     fn drop(&mut self) {
-        for graph in &self.0 {
-            graph.state.lock().host_guards -= 1;
+        for graph in &self.graphs {
+            let mut state = graph.state.lock();
+            state.host_guards -= 1;
+            if let Some(absent) = &self.absent {
+                let at = state.absent.iter().position(|name| name == absent);
+                at.map(|at| state.absent.remove(at));
+            }
         }
     }
 }

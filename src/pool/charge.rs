@@ -6,7 +6,7 @@ use super::request::{Attempt, Begun, Kind, Request};
 use super::reservation::asker_of;
 use crate::engine::{Allocations, Parts};
 use crate::error::AllocError;
-use crate::foreign::Charge;
+use crate::foreign::{Charge, Residency};
 use crate::handles::Caller;
 use crate::queue::{Ask, Asker, Demand};
 use std::panic::Location;
@@ -94,5 +94,10 @@ impl Pool {
     #[track_caller]
     pub fn charge(&self, bytes: u64) -> Result<Charge, AllocError> {
         self.charge_for(bytes).try_now()
+    }
+
+    /// Makes known memory of others that is not always there: for the blocks of it that are [adopted](crate::Stream::adopt).
+    pub fn residency(&self, name: &str) -> Residency {
+        Residency::new(&self.presence, name)
     }
 }

@@ -4,6 +4,7 @@ use crate::block::{Access, Block};
 use crate::buffer::{Buffer, SliceMut};
 use crate::device::{Argument, HostUse};
 use crate::error::StreamError;
+use crate::foreign::Resident;
 use crate::stream::Stream;
 
 /// The memory that submitted work uses: `&` for memory that it reads, `&mut` for memory that it writes.
@@ -42,9 +43,26 @@ pub struct AccessOrder<'s> {
     pub(super) stream: &'s Stream,
     /// The uses, for a device that checks the work of the host.
     pub(super) uses: Option<&'s mut Vec<HostUse>>,
+    /// Holds of memory that its owner takes away at times, until the work is submitted.
+    pub(super) held: Vec<Resident>,
 }
 
-impl AccessOrder<'_> {
+impl<'s> AccessOrder<'s> {
+    pub(super) fn on(stream: &'s Stream) -> Self {
+        Self {
+            stream,
+            uses: None,
+            held: Vec::new(),
+        }
+    }
+
+    /// Holds the memory of a block until the work is submitted.
+    fn hold(&mut self, block: &Block) -> Result<(), StreamError> {
+        self.held
+            .extend(block.hold_for(self.stream.registration())?);
+        Ok(())
+    }
+
     /// # Errors
     /// Returns an error if work of the host is to use memory that it does not see. A stream uses memory of its own pool.
     fn expect_seen(&self) -> Result<(), StreamError> {
@@ -90,6 +108,7 @@ macro_rules! read {
 
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
+                order.hold(self.block())?;
                 let argument = self.used(order.stream, false)?;
                 Ok(order.add(argument, false))
             }
@@ -105,6 +124,7 @@ macro_rules! write {
 
             fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
                 order.expect_seen()?;
+                order.hold(self.block())?;
                 let argument = self.used(order.stream, true)?;
                 Ok(order.add(argument, true))
             }
@@ -117,10 +137,16 @@ write!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
 
 /// What a use of memory is ordered as: a part is written after all earlier uses, while others may write other parts.
 trait Memory {
+    fn block(&self) -> &Block;
+
     fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError>;
 }
 
 impl Memory for Block {
+    fn block(&self) -> &Block {
+        self
+    }
+
     fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
         let access = if is_write {
             Access::Write
@@ -132,12 +158,20 @@ impl Memory for Block {
 }
 
 impl<T> Memory for Buffer<T> {
+    fn block(&self) -> &Block {
+        self.as_block()
+    }
+
     fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
         self.as_block().used(stream, is_write)
     }
 }
 
 impl<T> Memory for SliceMut<'_, T> {
+    fn block(&self) -> &Block {
+        SliceMut::block(self)
+    }
+
     fn used(&self, stream: &Stream, is_write: bool) -> Result<Argument<'_>, StreamError> {
         let access = if is_write { Access::Part } else { Access::Read };
         self.argument(stream, access)
@@ -176,6 +210,8 @@ impl<'a> Accesses for Unordered<'a> {
 
     fn order(self, order: &mut AccessOrder<'_>) -> Result<Argument<'a>, StreamError> {
         order.expect_seen()?;
+        let (Self::Once(block) | Self::UntilFreed(block) | Self::ByCaller(block)) = self;
+        order.hold(block)?;
         let stream = order.stream;
         let argument = match self {
             Self::Once(block) => block.argument(stream, Access::Any, 0..block.size()),

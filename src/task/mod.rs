@@ -157,10 +157,7 @@ impl Stream {
     #[doc(alias = "record_stream")]
     #[doc(alias = "used_on")]
     pub fn record_use<A: Accesses>(&self, accesses: A) -> Result<A::Arguments, StreamError> {
-        accesses.order(&mut AccessOrder {
-            stream: self,
-            uses: None,
-        })
+        accesses.order(&mut AccessOrder::on(self))
     }
 
     /// Calls `function` on the host in the order of the stream: after all work submitted before, and before all work

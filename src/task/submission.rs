@@ -8,6 +8,7 @@ use super::point::Point;
 use super::{Accesses, HostTask, Task};
 use crate::device::{DeviceError, DeviceErrorKind, HostFunction, HostUse, NativeStream};
 use crate::error::{EnqueueError, SubmitError, TaskError};
+use crate::foreign::Resident;
 use crate::handles::Registration;
 use crate::lane::Holder;
 use crate::seam::Fact;
@@ -25,6 +26,7 @@ pub struct Submission<'s> {
     stream: &'s Stream,
     name: Option<Cow<'static, str>>,
     uses: Vec<HostUse>,
+    held: Vec<Resident>,
 }
 
 impl<'s> Submission<'s> {
@@ -33,6 +35,7 @@ impl<'s> Submission<'s> {
             stream,
             name,
             uses: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -54,10 +57,10 @@ impl<'s> Submission<'s> {
     /// Returns [`StreamError::UnseenByHost`](crate::StreamError) for memory of the device alone, and the errors of
     /// [`Stream::record_use`]. Nothing is ordered or noted then.
     pub fn uses(mut self, accesses: impl Accesses) -> Result<Self, TaskError> {
-        accesses.order(&mut AccessOrder {
-            stream: self.stream,
-            uses: Some(&mut self.uses),
-        })?;
+        let mut order = AccessOrder::on(self.stream);
+        order.uses = Some(&mut self.uses);
+        accesses.order(&mut order)?;
+        self.held.append(&mut order.held);
         Ok(self)
     }
 
@@ -109,10 +112,7 @@ impl<'s> Submission<'s> {
         enqueue: impl FnOnce(&W, A::Arguments) -> Result<T, E>,
     ) -> Result<Task<T>, E> {
         let registration = self.open()?;
-        let mut order = AccessOrder {
-            stream: self.stream,
-            uses: None,
-        };
+        let mut order = AccessOrder::on(self.stream);
         let submit = |work: &W| {
             let arguments = accesses.order(&mut order).map_err(TaskError::from)?;
             enqueue(work, arguments)

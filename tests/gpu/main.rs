@@ -17,6 +17,7 @@
 //! | `captures` | streams that other code captures into a graph |
 //! | `foreign_graphs` | graphs of cudarc on memory of a pool |
 //! | `copies` | copies between host and device |
+//! | `regions` | memory that is suspended and resumed |
 //! | `interop` | buffers in calls of cudarc and cuBLAS |
 //! | `streams` | default streams, streams of the pool, streams that are dropped |
 //! | `handles` | streams known only by their handle |
@@ -125,6 +126,7 @@ mod ordering;
 mod peers;
 mod pressure;
 mod processes;
+mod regions;
 mod shutdown;
 mod soak;
 mod streams;
@@ -260,6 +262,10 @@ fn entries() -> Vec<Entry> {
             graph_of_cudarc_keeps_its_memory,
             upload_is_captured_with_its_bytes,
             capture_ends_in_every_state;
+        regions:
+            contents_and_graphs_survive_a_hundred_rounds,
+            suspension_comes_after_a_running_kernel,
+            resumption_waits_for_memory_of_others;
         contexts:
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,

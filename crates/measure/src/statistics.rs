@@ -75,6 +75,8 @@ pub struct Statistics {
     /// Memory that others own in adopted blocks (`Stream::adopt`), until work that uses it is over. It is not part
     /// of any figure of the pool's own memory.
     pub foreign: u64,
+    /// Suspended by owners (`extend::Absence`): memory that is not there, and takes up none of the capacity.
+    pub suspended: u64,
     /// The part of `used` that can be evicted now (`Evictable`): pinned memory does not count.
     pub evictable: u64,
     /// Number of live reservations, those for graphs included.
@@ -138,7 +140,7 @@ pub struct Statistics {
     pub evicted: u64,
 }
 
-debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, charged as bytes, foreign as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
+debug_in_units!(struct Statistics { capacity as bytes, leased as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, in_graphs as bytes, charged as bytes, foreign as bytes, suspended as bytes, evictable as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created, evictions, evicted as bytes });
 
 impl Statistics {
     /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is
@@ -174,6 +176,7 @@ impl Statistics {
             in_graphs: self.in_graphs,
             charged: self.charged,
             foreign: self.foreign,
+            suspended: self.suspended,
             evictable: self.evictable,
             reservations: self.reservations,
             largest_free: self.largest_free,

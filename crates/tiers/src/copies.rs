@@ -1,0 +1,235 @@
+//! The contents of suspended memory, on the host.
+#![allow(unsafe_code, reason = "copies memory of a region as blocks")]
+
+use crate::error::RegionError;
+use crate::region::Shared;
+use futures::future::poll_fn;
+use std::ops::Range;
+use std::pin::pin;
+use std::task::Poll;
+use weirpool::device::DeviceAddress;
+use weirpool::extend::{ForeignMemory, Passages};
+use weirpool::{Block, Pool, Stream};
+
+/// The largest piece that is copied at a time: pieces of memory that is freed are reused one by one.
+const PIECE: u64 = 256 << 20;
+
+/// Where contents are kept while their memory is suspended.
+#[derive(Debug)]
+pub(crate) enum Host {
+    /// In blocks of a pool of pinned memory, with a stream of that pool.
+    Pinned(Pool, Stream),
+    /// In memory of the process.
+    Pageable,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// A part of a segment, from its address on, and its bytes.
+#[derive(Debug)]
+struct Piece {
+    range: Range<u64>,
+    bytes: Held,
+}
+
+#[derive(Debug)]
+enum Held {
+    Pinned(Block),
+    /// By where they are in the segment.
+    Pageable(Vec<(Range<u64>, Vec<u8>)>),
+}
+
+/// The contents of the used parts of a segment.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(Vec<Piece>);
+
+/// The bytes of a region that copies are made of. A block may end at any time, and its bytes are not copied from then on.
+pub(crate) struct Source<'a> {
+    pub(crate) region: &'a Shared,
+    /// The segment's address.
+    pub(crate) address: u64,
+}
+
+impl Source<'_> {
+    /// Returns the parts of a range that blocks have, with each of them as a block for a copy.
+    fn live(&self, range: &Range<u64>) -> impl Iterator<Item = (Range<u64>, Block)> {
+        let live = self.region.state().live_parts(self.address, range);
+        live.into_iter().map(|part| {
+            let block = part_of(self.address, &part, &self.region.copies);
+            (part, block)
+        })
+    }
+}
+
+impl Copies {
+    /// Takes memory of the host for the copies of these parts, without copying yet.
+    ///
+    /// # Errors
+    /// Returns an error if the host has too little, of which `bytes` are wanted in all.
+    pub(crate) async fn prepare(
+        host: &Host,
+        parts: &[Range<u64>],
+        bytes: u64,
+    ) -> Result<Self, RegionError> {
+        let mut pieces = Vec::new();
+        for part in parts {
+            for start in part.clone().step_by(PIECE as usize) {
+                let range = start..part.end.min(start + PIECE);
+                let size = range.end - range.start;
+                let held = match host {
+                    Host::Nowhere => continue,
+                    Host::Pageable => {
+                        expect_room(size, bytes)?;
+                        Held::Pageable(Vec::new())
+                    }
+                    Host::Pinned(pool, stream) => {
+                        Held::Pinned(allocate(pool, stream, size, bytes).await?)
+                    }
+                };
+                pieces.push(Piece { range, bytes: held });
+            }
+        }
+        Ok(Self(pieces))
+    }
+
+    /// Copies the contents to the host, and waits for it. Uses of the memory are complete.
+    ///
+    /// # Errors
+    /// Returns the error of a copy. Others may be running then.
+    pub(crate) async fn save(&mut self, source: &Source<'_>) -> Result<(), RegionError> {
+        let on = &source.region.copies;
+        let (mut copies, mut downloads) = (Vec::new(), Vec::new());
+        for Piece { range, bytes } in &mut self.0 {
+            for (part, block) in source.live(range) {
+                match bytes {
+                    Held::Pinned(host) => {
+                        let offset = part.start - range.start;
+                        copies.push(block.copy_to(0..block.size(), host, offset, on)?);
+                    }
+                    Held::Pageable(parts) => {
+                        let download = block.download(on, 0..block.size())?;
+                        parts.push((part, Vec::new()));
+                        downloads.push(download);
+                    }
+                }
+            }
+        }
+        for copy in copies {
+            copy.await?;
+        }
+        let held = self.0.iter_mut().flat_map(|piece| match &mut piece.bytes {
+            Held::Pinned(_) => [].iter_mut(),
+            Held::Pageable(parts) => parts.iter_mut(),
+        });
+        for ((_, bytes), download) in held.zip(downloads) {
+            *bytes = download.await?;
+        }
+        Ok(())
+    }
+
+    /// Copies the contents back, and waits for it.
+    ///
+    /// # Errors
+    /// Returns the error of a copy. Others may be running then.
+    pub(crate) async fn restore(&self, target: &Source<'_>) -> Result<(), RegionError> {
+        let on = &target.region.copies;
+        let mut copies = Vec::new();
+        for Piece { range, bytes } in &self.0 {
+            match bytes {
+                Held::Pinned(host) => {
+                    for (part, mut block) in target.live(range) {
+                        let from = part.start - range.start..part.end - range.start;
+                        copies.push(host.copy_to(from, &mut block, 0, on)?);
+                    }
+                }
+                Held::Pageable(parts) => {
+                    for (whole, bytes) in parts {
+                        for (part, mut block) in target.live(whole) {
+                            let [start, end] =
+                                [part.start, part.end].map(|at| (at - whole.start) as usize);
+                            copies.push(block.upload(on, 0, &bytes[start..end])?);
+                        }
+                    }
+                }
+            }
+        }
+        for copy in copies {
+            copy.await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0
+            .iter()
+            .map(|piece| piece.range.end - piece.range.start)
+            .sum()
+    }
+}
+
+/// # Errors
+/// Returns an error if the process gets no room for so many bytes.
+fn expect_room(size: u64, bytes: u64) -> Result<(), RegionError> {
+    let refused = Vec::<u8>::new().try_reserve_exact(size as usize);
+    refused.map_err(|_| RegionError::HostFull {
+        bytes,
+        shortfall: None,
+    })
+}
+
+/// Allocates memory of the host tier, and fails where it would wait for others to free some.
+async fn allocate(
+    pool: &Pool,
+    stream: &Stream,
+    size: u64,
+    bytes: u64,
+) -> Result<Block, RegionError> {
+    let mut request = pin!(pool.allocate(stream, size));
+    poll_fn(|context| {
+        if let Poll::Ready(block) = request.as_mut().poll(context) {
+            return Poll::Ready(block.map_err(RegionError::from));
+        }
+        request.as_mut().poll_stalled(context).map(|shortfall| {
+            Err(RegionError::HostFull {
+                bytes,
+                shortfall: Some(Box::new(shortfall)),
+            })
+        })
+    })
+    .await
+}
+
+/// Returns a part of a segment as a block, for copies.
+fn part_of(address: u64, range: &Range<u64>, on: &Stream) -> Block {
+    let part = Part {
+        address: DeviceAddress::from_bits(address + range.start),
+        bytes: range.end - range.start,
+    };
+    // SAFETY: the segment is mapped, and memory of the stream's device. It stays so until the copy has been awaited.
+    unsafe { on.adopt(Box::new(part)) }
+}
+
+/// A part of a segment whose blocks' uses are complete, and that the copies alone use.
+#[derive(Debug)]
+struct Part {
+    address: DeviceAddress,
+    bytes: u64,
+}
+
+// SAFETY: the segment has an owner that waits for the copies before it lets go of the memory.
+unsafe impl ForeignMemory for Part {
+    fn range(&self) -> (DeviceAddress, u64) {
+        (self.address, self.bytes)
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    /// The device knows the blocks of the region.
+    fn is_checked(&self) -> bool {
+        false
+    }
+
+    fn release(self: Box<Self>, _: Passages) {}
+}

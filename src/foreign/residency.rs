@@ -1,0 +1,324 @@
+//! Memory of others that is not always there: its owner takes it away while blocks of it live, and brings it back.
+
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::engine::ordering;
+use crate::error::StreamError;
+use crate::handles::{GraphUses, HostAccess, Presence, Registration};
+use crate::queue::Passages;
+use crate::sync::{Arc, Guards, Mutex, plain};
+use smallvec::SmallVec;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+/// The number of streams at which those are looked for that nobody has any more.
+const STREAMS_KEPT: usize = 16;
+
+/// Whether memory that others own is there. The blocks of memory that is suspended and resumed together share one: each
+/// [`ForeignMemory`](super::ForeignMemory) of them [returns](super::ForeignMemory::residency) a clone. Made by
+/// [`Pool::residency`](crate::Pool::residency); resident at first. The page on [foreign
+/// memory](crate::guide::foreign_memory) has an example.
+///
+/// While an [`Absence`] exists, the calls of this crate that would use such a block fail with [`StreamError::Absent`]:
+/// submissions, records of uses, copies and access by the host. So do launches of graphs whose captured work names one.
+/// The block can be dropped, and moved to other streams.
+///
+/// Uses of an address that another library was given are not known here: whoever makes them [holds](Self::hold) the
+/// memory resident meanwhile. So does the user of cudarc's traits, from the call on.
+#[derive(Clone)]
+pub struct Residency(plain::Arc<Shared>);
+
+struct Shared {
+    name: plain::Arc<str>,
+    pool: plain::Weak<Presence>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Number of absences that have begun and not ended.
+    absences: usize,
+    /// Number of uses that may not be submitted yet.
+    holds: usize,
+    /// The streams whose work may use the memory, each once: those of its blocks, and those that it was used on.
+    streams: Vec<Arc<Registration>>,
+    /// The graphs whose captured work names it.
+    graphs: Vec<plain::Weak<GraphUses>>,
+    /// Those that wait for the last hold to end.
+    waiting: SmallVec<[Waker; 1]>,
+}
+
+impl Residency {
+    pub(crate) fn new(pool: &plain::Arc<Presence>, name: &str) -> Self {
+        Self(plain::Arc::new(Shared {
+            name: name.into(),
+            pool: plain::Arc::downgrade(pool),
+            state: Mutex::new(Guards::Registry, State::default()),
+        }))
+    }
+
+    /// Returns the name of the memory, for errors.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Returns whether no absence exists or is about to begin.
+    pub fn is_resident(&self) -> bool {
+        self.0.state.lock().absences == 0
+    }
+
+    /// Holds the memory resident until the result is dropped: an absence does not begin before.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::Absent`] if an absence exists or is about to begin.
+    pub fn hold(&self) -> Result<Resident, StreamError> {
+        let mut state = self.0.state.lock();
+        if state.absences > 0 {
+            drop(state);
+            return Err(self.absent());
+        }
+        state.holds += 1;
+        Ok(Resident(self.clone()))
+    }
+
+    /// Begins an absence: from now on uses fail. The future is ready once every hold has ended, and the work that used the
+    /// memory before is complete on all streams, launches of graphs included.
+    ///
+    /// # Errors
+    /// When awaited, returns an error if a stream that used the memory is being captured, or the device fails. The memory is
+    /// resident then.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the absence.
+    pub fn leave(&self) -> Leave {
+        self.0.state.lock().absences += 1;
+        let absence = Absence {
+            residency: self.clone(),
+            launches: None,
+            bytes: 0,
+        };
+        Leave {
+            absence: Some(absence),
+            uses: None,
+        }
+    }
+
+    /// Holds the memory for a use on a stream, which the next absence comes after.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::Absent`], or an error for an external stream, which may be gone when its work is to be waited
+    /// for.
+    pub(crate) fn hold_for(&self, on: &Arc<Registration>) -> Result<Resident, StreamError> {
+        if on.lane.is_external {
+            let reason = "memory that can be suspended is not used on external streams: register the stream with its owner";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("record", kind, reason).into());
+        }
+        let held = self.hold()?;
+        self.remember(on);
+        Ok(held)
+    }
+
+    /// Notes that work of a stream may use the memory: the next absence comes after it.
+    pub(crate) fn remember(&self, on: &Arc<Registration>) {
+        if on.lane.is_external {
+            return;
+        }
+        let abandoned = {
+            let mut state = self.0.state.lock();
+            if let Some(route) = on.route() {
+                state.name_in(&route.uses);
+            }
+            match state.streams.iter().any(|known| Arc::ptr_eq(known, on)) {
+                true => Vec::new(),
+                false => state.add_stream(on),
+            }
+        };
+        self.keep_those_at_work(abandoned);
+    }
+
+    /// Forgets the streams that nobody has any more, whose work is complete.
+    fn forget_abandoned(&self) {
+        let abandoned = self.0.state.lock().take_abandoned();
+        drop(abandoned);
+    }
+
+    /// Drops the streams whose work is complete, and remembers the others.
+    fn keep_those_at_work(&self, streams: Vec<Arc<Registration>>) {
+        for stream in streams {
+            let point = ordering::present_point(&stream.service.engine, &stream.lane);
+            let mut passage = stream.passage(point);
+            // The first look may record an event, and the second one finds it complete.
+            let mut look = || passage.poll(&mut Context::from_waker(Waker::noop()));
+            let is_over = [look(), look()].contains(&Poll::Ready(Ok(())));
+            if !is_over {
+                self.0.state.lock().streams.push(stream);
+            }
+        }
+    }
+
+    fn absent(&self) -> StreamError {
+        StreamError::Absent {
+            memory: self.0.name.clone(),
+        }
+    }
+
+    /// Returns whether no use is held, or else remembers the waker.
+    fn poll_unheld(&self, waker: &Waker) -> bool {
+        // Cloned, and dropped if it is known, outside the lock.
+        let waker = waker.clone();
+        let mut state = self.0.state.lock();
+        if state.holds == 0 {
+            drop(state);
+            return true;
+        }
+        if !state.waiting.iter().any(|known| known.will_wake(&waker)) {
+            state.waiting.push(waker);
+        }
+        false
+    }
+
+    /// Returns the points behind all uses, and keeps graphs from being launched.
+    fn uses_so_far(&self) -> (HostAccess, Passages) {
+        let (streams, graphs) = {
+            let state = self.0.state.lock();
+            let graphs: SmallVec<[_; 1]> = state
+                .graphs
+                .iter()
+                .filter_map(plain::Weak::upgrade)
+                .collect();
+            (state.streams.clone(), graphs)
+        };
+        let launches = HostAccess::of_absence(graphs, &self.0.name);
+        let uses = streams.iter().map(|stream| {
+            let point = ordering::present_point(&stream.service.engine, &stream.lane);
+            stream.passage(point)
+        });
+        let of_launches = launches.launches();
+        let of_launches = of_launches.map(|(stream, point)| stream.passage(point));
+        let passages = uses.chain(of_launches).collect();
+        (launches, passages)
+    }
+}
+
+impl State {
+    fn name_in(&mut self, graph: &plain::Arc<GraphUses>) {
+        let is_same =
+            |known: &plain::Weak<_>| std::ptr::eq(known.as_ptr(), plain::Arc::as_ptr(graph));
+        if !self.graphs.iter().any(is_same) {
+            self.graphs.retain(|known| known.strong_count() > 0);
+            self.graphs.push(plain::Arc::downgrade(graph));
+        }
+    }
+
+    /// Adds a stream. Returns those that nobody else has, if there are many.
+    fn add_stream(&mut self, on: &Arc<Registration>) -> Vec<Arc<Registration>> {
+        self.streams.push(on.clone());
+        match self.streams.len() < STREAMS_KEPT {
+            true => Vec::new(),
+            false => self.take_abandoned(),
+        }
+    }
+
+    fn take_abandoned(&mut self) -> Vec<Arc<Registration>> {
+        let is_abandoned = |stream: &mut Arc<Registration>| Arc::strong_count(stream) == 1;
+        self.streams.extract_if(.., is_abandoned).collect()
+    }
+}
+
+impl fmt::Debug for Residency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Residency({:?})", self.name())
+    }
+}
+
+/// Holds memory resident, from [`Residency::hold`].
+#[must_use = "the memory may be absent as soon as it is dropped"]
+#[derive(Debug)]
+pub struct Resident(Residency);
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.0.0.state.lock();
+            state.holds -= 1;
+            match state.holds {
+                0 => std::mem::take(&mut state.waiting),
+                _ => SmallVec::new(),
+            }
+        };
+        for waker in waiting {
+            plain::catch(|| waker.wake());
+        }
+    }
+}
+
+/// The future of [`Residency::leave`].
+#[must_use = "the absence ends when the future is dropped"]
+#[derive(Debug)]
+pub struct Leave {
+    /// Until it is handed out.
+    absence: Option<Absence>,
+    uses: Option<Passages>,
+}
+
+impl Future for Leave {
+    type Output = Result<Absence, DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let absence = this.absence.as_mut().expect("polled until it is ready");
+        if this.uses.is_none() {
+            if !absence.residency.poll_unheld(context.waker()) {
+                return Poll::Pending;
+            }
+            let (launches, uses) = absence.residency.uses_so_far();
+            absence.launches = Some(launches);
+            this.uses = Some(uses);
+        }
+        let uses = Pin::new(this.uses.get_or_insert_default());
+        match uses.poll(context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(ended) => {
+                this.uses = None;
+                let absence = this.absence.take().expect("polled until it is ready");
+                Poll::Ready(ended.map(|()| {
+                    absence.residency.forget_abandoned();
+                    absence
+                }))
+            }
+        }
+    }
+}
+
+/// Memory is not there, or about to go: no call of this crate uses it while this exists. Its uses are complete. Made by
+/// [`Residency::leave`]. Dropping it makes the memory resident again, which it has to be by then.
+#[must_use = "the memory is resident as soon as it is dropped"]
+#[derive(Debug)]
+pub struct Absence {
+    residency: Residency,
+    /// No graph is launched that names the memory.
+    launches: Option<HostAccess>,
+    bytes: u64,
+}
+
+impl Absence {
+    /// Counts this many bytes as [suspended](crate::Statistics::suspended), in place of those that it counted before.
+    pub fn count(&mut self, bytes: u64) {
+        if let Some(pool) = self.residency.0.pool.upgrade() {
+            let counters = &pool.service.engine.shared.counters;
+            counters.suspended(self.bytes, bytes);
+        }
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Absence {
+    fn drop(&mut self) {
+        self.count(0);
+        // Before uses can name further graphs.
+        self.launches = None;
+        self.residency.0.state.lock().absences -= 1;
+    }
+}
