@@ -2,7 +2,7 @@
 //!
 //! Half of the memory is kept in pinned memory of the host, half is not kept. Each row is the time of one suspension or
 //! resumption, and the bandwidth of what was copied; the reference is `cuMemcpyAsync` between one pinned allocation and one of
-//! the device, of 1 GiB eight times. Contents and addresses are checked after every round. The first suspension pins the
+//! the device, of 1 GiB eight times; for what is not kept, the calls of the device that take and give as much. Contents and addresses are checked after every round. The first suspension pins the
 //! host's memory.
 //!
 //! `-- --gib 16 --rounds 3` is what the README quotes. Without a GPU it runs small, on the simulated device in virtual time.
@@ -12,7 +12,7 @@ use clap::Parser;
 use futures::executor::block_on;
 use std::future::IntoFuture;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::device::sim::SimDevice;
 use weirpool::{Block, PoolBuilder, Stream};
@@ -103,6 +103,37 @@ async fn blocks_of(region: &Region, stream: &Stream, piece: u64) -> anyhow::Resu
     Ok(blocks)
 }
 
+/// Takes and maps memory, and gives it back, by the calls of the device alone. Returns the time of each.
+#[allow(unsafe_code, reason = "calls of the device")]
+fn mapped_and_unmapped(device: &dyn Device, piece: u64) -> anyhow::Result<[Duration; 2]> {
+    let addresses: Vec<u64> = (0..16)
+        .map(|_| device.reserve(piece))
+        .collect::<Result<_, _>>()?;
+    let begin = Instant::now();
+    let mut chunks = Vec::new();
+    for address in &addresses {
+        let chunk = device.create(piece)?;
+        // SAFETY: the addresses are reserved, and the chunk is of this size.
+        unsafe { device.map(*address, chunk, piece) }?;
+        chunks.push(chunk);
+    }
+    let mapped = begin.elapsed();
+    let begin = Instant::now();
+    for (address, chunk) in addresses.iter().zip(chunks) {
+        // SAFETY: no work uses the memory.
+        unsafe {
+            device.unmap(*address, piece)?;
+            device.destroy(chunk)?;
+        }
+    }
+    let unmapped = begin.elapsed();
+    for address in addresses {
+        // SAFETY: nothing is mapped there.
+        unsafe { device.unreserve(address, piece) }?;
+    }
+    Ok([mapped, unmapped])
+}
+
 fn row(name: &str, time: Duration, bytes: u64, bare: Option<f64>) {
     let seconds = time.as_secs_f64();
     let speed = bytes as f64 / GIB as f64 / seconds;
@@ -170,6 +201,11 @@ fn main() -> anyhow::Result<()> {
                 let (ended, time) = bench.timed(cache.resume().into_future()).await;
                 ended?;
                 row("resume what is not kept", time, 0, None);
+                if bench.sim.is_none() {
+                    let [mapped, unmapped] = mapped_and_unmapped(&*bench.device, piece)?;
+                    row("the same calls: to take", mapped, 0, None);
+                    row("the same calls: to give", unmapped, 0, None);
+                }
                 for (value, block) in blocks.iter().enumerate() {
                     ensure!(
                         is_filled(block, &stream, value as u8).await?,

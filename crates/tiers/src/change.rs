@@ -1,57 +1,40 @@
 //! Suspending and resuming: of one region, or of several as one.
 
-use crate::copies::{Copies, Source};
+use crate::copies::Copies;
 use crate::error::RegionError;
-use crate::region::{Changing, Region, Shared};
+use crate::inner::{Changing, Shared, end_of};
 use crate::segment::Mapped;
 use futures::channel::oneshot;
 use futures::lock::OwnedMutexGuard;
-use std::future::{Future, IntoFuture};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::mem;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use weirpool::extend::{Absence, Charge};
-use weirpool::{Stream, Terms};
+use weirpool::{CopyError, Terms};
 use weirpool_sync::worker;
-
-/// Suspends several regions of one pool as one: all of them, or none. See [`Region::suspend`].
-///
-/// # Errors
-/// Returns those of [`Region::suspend`].
-pub async fn suspend_all(regions: &[&Region]) -> Result<u64, RegionError> {
-    suspend(regions).await
-}
-
-/// Resumes several regions of one pool as one, with one position in the queue for the memory of all. See
-/// [`Region::resume`].
-pub fn resume_all<'a>(regions: &[&'a Region]) -> Resume<'a> {
-    Resume::of(regions.to_vec())
-}
 
 /// The regions of an operation, each once, in one order for all operations, with their turns.
 struct Turns {
-    regions: Vec<Region>,
+    regions: Vec<Arc<Shared>>,
     turns: Vec<OwnedMutexGuard<()>>,
 }
 
 impl Turns {
-    async fn of(regions: &[&Region]) -> Result<Self, RegionError> {
-        let mut regions: Vec<Region> = regions.iter().map(|region| (*region).clone()).collect();
-        regions.sort_by_key(|region| Arc::as_ptr(&region.0));
-        regions.dedup_by(|one, other| Arc::ptr_eq(&one.0, &other.0));
-        if let Some(other) = regions
-            .iter()
-            .find(|region| region.pool() != regions[0].pool())
-        {
+    async fn of(mut regions: Vec<Arc<Shared>>) -> Result<Self, RegionError> {
+        regions.sort_by_key(Arc::as_ptr);
+        regions.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        if let Some(other) = regions.iter().find(|region| region.pool != regions[0].pool) {
             return Err(RegionError::OtherPool {
-                name: other.0.name.clone(),
+                name: other.name.clone(),
             });
         }
         let mut turns = Vec::new();
         for region in &regions {
-            turns.push(region.0.turn.clone().lock_owned().await);
+            turns.push(region.turn.clone().lock_owned().await);
         }
         Ok(Self { regions, turns })
     }
@@ -59,7 +42,7 @@ impl Turns {
     /// Leaves the regions that are suspended, or that are not.
     fn retain(&mut self, is_suspended: bool) {
         self.regions
-            .retain(|region| region.0.state().absence.is_some() == is_suspended);
+            .retain(|region| region.state().absence.is_some() == is_suspended);
     }
 }
 
@@ -71,14 +54,17 @@ struct Leaving {
     copies: Vec<(u64, (u64, Arc<Copies>))>,
 }
 
-pub(crate) async fn suspend(regions: &[&Region]) -> Result<u64, RegionError> {
+pub(crate) async fn suspend(regions: Vec<Arc<Shared>>) -> Result<u64, RegionError> {
     let mut turns = Turns::of(regions).await?;
     suspend_these(&mut turns).await
 }
 
 /// Suspends a region unless it was used since.
-pub(crate) async fn suspend_if_idle(region: &Region, used_at: Duration) -> Result<(), RegionError> {
-    let mut turns = Turns::of(&[region]).await?;
+pub(crate) async fn suspend_if_idle(
+    region: &Arc<Shared>,
+    used_at: Duration,
+) -> Result<(), RegionError> {
+    let mut turns = Turns::of(vec![region.clone()]).await?;
     if region.idle_since() == Some(used_at) {
         suspend_these(&mut turns).await?;
     }
@@ -91,13 +77,13 @@ async fn suspend_these(turns: &mut Turns) -> Result<u64, RegionError> {
     let leaves: Vec<_> = turns
         .regions
         .iter()
-        .map(|region| region.0.residency.leave())
+        .map(|region| region.residency.leave())
         .collect();
     let mut leaving = Vec::new();
     for (region, leave) in turns.regions.iter().zip(leaves) {
         let absence = leave.await?;
         leaving.push(Leaving {
-            changing: region.0.begin_change(),
+            changing: region.begin_change(),
             absence,
             copies: Vec::new(),
         });
@@ -115,7 +101,7 @@ async fn suspend_these(turns: &mut Turns) -> Result<u64, RegionError> {
         return Ok(0);
     };
     let held = mem::take(&mut turns.turns);
-    to_its_end(first, |_| async move {
+    to_its_end(first, async move {
         let ended = leave_all(leaving).await;
         drop(held);
         ended
@@ -138,28 +124,40 @@ impl Leaving {
 /// Copies all contents to the host.
 ///
 /// # Errors
-/// Returns the error of a copy, and its stream.
-async fn save_all(leaving: &mut [Leaving]) -> Result<(), (RegionError, Stream)> {
-    for one in leaving {
-        let stream = &one.changing.0.copies;
-        for (address, (_, copies)) in &mut one.copies {
+/// Returns the error of a copy. Others may be running then.
+async fn save_all(leaving: &mut [Leaving]) -> Result<(), RegionError> {
+    let mut saving = Vec::new();
+    for Leaving {
+        changing, copies, ..
+    } in leaving
+    {
+        for (address, (_, copies)) in copies {
             let copies = Arc::get_mut(copies).expect("not shared before they are made");
-            let source = Source {
-                region: &one.changing.0,
-                address: *address,
-            };
-            let saved = copies.save(&source).await;
-            saved.map_err(|error| (error, stream.clone()))?;
+            saving.push(copies.save(&changing.0.contents(*address))?);
         }
+    }
+    for saving in saving {
+        saving.ended().await?;
     }
     Ok(())
 }
 
+/// Waits until the streams of copies have done what they were given. Returns whether they have, as far as the device can
+/// tell.
+async fn are_settled(regions: impl Iterator<Item = &Shared>) -> bool {
+    for region in regions {
+        if region.copies.synchronize().await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
 /// Copies all contents, and then gives all memory back.
 async fn leave_all(mut leaving: Vec<Leaving>) -> Result<u64, RegionError> {
-    if let Err((error, on)) = save_all(&mut leaving).await {
+    if let Err(error) = save_all(&mut leaving).await {
         // A copy may run that could not be awaited. If the device cannot tell when it is over, no segment is removed any more.
-        if on.synchronize().await.is_err() {
+        if !are_settled(leaving.iter().map(|one| &*one.changing.0)).await {
             leaving
                 .into_iter()
                 .for_each(|one| mem::forget(one.changing));
@@ -195,16 +193,17 @@ async fn leave_all(mut leaving: Vec<Leaving>) -> Result<u64, RegionError> {
     refused.map(|()| given_back)
 }
 
-/// The future of [`Region::resume`] and [`resume_all`], on terms.
+/// Resumes regions when it is awaited, on terms. Made by [`Region::resume`](crate::Region::resume) and
+/// [`resume_all`](crate::resume_all).
 #[derive(Debug)]
 #[must_use = "nothing is resumed until it is awaited"]
-pub struct Resume<'a> {
-    regions: Vec<&'a Region>,
+pub struct Resume {
+    regions: Vec<Arc<Shared>>,
     terms: Terms,
 }
 
-impl<'a> Resume<'a> {
-    pub(crate) fn of(regions: Vec<&'a Region>) -> Self {
+impl Resume {
+    pub(crate) fn of(regions: Vec<Arc<Shared>>) -> Self {
         Self {
             regions,
             terms: Terms::default(),
@@ -236,50 +235,44 @@ impl<'a> Resume<'a> {
     }
 }
 
-impl<'a> IntoFuture for Resume<'a> {
+impl IntoFuture for Resume {
     type Output = Result<(), RegionError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(resume(self.regions, self.terms))
     }
 }
 
-async fn resume(regions: Vec<&Region>, terms: Terms) -> Result<(), RegionError> {
-    let mut turns = Turns::of(&regions).await?;
+async fn resume(regions: Vec<Arc<Shared>>, terms: Terms) -> Result<(), RegionError> {
+    let mut turns = Turns::of(regions).await?;
     turns.retain(true);
     let Some(first) = turns.regions.first() else {
         return Ok(());
     };
-    let until = end_of(terms, first.0.device.now());
-    let lacks = turns.regions.iter().flat_map(|region| lacking(&region.0));
+    let until = end_of(terms, first.device.now());
+    let lacks = turns.regions.iter().flat_map(|region| lacking(region));
     let bytes = lacks.map(|(_, bytes)| bytes).sum();
     let charge = match bytes {
         0 => None,
         _ => {
-            let terms = first.0.terms(terms);
-            Some(first.pool().charge_for(bytes).terms(terms).await?)
+            let terms = first.terms(terms);
+            Some(first.pool.charge_for(bytes).terms(terms).await?)
         }
     };
-    let changes: Vec<_> = turns
-        .regions
-        .iter()
-        .map(|region| region.0.begin_change())
-        .collect();
+    let changes: Vec<_> = turns.regions.iter().map(Shared::begin_change).collect();
+    let mapped = map_all(&changes, charge, until).await?;
+    if mapped.iter().all(|memory| memory.copies.is_empty()) {
+        end_all(&changes, mapped);
+        return Ok(());
+    }
     let held = mem::take(&mut turns.turns);
-    to_its_end(first, |awaited| async move {
-        let is_wanted = || awaited.strong_count() > 0;
-        let ended = come_back(&changes, charge, until, is_wanted).await;
+    to_its_end(first, async move {
+        let ended = come_back(&changes, mapped).await;
         drop((changes, held));
         ended
     })
     .await
-}
-
-/// Returns when the time is over that the terms allow, on the device's clock.
-pub(crate) fn end_of(terms: Terms, now: Duration) -> Option<Duration> {
-    let longest = [terms.timeout, terms.deadline].into_iter().flatten().min();
-    longest.map(|longest| now.saturating_add(longest))
 }
 
 /// Returns the address and the bytes of each segment that has no memory.
@@ -294,40 +287,88 @@ fn lacking(region: &Shared) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// Takes the memory of all regions, copies the contents back, and lets uses begin.
-async fn come_back(
+/// Memory of a segment that is mapped, without its contents.
+struct Returned {
+    /// The number of the region.
+    region: usize,
+    address: u64,
+    memory: Mapped,
+    copies: Arc<Copies>,
+}
+
+/// Takes and maps the memory of all regions. Dropping the result gives it back.
+async fn map_all(
     changes: &[Changing],
     mut charge: Option<Charge>,
     until: Option<Duration>,
-    is_wanted: impl Fn() -> bool,
-) -> Result<(), RegionError> {
+) -> Result<Vec<Returned>, RegionError> {
     let mut mapped = Vec::new();
-    for change in changes {
+    for (region, change) in changes.iter().enumerate() {
         for (address, bytes) in lacking(&change.0) {
             let Some(part) = charge.as_mut().map(|charge| charge.split_off(bytes)) else {
                 continue;
             };
-            let taken = change.0.take(part, until, &is_wanted).await?;
-            mapped.push((change, address, taken.map(address)?));
+            let memory = change.0.take(part, until).await?.map(address)?;
+            let copies = change.with_segment(address, |segment| segment.copies.clone());
+            mapped.push(Returned {
+                region,
+                address,
+                memory,
+                copies: copies.unwrap_or_default(),
+            });
+            // Other tasks of the thread have their turn between the calls of the device.
+            yield_once().await;
         }
     }
-    for (change, address, _) in &mapped {
-        let copies = change.with_segment(*address, |segment| segment.copies.clone());
-        let target = Source {
-            region: &change.0,
-            address: *address,
-        };
-        if let Err(error) = copies.unwrap_or_default().restore(&target).await {
-            // A copy may run that could not be awaited. If the device cannot tell when it is over, the memory is leaked.
-            if change.0.copies.synchronize().await.is_err() {
-                mem::forget(mapped);
-            }
-            return Err(error);
+    Ok(mapped)
+}
+
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
         }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Copies the contents back, and lets uses begin.
+async fn come_back(changes: &[Changing], mapped: Vec<Returned>) -> Result<(), RegionError> {
+    if let Err(error) = restore_all(changes, &mapped).await {
+        // A copy may run that could not be awaited. If the device cannot tell when it is over, the memory is leaked.
+        if !are_settled(changes.iter().map(|change| &*change.0)).await {
+            mem::forget(mapped);
+        }
+        return Err(error);
     }
-    for (change, address, memory) in mapped {
-        let copies = change.with_segment(address, |segment| {
-            segment.memory = Some(memory);
+    end_all(changes, mapped);
+    Ok(())
+}
+
+/// Copies all contents back.
+///
+/// # Errors
+/// Returns the error of a copy. Others may be running then.
+async fn restore_all(changes: &[Changing], mapped: &[Returned]) -> Result<(), RegionError> {
+    let mut copies = Vec::new();
+    for returned in mapped {
+        let contents = changes[returned.region].0.contents(returned.address);
+        copies.extend(returned.copies.restore(&contents)?);
+    }
+    for copy in copies {
+        copy.await.map_err(CopyError::from)?;
+    }
+    Ok(())
+}
+
+/// Ends the absences of regions whose memory is back.
+fn end_all(changes: &[Changing], mapped: Vec<Returned>) {
+    for returned in mapped {
+        let copies = changes[returned.region].with_segment(returned.address, |segment| {
+            segment.memory = Some(returned.memory);
             mem::take(&mut segment.copies)
         });
         drop(copies);
@@ -336,29 +377,20 @@ async fn come_back(
         let absence = change.0.state().absence.take();
         drop(absence);
     }
-    Ok(())
 }
 
-/// Runs an operation to its end, whether its result is awaited or not. It is told whether it is.
-async fn to_its_end<T, F>(
-    region: &Region,
-    operation: impl FnOnce(Weak<()>) -> F,
-) -> Result<T, RegionError>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, RegionError>> + Send + 'static,
-{
+/// Runs an operation to its end, whether its result is awaited or not.
+async fn to_its_end<T: Send + 'static>(
+    region: &Shared,
+    operation: impl Future<Output = Result<T, RegionError>> + Send + 'static,
+) -> Result<T, RegionError> {
     let (sender, receiver) = oneshot::channel();
-    let awaited = Arc::new(());
-    let operation = operation(Arc::downgrade(&awaited));
     worker::run(async move {
         let _ = sender.send(operation.await);
     });
-    let ended = receiver.await;
-    drop(awaited);
-    ended.unwrap_or_else(|_| {
+    receiver.await.unwrap_or_else(|_| {
         Err(RegionError::Abandoned {
-            name: region.0.name.clone(),
+            name: region.name.clone(),
         })
     })
 }

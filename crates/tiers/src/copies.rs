@@ -2,14 +2,13 @@
 #![allow(unsafe_code, reason = "copies memory of a region as blocks")]
 
 use crate::error::RegionError;
-use crate::region::Shared;
 use futures::future::poll_fn;
 use std::ops::Range;
 use std::pin::pin;
 use std::task::Poll;
 use weirpool::device::DeviceAddress;
 use weirpool::extend::{ForeignMemory, Passages};
-use weirpool::{Block, Pool, Stream};
+use weirpool::{Block, Download, Pool, Stream, Upload};
 
 /// The largest piece that is copied at a time: pieces of memory that is freed are reused one by one.
 const PIECE: u64 = 256 << 20;
@@ -43,19 +42,20 @@ enum Held {
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Vec<Piece>);
 
-/// The bytes of a region that copies are made of. A block may end at any time, and its bytes are not copied from then on.
-pub(crate) struct Source<'a> {
-    pub(crate) region: &'a Shared,
-    /// The segment's address.
+/// The contents of a segment. A block may end at any time, and its bytes are not copied from then on.
+pub(crate) struct Contents<'a> {
     pub(crate) address: u64,
+    /// The stream of the copies.
+    pub(crate) on: &'a Stream,
+    /// Returns the parts of a range that live blocks have.
+    pub(crate) live: Box<dyn Fn(&Range<u64>) -> Vec<Range<u64>> + Send + Sync + 'a>,
 }
 
-impl Source<'_> {
-    /// Returns the parts of a range that blocks have, with each of them as a block for a copy.
-    fn live(&self, range: &Range<u64>) -> impl Iterator<Item = (Range<u64>, Block)> {
-        let live = self.region.state().live_parts(self.address, range);
-        live.into_iter().map(|part| {
-            let block = part_of(self.address, &part, &self.region.copies);
+impl Contents<'_> {
+    /// Returns the live parts of a range, with each of them as a block for a copy.
+    fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = (Range<u64>, Block)> {
+        (self.live)(range).into_iter().map(|part| {
+            let block = part_of(self.address, &part, self.on);
             (part, block)
         })
     }
@@ -92,59 +92,57 @@ impl Copies {
         Ok(Self(pieces))
     }
 
-    /// Copies the contents to the host, and waits for it. Uses of the memory are complete.
+    /// Begins to copy the contents to the host. Uses of the memory are complete.
     ///
     /// # Errors
     /// Returns the error of a copy. Others may be running then.
-    pub(crate) async fn save(&mut self, source: &Source<'_>) -> Result<(), RegionError> {
-        let on = &source.region.copies;
+    pub(crate) fn save(&mut self, contents: &Contents<'_>) -> Result<Saving<'_>, RegionError> {
+        let on = contents.on;
         let (mut copies, mut downloads) = (Vec::new(), Vec::new());
         for Piece { range, bytes } in &mut self.0 {
-            for (part, block) in source.live(range) {
+            for (part, block) in contents.parts(range) {
                 match bytes {
                     Held::Pinned(host) => {
                         let offset = part.start - range.start;
                         copies.push(block.copy_to(0..block.size(), host, offset, on)?);
                     }
                     Held::Pageable(parts) => {
-                        let download = block.download(on, 0..block.size())?;
+                        downloads.push(block.download(on, 0..block.size())?);
                         parts.push((part, Vec::new()));
-                        downloads.push(download);
                     }
                 }
             }
-        }
-        for copy in copies {
-            copy.await?;
         }
         let held = self.0.iter_mut().flat_map(|piece| match &mut piece.bytes {
             Held::Pinned(_) => [].iter_mut(),
             Held::Pageable(parts) => parts.iter_mut(),
         });
-        for ((_, bytes), download) in held.zip(downloads) {
-            *bytes = download.await?;
-        }
-        Ok(())
+        let downloads = downloads.into_iter().zip(held);
+        let downloads = downloads.map(|(download, (_, bytes))| (download, bytes));
+        Ok(Saving {
+            copies,
+            downloads: downloads.collect(),
+        })
     }
 
-    /// Copies the contents back, and waits for it.
+    /// Begins to copy the contents back.
     ///
     /// # Errors
     /// Returns the error of a copy. Others may be running then.
-    pub(crate) async fn restore(&self, target: &Source<'_>) -> Result<(), RegionError> {
-        let on = &target.region.copies;
+    pub(crate) fn restore(&self, contents: &Contents<'_>) -> Result<Vec<Upload>, RegionError> {
+        let on = contents.on;
         let mut copies = Vec::new();
         for Piece { range, bytes } in &self.0 {
             match bytes {
                 Held::Pinned(host) => {
-                    for (part, mut block) in target.live(range) {
+                    for (part, mut block) in contents.parts(range) {
                         let from = part.start - range.start..part.end - range.start;
                         copies.push(host.copy_to(from, &mut block, 0, on)?);
                     }
                 }
                 Held::Pageable(parts) => {
                     for (whole, bytes) in parts {
-                        for (part, mut block) in target.live(whole) {
+                        for (part, mut block) in contents.parts(whole) {
                             let [start, end] =
                                 [part.start, part.end].map(|at| (at - whole.start) as usize);
                             copies.push(block.upload(on, 0, &bytes[start..end])?);
@@ -153,10 +151,11 @@ impl Copies {
                 }
             }
         }
-        for copy in copies {
-            copy.await?;
-        }
-        Ok(())
+        Ok(copies)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -164,6 +163,28 @@ impl Copies {
             .iter()
             .map(|piece| piece.range.end - piece.range.start)
             .sum()
+    }
+}
+
+/// Copies to the host that are under way.
+pub(crate) struct Saving<'a> {
+    copies: Vec<Upload>,
+    downloads: Vec<(Download, &'a mut Vec<u8>)>,
+}
+
+impl Saving<'_> {
+    /// Waits for the copies.
+    ///
+    /// # Errors
+    /// Returns the error of a copy. Others may be running then.
+    pub(crate) async fn ended(self) -> Result<(), RegionError> {
+        for copy in self.copies {
+            copy.await?;
+        }
+        for (download, bytes) in self.downloads {
+            *bytes = download.await?;
+        }
+        Ok(())
     }
 }
 

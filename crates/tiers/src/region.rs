@@ -1,35 +1,25 @@
 //! A region, its builder, and its allocations.
-#![allow(unsafe_code, reason = "the region's memory as blocks")]
 
-use crate::change::{self, Resume, end_of};
+use crate::block::RegionBlock;
+use crate::change::{self, Resume};
 use crate::copies::Host;
 use crate::error::RegionError;
-use crate::segment::{Segment, Taken};
+use crate::inner::{Shared, State};
 use crate::sleep::Sleep;
-use futures::lock::Mutex as Turn;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
-use std::ops::Range;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weirpool::device::{Device, DeviceAddress, DeviceErrorKind, MemoryKind};
-use weirpool::extend::{Absence, Charge, ForeignMemory, Passages, Residency, Resident};
-use weirpool::{AllocError, Block, Pool, PoolBuilder, Stream, StreamId, Tag, Terms, Upstream};
-use weirpool_heap::{
-    BlockId, Clock, Fences, GRANULE, Geometry, Grant, GrowBy, Heap, NewSegment, Placement, Request,
-    Target, View, inspect,
-};
+use weirpool::device::MemoryKind;
+use weirpool::extend::Resident;
+use weirpool::{Block, Pool, PoolBuilder, Stream, Tag, Terms, Upstream};
 
 /// The smallest allocation of the device for a region, unless its builder says otherwise.
 const CHUNK: u64 = 32 << 20;
 
 /// The least time between two looks at whether a region is idle.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
-
-/// How long the device is left alone after it had no memory.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// Where the contents of a region are while it is suspended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,23 +141,7 @@ impl RegionBuilder {
         let step = capabilities.granularity;
         let chunk_bytes = chunk_bytes.max(1).next_multiple_of(step);
         let copies = pool.create_stream()?.named(format!("copies of {name}"));
-        let heap = Heap::new(Geometry {
-            capacity: u64::MAX / 2 / step * step,
-            chunk_bytes,
-            granularity: step,
-            virtual_memory: false,
-            growth: GrowBy::Chunks,
-        });
-        let state = State {
-            heap,
-            segments: BTreeMap::new(),
-            absence: None,
-            is_changing: false,
-            freed: Vec::new(),
-            ended: BTreeSet::new(),
-            entered: 0,
-            used_at: device.now(),
-        };
+        let state = State::new(chunk_bytes, step, device.now());
         Ok(Region(Arc::new(Shared {
             residency: pool.residency(&name),
             name,
@@ -215,37 +189,6 @@ impl RegionBuilder {
 #[derive(Clone)]
 pub struct Region(pub(crate) Arc<Shared>);
 
-pub(crate) struct Shared {
-    pub(crate) name: Arc<str>,
-    pub(crate) pool: Pool,
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) residency: Residency,
-    pub(crate) host: Host,
-    /// The stream of the copies.
-    pub(crate) copies: Stream,
-    pub(crate) tag: Option<Tag>,
-    /// Held by the one operation that suspends or resumes.
-    pub(crate) turn: Arc<Turn<()>>,
-    state: Mutex<State>,
-}
-
-pub(crate) struct State {
-    heap: Heap,
-    pub(crate) segments: BTreeMap<u64, Segment>,
-    /// While the region is suspended.
-    pub(crate) absence: Option<Absence>,
-    /// Whether an operation uses the segments: none is removed meanwhile.
-    is_changing: bool,
-    /// Blocks that were to be freed meanwhile.
-    freed: Vec<(BlockId, u64)>,
-    /// The addresses of blocks that ended and are not freed yet: work may use them still, but nobody their contents.
-    ended: BTreeSet<u64>,
-    /// Number of [`Entered`].
-    entered: usize,
-    /// When the last one was dropped.
-    used_at: Duration,
-}
-
 /// What a region is, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -260,169 +203,6 @@ pub struct RegionFigures {
     pub resident: u64,
     /// Copies on the host.
     pub on_host: u64,
-}
-
-impl Shared {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn suspended(&self) -> RegionError {
-        RegionError::Suspended {
-            name: self.name.clone(),
-        }
-    }
-
-    /// Takes memory of the device, within a charge. If the device has none, others hold it: it is asked again, up to that
-    /// time of its clock, and for as long as the memory is wanted.
-    pub(crate) async fn take(
-        &self,
-        mut charge: Charge,
-        until: Option<Duration>,
-        is_wanted: impl Fn() -> bool,
-    ) -> Result<Taken, RegionError> {
-        let (bytes, since) = (charge.bytes(), self.device.now());
-        let mut has_trimmed = false;
-        loop {
-            let (error, returned) = match Taken::from_device(&self.device, charge) {
-                Ok(taken) => return Ok(taken),
-                Err(refused) => refused,
-            };
-            charge = returned;
-            if error.kind() != DeviceErrorKind::OutOfMemory {
-                return Err(error.into());
-            }
-            if !std::mem::replace(&mut has_trimmed, true) {
-                // The pool may keep free memory, within its capacity, that the device lacks.
-                let _ = self.pool.trim_to(0)?;
-                continue;
-            }
-            let now = self.device.now();
-            if until.is_some_and(|until| now >= until) || !is_wanted() {
-                let waited = now.saturating_sub(since);
-                return Err(RegionError::DeviceFull { bytes, waited });
-            }
-            Sleep::after(&self.device, ASKED_AGAIN_AFTER).await;
-        }
-    }
-
-    /// Frees a block. What becomes free as a whole goes back to the device and the pool.
-    fn free(&self, block: (BlockId, u64)) {
-        let free = {
-            let mut state = self.state();
-            if state.is_changing {
-                state.freed.push(block);
-                return;
-            }
-            state.free([block])
-        };
-        drop(free);
-    }
-
-    /// Begins an operation that uses the segments.
-    pub(crate) fn begin_change(self: &Arc<Self>) -> Changing {
-        self.state().is_changing = true;
-        Changing(self.clone())
-    }
-}
-
-impl State {
-    /// Frees blocks. Returns the segments that are free as a whole, to be dropped outside the lock.
-    #[must_use = "dropped outside the lock"]
-    fn free(&mut self, blocks: impl IntoIterator<Item = (BlockId, u64)>) -> Vec<Segment> {
-        for (block, address) in blocks {
-            self.ended.remove(&address);
-            self.heap.free(block, Fences::default());
-        }
-        let target = Target::DownTo {
-            reserved: 0,
-            most: u64::MAX,
-        };
-        let release = self.heap.plan_release(target);
-        let spans = release.spans.clone();
-        let segments = spans
-            .iter()
-            .filter_map(|(address, _)| self.segments.remove(address));
-        let segments = segments.collect();
-        self.heap.commit_release(release, spans.len());
-        segments
-    }
-
-    /// Returns the parts of a range of a segment that blocks have, from its address on, lowest first; neighbours are one part.
-    pub(crate) fn live_parts(&self, address: u64, range: &Range<u64>) -> Vec<Range<u64>> {
-        let mut parts: Vec<Range<u64>> = Vec::new();
-        let mut at = range.start;
-        while at < range.end {
-            let Some(found) = inspect::Found::at(&self.heap, address + at) else {
-                break;
-            };
-            let end = (found.address + found.bytes - address).min(range.end);
-            let is_used = matches!(found.holding, inspect::Holding::Used(_));
-            if is_used && !self.ended.contains(&found.address) {
-                match parts.last_mut() {
-                    Some(last) if last.end == at => last.end = end,
-                    _ => parts.push(at..end),
-                }
-            }
-            at = end;
-        }
-        parts
-    }
-}
-
-/// An operation that uses the segments. At its end blocks are freed that ended meanwhile.
-pub(crate) struct Changing(pub(crate) Arc<Shared>);
-
-impl Changing {
-    /// Changes the segment at an address, which is there until the operation ends.
-    pub(crate) fn with_segment<R>(
-        &self,
-        address: u64,
-        change: impl FnOnce(&mut Segment) -> R,
-    ) -> Option<R> {
-        self.0.state().segments.get_mut(&address).map(change)
-    }
-}
-
-impl Drop for Changing {
-    fn drop(&mut self) {
-        let free = {
-            let mut state = self.0.state();
-            state.is_changing = false;
-            let freed = std::mem::take(&mut state.freed);
-            state.free(freed)
-        };
-        drop(free);
-    }
-}
-
-/// A segment that is planned. Dropping it ends the plan.
-struct Planned<'a> {
-    region: &'a Shared,
-    plan: Option<NewSegment>,
-}
-
-impl Planned<'_> {
-    fn bytes(&self) -> u64 {
-        self.plan.as_ref().map_or(0, |plan| plan.bytes)
-    }
-
-    fn commit(mut self, segment: Segment) -> Option<Grant> {
-        let mut state = self.region.state();
-        let address = segment.address();
-        state.segments.insert(address, segment);
-        let plan = self.plan.take()?;
-        plan.commit(&mut state.heap, Some(address), Fences::default())
-    }
-}
-
-impl Drop for Planned<'_> {
-    fn drop(&mut self) {
-        if let Some(plan) = self.plan.take() {
-            let mut state = self.region.state();
-            plan.commit(&mut state.heap, None, Fences::default());
-        }
-    }
 }
 
 impl Region {
@@ -496,16 +276,7 @@ impl Region {
                 });
             }
             let (grant, resident) = region.grant(bytes, terms).await?;
-            let memory = RegionBlock {
-                id: grant.id,
-                address: DeviceAddress::from_bits(grant.address),
-                bytes: grant.bytes,
-                requested: bytes.max(1),
-                location,
-                region,
-            };
-            // SAFETY: the memory is the device's, at addresses that no other block has until this one has ended.
-            let block = unsafe { stream.adopt(Box::new(memory)) };
+            let block = RegionBlock::adopted(&grant, bytes.max(1), region, &stream, location);
             drop(resident);
             Ok(block)
         }
@@ -523,7 +294,7 @@ impl Region {
     /// A future that is dropped while it waits for uses, or for memory of the host, has no effect. After that the operation
     /// runs to its end in the background.
     pub async fn suspend(&self) -> Result<u64, RegionError> {
-        change::suspend(&[self]).await
+        change::suspend(vec![self.0.clone()]).await
     }
 
     /// Resumes the region: waits in the pool's fair queue for all of its memory at once, maps it at the same addresses, and
@@ -536,8 +307,8 @@ impl Region {
     /// # Cancel safety
     /// A future that is dropped leaves the queue. If it had its memory, the operation runs to its end in the background, or
     /// gives the memory back.
-    pub fn resume(&self) -> Resume<'_> {
-        Resume::of(vec![self])
+    pub fn resume(&self) -> Resume {
+        Resume::of(vec![self.0.clone()])
     }
 
     /// Holds the region resident until the result is dropped, and resumes it first if it is suspended. For each request that
@@ -563,71 +334,15 @@ impl Region {
     pub async fn suspend_when_idle(&self, after: Duration) -> RegionError {
         loop {
             let now = self.0.device.now();
-            let used_at = self.idle_since().unwrap_or(now);
+            let used_at = self.0.idle_since().unwrap_or(now);
             let rest = after.saturating_sub(now.saturating_sub(used_at));
             if rest.is_zero()
-                && let Err(error) = change::suspend_if_idle(self, used_at).await
+                && let Err(error) = change::suspend_if_idle(&self.0, used_at).await
             {
                 return error;
             }
             let pause = if rest.is_zero() { after } else { rest };
             Sleep::after(&self.0.device, pause.max(LEAST_PAUSE)).await;
-        }
-    }
-
-    /// Returns since when nobody has entered the region, if it is resident.
-    pub(crate) fn idle_since(&self) -> Option<Duration> {
-        let state = self.0.state();
-        (state.entered == 0 && state.absence.is_none()).then_some(state.used_at)
-    }
-}
-
-impl Shared {
-    /// Grants a range of the region, which stays resident until the hold is dropped.
-    async fn grant(&self, bytes: u64, terms: Terms) -> Result<(Grant, Resident), RegionError> {
-        let request = Request {
-            bytes: bytes
-                .max(1)
-                .checked_next_multiple_of(GRANULE)
-                .ok_or_else(|| AllocError::TooLarge {
-                    requested: bytes,
-                    capacity: self.pool.capacity(),
-                })?,
-            alignment: GRANULE,
-        };
-        let resident = self.residency.hold().map_err(|_| self.suspended())?;
-        let planned = {
-            let mut state = self.state();
-            let after = Clock::default();
-            let view = View {
-                stream: StreamId(0),
-                after: &after,
-                waits: None,
-                placement: Placement::Anywhere,
-            };
-            if let Some(grant) = state.heap.take(request, &view) {
-                return Ok((grant, resident));
-            }
-            let plan = state.heap.plan_segment(request, false);
-            Planned { region: self, plan }
-        };
-        // A suspension is not kept waiting by the queue.
-        drop(resident);
-        let until = end_of(terms, self.device.now());
-        let terms = self.terms(terms);
-        let charge = self.pool.charge_for(planned.bytes()).terms(terms).await?;
-        let taken = self.take(charge, until, || true).await?;
-        let resident = self.residency.hold().map_err(|_| self.suspended())?;
-        let segment = Segment::new(taken)?;
-        let grant = planned.commit(segment);
-        Ok((grant.expect("the plan was committed with memory"), resident))
-    }
-
-    /// Charges the region's own tag, if it has one.
-    pub(crate) fn terms(&self, terms: Terms) -> Terms {
-        Terms {
-            tag: self.tag.or(terms.tag),
-            ..terms
         }
     }
 }
@@ -658,49 +373,20 @@ impl Drop for Entered {
     }
 }
 
-/// A block of a region, as memory of others.
-#[derive(Debug)]
-struct RegionBlock {
-    id: BlockId,
-    address: DeviceAddress,
-    bytes: u64,
-    requested: u64,
-    location: &'static Location<'static>,
-    region: Arc<Shared>,
+/// Suspends several regions of one pool as one: all of them, or none. See [`Region::suspend`].
+///
+/// # Errors
+/// Returns those of [`Region::suspend`], and [`RegionError::OtherPool`].
+pub async fn suspend_all(regions: &[&Region]) -> Result<u64, RegionError> {
+    change::suspend(inside(regions)).await
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({:?})", self.name)
-    }
+/// Resumes several regions of one pool as one, with one position in the queue for the memory of all. See
+/// [`Region::resume`].
+pub fn resume_all(regions: &[&Region]) -> Resume {
+    Resume::of(inside(regions))
 }
 
-// SAFETY: the region's heap granted the range, and has it back only after the passages. It is mapped but for absences.
-unsafe impl ForeignMemory for RegionBlock {
-    fn range(&self) -> (DeviceAddress, u64) {
-        (self.address, self.bytes)
-    }
-
-    fn requested(&self) -> u64 {
-        self.requested
-    }
-
-    /// Memory is granted when all of its earlier work is complete.
-    fn is_ready(&self) -> bool {
-        true
-    }
-
-    fn location(&self) -> Option<&'static Location<'static>> {
-        Some(self.location)
-    }
-
-    fn residency(&self) -> Option<Residency> {
-        Some(self.region.residency.clone())
-    }
-
-    fn release(self: Box<Self>, after: Passages) {
-        let address = self.address.to_bits();
-        self.region.state().ended.insert(address);
-        after.then(move || self.region.free((self.id, address)));
-    }
+fn inside(regions: &[&Region]) -> Vec<Arc<Shared>> {
+    regions.iter().map(|region| region.0.clone()).collect()
 }
