@@ -317,6 +317,14 @@ impl Region {
     /// # Errors
     /// Returns those of [`resume`](Self::resume).
     pub async fn enter(&self) -> Result<Entered, RegionError> {
+        self.enter_on(Terms::default()).await
+    }
+
+    /// [`enter`](Self::enter), on the terms of a resumption.
+    ///
+    /// # Errors
+    /// Returns those of [`resume`](Self::resume).
+    pub async fn enter_on(&self, terms: Terms) -> Result<Entered, RegionError> {
         loop {
             if let Ok(resident) = self.0.residency.hold() {
                 self.0.state().entered += 1;
@@ -325,7 +333,7 @@ impl Region {
                     _resident: resident,
                 });
             }
-            self.resume().await?;
+            self.resume().terms(terms).await?;
         }
     }
 

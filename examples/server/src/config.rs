@@ -73,6 +73,11 @@ pub struct Config {
     /// How long running answers may take once the server shuts down.
     #[serde(with = "humantime_serde")]
     pub drain_timeout: Duration,
+    /// After so long without a request the weights are moved to the host, until the next request. Default: never.
+    #[serde(with = "humantime_serde::option")]
+    pub sleep_after: Option<Duration>,
+    /// The socket of a broker that leases the memory to several servers (`weirpool broker`).
+    pub broker: Option<PathBuf>,
     /// The largest body of a request.
     pub body_limit: ByteSize,
     /// How long a client may take to send a request, and to accept a part of an answer.
@@ -300,6 +305,14 @@ pub struct Flags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_timeout: Option<String>,
+    /// After so long without a request the weights are moved to the host, until the next request [default: never].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sleep_after: Option<String>,
+    /// The socket of a broker that leases the memory to several servers (`weirpool broker`).
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broker: Option<PathBuf>,
     /// The largest body of a request [default: 1MiB].
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -380,6 +393,8 @@ impl Default for Config {
             queue: 256,
             timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
+            sleep_after: None,
+            broker: None,
             body_limit: ByteSize::mib(1),
             client_timeout: Duration::from_secs(10),
             connections: 1024,

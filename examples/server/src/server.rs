@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::{Pool, PoolBuilder};
+use weirpool_broker::lease_capacity;
 use weirpool_dashboard::Hosts;
 use weirpool_observe::Record as _;
 
@@ -102,8 +103,13 @@ impl Server {
             admission: config.admission,
             keeps_prefixes: config.prefix_cache,
             queue: config.queue,
+            sleep_after: config.sleep_after,
         };
-        let tune = |builder: PoolBuilder| builder.history(4096);
+        let broker = config.broker.clone();
+        let tune = |builder: PoolBuilder| match broker {
+            Some(socket) => lease_capacity(builder.history(4096), socket),
+            None => builder.history(4096),
+        };
         let engine = Engine::start(machine, weights, settings, tune).await?;
         let app = Arc::new(App {
             figures: Figures::new(&engine)?,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weirpool::{AllocError, Reservation, Tag};
+use weirpool_tiers::RegionError;
 
 /// How requests obtain memory. The server is designed for the first; the others are for comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -27,6 +28,15 @@ pub(crate) enum Refusal {
     Memory(#[from] AllocError),
     #[error("the device has failed: {0}")]
     Broken(String),
+}
+
+impl From<RegionError> for Refusal {
+    fn from(error: RegionError) -> Self {
+        match error {
+            RegionError::Alloc(error) => Self::Memory(error),
+            error => Self::Broken(error.to_string()),
+        }
+    }
 }
 
 /// A request that was admitted.

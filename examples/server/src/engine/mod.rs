@@ -30,6 +30,7 @@ use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
 use weirpool::{Block, Pool, PoolBuilder, Stream, Tag};
 use weirpool_observe::Recorded as _;
+use weirpool_tiers::{Region, Regions as _};
 use worker::Worker;
 
 /// The tags of memory that belongs to no tenant.
@@ -56,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) keeps_prefixes: bool,
     /// The most requests that wait.
     pub(crate) queue: usize,
+    /// The weights are suspended when there was no request for so long.
+    pub(crate) sleep_after: Option<Duration>,
 }
 
 /// See the [module](self).
@@ -131,12 +134,17 @@ impl Engine {
             // Requests keep their memory for as long as their answers take: that is no deadlock.
             .fail_deadlocks_after(Duration::from_secs(36_000));
         let pool = tune(pool).build()?;
+        let ended = CancellationToken::new();
+        let region = settings
+            .sleep_after
+            .map(|after| sleeping(&pool, after, ended.clone()));
+        let region = region.transpose()?;
         let (mut handles, mut workers) = (Vec::new(), Vec::new());
         let mut loaded = None;
         for index in 0..settings.streams {
             let stream = pool.create_stream()?.named(format!("worker {index}"));
             let weights = match &loaded {
-                None => loaded.insert(load(&pool, &stream, weights).await?),
+                None => loaded.insert(load(&pool, region.as_ref(), &stream, weights).await?),
                 Some(weights) => weights,
             };
             let kernels = (machine.kernels)()?;
@@ -158,7 +166,7 @@ impl Engine {
             });
         }
         let parts = Arc::new(weights.parts().clone());
-        let opening = Opening::new(pool.clone(), settings.streams, activation);
+        let opening = Opening::new(pool.clone(), region, settings.streams, activation);
         let engine = Arc::new(Self {
             pool,
             shape,
@@ -169,7 +177,7 @@ impl Engine {
                 .keeps_prefixes
                 .then(|| Mutex::new(Prefixes::new(settings.page))),
             lanes: handles,
-            ended: CancellationToken::new(),
+            ended,
             requests: TaskTracker::new(),
             workers: TaskTracker::new(),
         });
@@ -214,7 +222,9 @@ impl Engine {
         let statistics = self.pool.inspect().statistics();
         let [weights, workspace, activations] = fixed;
         let all = fixed.iter().sum::<u64>() + statistics.evictable;
-        let requests = statistics.used.current.saturating_sub(all);
+        // Weights that can sleep are charged, and not in use of the pool's own memory.
+        let in_use = statistics.used.current + statistics.charged;
+        let requests = in_use.saturating_sub(all);
         [
             weights,
             workspace,
@@ -276,11 +286,38 @@ impl Engine {
     }
 }
 
+/// Makes a region for the weights, which sleeps when nobody has entered it for so long.
+fn sleeping(pool: &Pool, after: Duration, ended: CancellationToken) -> anyhow::Result<Region> {
+    let region = pool.region(WEIGHTS).tag(Tag::new(WEIGHTS)).build()?;
+    let idle = region.clone();
+    let sleeping = async move {
+        loop {
+            let error = idle.suspend_when_idle(after).await;
+            tracing::warn!("the weights stay on the device for now: {error}");
+            tokio::time::sleep(after).await;
+        }
+    };
+    tokio::spawn(ended.run_until_cancelled_owned(sleeping));
+    Ok(region)
+}
+
 /// Copies the weights to the device.
-async fn load(pool: &Pool, stream: &Stream, weights: &Weights) -> anyhow::Result<Arc<Block>> {
+async fn load(
+    pool: &Pool,
+    region: Option<&Region>,
+    stream: &Stream,
+    weights: &Weights,
+) -> anyhow::Result<Arc<Block>> {
     let bytes = weights.bytes();
-    let block = pool.allocate(stream, bytes.len() as u64);
-    let mut block = block.tag(Tag::new(WEIGHTS)).await?;
+    let (size, tag) = (bytes.len() as u64, Tag::new(WEIGHTS));
+    // Held until all of it is written.
+    let (mut block, _entered) = match region {
+        None => (pool.allocate(stream, size).tag(tag).await?, None),
+        Some(region) => {
+            let entered = region.enter().await?;
+            (region.allocate(stream, size).await?, Some(entered))
+        }
+    };
     // In pieces, since each is staged in pinned memory.
     for (index, piece) in bytes.chunks(64 << 20).enumerate() {
         let offset = (index * (64 << 20)) as u64;

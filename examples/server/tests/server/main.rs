@@ -8,6 +8,7 @@ mod faults;
 mod hostile;
 mod overload;
 mod process;
+mod sleep;
 mod sockets;
 mod statuses;
 mod tenants;
