@@ -460,6 +460,7 @@ impl Config {
             ("timeout", self.timeout),
             ("drain_timeout", self.drain_timeout),
             ("client_timeout", self.client_timeout),
+            ("sleep_after", self.sleep_after.unwrap_or(self.timeout)),
         ] {
             anyhow::ensure!(
                 (SHORTEST..=LONGEST).contains(&time),
@@ -478,6 +479,10 @@ impl Config {
             self.capacity.as_u64() <= 1 << 50,
             "the capacity of {} is more than 1 PiB",
             self.capacity
+        );
+        anyhow::ensure!(
+            cfg!(target_os = "linux") || self.broker.is_none(),
+            "a broker needs Linux; leave --broker out"
         );
         if let Some(reason) = self.model.shape().invalid() {
             anyhow::bail!("the model is invalid: {reason}");

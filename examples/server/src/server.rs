@@ -13,6 +13,7 @@ use bytesize::ByteSize;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -23,7 +24,6 @@ use tokio_util::task::TaskTracker;
 use weirpool::device::NativeStream;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::{Pool, PoolBuilder};
-use weirpool_broker::lease_capacity;
 use weirpool_dashboard::Hosts;
 use weirpool_observe::Record as _;
 
@@ -106,10 +106,7 @@ impl Server {
             sleep_after: config.sleep_after,
         };
         let broker = config.broker.clone();
-        let tune = |builder: PoolBuilder| match broker {
-            Some(socket) => lease_capacity(builder.history(4096), socket),
-            None => builder.history(4096),
-        };
+        let tune = |builder: PoolBuilder| leased(builder.history(4096), broker);
         let engine = Engine::start(machine, weights, settings, tune).await?;
         let app = Arc::new(App {
             figures: Figures::new(&engine)?,
@@ -291,4 +288,18 @@ async fn serve(
             }
         }
     }
+}
+
+/// Has a broker lease the pool's capacity, if there is one.
+#[cfg(target_os = "linux")]
+fn leased(builder: PoolBuilder, broker: Option<PathBuf>) -> PoolBuilder {
+    match broker {
+        Some(socket) => weirpool_broker::lease_capacity(builder, socket),
+        None => builder,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn leased(builder: PoolBuilder, _: Option<PathBuf>) -> PoolBuilder {
+    builder
 }
