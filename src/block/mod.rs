@@ -322,7 +322,22 @@ fn why_not(block: &Block, stream: &Stream) -> StreamError {
         .neighbours
         .is_accessible_from(device)
     {
-        true => StreamError::ForeignPool,
+        true => {
+            let label = |of: &Registration| match &of.presence.name {
+                Some(name) => format!("pool {name:?}"),
+                None => format!(
+                    "an unnamed pool of {}",
+                    Bytes(of.capacity.load(crate::sync::Ordering::Relaxed))
+                ),
+            };
+            let [of_stream, of_block] =
+                [stream.registration(), block.registration()].map(|of| label(of));
+            let (stream, address) = (stream.registration().lane.label(), block.address());
+            let pools = format!(
+                " (stream {stream} is of {of_stream}, the block at {address:#x} of {of_block})"
+            );
+            StreamError::ForeignPool(pools.into())
+        }
         false => StreamError::ForeignDevice,
     }
 }
