@@ -313,14 +313,13 @@ impl Block {
     /// to the graph instead: then the future is ready when its uses and the launches so far are complete.
     #[track_caller]
     pub fn deallocate(mut self) -> Deallocation {
-        let call = Location::caller();
-        let passages = self.end(Some(call));
+        let passages = self.end(Some(Location::caller()));
         let passages = passages.expect("it has not ended yet");
         // Last: the block is freed even if this panics.
         if let Some(registration) = &self.registration
             && let Some(observers) = &registration.observers
         {
-            observers.call_out(call);
+            observers.call_out(Location::caller());
         }
         Deallocation(passages)
     }

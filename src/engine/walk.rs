@@ -141,8 +141,7 @@ impl Known<'_> {
         // It may gain fields, so another crate than its own sets them one by one.
         let mut block = BlockInfo::of(address, found.bytes, state);
         block.is_evictable = is_used && self.evictable.contains(&address);
-        block.stream = stream;
-        block.waits_for = waits_for;
+        (block.stream, block.waits_for) = (stream, waits_for);
         block.origin = origin;
         block.reservation = reservation;
         block

@@ -323,10 +323,8 @@ impl<'a> Inspect<'a> {
     pub fn check_conserved(self) -> Result<(), String> {
         let service = self.pool.service();
         let checked = service.engine.check_conserved(|| service.is_serving());
-        checked.map_err(|error| {
-            let checker = service.engine.shared.device.block_observer();
-            let site = |address| checker.as_ref()?.allocated_at(address);
-            format!("{error}{}", self.snapshot().describe_held(site))
-        })
+        let checker = service.engine.shared.device.block_observer();
+        let site = |address| checker.as_ref()?.allocated_at(address);
+        checked.map_err(|error| error + &self.snapshot().describe_held(site))
     }
 }

@@ -417,7 +417,7 @@ async fn conditions_that_need_attention_are_told() {
     assert!(after(2).await.is_empty());
     // The one request that waits could have all memory, once work is complete that takes long.
     let other = pool.create_stream().unwrap();
-    let waits_behind = async |time: u64, block: Block| {
+    let waits_behind = |time: u64, block: Block| {
         let kernel = Operation::new(Duration::from_secs(time));
         let kernel = kernel.reads(block.address(), block.size());
         let native = stream.native::<SimStream>().unwrap();
@@ -427,7 +427,7 @@ async fn conditions_that_need_attention_are_told() {
         assert!((&mut behind).now_or_never().is_none());
         behind
     };
-    let long = waits_behind(600, pool.try_allocate(&stream, 64 << 20).unwrap()).await;
+    let long = waits_behind(600, pool.try_allocate(&stream, 64 << 20).unwrap());
     assert!(after(55).await.is_empty());
     assert_eq!(after(10).await, ["device stalled"]);
     let block = long.await.unwrap();
@@ -437,7 +437,7 @@ async fn conditions_that_need_attention_are_told() {
     for _ in 0..3 {
         let block = pool.try_allocate(&stream, 64 << 20);
         let block = block.expect("all memory is free");
-        let short = waits_behind(50, block).await;
+        let short = waits_behind(50, block);
         assert!(after(45).await.is_empty());
         drop(short.await.unwrap());
     }

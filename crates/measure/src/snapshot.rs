@@ -11,7 +11,6 @@ use weirpool_heap::id::{StreamId, StreamLabel};
 use weirpool_heap::units::{Bytes, Counted, Milliseconds};
 use weirpool_queue::Tag;
 
-/// The most blocks of a description.
 const LISTED: usize = 20;
 
 /// The segments and blocks of a pool at one moment, as plain data: see `Inspect::snapshot`.
@@ -126,7 +125,6 @@ fn age(block: &BlockInfo, time: Duration) -> Option<Duration> {
     Some(time.saturating_sub(origin.time))
 }
 
-/// A block of a snapshot.
 struct Line<'a>(&'a Snapshot, &'a BlockInfo);
 
 impl fmt::Display for Line<'_> {
