@@ -47,7 +47,7 @@ impl Guest {
             }
             None if device == engine.shared.device.id() => Ok(Self::Stranger(raw)),
             // The host cannot be made to wait for work of another device's stream: the pool does not keep that device.
-            None => Err(StreamError::ForeignPool),
+            None => Err(StreamError::ForeignPool(Box::default())),
         }
     }
 

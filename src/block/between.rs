@@ -64,7 +64,7 @@ impl Block {
         let address = to.address_of(offset..offset.saturating_add(bytes))?;
         let ends = [self, &*to].map(|block| block.registration());
         if !ends.iter().any(|end| stream.is_of_pool(end)) {
-            return Err(crate::error::StreamError::ForeignPool.into());
+            return Err(crate::error::StreamError::ForeignPool(Box::default()).into());
         }
         let on = stream.registration();
         let reader = Registration::for_copies(&ends[0].presence, on)?;

@@ -319,7 +319,7 @@ impl Block {
         if let Some(registration) = &self.registration
             && let Some(observers) = &registration.observers
         {
-            observers.call_out();
+            observers.call_out(Location::caller());
         }
         Deallocation(passages)
     }

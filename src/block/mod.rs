@@ -35,7 +35,7 @@ use crate::id::{StreamId, Ticket};
 use crate::measure::{Bytes, Tag};
 use crate::queue::Passages;
 use crate::stream::{Event, Stream};
-use crate::sync::{Arc, Mutex, Rare};
+use crate::sync::{Arc, Mutex, Ordering, Rare};
 use further::FurtherStreams;
 use graphs::OfGraphs;
 use life::BlockCharge;
@@ -316,21 +316,24 @@ impl Block {
 /// Returns why the block cannot be used on a stream of another pool.
 #[cold]
 fn why_not(block: &Block, stream: &Stream) -> StreamError {
-    if block.is_out_of_reach(stream) {
+    let [home, other] = [block.registration(), stream.registration()];
+    let neighbours = &home.service.engine.streams.neighbours;
+    let device = other.stream_device().id();
+    if block.is_out_of_reach(stream) || !neighbours.is_accessible_from(device) {
         return StreamError::ForeignDevice;
     }
-    let device = stream.registration().stream_device().id();
-    match block
-        .registration()
-        .service
-        .engine
-        .streams
-        .neighbours
-        .is_accessible_from(device)
-    {
-        true => StreamError::ForeignPool,
-        false => StreamError::ForeignDevice,
-    }
+    let [of_block, of_stream] = [home, other].map(|of| match &of.presence.name {
+        Some(name) => format!("pool {name:?}"),
+        None => format!(
+            "an unnamed pool of {}",
+            Bytes(of.capacity.load(Ordering::Relaxed))
+        ),
+    });
+    let (stream, address) = (other.lane.label(), block.address());
+    StreamError::ForeignPool(
+        format!(" (stream {stream} is of {of_stream}, the block at {address:#x} of {of_block})")
+            .into(),
+    )
 }
 
 /// Copies, and access by the host.

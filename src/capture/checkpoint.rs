@@ -144,7 +144,7 @@ impl GraphMemory {
             return Err(RestoreError::ForeignCheckpoint);
         }
         let (registration, caller) = (stream.registration(), captured::at(Location::caller()));
-        captured::expect_outside(registration, share)?;
+        captured::expect_outside(registration, share, caller)?;
         let blocks = checkpoint.ranges.iter().map(|range| {
             let block = captured::allocate_at(registration, share, *range, caller)?;
             block.ok_or_else(|| self.unavailable(*range))

@@ -60,7 +60,7 @@ impl CapturedGraph {
     /// being captured (CUDA has no launches in a graph; that capture goes on). Nothing is submitted then.
     pub fn launch(&self, stream: &Stream) -> Result<(), StreamError> {
         if !stream.is_of(self.memory.pool().presence()) {
-            return Err(StreamError::ForeignPool);
+            return Err(StreamError::ForeignPool(Box::default()));
         }
         let registration = stream.registration();
         expect_open(registration, LAUNCH)?;

@@ -58,7 +58,7 @@ impl JoinedCapture {
     fn new(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let share = memory.share();
         if !stream.is_of(&share.presence) {
-            return Err(StreamError::ForeignPool);
+            return Err(StreamError::ForeignPool(Box::default()));
         }
         expect_open(stream.registration(), "begin_capture")?;
         // Streams that join one by one share the order of their capture.

@@ -26,7 +26,7 @@ impl Routed {
         stream: &Stream,
     ) -> Result<Self, StreamError> {
         if !stream.is_of(&uses.share.presence) {
-            return Err(StreamError::ForeignPool);
+            return Err(StreamError::ForeignPool(Box::default()));
         }
         let registration = stream.registration();
         expect_open(registration, "begin_capture")?;

@@ -104,7 +104,7 @@ impl Capture {
     fn begin(memory: &GraphMemory, stream: &Stream) -> Result<Self, StreamError> {
         let pool = memory.pool();
         if !stream.is_of(pool.presence()) {
-            return Err(StreamError::ForeignPool);
+            return Err(StreamError::ForeignPool(Box::default()));
         }
         seal_all(stream)?;
         let uses = GraphUses::new(memory.share());
@@ -141,7 +141,7 @@ impl Capture {
     /// this capture, or was added before.
     pub fn add(&mut self, stream: &Stream) -> Result<(), StreamError> {
         if !stream.is_of(self.memory.pool().presence()) {
-            return Err(StreamError::ForeignPool);
+            return Err(StreamError::ForeignPool(Box::default()));
         }
         expect_open(stream.registration(), "capture_of")?;
         let joined = capture_of(stream)?;

@@ -142,7 +142,8 @@ impl Known<'_> {
         let mut block = BlockInfo::of(address, found.bytes, state);
         block.is_evictable = is_used && self.evictable.contains(&address);
         (block.stream, block.waits_for) = (stream, waits_for);
-        (block.origin, block.reservation) = (origin, reservation);
+        block.origin = origin;
+        block.reservation = reservation;
         block
     }
 }

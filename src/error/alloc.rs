@@ -107,13 +107,16 @@ pub enum AllocError {
     /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only
     /// where the pool [sheds load](crate::PoolBuilder::load_shedding).
     #[error(
-        "expected wait {expected:?} exceeds the timeout or deadline of {limit:?}; retry later, or allow a longer wait"
+        "expected wait {expected:?}{} exceeds the timeout or deadline of {limit:?}; retry later, or allow a longer wait",
+        of_time(*is_virtual)
     )]
     Shed {
         /// The expected wait, on the device's clock: an estimate.
         expected: Duration,
         /// The longest wait that the request allows.
         limit: Duration,
+        /// Whether that clock is apart from real time, as in [`TimedOut`](Self::TimedOut).
+        is_virtual: bool,
     },
     /// No waiting request can be granted, and no memory is on its way back: the waiters hold what the others wait for,
     /// or a block is held for long. Free memory and retry, or [reserve](crate::Pool::reserve) all that a request needs
@@ -236,7 +239,7 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, is_virtual, shortfall }, QueueFull(inner), Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Stopping, Closed, ForeignStream, Stream(inner), Device(inner) });
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, is_virtual, shortfall }, QueueFull(inner), Shed { expected, limit, is_virtual }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservedForCapture { requested as bytes, size as bytes, left as bytes, largest as bytes }, StreamCaptured, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Stopping, Closed, ForeignStream, Stream(inner), Device(inner) });
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +266,9 @@ impl AllocError {
             Self::QueueFull(full) => ErrorClass::Busy {
                 retry_after: full.expected_wait,
             },
-            Self::Shed { expected, limit } => ErrorClass::Busy {
+            Self::Shed {
+                expected, limit, ..
+            } => ErrorClass::Busy {
                 retry_after: Some(expected.saturating_sub(*limit)),
             },
             Self::LimitReached { .. }
@@ -317,7 +322,11 @@ mod tests {
     #[test]
     fn shed_request_may_retry_once_the_queue_is_short_enough() {
         let [expected, limit] = [1200, 1000].map(Duration::from_millis);
-        let error = AllocError::Shed { expected, limit };
+        let error = AllocError::Shed {
+            expected,
+            limit,
+            is_virtual: false,
+        };
         assert_eq!(error.retry_after(), Some(Duration::from_millis(200)));
         let text = "expected wait 1.2s exceeds the timeout or deadline of 1s; retry later, or allow a longer wait";
         assert_eq!(error.to_string(), text);

@@ -240,12 +240,12 @@ pub enum StreamError {
     AccessChanging,
     /// The stream, or the event, is of another pool than the memory or the graph. Register the device's stream with that
     /// pool as well, and use the memory, or [note the use](crate::Stream::record_use), on the registration there; or
-    /// [copy](crate::Block::copy_to).
+    /// [copy](crate::Block::copy_to). The text names the stream, the memory and both pools, where the memory is a block.
     #[error(
-        "the stream is of another pool than the memory; register the device's stream with the memory's pool as well, and \
+        "the stream is of another pool than the memory{0}; register the device's stream with the memory's pool as well, and \
          `submit` or `record_use` there, or copy with `copy_to`"
     )]
-    ForeignPool,
+    ForeignPool(Box<str>),
     /// The reservation is of another pool than the memory of graphs that it is to be given to. Reserve from that pool.
     #[error("the reservation is of another pool; reserve from the pool of the memory of graphs")]
     ForeignReservation,

@@ -37,6 +37,7 @@ use crate::queue::Service;
 use crate::sync::{Arc, plain};
 use roll::Roll;
 use std::fmt;
+use std::panic::Location;
 
 /// What handles of the pool and its registrations share. Dropping the last of them ends lasting reclaimers.
 pub(crate) struct Presence {
@@ -71,13 +72,16 @@ impl Presence {
     /// # Panics
     /// On a device that checks orderings, with a violation that was found where no caller could be told.
     #[inline]
-    #[track_caller]
-    pub(crate) fn expect_own(&self, registration: &Registration) -> Result<(), AllocError> {
+    pub(crate) fn expect_own(
+        &self,
+        registration: &Registration,
+        call: &'static Location<'static>,
+    ) -> Result<(), AllocError> {
         if !std::ptr::eq(&*registration.presence, self) {
             return Err(AllocError::ForeignStream);
         }
         if let Some(observers) = registration.observers.as_deref() {
-            observers.call_out();
+            observers.call_out(call);
         }
         Ok(())
     }

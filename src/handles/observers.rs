@@ -199,14 +199,13 @@ impl Observers {
         }
     }
 
-    /// Raises violations that were found earlier, in places that could not report them.
+    /// Raises violations that were found earlier, in places that could not report them, and names the user's call.
     ///
     /// # Panics
     /// If there are any.
-    #[track_caller]
-    pub(crate) fn call_out(&self) {
+    pub(crate) fn call_out(&self, call: &'static Location<'static>) {
         if let Some(checker) = &self.checker {
-            checker.raise_violations();
+            checker.raise_violations(call);
         }
     }
 }

@@ -214,11 +214,11 @@ impl<H: Handles> Kind for ForBlock<H> {
     #[inline(always)]
     fn begin(&self, attempt: Attempt) -> Result<Begun<Block>, AllocError> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
+        let Attempt { tag, caller } = attempt;
         let is_own = plain::Arc::ptr_eq(&registration.presence, &pool.presence);
         if !is_own || registration.observers.is_some() {
-            pool.presence.expect_own(registration)?;
+            pool.presence.expect_own(registration, caller.location)?;
         }
-        let Attempt { tag, caller } = attempt;
         if let Some(route) = registration.route() {
             return self.take_captured(&route, caller).map(Begun::Taken);
         }
@@ -380,7 +380,7 @@ impl Kind for ForBlocks<'_> {
 
     fn begin(&self, attempt: Attempt) -> Result<Begun<Vec<Block>>, AllocError> {
         let presence = &self.handles.pool.presence;
-        presence.expect_own(self.handles.registration)?;
+        presence.expect_own(self.handles.registration, attempt.caller.location)?;
         if let Some(route) = self.handles.registration.route() {
             let layouts = self.layouts.iter();
             let blocks = layouts.map(|layout| {

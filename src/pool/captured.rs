@@ -94,7 +94,7 @@ pub(crate) fn allocate_outside(
     layout: Layout,
     caller: Caller,
 ) -> Result<Block, AllocError> {
-    expect_outside(registration, share)?;
+    expect_outside(registration, share, caller)?;
     let demand = layout.demand(&registration.service.engine, None)?;
     let (lane, memory) = (&registration.lane, (&**registration, &**share));
     let draw = || share.draw(lane, &demand);
@@ -125,8 +125,9 @@ pub(crate) fn allocate_outside(
 pub(crate) fn expect_outside(
     registration: &Registration,
     share: &GraphShare,
+    caller: Caller,
 ) -> Result<(), AllocError> {
-    share.presence.expect_own(registration)?;
+    share.presence.expect_own(registration, caller.location)?;
     match registration.lane.cache.is_captured() {
         true => Err(AllocError::StreamCaptured),
         false => Ok(()),

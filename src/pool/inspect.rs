@@ -318,9 +318,13 @@ impl<'a> Inspect<'a> {
     /// threads that map, release or evict memory, as the pool's maintenance does, or that serve waiting requests.
     ///
     /// # Errors
-    /// Returns the first invariant that does not hold, or the bytes that are still in use.
+    /// Returns the first invariant that does not hold, or the bytes that are still in use; and the largest blocks in use
+    /// with their streams, tags and locations, as far as an observer or the ordering checker remembers.
     pub fn check_conserved(self) -> Result<(), String> {
         let service = self.pool.service();
-        service.engine.check_conserved(|| service.is_serving())
+        let checked = service.engine.check_conserved(|| service.is_serving());
+        let checker = service.engine.shared.device.block_observer();
+        let site = |address| checker.as_ref()?.allocated_at(address);
+        checked.map_err(|error| error + &self.snapshot().describe_held(site))
     }
 }

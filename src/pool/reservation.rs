@@ -114,7 +114,7 @@ impl Reservation {
         let (layout, location) = (layout.into(), Location::caller());
         let registration = stream.registration();
         let presence = self.reserved().presence();
-        presence.expect_own(registration)?;
+        presence.expect_own(registration, location)?;
         let demand = layout.demand(&presence.service.engine, None)?;
         if registration.lane.cache.is_captured() {
             return Err(AllocError::StreamCaptured);

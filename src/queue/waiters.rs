@@ -71,7 +71,7 @@ pub(super) struct Displaced {
 /// A request that may not join.
 #[derive(Debug)]
 pub(super) struct JoinRefused {
-    pub(super) error: AllocError,
+    pub(super) why: Refused,
     /// Bytes that were charged to its tag meanwhile: the caller uncharges them.
     pub(super) charged: Option<(Tag, u64)>,
 }
@@ -151,7 +151,7 @@ impl Waiters {
                 .filter(|_| over.is_none())
                 .map(|tag| (tag, bytes));
             JoinRefused {
-                error: error_of(refused),
+                why: refused,
                 charged,
             }
         });
@@ -584,13 +584,6 @@ fn open_if_empty(queue: &Queue<Held>, gate: &SharedState) {
 
 fn shared(held: &Held) -> Arc<Waiter> {
     (**held).clone()
-}
-
-fn error_of(refused: Refused) -> AllocError {
-    match refused {
-        Refused::Full(full) => AllocError::QueueFull(full.into()),
-        Refused::Shed { expected, limit } => AllocError::Shed { expected, limit },
-    }
 }
 
 impl Drop for Waiters {

@@ -19,7 +19,7 @@ use std::fmt;
 use std::panic::Location;
 use std::task::{Poll, Waker};
 use std::time::Duration;
-use weirpool_queue::{TagStandstill, due, longest_wait};
+use weirpool_queue::{Refused, TagStandstill, due, longest_wait};
 
 /// The place in the source, and the scope, in which a waiting request was made.
 #[derive(Clone, Copy, Debug)]
@@ -100,11 +100,19 @@ impl Waiting {
             waiter,
             moved,
             displaced,
-        } = joined.map_err(|JoinRefused { error, charged }| {
+        } = joined.map_err(|JoinRefused { why, charged }| {
             if let Some((tag, bytes)) = charged {
                 service.uncharge(tag, bytes);
             }
-            error
+            let is_virtual = engine.shared.device.is_time_virtual();
+            match why {
+                Refused::Full(full) => AllocError::QueueFull(full.into()),
+                Refused::Shed { expected, limit } => AllocError::Shed {
+                    expected,
+                    limit,
+                    is_virtual,
+                },
+            }
         })?;
         service.notify_of_joined(&waiter, moved);
         service.end_displaced(displaced);

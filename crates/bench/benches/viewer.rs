@@ -6,6 +6,9 @@
 //!
 //! `-- --test` takes short turns, once; `-- --turns 60` takes more. `-- --viewers 10 --tags 10000` has ten viewers, and gives
 //! each block one of 10,000 tags. With `--viewers 0` the dashboard keeps its ten minutes, and nobody looks.
+//!
+//! `-- --count` counts instructions instead, by valgrind: what the dashboard takes in a second without viewers, with 1 and
+//! with 10, for 24 and for 10,000 tags. In a second are a row and four frames, whatever the machine: time is virtual.
 
 use clap::Parser;
 use futures::future::poll_fn;
@@ -13,6 +16,7 @@ use http::{Request, Response, header};
 use http_body::Body as _;
 use std::convert::Infallible;
 use std::pin::pin;
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tower_service::Service;
 use weirpool::device::sim::{Backing, Checker, SimDevice};
@@ -31,6 +35,12 @@ struct Options {
     /// The number of tags.
     #[arg(long, default_value_t = 0)]
     tags: usize,
+    /// Counts instructions by valgrind.
+    #[arg(long)]
+    count: bool,
+    /// Runs that many seconds of virtual time in this process.
+    #[arg(long, hide = true)]
+    seconds: Option<u64>,
     /// Takes two short turns.
     #[arg(long)]
     test: bool,
@@ -140,6 +150,54 @@ fn watched(work: &mut Work, viewers: usize, time: Duration) -> (f64, u32) {
     })
 }
 
+/// The tags that are counted, with the blocks.
+const COUNTED: [(usize, usize); 2] = [(24, 1000), (10_000, 10_000)];
+
+/// Has viewers for some seconds of virtual time.
+fn live(options: &Options, seconds: u64) {
+    let known = COUNTED.iter().find(|(tags, _)| *tags == options.tags);
+    let work = Work::new(known.map_or(1000, |(_, blocks)| *blocks), options.tags);
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(async {
+        let dashboard = Dashboard::new(&work.pool);
+        let watching = (0..options.viewers).map(|_| tokio::spawn(watch(dashboard.clone())));
+        let _watching: Vec<_> = watching.collect();
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    });
+}
+
+/// Returns the instructions of that many seconds.
+fn counted(viewers: usize, tags: usize, seconds: u64) -> u64 {
+    let program = std::env::current_exe().expect("a program");
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=cachegrind", "--cache-sim=no"]);
+    command.arg("--cachegrind-out-file=/dev/null").arg(program);
+    for (name, value) in [
+        ("--viewers", viewers as u64),
+        ("--tags", tags as u64),
+        ("--seconds", seconds),
+    ] {
+        command.args([name, &value.to_string()]);
+    }
+    let output = command.output().expect("valgrind");
+    let report = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{report}");
+    let figure = report.lines().find_map(|line| line.split_once("I   refs:"));
+    let (_, figure) = figure.unwrap_or_else(|| panic!("no figure in\n{report}"));
+    figure.trim().replace(',', "").parse().expect("a number")
+}
+
+fn count() {
+    println!("tags     viewers   million instructions/s");
+    for (tags, _) in COUNTED {
+        for viewers in [0, 1, 10] {
+            let [few, more] = [4, 14].map(|seconds| counted(viewers, tags, seconds));
+            println!("{tags:<6} {viewers:>9} {:>24.2}", (more - few) as f64 / 1e7);
+        }
+    }
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -156,6 +214,12 @@ fn frame_of(pool: &Pool) -> (String, Duration, Duration) {
 
 fn main() {
     let options = Options::parse();
+    if let Some(seconds) = options.seconds {
+        return live(&options, seconds);
+    }
+    if options.count {
+        return count();
+    }
     let sizes: &[usize] = if options.test {
         &[100]
     } else {

@@ -247,6 +247,52 @@ fn recorded_arrivals_come_at_their_times_with_their_lengths() {
     }
 }
 
+/// All arrive at once, of which four may be in flight. The server answers once it has seen that there are no more.
+#[test]
+fn arrivals_beyond_the_bound_are_sent_later_with_the_times_of_their_arrivals() {
+    const ALL: usize = 12;
+    let json = "{\"timestamp\": 1, \"input_length\": 3, \"output_length\": 1}\n";
+    let file = Scratch::new("burst.jsonl", &json.repeat(ALL));
+    let open = Arc::new(Mutex::new((0, 0)));
+    let seen = open.clone();
+    let address = serve(move |_, stream| {
+        {
+            let (now, most) = &mut *seen.lock().unwrap();
+            *now += 1;
+            *most = (*most).max(*now);
+        }
+        thread::sleep(Duration::from_millis(100));
+        seen.lock().unwrap().0 -= 1;
+        send(stream, &answer(1))
+    });
+    let report = report(address, &[&file.argument(), "--in-flight=4096"]);
+    assert_eq!(report["ends"]["done"], ALL);
+    assert_eq!(open.lock().unwrap().1, 4);
+    let longest = report["time_to_first_token_ms"]["max"].as_f64().unwrap();
+    assert!(longest >= 200.0, "{report}");
+}
+
+/// A line of a pipe is read when its turn has come: what comes before it has been sent.
+#[cfg(unix)]
+#[test]
+fn malformed_line_of_a_pipe_ends_the_load_when_it_is_read() {
+    let address = serve(|_, stream| send(stream, &answer(1)));
+    let mut command = load(address, &["--arrivals=/dev/stdin"]);
+    command.stdin(std::process::Stdio::piped());
+    command.stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let line = "{\"timestamp\": 1, \"input_length\": 3, \"output_length\": 1}\n";
+    input
+        .write_all(format!("{line}no request\n").as_bytes())
+        .unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("stdin:2: the line is `no request`"), "{text}");
+}
+
 #[test]
 fn malformed_arrivals_end_the_load_before_the_first_request() {
     let address = serve(|_, _| panic!("a request"));

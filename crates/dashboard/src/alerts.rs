@@ -9,6 +9,8 @@ use weirpool::{Health, Statistics, Tag, TagStatistics};
 const FULL: u64 = 95;
 /// How long a pool is nearly full, or stands still, before that is said: in milliseconds.
 const STILL: u64 = 10_000;
+/// How long no work completes that pending memory waits for, until the device is said to stand still: in milliseconds.
+const HUNG: u64 = 60_000;
 /// How long a tag waits without a grant, while others get some, until it starves: in milliseconds.
 const STARVED: u64 = 30_000;
 /// How long a deadlock is shown that ended in an error: in milliseconds.
@@ -19,7 +21,7 @@ const NAMED: usize = 3;
 /// A condition that lasts, with the time of its beginning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Alert {
-    /// `device lost`, `deadlock`, `starving` or `nearly full`.
+    /// `device lost`, `deadlock`, `device stalled`, `starving` or `nearly full`.
     kind: &'static str,
     text: String,
     /// In milliseconds since 1970, where it is known.
@@ -32,14 +34,23 @@ pub(super) struct Watch {
     now: u64,
     waiting: usize,
     full: Option<u64>,
-    /// With the allocations and frees at that time.
-    still: Option<(u64, u64)>,
+    still: Option<Still>,
     /// The deadlocks that ended in errors, and the time of the last one.
     deadlocks: Option<u64>,
     deadlocked: Option<u64>,
     /// The tags that wait: since when, with the allocations of the tag and of the pool at that time.
     hungry: HashMap<Tag, (u64, u64, u64)>,
     allocations: u64,
+}
+
+/// Requests wait, and nothing has moved since that time.
+#[derive(Clone, Copy, Debug)]
+struct Still {
+    since: u64,
+    /// The allocations and frees so far.
+    moved: u64,
+    /// Freed bytes that work of the device may still use; none if all of them are in caches, where they may be complete.
+    pending: u64,
 }
 
 impl Watch {
@@ -56,11 +67,22 @@ impl Watch {
         self.full = is_full.then(|| self.full.unwrap_or(now));
 
         let moved = statistics.allocations.wrapping_add(statistics.frees);
+        let pending = statistics.pending.current;
         // What caches hold may be complete.
-        let is_returning = statistics.pending.current > statistics.cached_in_lanes;
-        let is_still = waits.waiting > 0 && !is_returning;
-        let since = self.still.filter(|(_, before)| *before == moved);
-        self.still = is_still.then(|| since.unwrap_or((now, moved)));
+        let pending = if pending > statistics.cached_in_lanes {
+            pending
+        } else {
+            0
+        };
+        let known = self
+            .still
+            .filter(|still| (still.moved, still.pending) == (moved, pending));
+        let new = Still {
+            since: now,
+            moved,
+            pending,
+        };
+        self.still = (waits.waiting > 0).then(|| known.unwrap_or(new));
 
         let before = self.deadlocks.replace(waits.deadlocked);
         if before.is_some_and(|before| waits.deadlocked > before) {
@@ -86,12 +108,22 @@ impl Watch {
             text: clip(&format!("every request fails: {fault}")).into_owned(),
             since: None,
         });
-        let still = self.still.filter(|(since, _)| lasts(since, STILL));
-        let still = still.map(|(since, _)| Alert {
-            kind: "deadlock",
+        let still = self
+            .still
+            .filter(|still| lasts(&still.since, if still.pending > 0 { HUNG } else { STILL }));
+        let still = still.map(|Still { since, pending, .. }| Alert {
+            kind: if pending > 0 {
+                "device stalled"
+            } else {
+                "deadlock"
+            },
             text: format!(
-                "{} requests wait, while nothing is granted, freed or pending",
-                self.waiting
+                "{} requests wait, while {}",
+                self.waiting,
+                match pending {
+                    0 => "nothing is granted, freed or pending",
+                    _ => "freed memory is pending behind work of the device that does not complete",
+                }
             ),
             since: Some(since),
         });

@@ -169,10 +169,14 @@ impl Frame {
             pool.inspect().statistics_by_tag(),
             pool.inspect().statistics_by_stream(),
         );
-        let tags = largest(tags, |tag| tag.used.current, |tag| tag.tag.name());
+        let tags = largest(
+            tags,
+            |tag| (tag.used.current, Reverse(tag.tag)),
+            |tag| tag.tag.name(),
+        );
         let streams = largest(
             streams,
-            |stream| stream.used.current,
+            |stream| (stream.used.current, Reverse(stream.stream)),
             |stream| stream.stream,
         );
         let own = [
@@ -232,22 +236,31 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Returns the rows with the largest figures, in the order of their names: so they stay where they are.
-fn largest<T, K: Ord>(
+fn largest<T, F: Ord, K: Ord>(
     mut rows: Vec<T>,
-    figure: impl Fn(&T) -> u64,
+    figure: impl Fn(&T) -> F,
     name: impl Fn(&T) -> K,
 ) -> impl Iterator<Item = T> {
-    rows.sort_by_key(|row| Reverse(figure(row)));
-    rows.truncate(ROWS);
+    split_largest(&mut rows, ROWS, figure);
     rows.sort_by_key(name);
     rows.into_iter()
+}
+
+/// Leaves the `most` largest of `all` by a key, in any order. Returns the others. Takes linear time.
+fn split_largest<T, K: Ord>(all: &mut Vec<T>, most: usize, key: impl Fn(&T) -> K) -> Vec<T> {
+    if all.len() <= most {
+        return Vec::new();
+    }
+    all.select_nth_unstable_by(most, |a, b| key(b).cmp(&key(a)));
+    all.split_off(most)
 }
 
 /// Returns the segments with the largest blocks, and the blocks that are left out.
 fn segments(snapshot: &Snapshot) -> (Vec<Segment>, Vec<&BlockInfo>) {
     let mut shown: Vec<_> = snapshot.blocks().collect();
-    shown.sort_by_key(|block| Reverse(block.size));
-    let small = shown.split_off(shown.len().min(BLOCKS));
+    let small = split_largest(&mut shown, BLOCKS, |block| {
+        (block.size, Reverse(block.address))
+    });
     let shown: HashSet<_> = shown.iter().map(|block| block.address).collect();
     let segments = snapshot.segments.iter();
     let segments = segments
@@ -265,8 +278,9 @@ fn events(mut history: History) -> Vec<(u64, String)> {
     // A line for each event, which begins with its time in another form.
     let text = history.to_string();
     let lines = text.lines().map(|line| {
-        let (_, text) = line.trim_start().split_once("  ").unwrap_or(("", line));
-        clip(text).into_owned()
+        let line = line.trim_start();
+        let text = line.as_bytes().windows(2).position(|pair| pair == b"  ");
+        clip(text.map_or(line, |at| &line[at + 2..])).into_owned()
     });
     let times = history.entries.iter().map(|entry| nanoseconds(entry.time));
     let mut events: Vec<_> = times.zip(lines).collect();

@@ -122,7 +122,7 @@ function appendFrame(frame, before) {
   const { levels, counts } = frame;
   const pool = { limit: [levels.leased], waiting: [counts.waiting] };
   for (const name of ["used", "evictable", "pending", "reserved", "requested"]) pool[name] = [levels[name]];
-  for (const [column, name] of [["granted", "allocations"], ["refused", "refused"], ["unserved", "unserved"], ["evicted", "evictions"]])
+  for (const [column, name] of [["allocated", "allocations"], ["refused", "refused"], ["unserved", "unserved"], ["evicted", "evictions"]])
     pool[column] = since(counts, before?.counts, name);
   append([frame.time_ns / 1e6], pool, [], frame.tags.map((tag) => {
     const earlier = before?.tags.find(({ name }) => name === tag.name);
@@ -331,7 +331,7 @@ function drawCharts() {
   const waiting = part("requests", level(pool.waiting), "pending");
   drawChart("waits", { areas: [waiting], format: count, least: 4 });
   legend("waits-legend", [waiting], count);
-  const rates = [part("granted", perSecond(pool.granted)), part("evicted", perSecond(pool.evicted)),
+  const rates = [part("allocated", perSecond(pool.allocated)), part("evicted", perSecond(pool.evicted)),
     part("refused", perSecond(pool.refused)), { ...part("ended unserved", perSecond(pool.unserved), "unserved") }];
   drawChart("rates", { lines: rates, format: count, least: 4 });
   legend("rates-legend", rates, count);
@@ -613,7 +613,7 @@ function drawFigures() {
     [start.is_live ? "refused, 1 min" : "refused", count(start.is_live ? refused : frames[current].counts.refused), undefined, refused > 0 ? "bad" : ""],
     [`used, ${Math.round(100 * used / limit)} %`, bytes(used)], ["evictable", bytes(pool.evictable[row])],
     ["pending", bytes(pool.pending[row])], ["reserved", bytes(pool.reserved[row])],
-    ["granted", count(perSecond(pool.granted)(row)) + "/s"], ["evicted", count(perSecond(pool.evicted)(row)) + "/s"],
+    ["allocated", count(perSecond(pool.allocated)(row)) + "/s"], ["evicted", count(perSecond(pool.evicted)(row)) + "/s"],
     ...[...past.counters].map(([name, columns]) => [name, count(perSecond(columns.count)(row)) + "/s"]),
   ]);
 }
@@ -670,7 +670,7 @@ function drawAlerts() {
   if (place.dataset.shown === JSON.stringify(texts)) return;
   place.dataset.shown = JSON.stringify(texts);
   place.replaceChildren(...texts.map(([kind, text]) => {
-    const item = element("li", undefined, kind === "device lost" || kind === "deadlock" ? "bad" : "");
+    const item = element("li", undefined, ["device lost", "deadlock", "device stalled"].includes(kind) ? "bad" : "");
     item.append(element("b", kind), text);
     return item;
   }));

@@ -9,7 +9,7 @@ const SCRIPT: &str = include_str!("page.js");
 
 /// The hashes of the two. A browser applies and runs nothing else in the page.
 const STYLE_HASH: &str = "sha256-kQAC5I1DTBJQYv0dhpBhQAM5hjdk4BFB5j1NMARm6qA=";
-const SCRIPT_HASH: &str = "sha256-q3FSbaLS4atVPWDOEC4sIFA23981HaUqgHd6xoodclM=";
+const SCRIPT_HASH: &str = "sha256-Xq22+KkN8gR3LYlb18lbcryAVK3n5fvejIa8lOgNIJg=";
 
 /// Returns the `Content-Security-Policy` of the page.
 pub(super) fn policy() -> String {

@@ -26,7 +26,7 @@ const POOL: [&str; 11] = [
     "requested",
     "limit",
     "waiting",
-    "granted",
+    "allocated",
     "refused",
     "unserved",
     "evicted",
@@ -242,10 +242,20 @@ impl Ring {
         let known: HashSet<_> = self.tags.iter().map(|tagged| tagged.tag).collect();
         let is_new = |tag: &TagStatistics| !known.contains(&tag.tag);
         let is_active = |figures: &[u64; TAG.len()]| figures.iter().any(|figure| *figure > 0);
-        let new = tags.iter().zip(all);
+        // No row becomes free below that: each tag that takes the rows of another one has a larger share than it.
+        let shares = self.tags.iter().map(|tagged| tagged.share);
+        let least = match self.tags.len() < TAGS {
+            true => f64::NEG_INFINITY,
+            false => LARGER * shares.fold(f64::INFINITY, f64::min),
+        };
+        let new = tags
+            .iter()
+            .zip(all)
+            .filter(|(_, figures)| is_active(figures));
         let mut new: Vec<_> = new
-            .filter(|(tag, figures)| is_new(tag) && is_active(figures))
-            .map(|(tag, figures)| (share(figures), tag.tag))
+            .map(|(tag, figures)| (share(figures), tag))
+            .filter(|(share, tag)| *share > least && is_new(tag))
+            .map(|(share, tag)| (share, tag.tag))
             .collect();
         // The largest first; of equal ones, the earliest.
         new.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));

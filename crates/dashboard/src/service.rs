@@ -100,7 +100,7 @@ impl Dashboard {
                 if wants("application/json") && !wants("text/html") =>
             {
                 let frame = self.viewers.frame(Viewers::AGE).await;
-                whole_or_ending("application/json", frame.as_deref().map(str::to_owned))
+                whole_or_ending("application/json", frame.as_deref().cloned())
             }
             (Ok(()), &Method::GET | &Method::HEAD) => self.document(),
             _ => {

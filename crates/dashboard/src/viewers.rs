@@ -51,7 +51,7 @@ struct Past {
 #[derive(Clone, Debug)]
 struct Latest {
     taken: Instant,
-    json: Arc<str>,
+    json: Arc<String>,
 }
 
 #[derive(Debug, Default)]
@@ -178,8 +178,8 @@ impl Viewers {
         then.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
-    /// Adds a row to the ring, and returns it as an event.
-    fn sample(&self) -> String {
+    /// Adds a row to the ring. Returns it as an event if it `is_sent`.
+    fn sample(&self, is_sent: bool) -> String {
         let statistics = self.pool.inspect().statistics();
         let tags = self.pool.inspect().statistics_by_tag();
         let counters = lock(&self.counters).clone();
@@ -187,16 +187,20 @@ impl Viewers {
         let Past { ring, watch } = &mut *lock(&self.past);
         ring.push(now, &statistics, &tags, &counters);
         watch.update(now, &statistics, &tags);
-        ring.event(1)
+        if is_sent {
+            ring.event(1)
+        } else {
+            String::new()
+        }
     }
 
-    /// Returns a frame that is at most as old as `age`, as JSON; `None` if the runtime ends.
-    pub(super) async fn frame(self: &Arc<Self>, age: Duration) -> Option<Arc<str>> {
+    /// Returns a frame that is younger than `age`, as JSON; `None` if the runtime ends.
+    pub(super) async fn frame(self: &Arc<Self>, age: Duration) -> Option<Arc<String>> {
         // One at a time: those that come meanwhile get the same one.
         let mut latest = self.latest.lock().await;
         if let Some(latest) = latest
             .as_ref()
-            .filter(|latest| latest.taken.elapsed() <= age)
+            .filter(|latest| latest.taken.elapsed() < age)
         {
             return Some(latest.json.clone());
         }
@@ -208,7 +212,7 @@ impl Viewers {
             frame.note(this.now(), lock(&this.past).watch.alerts(&health));
             serde_json::to_string(&frame).expect("plain data, with names as keys")
         });
-        let json: Arc<str> = json.await?.into();
+        let json = Arc::new(json.await?);
         let taken = Instant::now();
         *latest = Some(Latest {
             taken,
@@ -325,10 +329,10 @@ async fn turn(
     let begin = Instant::now();
     let mut news = String::new();
     if adds_row {
-        let this = this.clone();
+        let (this, is_sent) = (this.clone(), seats.count() > 0);
         let timed = move || {
-            let took = std::time::Instant::now();
-            (this.sample(), took.elapsed())
+            let took = Instant::now();
+            (this.sample(is_sent), took.elapsed())
         };
         // Without the time until a thread has begun.
         let (row, took) = off_the_runtime(timed).await?;
@@ -338,12 +342,12 @@ async fn turn(
     if seats.count() > 0 {
         let (mut frame, mut whole) = (None, None);
         if is_last || begin >= frames.next {
-            let took = std::time::Instant::now();
+            let took = Instant::now();
             // At the end, viewers that come one by one share frames.
             let age = if adds_row { Duration::ZERO } else { FRAME };
             let json = this.frame(age).await?;
             frames.note(begin, took.elapsed());
-            news.push_str(&event(&json));
+            add_event(&mut news, &json);
             frame = Some(json);
         }
         if seats.is_any_to_catch_up() {
@@ -352,7 +356,11 @@ async fn turn(
                 None => this.frame(Duration::MAX).await?,
             };
             let this = this.clone();
-            let past = move || lock(&this.past).ring.event(ROWS) + &event(&frame);
+            let past = move || {
+                let mut past = lock(&this.past).ring.event(ROWS);
+                add_event(&mut past, &frame);
+                past
+            };
             whole = Some(off_the_runtime(past).await?.into());
         }
         seats.send(&news.into(), whole.as_ref());
@@ -361,7 +369,8 @@ async fn turn(
     Some(rows.next.saturating_duration_since(Instant::now()))
 }
 
-/// Returns a frame as a server-sent event. JSON has no line breaks.
-fn event(json: &str) -> String {
-    format!("data: {json}\n\n")
+/// Adds a frame as a server-sent event. JSON has no line breaks.
+fn add_event(events: &mut String, json: &str) {
+    events.reserve_exact(json.len() + 8);
+    events.extend(["data: ", json, "\n\n"]);
 }

@@ -60,11 +60,15 @@ pub trait BlockObserver: fmt::Debug + Send + Sync {
     /// does nothing. Never panics.
     fn stream_named(&self, _stream: RawStream, _name: &str) {}
 
+    /// Returns where the live block at an address was allocated, if the device remembers. The default returns `None`.
+    fn allocated_at(&self, _address: u64) -> Option<&'static Location<'static>> {
+        None
+    }
+
     /// Raises violations that were found. The pool calls this when a user's call that allocated or freed is about to
-    /// return. Drops never call it.
+    /// return, or in the poll of a future that `call` made. Drops never call it.
     ///
     /// # Panics
     /// Panics with a violation that was found, if the device raises violations.
-    #[track_caller]
-    fn raise_violations(&self);
+    fn raise_violations(&self, call: &'static Location<'static>);
 }

@@ -68,6 +68,7 @@ debug_in_units!(struct BlockInfo { address, size as bytes, state, is_evictable, 
 impl BlockInfo {
     /// Describes a block that nothing else is known of.
     #[doc(hidden)]
+    #[inline]
     pub fn of(address: DeviceAddress, size: u64, state: BlockState) -> Self {
         Self {
             address,

@@ -1,13 +1,17 @@
 //! All segments and blocks of a pool.
 
 use crate::{BlockInfo, BlockState, ReservationInfo, SegmentInfo, Site};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write};
+use std::panic::Location;
 use std::time::Duration;
 use weirpool_heap::debug_in_units;
 use weirpool_heap::id::{StreamId, StreamLabel};
 use weirpool_heap::units::{Bytes, Counted, Milliseconds};
 use weirpool_queue::Tag;
+
+const LISTED: usize = 20;
 
 /// The segments and blocks of a pool at one moment, as plain data: see `Inspect::snapshot`.
 /// Displayed as a table.
@@ -70,6 +74,31 @@ impl Snapshot {
         self.blocks().filter(move |block| block.state == state)
     }
 
+    /// Describes the largest blocks that are in use or set aside, a line each; `site` tells where a block was allocated
+    /// whose origin no observer remembers.
+    #[doc(hidden)]
+    pub fn describe_held(
+        &self,
+        site: impl Fn(u64) -> Option<&'static Location<'static>>,
+    ) -> String {
+        let is_held =
+            |block: &&BlockInfo| matches!(block.state, BlockState::Used | BlockState::Reserved);
+        let mut held: Vec<_> = self.blocks().filter(is_held).collect();
+        held.sort_by_key(|block| Reverse(block.size));
+        let mut text = String::new();
+        for block in held.iter().take(LISTED) {
+            let _ = write!(text, "\n{}", Line(self, block));
+            let is_unknown = block.origin.is_none() && block.reservation.is_none();
+            if let Some(site) = site(block.address.to_bits()).filter(|_| is_unknown) {
+                let _ = write!(text, " allocated at {site}");
+            }
+        }
+        if held.len() > LISTED {
+            let _ = write!(text, "\n  and {} more", held.len() - LISTED);
+        }
+        text
+    }
+
     /// Returns the bytes reserved from the device.
     pub fn reserved(&self) -> u64 {
         self.segments.iter().map(|segment| segment.mapped).sum()
@@ -94,6 +123,14 @@ impl Snapshot {
 fn age(block: &BlockInfo, time: Duration) -> Option<Duration> {
     let origin = block.origin.as_ref()?;
     Some(time.saturating_sub(origin.time))
+}
+
+struct Line<'a>(&'a Snapshot, &'a BlockInfo);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write_block(self.1, f)
+    }
 }
 
 impl fmt::Display for Snapshot {

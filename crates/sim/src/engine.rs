@@ -12,7 +12,7 @@ use super::outer_clock::OuterClock;
 use super::schedule::Job;
 use super::state::{Panic, State};
 use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal, sleep_precisely};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{
     Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, catch, thread, wake_all,
@@ -267,7 +267,7 @@ impl Engine {
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
-        self.raise();
+        self.raise(Location::caller());
     }
 
     /// Locks when no body is running, so that time can be moved.
@@ -321,15 +321,19 @@ impl Engine {
         self.unlock_and_wake(state);
     }
 
-    /// Raises the first violation that was not raised, where the checker is to panic. Never while panicking.
+    /// Raises the first violation that was not raised, where the checker is to panic. Never while panicking. Names `call`,
+    /// since the panic may be in the poll of a future that it made.
     #[track_caller]
-    pub(super) fn raise(&self) {
+    pub(super) fn raise(&self, call: &'static Location<'static>) {
         if self.settings.checker != Checker::Panic || thread::panicking() {
             return;
         }
         let found = self.locked().judge.as_mut().and_then(Judge::raise_first);
         if let Some(violation) = found {
-            panic!("{violation}");
+            match call == Location::caller() {
+                true => panic!("{violation}"),
+                false => panic!("{violation}\n  raised by:    the call at {call}"),
+            }
         }
     }
 

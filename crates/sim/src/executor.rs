@@ -7,6 +7,7 @@ use super::SimDevice;
 use super::builder::Clock;
 use futures_executor::{LocalPool, LocalSpawner};
 use std::future::Future;
+use std::panic::Location;
 use std::pin::pin;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -65,7 +66,7 @@ impl SimDevice {
             if main.take() {
                 let mut context = Context::from_waker(&waker);
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-                    self.engine.raise();
+                    self.engine.raise(Location::caller());
                     if self.engine.raised() > raised {
                         // A task raised it, and some code caught the panic.
                         self.assert_ordered();

@@ -93,7 +93,7 @@ impl Host<'_> {
     ) -> Result<(), DeviceError> {
         let address = address.into().to_bits();
         let filled = self.fill_at(address, bytes, value, Location::caller());
-        self.0.engine.raise();
+        self.0.engine.raise(Location::caller());
         filled
     }
 
@@ -140,7 +140,7 @@ impl Host<'_> {
         access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
     ) -> Result<(), DeviceError> {
         let used = self.use_quietly(operation, access);
-        self.0.engine.raise();
+        self.0.engine.raise(Location::caller());
         used
     }
 

@@ -96,8 +96,12 @@ impl BlockObserver for SimDevice {
         }
     }
 
-    #[track_caller]
-    fn raise_violations(&self) {
-        self.engine.raise();
+    fn allocated_at(&self, address: u64) -> Option<&'static Location<'static>> {
+        let mut state = self.engine.locked();
+        state.judge()?.allocated_at(address)
+    }
+
+    fn raise_violations(&self, call: &'static Location<'static>) {
+        self.engine.raise(call);
     }
 }

@@ -161,8 +161,11 @@ fn late_requests_are_shed() {
     let expected = AllocError::Shed {
         expected: us(300),
         limit: us(250),
+        is_virtual: true,
     };
     assert_eq!(shed, expected);
+    let text = shed.to_string();
+    assert!(text.contains("300µs of virtual time"), "{text}");
     let waits = pool.inspect().statistics().waits;
     assert_eq!((waits.shed, waits.refused), (1, 0));
     // Due before the others, so that no request is ahead.
@@ -199,7 +202,7 @@ fn late_requests_are_shed_at_the_limit_of_their_tag() {
     let _second = not_ready(request().timeout(us(250)));
     let shed = now(request().timeout(us(250))).unwrap_err();
     assert!(
-        matches!(shed, AllocError::Shed { expected, limit } if expected >= us(290) && limit == us(250)),
+        matches!(shed, AllocError::Shed { expected, limit, .. } if expected >= us(290) && limit == us(250)),
         "{shed}"
     );
     let waits = pool.tag(tag).statistics().waits;

@@ -141,7 +141,7 @@ fn captured_and_foreign_streams_are_refused() {
     assert_eq!(closed, RestoreError::Refused(AllocError::Closed));
     // SAFETY: the host has access to no block of the graph while it is launched.
     let joined = unsafe { memory.join(&elsewhere.stream) };
-    assert!(matches!(joined, Err(StreamError::ForeignPool)));
+    assert!(matches!(joined, Err(StreamError::ForeignPool(_))));
 }
 
 #[test]

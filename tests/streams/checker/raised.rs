@@ -72,6 +72,42 @@ fn drop_does_not_panic_and_the_next_call_does() {
     }
 }
 
+/// The panic is in the poll of a future, whose frames are the pool's.
+#[test]
+fn violation_in_a_poll_names_the_call_that_made_the_future() {
+    let world = World::panicking();
+    let block = world.allocate(0, MIB);
+    world.write(1, &block);
+    drop(block);
+    let line = line!() + 1;
+    let request = world.pool.allocate(&world.stream[0], 512).into_future();
+    let mut request = std::pin::pin!(request);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let message = panic_of(|| assert!(request.as_mut().poll(&mut context).is_ready())).unwrap();
+    let call = format!("raised by:    the call at {}:{line}:", file!());
+    assert!(message.contains(&call), "{message}");
+    assert_eq!(world.only().kind, ViolationKind::FreedWhileUsed);
+}
+
+#[test]
+fn blocks_that_were_not_given_back_are_named_with_their_locations() {
+    let world = World::panicking();
+    let (large, line) = (world.pool.try_allocate(&world.stream[0], MIB), line!());
+    let large = large.unwrap();
+    let reservation = world.pool.reserve(4 * MIB).try_now().unwrap();
+    let error = world.pool.inspect().check_conserved().unwrap_err();
+    let named = error
+        .lines()
+        .find(|text| text.contains(&format!("{:#x}", large.address())));
+    let named = named.unwrap_or_else(|| panic!("{error}"));
+    for part in ["1.0 MiB", "used", &format!("at {}:{line}:", file!())] {
+        assert!(named.contains(part), "{part} in {error}");
+    }
+    assert!(error.contains("4.0 MiB reserved"), "{error}");
+    drop((large, reservation));
+    world.pool.inspect().check_conserved().unwrap();
+}
+
 /// A runtime catches the panic of a detached task.
 #[test]
 fn violation_in_a_detached_task_fails_the_test() {

@@ -61,10 +61,8 @@ fn block_is_refused_on_a_stream_of_another_device_by_the_reason() {
     );
     pools[0].peers().enable(&second).unwrap();
     // It can be used there now, by a stream that this pool knows.
-    assert_eq!(
-        streams[1].record_use(&block).unwrap_err(),
-        StreamError::ForeignPool
-    );
+    let refused = streams[1].record_use(&block).unwrap_err();
+    assert!(matches!(refused, StreamError::ForeignPool(_)));
     let guest = pools[0].register(&work).unwrap();
     let _use = guest.record_use(&block).unwrap();
 }

@@ -182,7 +182,9 @@ fn order_after_tasks_of_other_pools_and_devices() {
 #[test]
 fn memory_of_two_pools_meets_on_a_stream_that_both_know() {
     let device = manual();
-    let [here, there] = [(); 2].map(|()| pool(&device, 8 * MIB));
+    let here = pool(&device, 8 * MIB);
+    let there = builder(&device, 8 * MIB).name("misuse: there");
+    let there = there.build().unwrap();
     let [(work, stream), (_, other)] = streams(&device, &here);
     let mut own = here.try_allocate(&stream, MIB).unwrap();
     let (_, home) = crate::common::stream(&device, &there);
@@ -192,8 +194,17 @@ fn memory_of_two_pools_meets_on_a_stream_that_both_know() {
 
     let refused = stream.submit((&mut own, &foreign), |_: &SimStream, _| ());
     let refused = refused.map(drop).unwrap_err();
-    assert_eq!(refused, TaskError::Stream(StreamError::ForeignPool));
+    assert!(matches!(
+        refused,
+        TaskError::Stream(StreamError::ForeignPool(_))
+    ));
     let text = refused.to_string();
+    let both = format!(
+        "(stream {} is of an unnamed pool of 8.0 MiB, the block at {:#x} of pool \"misuse: there\")",
+        stream.id(),
+        foreign.address()
+    );
+    assert!(text.contains(&both), "{text}");
     assert!(
         text.contains("register the device's stream with the memory's pool as well"),
         "{text}"

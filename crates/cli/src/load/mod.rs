@@ -25,17 +25,22 @@ use plan::Plan;
 use record::End;
 use report::Report;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 /// The rate of arrivals unless the options name one, or clients.
 const RATE: f64 = 10.0;
 /// How long one of `--clients` waits after a request that reached no server.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// The tokens that a request in flight counts for at least.
+const LEAST_TOKENS: u32 = 1 << 10;
 
 /// How long an address of a server that has several may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -46,9 +51,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Returns an error if the file of arrivals is malformed, if the server's name has no address, if counts contradict each other, or if the server answered no
 /// request.
 pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
-    let recorded = options.arrivals.as_deref();
-    let recorded = recorded.map(|path| arrivals::read(path, Limits::default()));
-    let recorded = recorded.transpose()?;
+    // A pipe can be read only once.
+    if let Some(path) = options.arrivals.as_deref()
+        && !path.metadata().is_ok_and(|data| !data.is_file())
+    {
+        arrivals::read(path, Limits::default(), |_| ControlFlow::Continue(()))?;
+    }
     let (host, port) = (&*options.url.host, options.url.port);
     let address = address(host, port).with_context(|| format!("{host} has no address"))?;
     let client = Arc::new(Client::new(options.clone(), address));
@@ -59,7 +67,7 @@ pub(crate) fn run(options: &Load) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut tasks = match options.clients {
         Some(clients) => send_in_turn(&runtime, &client, options, clients, start),
-        None => send_at_times(&runtime, &client, options, recorded, start),
+        None => send_at_times(&runtime, &client, options, start)?,
     };
     // A task that panicked has no end in the counts.
     runtime.block_on(async { while tasks.join_next().await.is_some() {} });
@@ -96,49 +104,54 @@ fn address(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
 }
 
 /// Sends requests at recorded times, or else at random ones. This thread sleeps by itself: timers of the runtime have
-/// steps of a millisecond.
+/// steps of a millisecond. While as much is in flight as `--in-flight` allows, further requests wait; their
+/// times begin at their arrivals all the same.
+///
+/// # Errors
+/// Returns an error if the file of arrivals cannot be read.
 fn send_at_times(
     runtime: &Runtime,
     client: &Arc<Client>,
     options: &Load,
-    recorded: Option<Vec<Arrival>>,
     start: Instant,
-) -> JoinSet<()> {
+) -> anyhow::Result<JoinSet<()>> {
     let mut plan = Plan::new(options, 0);
     let rate = options.rate.unwrap_or(RATE);
     let mut tasks = JoinSet::new();
     let mut at = Duration::ZERO;
     let mut left = options.requests.unwrap_or(u64::MAX);
-    let mut recorded = recorded.map(Vec::into_iter);
-    loop {
-        let next = match &mut recorded {
-            None => None,
-            Some(recorded) => match recorded.next() {
-                Some(arrival) => Some(arrival),
-                None => break,
-            },
-        };
+    let in_flight = Arc::new(Semaphore::new(options.in_flight as usize));
+    let mut send = |next: Option<Arrival>| {
         at = match next {
             None => at + plan.pause(rate),
             Some(arrival) => arrival.at.div_f64(options.speed),
         };
         if at >= options.duration || left == 0 {
-            break;
+            return ControlFlow::Break(());
         }
         let planned = plan.draw(next);
+        let tokens = u32::try_from(planned.prompt.len()).unwrap_or(u32::MAX);
+        let tokens = tokens.max(LEAST_TOKENS).min(options.in_flight);
         let arrival = start + at;
         thread::sleep(arrival.saturating_duration_since(Instant::now()));
+        let permit = runtime.block_on(in_flight.clone().acquire_many_owned(tokens));
         client.recorder().arrived(planned.key);
         let client = client.clone();
         let serve = async move {
             client.serve(planned, arrival).await;
+            drop(permit);
         };
         tasks.spawn_on(serve, runtime.handle());
         // Results of tasks that have ended are not kept.
         while tasks.try_join_next().is_some() {}
         left -= 1;
+        ControlFlow::Continue(())
+    };
+    match &options.arrivals {
+        None => while send(None).is_continue() {},
+        Some(path) => arrivals::read(path, Limits::default(), |arrival| send(Some(arrival)))?,
     }
-    tasks
+    Ok(tasks)
 }
 
 /// Each client sends its requests one after the other.

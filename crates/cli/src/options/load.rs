@@ -68,6 +68,11 @@ pub(crate) struct Load {
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_tokens: Option<Lengths>,
 
+    /// The most tokens in the prompts of requests that have arrived and not ended, where one counts for at least 1,024:
+    /// further ones are sent later, and their times begin at their arrivals. A token takes about 5 bytes
+    #[arg(long, value_name = "TOKENS", default_value_t = 64 << 20, value_parser = clap::value_parser!(u32).range(1 << 10..=1 << 28))]
+    pub(crate) in_flight: u32,
+
     /// How prompts are written
     #[arg(long, value_name = "FORM", value_enum, default_value_t)]
     pub(crate) prompt_form: PromptForm,

@@ -13,6 +13,7 @@ use crate::trace::fault::{Fault, Location};
 use crate::trace::limits::{DURATION_US, Limits};
 use serde::Deserialize;
 use std::io::{BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -38,16 +39,24 @@ struct Line {
     output_length: u64,
 }
 
-/// Reads the arrivals in the file at `path`, plain or gzip.
+/// Reads the file of arrivals at `path`, plain or gzip, and calls `each` for each of them until it breaks. Keeps none.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read, and a [`TraceError`](super::TraceError) with its line if it is malformed.
-pub(crate) fn read(path: &Path, limits: Limits) -> anyhow::Result<Vec<Arrival>> {
+pub(crate) fn read(
+    path: &Path,
+    limits: Limits,
+    each: impl FnMut(Arrival) -> ControlFlow<()>,
+) -> anyhow::Result<()> {
     let expected = "arrivals (.csv, .jsonl or .gz)";
-    read_with(path, limits, expected, |source| parse(source, limits))
+    read_with(path, limits, expected, |source| parse(source, limits, each))
 }
 
-fn parse(source: impl Read, limits: Limits) -> Result<Vec<Arrival>, AtLocation> {
+fn parse(
+    source: impl Read,
+    limits: Limits,
+    mut each: impl FnMut(Arrival) -> ControlFlow<()>,
+) -> Result<(), AtLocation> {
     let mut lines = Lines::new(BufReader::new(source));
     let first = lines.advance()?.unwrap_or(1);
     let is_json = lines.text().starts_with(b"{");
@@ -56,7 +65,7 @@ fn parse(source: impl Read, limits: Limits) -> Result<Vec<Arrival>, AtLocation> 
         let expected = format!("`{HEADER}` or JSON objects with `timestamp`");
         return Err((Location::Line(first), Fault::Header { found, expected }));
     }
-    let (mut arrivals, mut begin, mut last) = (Vec::new(), None, 0);
+    let (mut count, mut begin, mut last) = (0, None, 0);
     let mut line = if is_json {
         Some(first)
     } else {
@@ -76,7 +85,7 @@ fn parse(source: impl Read, limits: Limits) -> Result<Vec<Arrival>, AtLocation> 
             if time_us - begin >= DURATION_US {
                 return Err(Fault::TooLate);
             }
-            if arrivals.len() == limits.events {
+            if count == limits.events {
                 let (what, most) = ("requests", limits.events as u64);
                 return Err(Fault::TooMany { what, most });
             }
@@ -86,13 +95,17 @@ fn parse(source: impl Read, limits: Limits) -> Result<Vec<Arrival>, AtLocation> 
                 answer_tokens,
             })
         });
-        arrivals.push(arrival.map_err(|fault| (Location::Line(number), fault))?);
+        count += 1;
+        let arrival = arrival.map_err(|fault| (Location::Line(number), fault))?;
+        if each(arrival).is_break() {
+            return Ok(());
+        }
         line = lines.advance()?;
     }
-    if arrivals.is_empty() {
-        return Err((Location::Line(first), Fault::NoRequest));
+    match count {
+        0 => Err((Location::Line(first), Fault::NoRequest)),
+        _ => Ok(()),
     }
-    Ok(arrivals)
 }
 
 /// Returns the time in microseconds, and the tokens of prompt and answer.
@@ -147,8 +160,17 @@ mod tests {
     const MOONCAKE: &str = "{\"timestamp\": 7, \"input_length\": 6758, \"output_length\": 500, \"hash_ids\": [0, 1]}\n\
         {\"timestamp\": 59, \"input_length\": 3, \"output_length\": 4}";
 
+    fn all(text: &[u8], limits: Limits) -> Result<Vec<Arrival>, AtLocation> {
+        let mut all = Vec::new();
+        let parsed = parse(text, limits, |arrival| {
+            all.push(arrival);
+            ControlFlow::Continue(())
+        });
+        parsed.map(|()| all)
+    }
+
     fn arrivals(text: &str) -> Result<Vec<Arrival>, String> {
-        let parsed = parse(text.as_bytes(), Limits::default());
+        let parsed = all(text.as_bytes(), Limits::default());
         parsed.map_err(|(location, fault)| format!("{location}: {fault}"))
     }
 
@@ -248,12 +270,23 @@ mod tests {
             events: 1,
             ..Limits::default()
         };
-        let (location, fault) = parse(MOONCAKE.as_bytes(), limits).unwrap_err();
+        let (location, fault) = all(MOONCAKE.as_bytes(), limits).unwrap_err();
         assert_eq!(location, Location::Line(2));
         assert!(
             fault.to_string().starts_with("more than 1 requests"),
             "{fault}"
         );
+    }
+
+    #[test]
+    fn reading_stops_when_the_receiver_breaks() {
+        let mut found = Vec::new();
+        let text = format!("{MOONCAKE}\nno request");
+        let parsed = parse(text.as_bytes(), Limits::default(), |arrival| {
+            found.push(arrival);
+            ControlFlow::Break(())
+        });
+        assert_eq!((parsed, found.len()), (Ok(()), 1));
     }
 
     #[test]
@@ -266,7 +299,7 @@ mod tests {
                 let at = random.usize(..text.len());
                 text[at] = random.choice(*b"0123456789,-:{}\" \n\xff").unwrap();
             }
-            let parsed = parse(&*text, Limits::default());
+            let parsed = all(&text, Limits::default());
             read += usize::from(parsed.is_ok_and(|all| all.is_sorted_by_key(|one| one.at)));
         }
         assert!((1000..19_000).contains(&read), "{read}");
@@ -282,9 +315,13 @@ mod tests {
             ("mooncake_conversation.jsonl.gz", 12_031),
             ("mooncake_synthetic.jsonl.gz", 3993),
         ] {
-            let arrivals = read(&Path::new(&folder).join(name), Limits::default()).unwrap();
-            assert_eq!(arrivals.len(), count, "{name}");
-            let last = arrivals.last().unwrap().at.as_secs();
+            let (mut found, mut last) = (0, 0);
+            let each = |arrival: Arrival| {
+                (found, last) = (found + 1, arrival.at.as_secs());
+                ControlFlow::Continue(())
+            };
+            read(&Path::new(&folder).join(name), Limits::default(), each).unwrap();
+            assert_eq!(found, count, "{name}");
             assert!((1000..3600).contains(&last), "{name} takes {last} s");
         }
     }

@@ -446,6 +446,12 @@ fn alerts_are_of_exported_families() {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("- alert: "));
     let alerts: Vec<_> = alerts.collect();
-    let expected = ["DeviceLost", "Deadlock", "Starving", "NearlyFull"];
+    let expected = [
+        "DeviceLost",
+        "Deadlock",
+        "DeviceStalled",
+        "Starving",
+        "NearlyFull",
+    ];
     assert_eq!(alerts, expected.map(|name| format!("Weirpool{name}")));
 }

@@ -381,7 +381,9 @@ impl AllocateExportable for Pool {
 /// Returns an error if the stream belongs to another pool.
 pub(super) fn expect_own(pool: &Pool, stream: &Stream) -> Result<(), StreamError> {
     let is_own = stream.pool() == *pool;
-    is_own.then_some(()).ok_or(StreamError::ForeignPool)
+    is_own
+        .then_some(())
+        .ok_or(StreamError::ForeignPool(Box::default()))
 }
 
 /// Makes memory: in the background, where device calls block. A request that was cancelled gives its memory back.

@@ -286,12 +286,12 @@ fn blocks_and_streams_of_other_pools_are_refused() {
     let refused = block_on(pair.out.send(&foreign, ""));
     assert!(matches!(
         refused,
-        Err(IpcError::Stream(StreamError::ForeignPool))
+        Err(IpcError::Stream(StreamError::ForeignPool(_)))
     ));
     let refused = block_on(pair.out.receive(&pair.importer.stream));
     assert!(matches!(
         refused,
-        Err(IpcError::Stream(StreamError::ForeignPool))
+        Err(IpcError::Stream(StreamError::ForeignPool(_)))
     ));
     let refused = pair
         .exporter
@@ -299,7 +299,7 @@ fn blocks_and_streams_of_other_pools_are_refused() {
         .try_allocate_exportable(&pair.importer.stream, CHUNK);
     assert!(matches!(
         refused,
-        Err(IpcError::Stream(StreamError::ForeignPool))
+        Err(IpcError::Stream(StreamError::ForeignPool(_)))
     ));
     let label = "l".repeat(2000);
     let block = pair.exporter.exportable(CHUNK);

@@ -69,6 +69,11 @@ impl Judge {
         self.findings.take_all()
     }
 
+    /// Returns where the live block at an address was allocated.
+    pub(crate) fn allocated_at(&self, address: u64) -> Option<&'static Location<'static>> {
+        self.lives.get(&address).map(|life| life.allocated)
+    }
+
     /// Describes the live blocks by the location of their allocation, those with the most bytes first.
     pub(crate) fn describe_held(&self, out: &mut String) {
         let mut held = HashMap::<_, (u64, usize)>::new();

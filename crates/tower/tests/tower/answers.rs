@@ -28,6 +28,7 @@ fn shed(millis: u64) -> AllocError {
     AllocError::Shed {
         expected: limit + Duration::from_millis(millis),
         limit,
+        is_virtual: false,
     }
 }
 
@@ -104,6 +105,7 @@ fn retry_after_is_in_whole_seconds_rounded_up() {
     let endless = AllocError::Shed {
         expected: Duration::MAX,
         limit: Duration::ZERO,
+        is_virtual: false,
     };
     assert_eq!(answer(&endless).1, Some(u64::MAX.to_string()));
 }
