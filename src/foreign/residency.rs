@@ -24,8 +24,8 @@ const STREAMS_KEPT: usize = 16;
 /// submissions, records of uses, copies and access by the host. So do launches of graphs whose captured work names one.
 /// The block can be dropped, and moved to other streams.
 ///
-/// Uses of an address that another library was given are not known here: whoever makes them [holds](Self::hold) the
-/// memory resident meanwhile. So does the user of cudarc's traits, from the call on.
+/// A use of an address by another library is not known here: its caller [holds](Self::hold) the memory resident meanwhile. So
+/// does the caller of cudarc's traits.
 #[derive(Clone)]
 pub struct Residency(plain::Arc<Shared>);
 

@@ -1,11 +1,12 @@
 //! Suspending and resuming a region beside bare copies: `cargo bench --bench regions`.
 //!
 //! Half of the memory is kept in pinned memory of the host, half is not kept. Each row is the time of one suspension or
-//! resumption, and the bandwidth of what was copied; the reference is `cuMemcpyAsync` between one pinned allocation and one of
-//! the device, of 1 GiB eight times; for what is not kept, the calls of the device that take and give as much. Contents and addresses are checked after every round. The first suspension pins the
-//! host's memory.
+//! resumption, and the bandwidth of its copies. The reference is `cuMemcpyAsync` between one pinned allocation and one of the
+//! device, of 1 GiB eight times. The half that is not kept has the calls of the device that take and give as much beside it.
+//! Contents and addresses are checked after every round. The first suspension pins the host's memory.
 //!
-//! `-- --gib 16 --rounds 3` is what the README quotes. Without a GPU it runs small, on the simulated device in virtual time.
+//! `-- --gib 16 --rounds 5` is quoted by the README of `weirpool-tiers`. Without a GPU it runs small, on the simulated device
+//! in virtual time.
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;

@@ -189,7 +189,7 @@ impl Saving<'_> {
 }
 
 /// # Errors
-/// Returns an error if the process gets no room for so many bytes.
+/// Returns an error if the process gets no room for this many bytes.
 fn expect_room(size: u64, bytes: u64) -> Result<(), RegionError> {
     let refused = Vec::<u8>::new().try_reserve_exact(size as usize);
     refused.map_err(|_| RegionError::HostFull {

@@ -1,12 +1,11 @@
 //! Admission: a request waits here until memory is reserved for all that it will need.
 
 use super::sequence::Page;
-use super::{Engine, Event, Job, Sequence, WorkerHandle};
+use super::{Engine, Event, Job, Refusal, Sequence, WorkerHandle};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weirpool::{AllocError, Reservation, Tag};
-use weirpool_tiers::RegionError;
 
 /// How requests obtain memory. The server is designed for the first; the others are for comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -19,24 +18,6 @@ pub enum Admission {
     Fail,
     /// A request waits until there is memory for a sequence of the whole context, whatever it needs.
     Split,
-}
-
-/// The reason why a request is not admitted.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error(transparent)]
-    Memory(#[from] AllocError),
-    #[error("the device has failed: {0}")]
-    Broken(String),
-}
-
-impl From<RegionError> for Refusal {
-    fn from(error: RegionError) -> Self {
-        match error {
-            RegionError::Alloc(error) => Self::Memory(error),
-            error => Self::Broken(error.to_string()),
-        }
-    }
 }
 
 /// A request that was admitted.

@@ -1,7 +1,8 @@
 //! What the workers have while there are requests, and give back when the last one has ended: the activations, and the
 //! weights, if an idle server sleeps.
 
-use super::{ACTIVATIONS, Refusal};
+use super::ACTIVATIONS;
+use super::refusal::Refusal;
 use std::sync::{Arc, Weak};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
