@@ -50,7 +50,9 @@ impl SimDevice {
             Call::Map,
             |_| bytes,
             |space| space.map(address, chunk.0, bytes),
-        )
+        )?;
+        self.judge_before(|judge| judge.mapped(address, bytes));
+        Ok(())
     }
 
     /// Unmaps a chunk.
@@ -60,7 +62,9 @@ impl SimDevice {
     /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not mapped.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.unmapped(address, bytes));
-        self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
+        let unmapped =
+            self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes));
+        unmapped.inspect_err(|_| self.judge_before(|judge| judge.mapped(address, bytes)))
     }
 
     /// Releases plain memory.

@@ -2,10 +2,11 @@
 
 use futures::future::{Either, join, select};
 use std::future::{Future, IntoFuture};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use weirpool::device::sim::{Call, Operation, SimDevice, SimStream};
+use weirpool::device::sim::{Call, Operation, SimDevice, SimStream, ViolationKind};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind};
 use weirpool::{AllocError, Block, CopyError, Pool, Stream, StreamError, Tag, TaskError, Upstream};
 use weirpool_tiers::{Keep, Region, RegionError, Regions, resume_all, suspend_all};
@@ -463,24 +464,22 @@ fn small_blocks_share_memory_and_return_it() {
 
 #[test]
 fn checker_reports_a_use_of_suspended_memory_by_its_address() {
-    let (device, pool, stream) = start(64 * MIB);
+    let (device, pool, _) = start(64 * MIB);
     let weights = region(&pool, "weights", Keep::OnHost);
     let work = device.create_stream();
-    let registered = pool.register(&work).unwrap();
-    let block = device
-        .block_on(weights.allocate(&registered, 2 * MIB))
-        .unwrap();
+    let stream = pool.register(&work).unwrap();
+    let (allocating, line) = (weights.allocate(&stream, 2 * MIB), line!());
+    let block = device.block_on(allocating).unwrap();
     device.block_on(weights.suspend()).unwrap();
-    work.submit(Operation::new(Duration::from_micros(1)).reads(block.address(), 512));
-    device.advance_to_end();
-    let violations = device.take_violations();
-    assert!(
-        !violations.is_empty() || stream.event().is_err(),
-        "nothing was reported"
-    );
-    if let Some(violation) = violations.first() {
-        assert!(violation.to_string().contains("suspended"), "{violation}");
-    }
+    let read = Operation::new(Duration::from_micros(1)).reads(block.address(), 512);
+    let raised = catch_unwind(AssertUnwindSafe(|| work.submit(read)));
+    assert!(raised.is_err());
+    let [violation] = &device.take_violations()[..] else {
+        panic!("one violation");
+    };
+    assert_eq!(violation.kind, ViolationKind::Suspended);
+    let memory = violation.memory.as_ref().expect("the block");
+    assert_eq!(memory.allocated.line(), line, "{violation}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! - When a block ends, each of its uses comes before the present point of one of the streams in whose order the block
 //!   ends, or is known to be complete.
 //! - When a block begins, all uses of its bytes come before the present point of its stream.
-//! - When memory is unmapped, all uses of it are known to be complete.
+//! - When memory is unmapped, all uses of it are known to be complete. A live block without memory is not used.
 //!
 //! A use is reported once and then dropped, so that one mistake gives one report. This module does not know how reports
 //! are raised.
@@ -190,7 +190,7 @@ impl Judge {
         let (mut owner, mut outside) = (None, None);
         for (start, cell) in self.shadow.all(start, end) {
             owner = owner.or_else(|| cell.owner.clone());
-            if !cell.is_live() && outside.is_none() {
+            if (!cell.is_live() || cell.is_absent) && outside.is_none() {
                 outside = Some((start, cell.clone()));
             }
         }
@@ -264,6 +264,7 @@ impl Judge {
             }
             cell.owner = Some(life.clone());
             cell.last = None;
+            cell.is_absent = false;
             let (end, order, findings) = (cell.end, &self.order, &mut self.findings);
             cell.touches.retain(|touch| {
                 let report = || report::granted_while_used(start, end, touch, life);
@@ -335,6 +336,14 @@ impl Judge {
                     self.findings.report(report);
                 }
             }
+            cell.is_absent = cell.is_live();
+        }
+    }
+
+    /// From now on the range has memory behind it.
+    pub(crate) fn mapped(&mut self, address: u64, bytes: u64) {
+        for (_, cell) in self.shadow.known(address, address.saturating_add(bytes)) {
+            cell.is_absent = false;
         }
     }
 

@@ -61,9 +61,11 @@ pub(super) fn granted_twice(start: u64, cell: &Cell, next: &Arc<Life>) -> Violat
     }
 }
 
-/// Returns the violation of an access outside live blocks. `owner` has, or had, some of its bytes.
+/// Returns the violation of an access outside live blocks, or to one without memory. `owner` has, or had, some of its
+/// bytes.
 pub(super) fn outside(start: u64, cell: &Cell, owner: &Arc<Life>, usage: Usage) -> Violation {
     let (kind, memory) = match &cell.owner {
+        Some(owner) if cell.is_live() => (ViolationKind::Suspended, owner),
         Some(former) => (ViolationKind::UseAfterFree, former),
         None => (ViolationKind::NotAllocated, owner),
     };

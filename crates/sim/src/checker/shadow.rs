@@ -104,6 +104,8 @@ pub(super) struct Cell {
     pub(super) touches: SmallVec<[Touch; 2]>,
     /// The last access of all, for reports.
     pub(super) last: Option<Touch>,
+    /// A live block has the bytes, and there is no memory behind them.
+    pub(super) is_absent: bool,
 }
 
 impl Cell {
@@ -113,6 +115,7 @@ impl Cell {
             owner: None,
             touches: SmallVec::new(),
             last: None,
+            is_absent: false,
         }
     }
 
@@ -126,7 +129,8 @@ impl Cell {
     }
 
     fn continues(&self, other: &Self) -> bool {
-        is_same(self.owner.as_ref(), other.owner.as_ref())
+        self.is_absent == other.is_absent
+            && is_same(self.owner.as_ref(), other.owner.as_ref())
             && self.last.as_ref().map(moment_of) == other.last.as_ref().map(moment_of)
             && self
                 .touches

@@ -15,6 +15,8 @@ use weirpool_device::plain::Arc;
 pub enum ViolationKind {
     /// An operation was submitted that uses memory after its block was freed.
     UseAfterFree,
+    /// An operation was submitted that uses a block whose memory is not there: its owner has suspended it.
+    Suspended,
     /// An operation was submitted that uses bytes beside a block, which were never allocated.
     NotAllocated,
     /// A block was freed, and no order puts a use of it before the free.
@@ -140,6 +142,7 @@ impl ViolationKind {
     fn headline(self) -> &'static str {
         match self {
             Self::UseAfterFree => "memory is used after its block was freed",
+            Self::Suspended => "memory is used while it is suspended",
             Self::NotAllocated => "memory is used that was never allocated",
             Self::FreedWhileUsed => {
                 "a block was freed, and nothing orders a use of it before the free"
@@ -164,6 +167,9 @@ impl ViolationKind {
             Self::UseAfterFree => {
                 "submit the operation before the block is dropped or deallocated, and keep the block \
                  until then"
+            }
+            Self::Suspended => {
+                "resume the region first, and hold it resident (`enter`) until the operation is submitted"
             }
             Self::NotAllocated => {
                 "compare the range that the operation declares with the block's size"
