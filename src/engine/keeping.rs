@@ -12,7 +12,6 @@
 
 use super::kept::{Kept, ROOM, ReservationState};
 use super::{HeapStore, Lanes, Shared, Streams};
-use crate::fault::injected;
 use crate::heap::{Fence, Fences};
 use crate::id::ReservationId;
 use crate::lane::Flush;
@@ -28,9 +27,8 @@ pub(crate) fn keep(
     free: impl FnOnce() -> Option<Kept>,
 ) -> bool {
     let mut locked = state.lock();
-    let is_over = locked.is_over && !injected("kept-after-the-end");
     let is_first = !std::mem::replace(&mut locked.has_freed, true);
-    if is_over || is_first || locked.kept.len() == ROOM || shared.is_measured() {
+    if locked.is_over || is_first || locked.kept.len() == ROOM || shared.is_measured() {
         return false;
     }
     let Some(kept) = free() else {

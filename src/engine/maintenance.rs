@@ -17,7 +17,6 @@ use super::{
     Trimmed, Watches, figures, ordering, reaping, supply,
 };
 use crate::device::DeviceError;
-use crate::fault::injected;
 use crate::heap::{Clock, Figures, Growth, Piece, Placement, Request, Target, View};
 use crate::id::StreamId;
 use crate::lane::{Flush, Lane};
@@ -374,8 +373,6 @@ fn coming_back(streams: &Streams, store: &HeapStore) -> Next {
         Next::Time
     } else if store.totals().pending.current == 0 {
         Next::Nothing
-    } else if injected("maintenance-without-end") {
-        Next::Time
     } else {
         Next::Progress
     }

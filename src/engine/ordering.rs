@@ -2,7 +2,6 @@
 
 use super::{Engine, HeapStore, Shared};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::fault::injected;
 use crate::heap::{Fence, Fences};
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker, refused};
@@ -174,9 +173,6 @@ pub(crate) fn order_behind(
     marker: &Marker,
 ) -> Result<(), DeviceError> {
     assert_unlocked("wait");
-    if injected("clock-joined-before-the-wait") {
-        let _ = lane.timeline.join(&marker.clock);
-    }
     submit_wait(&engine.shared, lane, marker)?;
     // After the call: see `Timeline::join`.
     let ticket = Ticket::ZERO;
@@ -266,7 +262,7 @@ pub(crate) fn order_after_grant(
 ) -> Result<(), DeviceError> {
     let is_ordered =
         home.timeline.completed() >= after || further.timeline.clock().covers(home.fence(after));
-    if is_ordered || injected("used-on-without-waiting-for-the-grant") {
+    if is_ordered {
         return Ok(());
     }
     if let Some(marker) = marker_for(engine, home, after)? {

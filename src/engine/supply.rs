@@ -10,7 +10,6 @@
 use super::device_memory::DeviceMemory;
 use super::{Change, Engine, HeapStore, Shared, announcer, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
-use crate::fault::injected;
 use crate::heap::{
     Budget, Exchange, Fences, Grant, GrowBy, Growth, Heap, Mapping, NewSegment, Order, Outcome,
     Plan, Release, Request, Target,
@@ -377,7 +376,7 @@ fn foresee_refusal(shared: &Shared, supply: &Supply, mapping: &Mapping) -> Optio
     }
     let refused_at = Duration::from_nanos(supply.refused_at.load(Ordering::Relaxed));
     let since = shared.device.now().saturating_sub(refused_at);
-    if since >= ASKED_AGAIN_AFTER && !injected("device-not-asked-again") {
+    if since >= ASKED_AGAIN_AFTER {
         return None;
     }
     let left = shared.device.memory_info(shared.settings.kind).ok()?.free;

@@ -67,7 +67,6 @@ pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
-use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
@@ -289,11 +288,6 @@ impl Lane {
         if self.is_host() {
             return Ok(self.host_marker(device));
         }
-        if injected("record-before-close") {
-            let recorded = self.record_event(events)?;
-            let closed = self.cache.close().ok_or_else(|| refused("record"))?;
-            return Ok(self.publish(closed, self.clock_at(closed), recorded, device));
-        }
         let closed = self.cache.close().ok_or_else(|| refused("record"))?;
         self.record(closed, device, events)
     }
@@ -343,10 +337,7 @@ impl Lane {
             return Err(DeviceError::new("record", kind, reason));
         }
         self.cache.spacing.reset();
-        let marker = self.mark(device, events)?;
-        if injected("marker-of-the-last-to-record") {
-            return Ok(Some(marker));
-        }
+        self.mark(device, events)?;
         // Not the marker just recorded: another thread may have published an earlier one meanwhile, and then have
         // submitted work that this record comes after.
         Ok(self.timeline.covering(ticket))

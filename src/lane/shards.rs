@@ -15,7 +15,6 @@ use super::block::{CachedBlock, Use};
 use super::cache::{Cache, CacheBounds};
 use super::count::{BlockEvent, Counts};
 use super::slot::{Contents, OwnedSlot, Slot};
-use crate::fault::injected;
 use crate::id::Ticket;
 use crate::measure::Source;
 use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};
@@ -171,11 +170,6 @@ impl Shards {
         }
         let unsealed = shard.unsealed_under(ticket) + block.bytes;
         (shard.epoch, shard.unsealed) = (ticket, unsealed);
-        if injected("shard-dirty-late") {
-            drop(shard);
-            self.mark_dirty();
-            return Some(ShardedBlock { ticket, unsealed });
-        }
         // As in `keep_at_once`.
         self.mark_dirty();
         Some(ShardedBlock { ticket, unsealed })

@@ -10,7 +10,6 @@ use super::cache::{CacheBounds, CacheOwner};
 use super::count::BlockEvent;
 use super::state::StreamState;
 use super::stream_cache::StreamCache;
-use crate::fault::injected;
 use crate::heap::GRANULE;
 use crate::id::Ticket;
 use crate::measure::Source;
@@ -122,8 +121,7 @@ impl StreamCache {
     #[inline(never)]
     fn keep_first(&self, state: &mut StreamState, spare: CachedBlock, bound: u64) -> bool {
         self.activity.begin();
-        let is_bypassed = self.is_bypassed() && !injected("spare-kept-beside-a-waiter");
-        if is_bypassed || state.is_retired || state.capture.is_some() {
+        if self.is_bypassed() || state.is_retired || state.capture.is_some() {
             return false;
         }
         match state.cache.has_stack(spare.bytes) {

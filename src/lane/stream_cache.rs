@@ -26,7 +26,6 @@ use super::shards::{Shard, Shards};
 use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
 use super::state::StreamState;
-use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
@@ -70,24 +69,6 @@ pub(crate) struct Visit<'a>(&'a StreamCache);
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         self.0.state.lock().visitors -= 1;
-    }
-}
-
-/// A question about the gate, to be asked under the lock.
-#[derive(Clone, Copy)]
-struct GateCheck<'a> {
-    cache: &'a StreamCache,
-    /// The answer that was read before the lock was taken, by mistake.
-    too_early: Option<bool>,
-}
-
-impl GateCheck<'_> {
-    #[inline(always)]
-    fn is_bypassed(self) -> bool {
-        match self.too_early {
-            Some(is_bypassed) => is_bypassed,
-            None => self.cache.is_bypassed(),
-        }
     }
 }
 
@@ -154,11 +135,10 @@ impl StreamCache {
         if this.shards.are_made() {
             return Self::free_to_shard_at_once(owner, cache_of, block, is_over);
         }
-        let gate = this.gate_check();
         // Once the reference is left, the owner may go on another thread, and `this` with it.
         let slot = this.state.slot();
         let mut state = this.enter(&slot);
-        if gate.is_bypassed() {
+        if this.is_bypassed() {
             return false;
         }
         let kept = state.keep_at_once(&block(), this.bounds.bytes, this.spacing.bound());
@@ -241,15 +221,6 @@ impl StreamCache {
     #[inline(always)]
     pub(super) fn is_bypassed(&self) -> bool {
         self.gate.load(Ordering::Relaxed) != 0
-    }
-
-    /// Returns what a free asks under the lock: whether the cache keeps nothing now.
-    #[inline(always)]
-    fn gate_check(&self) -> GateCheck<'_> {
-        GateCheck {
-            cache: self,
-            too_early: injected("lane-freed-into-while-drained").then(|| self.is_bypassed()),
-        }
     }
 }
 
@@ -351,9 +322,8 @@ impl StreamCache {
         if self.shards.are_made() {
             return self.free_to_shard(&block, now);
         }
-        let gate = self.gate_check();
         let mut state = self.enter(&self.state);
-        if !gate.is_bypassed() {
+        if !self.is_bypassed() {
             let kept = state.keep_at_once(&block, self.bounds.bytes, self.spacing.bound());
             if let Some(ticket) = kept {
                 return Freed {
@@ -366,7 +336,7 @@ impl StreamCache {
         state
             .counters
             .count(BlockEvent::Free, block.bytes, block.rounding);
-        self.keep(state, &block, now, gate)
+        self.keep(state, &block, now)
     }
 
     #[cold]
@@ -379,9 +349,7 @@ impl StreamCache {
         };
         let kept = shard.and_then(|shard| self.shards.keep(&shard, block, self.bounds, gate));
         let Some(kept) = kept else {
-            let gate = self.gate_check();
-            let state = self.state.lock();
-            return self.keep(state, block, now, gate);
+            return self.keep(self.state.lock(), block, now);
         };
         let seals = kept.unsealed > self.spacing.bound();
         Freed {
@@ -395,18 +363,9 @@ impl StreamCache {
 
     #[cold]
     #[inline(never)]
-    fn keep(
-        &self,
-        mut state: Guard<'_, StreamState>,
-        block: &Use,
-        now: Option<Duration>,
-        gate: GateCheck<'_>,
-    ) -> Freed {
-        let too_early =
-            injected("gate-read-before-the-stream-is-active").then(|| gate.is_bypassed());
+    fn keep(&self, mut state: Guard<'_, StreamState>, block: &Use, now: Option<Duration>) -> Freed {
         self.activity.begin();
-        let is_bypassed = too_early.unwrap_or_else(|| gate.is_bypassed());
-        let is_bypassed = is_bypassed || state.capture.is_some();
+        let is_bypassed = self.is_bypassed() || state.capture.is_some();
         let ticket = state.count_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
