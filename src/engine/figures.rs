@@ -118,10 +118,10 @@ pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
         heap.reset_high(High::SetAside);
         let mut registry = streams.lanes.lock();
         registry.retired.reset_high();
-        registry
-            .lanes
-            .iter()
-            .for_each(|lane| lane.cache.reset_high());
+        registry.lanes.iter().for_each(|lane| {
+            lane.cache
+                .with_marks(|counters, shards| counters.reset_high(shards))
+        });
     }
 }
 
@@ -132,10 +132,10 @@ pub(crate) fn begin(streams: &Streams, store: &HeapStore) -> Mark {
     let mut registry = streams.lanes.lock();
     let mark = registry.retired.begin();
     heap.begin_mark(mark);
-    registry
-        .lanes
-        .iter()
-        .for_each(|lane| lane.cache.begin(mark));
+    registry.lanes.iter().for_each(|lane| {
+        lane.cache
+            .with_marks(|counters, shards| counters.begin(mark, shards))
+    });
     mark
 }
 
@@ -143,7 +143,10 @@ pub(crate) fn end(streams: &Streams, store: &HeapStore, mark: Mark) {
     let mut heap = store.heap.lock();
     let mut registry = streams.lanes.lock();
     registry.retired.end(mark);
-    registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
+    registry
+        .lanes
+        .iter()
+        .for_each(|lane| lane.cache.with_marks(|counters, _| counters.end(mark)));
     heap.end_mark(mark);
 }
 

@@ -31,7 +31,7 @@ pub(super) fn seal_for_others(engine: &Engine, lane: &Lane) -> Result<(), Device
     if lane.is_external {
         return Ok(());
     }
-    if lane.cache.is_dirty() {
+    if lane.cache.last_closed().1 {
         lane.cache.spacing.reset();
     }
     seal(engine, lane)
@@ -43,7 +43,7 @@ pub(super) fn seal_for_others(engine: &Engine, lane: &Lane) -> Result<(), Device
 /// Returns an error if the device call fails; freed memory stays pending.
 pub(crate) fn seal(engine: &Engine, lane: &Lane) -> Result<(), DeviceError> {
     let shared = &engine.shared;
-    if lane.cache.is_dirty() {
+    if lane.cache.last_closed().1 {
         thin_out(shared, &engine.store, lane);
         shared.noted(lane.seal(&*shared.device, &engine.streams.events))?;
     }
@@ -197,7 +197,7 @@ fn submit_wait(shared: &Shared, lane: &Lane, marker: &Marker) -> Result<(), Devi
         return is_complete.then_some(()).ok_or_else(|| refused("wait"));
     }
     if !lane.is_host() {
-        let _submission = lane.cache.submit("wait")?;
+        let _submission = lane.cache.calls.begin("wait")?;
         // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let waits = unsafe {

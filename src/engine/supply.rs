@@ -263,7 +263,7 @@ fn take_segment(
     if let For::Stream { lane, is_ordered } = whom
         && *is_ordered
         && !lane.is_foreign()
-        && let Ok(_submission) = lane.cache.submit("allocate_from")
+        && let Ok(_submission) = lane.cache.calls.begin("allocate_from")
     {
         // SAFETY: the lane keeps the stream's owner; an external stream is named only in calls made with it.
         let address = unsafe { supply.memory.allocate(bytes, alignment, lane.raw) };

@@ -270,7 +270,7 @@ impl Lane {
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
-        let closed = self.cache.close_if_dirty();
+        let closed = self.cache.close(true);
         closed
             .map(|closed| self.record(closed, device, events))
             .transpose()
@@ -288,7 +288,7 @@ impl Lane {
         if self.is_host() {
             return Ok(self.host_marker(device));
         }
-        let closed = self.cache.close().ok_or_else(|| refused("record"))?;
+        let closed = self.cache.close(false).ok_or_else(|| refused("record"))?;
         self.record(closed, device, events)
     }
 
@@ -345,7 +345,7 @@ impl Lane {
 
     /// Records an event behind all work submitted to the stream so far.
     fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
-        let _submission = self.cache.submit("record")?;
+        let _submission = self.cache.calls.begin("record")?;
         let neighbour = self.neighbour.as_ref();
         let events = neighbour.map_or(events, |neighbour| &neighbour.events);
         // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
@@ -370,7 +370,7 @@ impl Lane {
         match self.record_event(events) {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
-                self.cache.mark_unrecorded();
+                self.cache.expect_seal(Ticket::LAST);
                 self.timeline.mark_unrecorded(closed.ticket);
                 Err(error)
             }

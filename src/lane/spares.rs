@@ -64,7 +64,7 @@ impl StreamCache {
             .ok_or(spare)?;
         let event = BlockEvent::Granted(Source::Grown);
         state.counters.count(event, bytes, rounding);
-        Ok((spare, state.open, state.cache.references.take()))
+        Ok((spare, state.cache.open, state.cache.references.take()))
     }
 
     /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, if it
@@ -113,7 +113,7 @@ impl StreamCache {
         let event = BlockEvent::Granted(Source::Grown);
         let mut state = self.state.lock();
         state.counters.count(event, bytes, rounding);
-        (state.open, state.cache.references.take())
+        (state.cache.open, state.cache.references.take())
     }
 
     /// Keeps a spare that is large, or where the cache has no unused entry, perhaps after a flush.
