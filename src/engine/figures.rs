@@ -7,7 +7,8 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate, keeping};
+use super::keeping::whole_heap;
+use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::heap::{Figures, High, Request, inspect};
@@ -17,10 +18,9 @@ use crate::sync::Ordering;
 
 /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
 fn figures(streams: &Streams, store: &HeapStore, since: Mark) -> (Figures, LaneFigures) {
-    keeping::return_all_kept(streams, store);
     // Outlives the lock: it may be the last owner of a stream.
     let lanes;
-    let heap = store.heap.lock();
+    let heap = whole_heap(streams, store);
     let mut sum = {
         let registry = streams.lanes.lock();
         lanes = registry.lanes.clone();
@@ -96,8 +96,7 @@ pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
 /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and
 /// not known to be complete.
 pub(crate) fn figures_of(streams: &Streams, store: &HeapStore, lane: &Lane) -> (LaneFigures, u64) {
-    keeping::return_all_kept(streams, store);
-    let heap = store.heap.lock();
+    let heap = whole_heap(streams, store);
     let figures = lane.figures(Mark::RESET);
     let pending = inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
     (figures, pending)
@@ -111,8 +110,7 @@ pub(crate) fn pending_blocks_on(store: &HeapStore, lane: &Lane) -> usize {
 
 /// Sets a high-water mark to the current figure.
 pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
-    keeping::return_all_kept(streams, store);
-    let mut heap = store.heap.lock();
+    let mut heap = whole_heap(streams, store);
     heap.reset_high(high);
     if high == High::Used {
         heap.reset_high(High::SetAside);
@@ -127,8 +125,7 @@ pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
 
 /// Keeps the high-water marks since now as well, until [`end`] is called.
 pub(crate) fn begin(streams: &Streams, store: &HeapStore) -> Mark {
-    keeping::return_all_kept(streams, store);
-    let mut heap = store.heap.lock();
+    let mut heap = whole_heap(streams, store);
     let mut registry = streams.lanes.lock();
     let mark = registry.retired.begin();
     heap.begin_mark(mark);

@@ -451,7 +451,7 @@ pub(crate) fn coalesce(engine: &Engine) -> Result<u64, DeviceError> {
 /// Returns an error if the device call fails; memory reserved or released before it stays so.
 pub(crate) fn set_reserved(engine: &Engine, bytes: u64) -> Result<(), DeviceError> {
     let reserved = || engine.store.totals().reserved.current;
-    super::keeping::return_all_kept(&engine.streams, &engine.store);
+    drop(super::keeping::whole_heap(&engine.streams, &engine.store));
     let bytes = bytes.min(engine.store.capacity());
     if reserved() > bytes {
         let _ = trim(engine, bytes)?;
