@@ -43,16 +43,10 @@ impl CacheBounds {
         may_widen: false,
     };
 
-    /// Returns whether blocks of this size have a stack.
+    /// Returns whether blocks of this size have no stack, and may go to the large-block cache at times.
     #[inline(always)]
-    pub(crate) fn has_stack(&self, bytes: u64) -> bool {
-        bytes <= self.largest
-    }
-
-    /// Returns whether blocks of this size may go to the large-block cache at times.
-    #[inline(always)]
-    pub(super) fn has_large(&self, bytes: u64) -> bool {
-        !self.has_stack(bytes) && bytes <= self.large_cache
+    pub(crate) fn has_large(&self, bytes: u64) -> bool {
+        bytes > self.largest && bytes <= self.large_cache
     }
 }
 
@@ -161,15 +155,7 @@ impl Cache {
         }
     }
 
-    /// Grants a block of exactly this size, which has a stack.
-    #[inline(always)]
-    pub(super) fn take_at_once(&mut self, bytes: u64) -> Option<CachedBlock> {
-        let cached = self.pop_stacked(bytes)?;
-        self.record_taken(&cached);
-        Some(cached)
-    }
-
-    /// Grants a block.
+    /// Grants a block of this size, or of a near one.
     #[inline(always)]
     pub(super) fn take(&mut self, bytes: u64, fit: Fit) -> Option<CachedBlock> {
         let mut cached = self.pop(bytes);

@@ -31,6 +31,7 @@
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
 //! | `neighbour` | another device of the host, if the stream is one of it |
+//! | `own_calls` | the pool's own calls on the stream, which a capture refuses |
 //! | `timeline` | the completed points of the stream, and the queries to the device |
 //! | `host_tasks` | the host tasks that hold the stream |
 //! | `pace` | when a point is expected to be complete |
@@ -46,6 +47,7 @@ mod host_tasks;
 mod large_cache;
 mod marker;
 mod neighbour;
+mod own_calls;
 mod pace;
 mod shards;
 mod slot;
@@ -58,11 +60,11 @@ mod timeline;
 pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Use};
 pub(crate) use cache::{CacheBounds, CacheOwner, Flush, RefCache};
-pub(crate) use capture::refused;
 pub(crate) use count::{BlockEvent, LaneFigures};
 pub(crate) use host_tasks::{Holder, HostTaskEnding, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use neighbour::Neighbour;
+pub(crate) use own_calls::refused;
 pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 

@@ -53,7 +53,8 @@ impl StreamState {
     /// Grants a block of exactly this size, which has a stack. `rounding` is the part of `bytes` that was not requested.
     #[inline(always)]
     pub(super) fn take_at_once(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
-        let cached = self.cache.take_at_once(bytes)?;
+        let cached = self.cache.pop_stacked(bytes)?;
+        self.cache.record_taken(&cached);
         self.counters
             .count(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)

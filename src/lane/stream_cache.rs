@@ -21,8 +21,8 @@
 use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Use};
 use super::cache::{Cache, CacheBounds, CacheOwner, Flush, RefCache};
-use super::capture::OwnCalls;
 use super::count::{BlockEvent, Counters, Counts, LaneFigures, UNKNOWN};
+use super::own_calls::OwnCalls;
 use super::shards::{Shard, Shards};
 use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
@@ -82,7 +82,7 @@ impl StreamCache {
         rounding: u32,
         fit: Fit,
     ) -> Option<(CachedBlock, Arc<O>)> {
-        if !self.bounds.has_stack(bytes) {
+        if bytes > self.bounds.largest {
             return None;
         }
         if self.shards.are_made() {
@@ -124,7 +124,7 @@ impl StreamCache {
             return false;
         };
         let this = cache_of(registration);
-        if !this.bounds.has_stack(bytes) {
+        if bytes > this.bounds.largest {
             return false;
         }
         if this.shards.are_made() {
@@ -253,7 +253,7 @@ impl StreamCache {
     /// Grants a block that this stream freed (source 1). Grants nothing while the gate is closed: waiters come before a
     /// warm cache. `rounding` is the part of `bytes` that was not requested.
     pub(crate) fn take(&self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
-        if !self.bounds.has_stack(bytes) && !self.bounds.has_large(bytes) {
+        if bytes > self.bounds.largest && bytes > self.bounds.large_cache {
             // Never kept: the lock need not be taken.
             return None;
         }

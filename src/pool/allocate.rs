@@ -306,7 +306,7 @@ pub(super) fn take_cached(
     let (allocation, left) = match lane.cache.bounds.spares.is_some() {
         true => pass_through::take(&service.engine, lane, rounded, rounding)?,
         false => {
-            if lane.cache.bounds.has_stack(rounded) || lane.cache.is_captured() {
+            if !lane.cache.bounds.has_large(rounded) || lane.cache.is_captured() {
                 return None;
             }
             let cached = lane.cache.take(rounded, rounding, Fit::Exact)?;
