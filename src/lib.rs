@@ -154,7 +154,7 @@ pub use pool::{
 pub use queue::{Drain, Overtaking, QueueLimit, Reclaimer, Terms, WaitingRequest};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use task::{AccessOrder, Accesses, HostTask, Native, Submission, Submitted, Task, Unordered};
-pub(crate) use weirpool_heap::{self as heap, fault, id};
+pub(crate) use weirpool_heap::{self as heap, id};
 pub use weirpool_heap::{
     GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, WhenShort, id::StreamId,
 };

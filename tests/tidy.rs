@@ -379,6 +379,20 @@ fn list_of_faults_names_existing_tests() {
     assert!(count > 10, "the lines are found at all");
 }
 
+/// Each fault of the list is a patch that applies to the source as it is.
+#[test]
+#[cfg(target_os = "linux")]
+fn patches_of_faults_apply() {
+    let run = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/faults/run");
+    if !run.exists() {
+        return; // the published package does not contain it
+    }
+    let mut check = std::process::Command::new(run);
+    let check = check.arg("--check").output().expect("a shell");
+    let told = String::from_utf8_lossy(&check.stderr);
+    assert!(check.status.success(), "{told}");
+}
+
 /// Returns the names of this crate in the guide's table of names: the backquoted names of its second column.
 fn own_names(page: &str) -> Vec<&str> {
     let (_, section) = page

@@ -43,12 +43,6 @@ mod device_pool;
 pub mod dlpack;
 mod evictables;
 mod exception;
-#[allow(
-    unreachable_pub,
-    reason = "the file is public in the crate of the heap"
-)]
-#[path = "../../crates/heap/src/fault.rs"]
-mod fault;
 mod figures;
 mod fork;
 mod graphs;

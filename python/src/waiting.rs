@@ -1,7 +1,6 @@
 //! Reservations that are awaited on threads of this library, so that neither an event loop nor Python's lock waits.
 
 use crate::active::{Held, locked};
-use crate::fault::injected;
 use crate::fork;
 use futures::future::BoxFuture;
 use std::future::poll_fn;
@@ -213,9 +212,6 @@ impl Wait {
             let request = locked(&self.request).take();
             drop(request);
             self.task.get().map(AbortHandle::abort);
-        }
-        if injected("python-grant-kept-by-a-cancelled-wait") {
-            return std::mem::forget(state);
         }
         // The reservation, if there is one, ends outside the lock.
         drop(state);

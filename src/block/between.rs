@@ -4,7 +4,6 @@ use super::{Access, Block};
 use crate::copy::Upload;
 use crate::device::{CopyBetween, CopyEnd, DeviceError, DeviceErrorKind, PeerAccess};
 use crate::error::CopyError;
-use crate::fault::injected;
 use crate::handles::Registration;
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -104,9 +103,7 @@ impl Block {
         })?;
         let _resident = (self.hold_for(&reader)?, to.hold_for(&writer)?);
         self.uses().order(&reader, Access::Read)?;
-        if !injected("copy-noted-in-one-pool") {
-            to.uses().order(&writer, Access::Write)?;
-        }
+        to.uses().order(&writer, Access::Write)?;
         if is_captured {
             if let Some(route) = on.route() {
                 // The other pool does not know that its stream is captured.

@@ -8,7 +8,6 @@
 //! Uses on the stream of the allocation are not noted until the block leaves it: a use that comes after them comes after
 //! all work submitted there so far. This file knows nothing of the device.
 
-use crate::fault::injected;
 use crate::handles::Registration;
 use crate::lane::Marker;
 use crate::sync::Arc;
@@ -68,10 +67,9 @@ impl Further {
 
     /// Returns what a use comes after on this stream, if anything.
     fn before(&self, access: Access) -> Option<Earlier> {
-        let is_overlooked = injected("readers-not-waited-for-by-a-writer");
         let point = match (&self.writes, access) {
             // The reads may come after the point.
-            _ if self.reads && access != Access::Read && !is_overlooked => None,
+            _ if self.reads && access != Access::Read => None,
             (Writes::Nothing, _) => return None,
             (Writes::Submitted(point), _) => point.clone(),
             (Writes::Borrowed | Writes::Always, _) => None,

@@ -8,7 +8,6 @@ use super::{Block, Uses};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::{ordering, release};
 use crate::error::StreamError;
-use crate::fault::injected;
 use crate::handles::Registration;
 use crate::handles::{CapturedPoint, GraphShare, GraphUses, HostAccess, Route};
 use crate::id::{StreamId, Ticket};
@@ -32,9 +31,6 @@ pub(super) struct OfGraphs {
 impl OfGraphs {
     /// Returns a graph that keeps the block, if there is one.
     fn keeper(&self) -> Option<plain::Arc<GraphUses>> {
-        if injected("graph-forgets-what-it-uses") {
-            return None;
-        }
         self.named_by.iter().find_map(plain::Weak::upgrade)
     }
 

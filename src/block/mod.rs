@@ -28,7 +28,6 @@ use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceAddress, DeviceError, DeviceErrorKind};
 use crate::engine::{Allocation, Fill, Filling, Source, captures_of};
 use crate::error::{CopyError, StreamError};
-use crate::fault::injected;
 use crate::foreign::{ForeignMemory, Residency};
 use crate::handles::{Registration, Reserved};
 use crate::id::{StreamId, Ticket};
@@ -250,9 +249,7 @@ impl Block {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("move", kind, reason).into());
         }
-        if !injected("moved-without-an-order") {
-            self.uses().order(on, Access::Write)?;
-        }
+        self.uses().order(on, Access::Write)?;
         let is_home = Arc::ptr_eq(self.registration(), on);
         let extra = self.extra.get_mut();
         if let Some(extra) = &mut **extra {

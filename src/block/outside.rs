@@ -8,7 +8,6 @@
 use super::{Block, Extra};
 use crate::engine::{Allocation, Source, Use, release};
 use crate::error::StreamError;
-use crate::fault::injected;
 use crate::foreign::{ForeignMemory, Resident};
 use crate::handles::Registration;
 use crate::heap::{BlockId, Fences};
@@ -101,10 +100,7 @@ impl Block {
         let service = &self.registration().service;
         let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
         let fences = release::end_uses(&service.engine, &lanes, earlier, block.bytes);
-        let passages = match injected("foreign-memory-released-at-once") {
-            true => Passages::default(),
-            false => Passages::new(service, &lanes, &fences),
-        };
+        let passages = Passages::new(service, &lanes, &fences);
         let location = self.extra(|extra| extra.deallocated_at);
         let passages = passages.of_foreign(service, block.bytes, location);
         assert_unlocked("foreign memory is released");

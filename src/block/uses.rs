@@ -10,7 +10,6 @@ use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::ordering;
 use crate::error::StreamError;
-use crate::fault::injected;
 use crate::handles::Registration;
 use crate::heap::Fence;
 use crate::id::Ticket;
@@ -107,9 +106,7 @@ impl<'a> Uses<'a> {
     /// Returns whether this is the block's home, and the block has not left it.
     #[inline]
     fn is_at_home(self, on: &Arc<Registration>) -> bool {
-        let has_left =
-            self.left_at().is_some() && !injected("use-on-the-stream-that-was-left-not-noted");
-        self.home.lane.id == on.lane.id && !has_left
+        self.home.lane.id == on.lane.id && self.left_at().is_none()
     }
 
     fn record_if_known(self, on: &Arc<Registration>, access: Access) -> bool {
@@ -157,10 +154,8 @@ impl<'a> Uses<'a> {
         on: Option<&Arc<Registration>>,
     ) -> Result<Points, DeviceError> {
         let is_for_home = on.is_some_and(|on| Arc::ptr_eq(on, self.home));
-        let is_overlooked =
-            injected("own-streams-writes-not-waited-for") && access != Access::Write;
         let has_left = self.left_at().is_some();
-        let home = (!is_for_home && !has_left && !is_overlooked).then(|| Earlier {
+        let home = (!is_for_home && !has_left).then(|| Earlier {
             registration: self.home.clone(),
             point: None,
         });

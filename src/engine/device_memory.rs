@@ -6,7 +6,6 @@ pub(super) mod accessors;
 
 use super::Settings;
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind, RawStream};
-use crate::fault::injected;
 use crate::heap::{Mapping, Outcome, Step};
 use crate::seam::SegmentSource;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
@@ -142,14 +141,8 @@ impl DeviceMemory {
             (chunk, held.accessors.clone())
         };
         let chunk = chunk.expect("memory that the heap calls backed is mapped");
-        if injected("chunk-noted-while-it-is-unmapped") {
-            self.held.lock().chunks.insert(address, chunk);
-        }
         // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
         let unmapped = unsafe { self.device.unmap(address, self.chunk_bytes) };
-        if injected("chunk-noted-while-it-is-unmapped") {
-            self.held.lock().chunks.remove(&address);
-        }
         unmapped
             .inspect_err(|_| accessors::record_still_mapped(self, address, chunk, &accessors))?;
         Ok(chunk)

@@ -5,7 +5,6 @@ use super::recipient::{Found, Recipient};
 use super::supply::For;
 use super::{Change, NoMemory, Source, maintenance, ordering, reaping};
 use crate::device::DeviceError;
-use crate::fault::injected;
 use crate::heap::{
     self, Exchange, Exchanged, Grant, Growth, Heap, Ranges, Request, ReservationState, View,
     WaitLimit,
@@ -139,9 +138,8 @@ impl<'a> Draw<'a> {
                 if arrivals.so_far != so_far {
                     return None;
                 }
-                let may_come_back = arrivals.under_way > 0
-                    && left + arrivals.under_way >= self.request.bytes
-                    && !injected("draw-beside-an-exchange");
+                let may_come_back =
+                    arrivals.under_way > 0 && left + arrivals.under_way >= self.request.bytes;
                 if !may_come_back {
                     return Some(NoMemory::NotReserved { left, largest });
                 }

@@ -9,7 +9,6 @@
 
 use super::Announcer;
 use crate::device::DeviceAddress;
-use crate::fault::injected;
 use crate::heap::{BlockId, Heap, Piece, Run};
 use crate::id::ReservationId;
 use crate::measure::Tag;
@@ -341,9 +340,6 @@ impl Evictables {
         piece: Piece,
         of: Group,
     ) -> Option<(Run<ListPosition>, Vec<Candidate>)> {
-        if injected("evicted-by-age-alone") {
-            return None;
-        }
         let heap = heap.lock();
         let mut list = self.list.lock();
         let run = list.best_run(&heap, piece, of)?;

@@ -7,10 +7,10 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate, keeping};
+use super::keeping::whole_heap;
+use super::{Engine, HeapStore, Hits, Shared, Statistics, Streams, gate};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
-use crate::fault::injected;
 use crate::heap::{Figures, High, Request, inspect};
 use crate::lane::{Flush, Lane, LaneFigures};
 use crate::measure::{Level, Mark};
@@ -18,10 +18,9 @@ use crate::sync::Ordering;
 
 /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
 fn figures(streams: &Streams, store: &HeapStore, since: Mark) -> (Figures, LaneFigures) {
-    keeping::return_all_kept(streams, store);
     // Outlives the lock: it may be the last owner of a stream.
     let lanes;
-    let heap = store.heap.lock();
+    let heap = whole_heap(streams, store);
     let mut sum = {
         let registry = streams.lanes.lock();
         lanes = registry.lanes.clone();
@@ -98,8 +97,7 @@ pub(crate) fn statistics_since(engine: &Engine, mark: Mark) -> Statistics {
 /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and
 /// not known to be complete.
 pub(crate) fn figures_of(streams: &Streams, store: &HeapStore, lane: &Lane) -> (LaneFigures, u64) {
-    keeping::return_all_kept(streams, store);
-    let heap = store.heap.lock();
+    let heap = whole_heap(streams, store);
     let figures = lane.figures(Mark::RESET);
     let pending = inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
     (figures, pending)
@@ -113,31 +111,29 @@ pub(crate) fn pending_blocks_on(store: &HeapStore, lane: &Lane) -> usize {
 
 /// Sets a high-water mark to the current figure.
 pub(crate) fn reset_high(streams: &Streams, store: &HeapStore, high: High) {
-    keeping::return_all_kept(streams, store);
-    let mut heap = store.heap.lock();
+    let mut heap = whole_heap(streams, store);
     heap.reset_high(high);
     if high == High::Used {
         heap.reset_high(High::SetAside);
         let mut registry = streams.lanes.lock();
         registry.retired.reset_high();
-        registry
-            .lanes
-            .iter()
-            .for_each(|lane| lane.cache.reset_high());
+        registry.lanes.iter().for_each(|lane| {
+            lane.cache
+                .with_marks(|counters, shards| counters.reset_high(shards))
+        });
     }
 }
 
 /// Keeps the high-water marks since now as well, until [`end`] is called.
 pub(crate) fn begin(streams: &Streams, store: &HeapStore) -> Mark {
-    keeping::return_all_kept(streams, store);
-    let mut heap = store.heap.lock();
+    let mut heap = whole_heap(streams, store);
     let mut registry = streams.lanes.lock();
     let mark = registry.retired.begin();
     heap.begin_mark(mark);
-    registry
-        .lanes
-        .iter()
-        .for_each(|lane| lane.cache.begin(mark));
+    registry.lanes.iter().for_each(|lane| {
+        lane.cache
+            .with_marks(|counters, shards| counters.begin(mark, shards))
+    });
     mark
 }
 
@@ -145,7 +141,10 @@ pub(crate) fn end(streams: &Streams, store: &HeapStore, mark: Mark) {
     let mut heap = store.heap.lock();
     let mut registry = streams.lanes.lock();
     registry.retired.end(mark);
-    registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
+    registry
+        .lanes
+        .iter()
+        .for_each(|lane| lane.cache.with_marks(|counters, _| counters.end(mark)));
     heap.end_mark(mark);
 }
 
@@ -155,9 +154,7 @@ pub(crate) fn begin_exact(engine: &Engine) {
     {
         let mut measurements = shared.measurements.lock();
         *measurements += 1;
-        if !injected("measured-pool-caches") {
-            shared.gate.fetch_or(gate::MEASURED, Ordering::SeqCst);
-        }
+        shared.gate.fetch_or(gate::MEASURED, Ordering::SeqCst);
     }
     engine.streams.flush(&engine.store, Flush::All);
 }

@@ -93,7 +93,7 @@ impl Filling<'_> {
             let filled = unsafe { captures.capture_fill(lane.raw, address, bytes, byte, location) };
             return self.engine.shared.noted(filled);
         }
-        let _submission = lane.cache.submit("fill")?;
+        let _submission = lane.cache.calls.begin("fill")?;
         // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
         // fill, and the fill comes in the order of the block's stream, like the uses of the block.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]

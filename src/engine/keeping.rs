@@ -12,11 +12,10 @@
 
 use super::kept::{Kept, ROOM, ReservationState};
 use super::{HeapStore, Lanes, Shared, Streams};
-use crate::fault::injected;
-use crate::heap::{Fence, Fences};
+use crate::heap::{Fence, Fences, Heap};
 use crate::id::ReservationId;
 use crate::lane::Flush;
-use crate::sync::{Arc, Foreign, Mutex, Trash};
+use crate::sync::{Arc, Foreign, Guard, Mutex, Trash};
 
 /// Has a reservation keep a block that `free` frees. Returns `false` if it does not, and the block is still to be
 /// freed: the reservation has ended, keeps enough blocks already, figures are to be exact, or `free` did nothing.
@@ -28,9 +27,8 @@ pub(crate) fn keep(
     free: impl FnOnce() -> Option<Kept>,
 ) -> bool {
     let mut locked = state.lock();
-    let is_over = locked.is_over && !injected("kept-after-the-end");
     let is_first = !std::mem::replace(&mut locked.has_freed, true);
-    if is_over || is_first || locked.kept.len() == ROOM || shared.is_measured() {
+    if locked.is_over || is_first || locked.kept.len() == ROOM || shared.is_measured() {
         return false;
     }
     let Some(kept) = free() else {
@@ -95,8 +93,9 @@ pub(crate) fn end_keeping(
     }
 }
 
-/// Gives the blocks that any reservation keeps to the heap, and removes the streams' spares.
-pub(crate) fn return_all_kept(streams: &Streams, store: &HeapStore) {
+/// Locks the heap once it has the blocks that any reservation keeps, and no spares of the streams: what figures and walks
+/// of the whole pool read.
+pub(crate) fn whole_heap<'a>(streams: &Streams, store: &'a HeapStore) -> Guard<'a, Box<Heap>> {
     if store.keeps_spares {
         streams.flush(store, Flush::All);
     }
@@ -106,4 +105,5 @@ pub(crate) fn return_all_kept(streams: &Streams, store: &HeapStore) {
         let (state, trash) = locked.parts();
         return_kept(streams, store, state, trash);
     }
+    store.heap.lock()
 }

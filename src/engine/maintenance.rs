@@ -17,7 +17,6 @@ use super::{
     Trimmed, Watches, figures, ordering, reaping, supply,
 };
 use crate::device::DeviceError;
-use crate::fault::injected;
 use crate::heap::{Clock, Figures, Growth, Piece, Placement, Request, Target, View};
 use crate::id::StreamId;
 use crate::lane::{Flush, Lane};
@@ -374,8 +373,6 @@ fn coming_back(streams: &Streams, store: &HeapStore) -> Next {
         Next::Time
     } else if store.totals().pending.current == 0 {
         Next::Nothing
-    } else if injected("maintenance-without-end") {
-        Next::Time
     } else {
         Next::Progress
     }
@@ -454,7 +451,7 @@ pub(crate) fn coalesce(engine: &Engine) -> Result<u64, DeviceError> {
 /// Returns an error if the device call fails; memory reserved or released before it stays so.
 pub(crate) fn set_reserved(engine: &Engine, bytes: u64) -> Result<(), DeviceError> {
     let reserved = || engine.store.totals().reserved.current;
-    super::keeping::return_all_kept(&engine.streams, &engine.store);
+    drop(super::keeping::whole_heap(&engine.streams, &engine.store));
     let bytes = bytes.min(engine.store.capacity());
     if reserved() > bytes {
         let _ = trim(engine, bytes)?;

@@ -264,8 +264,8 @@ impl Engine {
     /// Returns the address and the bytes of each block that is allocated from one of these reservations, lowest first.
     /// Takes time proportional to the number of all blocks, under the heap's lock.
     pub(crate) fn granted_from(&self, reservations: &[ReservationId]) -> Vec<(u64, u64)> {
-        keeping::return_all_kept(&self.streams, &self.store);
-        heap::inspect::granted_from(&self.store.heap.lock(), reservations)
+        let heap = keeping::whole_heap(&self.streams, &self.store);
+        heap::inspect::granted_from(&heap, reservations)
     }
 
     /// Moves the unallocated memory of a reservation into another one, or into the pool if that one has ended.
@@ -289,13 +289,12 @@ impl Engine {
     /// # Errors
     /// Returns a description of the bytes that are missing.
     pub(crate) fn check_conserved(&self, is_serving: impl Fn() -> bool) -> Result<(), String> {
-        keeping::return_all_kept(&self.streams, &self.store);
         let begin = Instant::now();
         loop {
             let is_in_hands = is_serving() || self.store.evictables.is_evicting();
             // Memory that they gave back until now may be in a cache.
             self.streams.flush(&self.store, Flush::All);
-            let heap = self.store.heap.lock();
+            let heap = keeping::whole_heap(&self.streams, &self.store);
             let totals = heap.totals();
             let is_quiet = !is_in_hands && totals.claimed + totals.planned == 0;
             if is_quiet || begin.elapsed() > PATIENCE {

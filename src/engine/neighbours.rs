@@ -11,7 +11,6 @@
 
 use crate::device::{Device, DeviceId};
 use crate::error::{AccessError, StreamError};
-use crate::fault::injected;
 use crate::lane::{Lane, Neighbour};
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
@@ -74,9 +73,6 @@ impl WantedAccess {
 
     pub(super) fn end(&mut self, scope: AccessScope) {
         self.scopes.retain(|(known, _)| *known != scope);
-        if injected("access-ends-with-the-first-scope") {
-            self.scopes.clear();
-        }
     }
 
     /// The scope that began last decides.
@@ -247,8 +243,7 @@ impl Neighbours {
             };
             let lanes = Arc::strong_count(&entry.neighbour) - 1 - complete;
             let streams = lanes.max(entry.copying);
-            let is_overlooked = injected("access-taken-back-while-in-use");
-            if target == AccessStage::Closed && streams > 0 && !is_overlooked {
+            if target == AccessStage::Closed && streams > 0 {
                 return Err(AccessError::InUse { streams });
             }
             entry.stage = AccessStage::Changing;

@@ -25,7 +25,7 @@ pub(crate) fn begin_capture(store: &HeapStore, lane: &Lane, order: StreamId) -> 
         let mut heap = store.heap.lock();
         store.take_back(&mut heap, lane, lane.cache.flush(Flush::All));
     }
-    lane.cache.wait_for_submissions();
+    lane.cache.calls.wait();
     true
 }
 

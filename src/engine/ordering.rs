@@ -2,7 +2,6 @@
 
 use super::{Engine, HeapStore, Shared};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::fault::injected;
 use crate::heap::{Fence, Fences};
 use crate::id::Ticket;
 use crate::lane::{Lane, Marker, refused};
@@ -32,7 +31,7 @@ pub(super) fn seal_for_others(engine: &Engine, lane: &Lane) -> Result<(), Device
     if lane.is_external {
         return Ok(());
     }
-    if lane.cache.is_dirty() {
+    if lane.cache.last_closed().1 {
         lane.cache.spacing.reset();
     }
     seal(engine, lane)
@@ -44,7 +43,7 @@ pub(super) fn seal_for_others(engine: &Engine, lane: &Lane) -> Result<(), Device
 /// Returns an error if the device call fails; freed memory stays pending.
 pub(crate) fn seal(engine: &Engine, lane: &Lane) -> Result<(), DeviceError> {
     let shared = &engine.shared;
-    if lane.cache.is_dirty() {
+    if lane.cache.last_closed().1 {
         thin_out(shared, &engine.store, lane);
         shared.noted(lane.seal(&*shared.device, &engine.streams.events))?;
     }
@@ -174,9 +173,6 @@ pub(crate) fn order_behind(
     marker: &Marker,
 ) -> Result<(), DeviceError> {
     assert_unlocked("wait");
-    if injected("clock-joined-before-the-wait") {
-        let _ = lane.timeline.join(&marker.clock);
-    }
     submit_wait(&engine.shared, lane, marker)?;
     // After the call: see `Timeline::join`.
     let ticket = Ticket::ZERO;
@@ -201,7 +197,7 @@ fn submit_wait(shared: &Shared, lane: &Lane, marker: &Marker) -> Result<(), Devi
         return is_complete.then_some(()).ok_or_else(|| refused("wait"));
     }
     if !lane.is_host() {
-        let _submission = lane.cache.submit("wait")?;
+        let _submission = lane.cache.calls.begin("wait")?;
         // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
         #[allow(unsafe_code, reason = "device call on the lane's stream")]
         let waits = unsafe {
@@ -266,7 +262,7 @@ pub(crate) fn order_after_grant(
 ) -> Result<(), DeviceError> {
     let is_ordered =
         home.timeline.completed() >= after || further.timeline.clock().covers(home.fence(after));
-    if is_ordered || injected("used-on-without-waiting-for-the-grant") {
+    if is_ordered {
         return Ok(());
     }
     if let Some(marker) = marker_for(engine, home, after)? {

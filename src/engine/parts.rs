@@ -8,7 +8,6 @@ use super::recipient::Found;
 use super::search::{Search, may_submit};
 use super::{Engine, Mode, NoMemory, Source, charging, maintenance, ordering, spill, supply};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request, Target, inspect};
 use crate::lane::Lane;
 use crate::sync::Arc;
@@ -245,11 +244,7 @@ impl PartsSearch<'_> {
     /// # Errors
     /// Returns an error if the device call fails; then no part may be used.
     fn wait_for_parts(&self, deferred: &Fences, found: &mut FoundParts) -> Result<(), DeviceError> {
-        let has_waited = if injected("several-granted-before-their-waits") {
-            !deferred.is_empty()
-        } else {
-            ordering::wait_for_all(self.engine, self.lane, deferred.iter())?
-        };
+        let has_waited = ordering::wait_for_all(self.engine, self.lane, deferred.iter())?;
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let mut point = None;
         for (_, part) in found {

@@ -36,7 +36,7 @@ pub(crate) fn take<O: CacheOwner>(
         return take_new(engine, lane, bytes, rounding);
     }
     // Until the block is made: if its memory goes back, no capture has begun.
-    let _submission = lane.cache.submit("allocate_from").ok()?;
+    let _submission = lane.cache.calls.begin("allocate_from").ok()?;
     let address = ask(engine, lane, bytes)?;
     let (spare, after, left) = match lane.cache.take_spare(address, bytes, rounding) {
         Ok(taken) => taken,
@@ -59,7 +59,7 @@ pub(crate) fn take<O: CacheOwner>(
     Some((allocation, left))
 }
 
-/// Asks the source for memory. The call is [submitted](crate::lane::StreamCache::submit).
+/// Asks the source for memory. The call is one of the pool's [own](crate::lane::StreamCache).
 #[inline]
 fn ask(engine: &Engine, lane: &Lane, bytes: u64) -> Option<u64> {
     let alignment = engine.shared.settings.alignment;
@@ -77,7 +77,7 @@ fn take_new<O: CacheOwner>(
     rounding: u32,
 ) -> Option<(Allocation, Option<Arc<O>>)> {
     let segment = plan(engine, bytes, true)?;
-    let submission = lane.cache.submit("allocate_from").ok();
+    let submission = lane.cache.calls.begin("allocate_from").ok();
     let address = submission.and_then(|_submission| ask(engine, lane, bytes));
     match address {
         Some(address) => add(engine, lane, segment, address, rounding),

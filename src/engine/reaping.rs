@@ -3,7 +3,6 @@
 use super::streams::Watches;
 use super::{Change, Engine, HeapStore, Shared, ordering};
 use crate::device::{DeviceError, Watch};
-use crate::fault::injected;
 use crate::heap::{self, Order};
 use crate::id::Ticket;
 use crate::lane::{Flush, Lane};
@@ -59,15 +58,9 @@ fn forget_done(engine: &Engine, done: &[Arc<Lane>]) {
     let done = {
         let mut registry = engine.streams.lanes.lock();
         let done = registry.remove_done(done);
-        if !injected("figures-lost-with-their-stream") {
-            done.iter().for_each(|lane| registry.retired.absorb(lane));
-        }
+        done.iter().for_each(|lane| registry.retired.absorb(lane));
         done
     };
-    if injected("figures-lost-with-their-stream") {
-        done.iter()
-            .for_each(|lane| engine.streams.lanes.lock().retired.absorb(lane));
-    }
     {
         let mut heap = engine.store.heap.lock();
         done.iter().for_each(|lane| heap.forget(lane.id));
@@ -91,7 +84,7 @@ fn forget_done(engine: &Engine, done: &[Arc<Lane>]) {
 /// memory it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
 pub(crate) fn reap(engine: &Engine) -> Result<bool, DeviceError> {
     let has_news = reap_by(engine, |lane| lane.timeline.reap(&*engine.shared.device))?;
-    if has_news && !injected("progress-noticed-and-not-told") {
+    if has_news {
         engine.shared.publish(Change::Memory);
     }
     Ok(has_news)
@@ -114,11 +107,8 @@ pub(super) fn reap_by(
     let (mut streams, mut done) = (0, Vec::new());
     {
         let mut heap = engine.store.heap.lock();
-        let furthest = lanes.iter().map(|lane| lane.timeline.completed()).max();
         for lane in lanes.iter() {
             let completed = lane.timeline.completed();
-            let is_mistaken = injected("completed-by-another-streams-event");
-            let completed = furthest.filter(|_| is_mistaken).unwrap_or(completed);
             known.push(completed);
             if heap.complete(lane.id, completed) {
                 streams += 1;

@@ -26,9 +26,10 @@ impl Retired {
     /// Makes a new lane keep the marks.
     pub(super) fn introduce(&self, lane: &Lane) {
         let marks = self.marks.iter().map(|(mark, _)| *mark);
-        marks
-            .filter(|mark| *mark != Mark::RESET)
-            .for_each(|mark| lane.cache.begin(mark));
+        marks.filter(|mark| *mark != Mark::RESET).for_each(|mark| {
+            lane.cache
+                .with_marks(|counters, shards| counters.begin(mark, shards))
+        });
     }
 
     /// Takes over the counts of a lane that retires.

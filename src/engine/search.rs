@@ -13,7 +13,6 @@ use super::{
 };
 use crate::device::DeviceError;
 use crate::error::AllocError;
-use crate::fault::injected;
 use crate::heap::{
     Action, Clock, Facts, Fences, Fit, GrowBy, Growth, Offers, Order, Piece, Placement, Plan,
     Prepare, Request, Rules, Sequence, Target, Try, WaitLimit, inspect,
@@ -66,7 +65,7 @@ impl<'a> Search<'a> {
         let mut after = Clock::default();
         if engine.shared.reuse().follow_event_dependencies {
             if may_submit {
-                after = match mode.is_queued && !injected("clock-read-without-its-lock") {
+                after = match mode.is_queued {
                     true => lane.timeline.clock(),
                     false => lane.timeline.clock_so_far(),
                 };
@@ -211,9 +210,6 @@ impl<'a> Search<'a> {
                 self.finish_flush()?
             }
             Prepare::FlushAll => {
-                if injected("flushed-by-another-and-overlooked") {
-                    self.taken_back = Some(engine.store.totals().taken_back);
-                }
                 engine.streams.flush(&engine.store, Flush::All);
                 self.finish_flush()?
             }

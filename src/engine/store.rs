@@ -5,7 +5,6 @@ use super::evictables::Evictables;
 use super::shared::gate;
 use super::soft_cap::SoftCap;
 use super::{Allocation, Allocations, Change, Lease, Shared};
-use crate::fault::injected;
 use crate::heap::{self, Fences, Heap, Placement, Ranges, Totals};
 use crate::id::ReservationId;
 use crate::lane::{CachedBlock, Lane};
@@ -162,7 +161,7 @@ impl HeapStore {
     /// before, and found nothing to watch since. Between the timeline's news and this call, memory is complete and still
     /// counted as pending: callers that need it catch up first.
     pub(crate) fn catch_up(&self, shared: &Shared, lane: &Lane) {
-        if self.complete_in_heap(lane) && !injected("progress-noticed-and-not-told") {
+        if self.complete_in_heap(lane) {
             shared.publish(Change::Memory);
         }
     }

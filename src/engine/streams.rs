@@ -97,7 +97,7 @@ impl Streams {
     pub(crate) fn returns_if_quiet(&self, store: &HeapStore) -> Option<u64> {
         let totals = store.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
-        let is_cached = || (self.active_lanes().iter()).any(|lane| lane.cache.is_keeping());
+        let is_cached = || (self.active_lanes().iter()).any(|lane| !lane.cache.cached().is_empty());
         (is_quiet && !is_cached()).then_some(totals.returns)
     }
 }

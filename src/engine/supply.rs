@@ -10,7 +10,6 @@
 use super::device_memory::DeviceMemory;
 use super::{Change, Engine, HeapStore, Shared, announcer, ordering};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
-use crate::fault::injected;
 use crate::heap::{
     Budget, Exchange, Fences, Grant, GrowBy, Growth, Heap, Mapping, NewSegment, Order, Outcome,
     Plan, Release, Request, Target,
@@ -264,7 +263,7 @@ fn take_segment(
     if let For::Stream { lane, is_ordered } = whom
         && *is_ordered
         && !lane.is_foreign()
-        && let Ok(_submission) = lane.cache.submit("allocate_from")
+        && let Ok(_submission) = lane.cache.calls.begin("allocate_from")
     {
         // SAFETY: the lane keeps the stream's owner; an external stream is named only in calls made with it.
         let address = unsafe { supply.memory.allocate(bytes, alignment, lane.raw) };
@@ -377,7 +376,7 @@ fn foresee_refusal(shared: &Shared, supply: &Supply, mapping: &Mapping) -> Optio
     }
     let refused_at = Duration::from_nanos(supply.refused_at.load(Ordering::Relaxed));
     let since = shared.device.now().saturating_sub(refused_at);
-    if since >= ASKED_AGAIN_AFTER && !injected("device-not-asked-again") {
+    if since >= ASKED_AGAIN_AFTER {
         return None;
     }
     let left = shared.device.memory_info(shared.settings.kind).ok()?.free;

@@ -65,7 +65,7 @@ pub(super) fn end(engine: &Engine) {
     };
     let is_sealed = ordering::seal_lanes(engine).is_ok() && shared.fault().is_none();
     let lanes: Vec<_> = engine.streams.lanes().iter().cloned().collect();
-    if !is_sealed || lanes.iter().any(|lane| lane.cache.is_dirty()) {
+    if !is_sealed || lanes.iter().any(|lane| lane.cache.last_closed().1) {
         return leak(shared.settings.has_source, source, &segments);
     }
     let deferred_release = plain::Arc::new(DeferredRelease {

@@ -38,8 +38,7 @@ struct Known<'a> {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(engine: &'a Engine) -> Self {
-        keeping::return_all_kept(&engine.streams, &engine.store);
-        let heap = engine.store.heap.lock();
+        let heap = keeping::whole_heap(&engine.streams, &engine.store);
         let known = Known {
             announcer: &engine.store.announcer,
             evictable: engine.store.evictables.addresses(),

@@ -12,7 +12,6 @@
 use super::Presence;
 use crate::device::{CaptureId, CapturedWork, Captures, DeviceError, RawStream};
 use crate::engine::{Change, captures_of, order};
-use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
@@ -249,7 +248,6 @@ impl CaptureClock {
             .filter_map(|other| {
                 let is_passed = |(_, end): &(Ticket, Vec<CapturedWork>)| {
                     end.iter().all(|work| earlier.contains(work))
-                        || injected("side-stream-of-a-capture-not-joined")
                 };
                 let passed = other.ends.partition_point(is_passed);
                 let (ticket, _) = other.ends.get(passed.checked_sub(1)?)?;

@@ -5,7 +5,6 @@ use super::{CaptureClock, GraphUses, Observers, Presence, Route};
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::engine::{CapacityCopy, Change, maintenance, order, registering, release};
 use crate::error::StreamError;
-use crate::fault::injected;
 use crate::id::Ticket;
 use crate::lane::{CacheOwner, Lane, RefCache};
 use crate::measure::Tag;
@@ -126,12 +125,7 @@ impl Registration {
     /// Counts a dropped handle. The last one closes the reference cache; the first one opened it before it was dropped
     /// itself, so the closing comes after the opening.
     pub(crate) fn count_handle_dropped(&self) {
-        let last = if injected("references-left-by-the-last-handle") {
-            0
-        } else {
-            1
-        };
-        if self.handles.fetch_sub(1, Ordering::AcqRel) == last {
+        if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.close_references();
         }
     }

@@ -4,7 +4,6 @@ use super::{CaptureClock, GraphUses, Held, Presence, Reserved, ReservedHandle};
 use crate::device::CaptureId;
 use crate::engine::Allocation;
 use crate::error::AllocError;
-use crate::fault::injected;
 use crate::heap::Ranges;
 use crate::id::StreamId;
 use crate::lane::Lane;
@@ -112,11 +111,9 @@ impl GraphShare {
         // Before the notes are read, so that a later one shows.
         let as_of = self.holds.load(Ordering::Acquire);
         let mut ranges = Ranges::default();
-        if !injected("memory-of-a-graph-moved") {
-            self.graphs()
-                .iter()
-                .for_each(|graph| graph.add_held(&mut ranges));
-        }
+        self.graphs()
+            .iter()
+            .for_each(|graph| graph.add_held(&mut ranges));
         let checkpoints: Vec<_> = {
             let checkpoints = self.checkpoints.lock();
             checkpoints

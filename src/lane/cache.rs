@@ -1,10 +1,11 @@
 //! The cache of a stream or a shard. It has the cached blocks: a stack for each size, so that taking and keeping are
-//! O(1); and the [large-block cache](super::large_cache) for the few blocks that have no stack. And it has the
-//! [references](RefCache) to the stream that freed blocks leave for later ones.
+//! O(1); and the [large-block cache](super::large_cache) for the few blocks that have no stack. It counts the bytes that
+//! were freed under the open ticket. And it has the [references](RefCache) to the stream that freed blocks leave for later
+//! ones.
 
 #![allow(unsafe_code, reason = "erases the type of the owner of a stream")]
 
-use super::block::CachedBlock;
+use super::block::{CachedBlock, Fit, Use};
 use super::large_cache::LargeCache;
 use crate::heap::GRANULE;
 use crate::id::Ticket;
@@ -41,6 +42,12 @@ impl CacheBounds {
         unsealed: 0,
         may_widen: false,
     };
+
+    /// Returns whether blocks of this size have no stack, and may go to the large-block cache at times.
+    #[inline(always)]
+    pub(crate) fn has_large(&self, bytes: u64) -> bool {
+        bytes > self.largest && bytes <= self.large_cache
+    }
 }
 
 /// Selects the cached blocks that are taken back.
@@ -91,6 +98,10 @@ pub(super) struct Cache {
     bytes: u64,
     /// Blocks in the stacks.
     blocks: usize,
+    /// The ticket of the last free: the stream's open one, except in a shard.
+    pub(super) open: Ticket,
+    /// Bytes freed under that ticket, and not granted again by the cache.
+    pub(super) unsealed: u64,
     pub(super) large: LargeCache,
     pub(super) references: RefCache,
 }
@@ -105,6 +116,8 @@ impl Cache {
             vacant: NONE,
             bytes: 0,
             blocks: 0,
+            open: Ticket::FIRST,
+            unsealed: 0,
             large: LargeCache::default(),
             references: RefCache::default(),
         }
@@ -132,6 +145,53 @@ impl Cache {
     #[inline]
     pub(super) fn has_stack(&self, bytes: u64) -> bool {
         ((bytes / GRANULE) as usize) < self.tops.len()
+    }
+
+    /// Takes part in the ticket that is open now.
+    #[inline]
+    pub(super) fn join(&mut self, open: Ticket) {
+        if self.open != open {
+            (self.open, self.unsealed) = (open, 0);
+        }
+    }
+
+    /// Grants a block of this size, or of a near one.
+    #[inline(always)]
+    pub(super) fn take(&mut self, bytes: u64, fit: Fit) -> Option<CachedBlock> {
+        let mut cached = self.pop(bytes);
+        if matches!(fit, Fit::Near) && self.has_stack(bytes) {
+            cached = cached.or_else(|| self.pop_near(bytes));
+        }
+        cached.inspect(|cached| self.record_taken(cached))
+    }
+
+    /// A block that was freed under the open ticket is granted: nothing need be sealed for it.
+    #[inline(always)]
+    pub(super) fn record_taken(&mut self, cached: &CachedBlock) {
+        if cached.ticket == self.open {
+            self.unsealed -= cached.bytes;
+        }
+    }
+
+    /// Keeps a freed block if that makes no seal due, and there is room among `bound` bytes and a vacant entry. Returns its
+    /// ticket, or `None` if nothing was done.
+    #[inline(always)]
+    pub(super) fn keep_at_once(
+        &mut self,
+        block: &Use,
+        bound: u64,
+        seals_above: u64,
+    ) -> Option<Ticket> {
+        let unsealed = self.unsealed.saturating_add(block.bytes);
+        if unsealed > seals_above {
+            return None;
+        }
+        let ticket = self.open;
+        if !self.push_at_once(CachedBlock::freed(block, ticket), bound) {
+            return None;
+        }
+        self.unsealed = unsealed;
+        Some(ticket)
     }
 
     /// Keeps a block if its size has a stack, and there is room for it among `bound` bytes. Returns whether it did.

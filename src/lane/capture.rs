@@ -4,33 +4,11 @@
 //! cache is flushed when the capture begins, and a free reads the state under the lock that the flush takes. No ticket is
 //! closed: a block that is freed meanwhile is pending under the open ticket, until an event after the capture proves it.
 //!
-//! The pool's own calls on the stream, such as the record of an event, are [counted](OwnCall). A capture refuses
-//! new ones, and begins on the device only when the last one has returned. One number holds both: the calls under way, and a
-//! bit for the capture. So either the capture sees a call, or the call sees the capture.
+//! The pool's [own calls](super::own_calls) on the stream are refused, and the capture begins on the device only when the
+//! last one has returned.
 
-use super::stream_cache::{CAPTURED, StreamCache};
-use crate::device::{DeviceError, DeviceErrorKind};
-use crate::fault::injected;
+use super::stream_cache::StreamCache;
 use crate::id::StreamId;
-use crate::sync::{Ordering, yield_now};
-
-/// A call of the pool's own on the stream. While it exists, no capture of the stream begins on the device.
-#[derive(Debug)]
-pub(crate) struct OwnCall<'a>(&'a StreamCache);
-
-impl Drop for OwnCall<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.submissions.fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// Returns the error of a call that is not possible while the stream is captured.
-#[cold]
-pub(crate) fn refused(call: &'static str) -> DeviceError {
-    let reason = "the stream is being captured; call again when the capture is over";
-    DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
-}
 
 impl StreamCache {
     /// Returns the order in which the capture's memory is reused, while the stream is being captured.
@@ -41,20 +19,6 @@ impl StreamCache {
         self.state.lock().capture
     }
 
-    /// Begins a call of the pool's own on the stream.
-    ///
-    /// # Errors
-    /// Returns an error if the stream is being captured.
-    #[inline]
-    pub(crate) fn submit(&self, call: &'static str) -> Result<OwnCall<'_>, DeviceError> {
-        let before = self.submissions.fetch_add(1, Ordering::AcqRel);
-        let submission = OwnCall(self);
-        if before & CAPTURED != 0 && !injected("event-recorded-in-a-capture") {
-            return Err(refused(call));
-        }
-        Ok(submission)
-    }
-
     /// Begins a capture whose memory is reused in `order`. From now on the cache grants and keeps nothing, once it is
     /// flushed. Returns whether the stream was not being captured.
     pub(crate) fn begin_capture(&self, order: StreamId) -> bool {
@@ -62,7 +26,7 @@ impl StreamCache {
         let is_first = state.capture.is_none();
         if is_first {
             state.capture = Some(order);
-            self.submissions.fetch_add(CAPTURED, Ordering::AcqRel);
+            self.calls.refuse();
         }
         is_first
     }
@@ -74,18 +38,11 @@ impl StreamCache {
         }
     }
 
-    /// Waits, as for a lock, until the pool's own calls on the stream have returned.
-    pub(crate) fn wait_for_submissions(&self) {
-        while self.submissions.load(Ordering::Acquire) & !CAPTURED > 0 {
-            yield_now();
-        }
-    }
-
     /// Ends the capture.
     pub(crate) fn end_capture(&self) {
         let mut state = self.state.lock();
         if state.capture.take().is_some() {
-            self.submissions.fetch_sub(CAPTURED, Ordering::AcqRel);
+            self.calls.allow();
         }
     }
 }

@@ -84,7 +84,7 @@ impl Counts {
 /// A lane's counts, and the high-water marks of its used bytes.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     /// The highest number of used bytes since the latest mark.
     high: u64,
     counts: Counts,
@@ -105,18 +105,18 @@ impl Counters {
     }
 
     /// Keeps the high-water mark from now on under a further mark.
-    pub(super) fn begin(&mut self, mark: Mark, in_shards: &Counts) {
+    pub(crate) fn begin(&mut self, mark: Mark, in_shards: &Counts) {
         let mut used = self.used(in_shards);
         self.highs.begin(mark, [&mut used]);
         self.high = used.high;
     }
 
-    pub(super) fn end(&mut self, mark: Mark) {
+    pub(crate) fn end(&mut self, mark: Mark) {
         self.highs.end(mark);
     }
 
     /// Sets the high-water mark to the bytes used now.
-    pub(super) fn reset_high(&mut self, in_shards: &Counts) {
+    pub(crate) fn reset_high(&mut self, in_shards: &Counts) {
         let mut used = self.used(in_shards);
         self.highs.reset(0, &mut used);
         self.high = used.high;

@@ -71,6 +71,7 @@ impl LargeCache {
 
     /// Notes the free of a block. Keeps it if the stream alternates, the time is given, and there is room among `bound`
     /// bytes. Returns whether it did.
+    #[inline]
     pub(super) fn put(&mut self, cached: CachedBlock, since: Option<Duration>, bound: u64) -> bool {
         self.alternation.record_freed(cached.bytes);
         let has_room = self.alternation.streak >= ENOUGH

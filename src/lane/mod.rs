@@ -31,6 +31,7 @@
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
 //! | `neighbour` | another device of the host, if the stream is one of it |
+//! | `own_calls` | the pool's own calls on the stream, which a capture refuses |
 //! | `timeline` | the completed points of the stream, and the queries to the device |
 //! | `host_tasks` | the host tasks that hold the stream |
 //! | `pace` | when a point is expected to be complete |
@@ -46,6 +47,7 @@ mod host_tasks;
 mod large_cache;
 mod marker;
 mod neighbour;
+mod own_calls;
 mod pace;
 mod shards;
 mod slot;
@@ -58,16 +60,15 @@ mod timeline;
 pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Use};
 pub(crate) use cache::{CacheBounds, CacheOwner, Flush, RefCache};
-pub(crate) use capture::refused;
 pub(crate) use count::{BlockEvent, LaneFigures};
 pub(crate) use host_tasks::{Holder, HostTaskEnding, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use neighbour::Neighbour;
+pub(crate) use own_calls::refused;
 pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
-use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
@@ -271,7 +272,7 @@ impl Lane {
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
-        let closed = self.cache.close_if_dirty();
+        let closed = self.cache.close(true);
         closed
             .map(|closed| self.record(closed, device, events))
             .transpose()
@@ -289,12 +290,7 @@ impl Lane {
         if self.is_host() {
             return Ok(self.host_marker(device));
         }
-        if injected("record-before-close") {
-            let recorded = self.record_event(events)?;
-            let closed = self.cache.close().ok_or_else(|| refused("record"))?;
-            return Ok(self.publish(closed, self.clock_at(closed), recorded, device));
-        }
-        let closed = self.cache.close().ok_or_else(|| refused("record"))?;
+        let closed = self.cache.close(false).ok_or_else(|| refused("record"))?;
         self.record(closed, device, events)
     }
 
@@ -343,10 +339,7 @@ impl Lane {
             return Err(DeviceError::new("record", kind, reason));
         }
         self.cache.spacing.reset();
-        let marker = self.mark(device, events)?;
-        if injected("marker-of-the-last-to-record") {
-            return Ok(Some(marker));
-        }
+        self.mark(device, events)?;
         // Not the marker just recorded: another thread may have published an earlier one meanwhile, and then have
         // submitted work that this record comes after.
         Ok(self.timeline.covering(ticket))
@@ -354,7 +347,7 @@ impl Lane {
 
     /// Records an event behind all work submitted to the stream so far.
     fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
-        let _submission = self.cache.submit("record")?;
+        let _submission = self.cache.calls.begin("record")?;
         let neighbour = self.neighbour.as_ref();
         let events = neighbour.map_or(events, |neighbour| &neighbour.events);
         // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
@@ -379,7 +372,7 @@ impl Lane {
         match self.record_event(events) {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
-                self.cache.mark_unrecorded();
+                self.cache.expect_seal(Ticket::LAST);
                 self.timeline.mark_unrecorded(closed.ticket);
                 Err(error)
             }

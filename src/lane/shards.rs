@@ -11,11 +11,10 @@
 //! the free before the closing, and the event is recorded after the closing. (If the record came first, the device's
 //! own lock would order the closing before the submission, and the free would have read the next ticket.)
 
-use super::block::{CachedBlock, Use};
+use super::block::{CachedBlock, Fit, Use};
 use super::cache::{Cache, CacheBounds};
 use super::count::{BlockEvent, Counts};
 use super::slot::{Contents, OwnedSlot, Slot};
-use crate::fault::injected;
 use crate::id::Ticket;
 use crate::measure::Source;
 use crate::sync::{Lasting, Ordering, SharedFlag, SharedNumber, plain};
@@ -45,17 +44,6 @@ pub(super) struct Shards {
 pub(super) struct Shard {
     pub(super) cache: Cache,
     pub(super) counts: Counts,
-    /// The ticket of the last free to this shard, and the bytes freed under it and not granted again.
-    epoch: Ticket,
-    unsealed: u64,
-}
-
-/// A free that a shard kept.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ShardedBlock {
-    pub(super) ticket: Ticket,
-    /// Unsealed bytes of the shard.
-    pub(super) unsealed: u64,
 }
 
 impl Shards {
@@ -73,10 +61,10 @@ impl Shards {
         self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS
     }
 
-    /// Makes the shards, under the lock of the state, whose open ticket is `open`, beside the stream's own cache.
-    pub(super) fn make(&self, open: Ticket, own: &Cache) {
+    /// Makes the shards, under the lock of the state, beside the stream's own cache.
+    pub(super) fn make(&self, own: &Cache) {
         let shard = || OwnedSlot::new(Shard::new(own.for_thread()));
-        self.open.store(open.0, Ordering::Release);
+        self.open.store(own.open.0, Ordering::Release);
         // A second call finds them made.
         let _ = self.shards.set((0..SHARDS).map(|_| shard()).collect());
     }
@@ -133,13 +121,11 @@ impl Shards {
         bounds: CacheBounds,
         seals_above: u64,
     ) -> bool {
-        let ticket = self.open();
-        let unsealed = shard.unsealed_under(ticket) + block.bytes;
-        let cached = CachedBlock::freed(block, ticket);
-        if unsealed > seals_above || !shard.cache.push_at_once(cached, bounds.bytes / SHARE) {
+        shard.cache.join(self.open());
+        let bound = bounds.bytes / SHARE;
+        if (shard.cache.keep_at_once(block, bound, seals_above)).is_none() {
             return false;
         }
-        (shard.epoch, shard.unsealed) = (ticket, unsealed);
         shard
             .counts
             .count(BlockEvent::Free, block.bytes, block.rounding);
@@ -149,14 +135,15 @@ impl Shards {
     }
 
     /// Keeps a block in a shard, if there is room and the cache is not bypassed, which is asked under the shard's lock:
-    /// a thread that has caches bypassed flushes the shard afterwards.
+    /// a thread that has caches bypassed flushes the shard afterwards. Returns the ticket, and the unsealed bytes of the
+    /// shard.
     pub(super) fn keep(
         &self,
         shard: &Slot<Shard>,
         block: &Use,
         bounds: CacheBounds,
         is_bypassed: impl FnOnce() -> bool,
-    ) -> Option<ShardedBlock> {
+    ) -> Option<(Ticket, u64)> {
         let mut shard = shard.lock();
         shard
             .counts
@@ -165,20 +152,16 @@ impl Shards {
             return None;
         }
         let ticket = self.open();
+        shard.cache.join(ticket);
         let cached = CachedBlock::freed(block, ticket);
         if !shard.cache.push(cached, bounds.bytes / SHARE) {
             return None;
         }
-        let unsealed = shard.unsealed_under(ticket) + block.bytes;
-        (shard.epoch, shard.unsealed) = (ticket, unsealed);
-        if injected("shard-dirty-late") {
-            drop(shard);
-            self.mark_dirty();
-            return Some(ShardedBlock { ticket, unsealed });
-        }
+        shard.cache.unsealed += block.bytes;
+        let unsealed = shard.cache.unsealed;
         // As in `keep_at_once`.
         self.mark_dirty();
-        Some(ShardedBlock { ticket, unsealed })
+        Some((ticket, unsealed))
     }
 
     /// Reads first: all threads share the flag's cache line.
@@ -194,26 +177,12 @@ impl Shard {
         Self {
             cache,
             counts: Counts::default(),
-            epoch: Ticket::ZERO,
-            unsealed: 0,
-        }
-    }
-
-    /// Returns the bytes freed to this shard under the ticket and not granted again.
-    fn unsealed_under(&self, ticket: Ticket) -> u64 {
-        if self.epoch == ticket {
-            self.unsealed
-        } else {
-            0
         }
     }
 
     /// Grants a block that was freed to this shard.
     pub(super) fn take(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
-        let cached = self.cache.pop(bytes)?;
-        if cached.ticket == self.epoch {
-            self.unsealed = self.unsealed.saturating_sub(bytes);
-        }
+        let cached = self.cache.take(bytes, Fit::Exact)?;
         self.counts
             .count(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)

@@ -10,7 +10,6 @@ use super::cache::{CacheBounds, CacheOwner};
 use super::count::BlockEvent;
 use super::state::StreamState;
 use super::stream_cache::StreamCache;
-use crate::fault::injected;
 use crate::heap::GRANULE;
 use crate::id::Ticket;
 use crate::measure::Source;
@@ -65,7 +64,7 @@ impl StreamCache {
             .ok_or(spare)?;
         let event = BlockEvent::Granted(Source::Grown);
         state.counters.count(event, bytes, rounding);
-        Ok((spare, state.open, state.cache.references.take()))
+        Ok((spare, state.cache.open, state.cache.references.take()))
     }
 
     /// Counts a block whose memory was given back to the source in the order of the stream. Keeps its record as a spare, if it
@@ -114,7 +113,7 @@ impl StreamCache {
         let event = BlockEvent::Granted(Source::Grown);
         let mut state = self.state.lock();
         state.counters.count(event, bytes, rounding);
-        (state.open, state.cache.references.take())
+        (state.cache.open, state.cache.references.take())
     }
 
     /// Keeps a spare that is large, or where the cache has no unused entry, perhaps after a flush.
@@ -122,8 +121,7 @@ impl StreamCache {
     #[inline(never)]
     fn keep_first(&self, state: &mut StreamState, spare: CachedBlock, bound: u64) -> bool {
         self.activity.begin();
-        let is_bypassed = self.is_bypassed() && !injected("spare-kept-beside-a-waiter");
-        if is_bypassed || state.is_retired || state.capture.is_some() {
+        if self.is_bypassed() || state.is_retired || state.capture.is_some() {
             return false;
         }
         match state.cache.has_stack(spare.bytes) {

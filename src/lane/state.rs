@@ -2,7 +2,7 @@
 //!
 //! | transition | from | to |
 //! |---|---|---|
-//! | `take`, `take_at_once`, `pop` | a block cached | granted; no longer unsealed, if it was freed under the open ticket |
+//! | `take`, `take_at_once` | a block cached | granted; no longer unsealed, if it was freed under the open ticket |
 //! | `keep_at_once` | a block used | cached under the open ticket |
 //! | `count_use` | a block used | freed under the open ticket; the caller caches it, or passes it to the heap |
 //! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
@@ -23,9 +23,6 @@ use crate::sync::{Lasting, plain};
 pub(super) struct StreamState {
     pub(super) cache: Cache,
     pub(super) is_host: bool,
-    pub(super) open: Ticket,
-    /// Bytes freed under the open ticket and not granted again by the cache.
-    pub(super) unsealed: u64,
     /// A block was freed under the open ticket, or the last record failed.
     pub(super) is_dirty: bool,
     /// The stream's last handle is gone.
@@ -44,8 +41,6 @@ impl StreamState {
         Self {
             cache: Cache::new(largest),
             is_host,
-            open: Ticket::FIRST,
-            unsealed: 0,
             is_dirty: false,
             is_retired: false,
             visitors: 0,
@@ -55,20 +50,20 @@ impl StreamState {
         }
     }
 
-    /// Grants a block of exactly this size, which has a stack.
+    /// Grants a block of exactly this size, which has a stack. `rounding` is the part of `bytes` that was not requested.
     #[inline(always)]
     pub(super) fn take_at_once(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
         let cached = self.cache.pop_stacked(bytes)?;
-        self.record_taken(&cached);
+        self.cache.record_taken(&cached);
         self.counters
             .count(BlockEvent::Granted(Source::Lane), bytes, rounding);
         Some(cached)
     }
 
-    /// Grants a block. `rounding` is the part of `bytes` that was not requested.
+    /// Grants a block, in any case.
     #[inline(always)]
     pub(super) fn take(&mut self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
-        let cached = self.pop(bytes, fit)?;
+        let cached = self.cache.take(bytes, fit)?;
         let surplus = (cached.bytes - bytes) as u32;
         self.counters.count(
             BlockEvent::Granted(Source::Lane),
@@ -76,23 +71,6 @@ impl StreamState {
             rounding + surplus,
         );
         Some(cached)
-    }
-
-    /// Takes a block that is counted elsewhere.
-    pub(super) fn pop(&mut self, bytes: u64, fit: Fit) -> Option<CachedBlock> {
-        let mut cached = self.cache.pop(bytes);
-        if matches!(fit, Fit::Near) && self.cache.has_stack(bytes) {
-            cached = cached.or_else(|| self.cache.pop_near(bytes));
-        }
-        cached.inspect(|cached| self.record_taken(cached))
-    }
-
-    /// A block that was freed under the open ticket is granted: nothing need be sealed for it.
-    #[inline(always)]
-    pub(super) fn record_taken(&mut self, cached: &CachedBlock) {
-        if cached.ticket == self.open {
-            self.unsealed -= cached.bytes;
-        }
     }
 
     /// Caches a freed block if that makes no seal due, and the cache has room among `bound` bytes and an unused entry.
@@ -104,18 +82,7 @@ impl StreamState {
         bound: u64,
         seals_above: u64,
     ) -> Option<Ticket> {
-        let unsealed = self.unsealed.saturating_add(block.bytes);
-        if unsealed > seals_above {
-            return None;
-        }
-        let ticket = self.open;
-        if !self
-            .cache
-            .push_at_once(CachedBlock::freed(block, ticket), bound)
-        {
-            return None;
-        }
-        self.unsealed = unsealed;
+        let ticket = self.cache.keep_at_once(block, bound, seals_above)?;
         self.is_dirty = !self.is_host;
         self.counters
             .count(BlockEvent::Free, block.bytes, block.rounding);
@@ -124,9 +91,9 @@ impl StreamState {
 
     /// Notes that a block is freed under the open ticket, which is returned.
     pub(super) fn count_use(&mut self, bytes: u64) -> Ticket {
-        self.unsealed = self.unsealed.saturating_add(bytes);
+        self.cache.unsealed = self.cache.unsealed.saturating_add(bytes);
         self.is_dirty = !self.is_host;
-        self.open
+        self.cache.open
     }
 
     /// Returns whether a block was freed under the open ticket, here or to a shard, or the last record failed.
@@ -135,11 +102,10 @@ impl StreamState {
     }
 
     fn close(&mut self, shards: &Shards) -> Closed {
-        let (ticket, was_dirty) = (self.open, self.is_dirty);
-        self.open = ticket.next();
-        self.unsealed = 0;
+        let (ticket, was_dirty) = (self.cache.open, self.is_dirty);
+        self.cache.join(ticket.next());
         self.is_dirty = false;
-        let covers_frees = shards.mark_closed(self.open) || was_dirty;
+        let covers_frees = shards.mark_closed(self.cache.open) || was_dirty;
         Closed {
             ticket,
             covers_frees,

@@ -21,23 +21,20 @@
 use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Use};
 use super::cache::{Cache, CacheBounds, CacheOwner, Flush, RefCache};
-use super::count::{BlockEvent, Counts, LaneFigures, UNKNOWN};
+use super::count::{BlockEvent, Counters, Counts, LaneFigures, UNKNOWN};
+use super::own_calls::OwnCalls;
 use super::shards::{Shard, Shards};
 use super::slot::{OwnedSlot, Slot};
 use super::spacing::Spacing;
 use super::state::StreamState;
-use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
 use crate::measure::Source;
 use crate::sync::plain::{AtomicBool, AtomicU64};
-use crate::sync::{Arc, Guard, Ordering, SharedNumber, SharedState, plain};
+use crate::sync::{Arc, Guard, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
-
-/// The bit that is set in the number of submissions while the stream is captured.
-pub(super) const CAPTURED: u64 = 1 << 63;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
@@ -45,7 +42,7 @@ pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct StreamCache {
-    pub(super) bounds: CacheBounds,
+    pub(crate) bounds: CacheBounds,
     gate: Gate,
     pub(super) activity: Activity,
     is_external: bool,
@@ -59,8 +56,7 @@ pub(crate) struct StreamCache {
     alternates: AtomicBool,
     /// A bit for each size of which the cache probably has a spare. Set under the lock of the state.
     pub(super) spare: AtomicU64,
-    /// The pool's own calls on the stream that have not returned, and whether the stream is captured: see `capture`.
-    pub(super) submissions: SharedNumber,
+    pub(crate) calls: OwnCalls,
 }
 
 /// Keeps a stream's lane registered while a grant for it is being delivered.
@@ -70,24 +66,6 @@ pub(crate) struct Visit<'a>(&'a StreamCache);
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         self.0.state.lock().visitors -= 1;
-    }
-}
-
-/// A question about the gate, to be asked under the lock.
-#[derive(Clone, Copy)]
-struct GateCheck<'a> {
-    cache: &'a StreamCache,
-    /// The answer that was read before the lock was taken, by mistake.
-    too_early: Option<bool>,
-}
-
-impl GateCheck<'_> {
-    #[inline(always)]
-    fn is_bypassed(self) -> bool {
-        match self.too_early {
-            Some(is_bypassed) => is_bypassed,
-            None => self.cache.is_bypassed(),
-        }
     }
 }
 
@@ -108,9 +86,7 @@ impl StreamCache {
             return None;
         }
         if self.shards.are_made() {
-            let taken =
-                self.take_from_shard(bytes, rounding, |shard| shard.cache.references.take());
-            let (cached, left) = taken?;
+            let (cached, left) = self.take_from_shard(bytes, rounding, RefCache::take)?;
             return Some((cached, left.unwrap_or_else(|| owner.clone())));
         }
         let mut state = self.enter(&self.state);
@@ -154,11 +130,10 @@ impl StreamCache {
         if this.shards.are_made() {
             return Self::free_to_shard_at_once(owner, cache_of, block, is_over);
         }
-        let gate = this.gate_check();
         // Once the reference is left, the owner may go on another thread, and `this` with it.
         let slot = this.state.slot();
         let mut state = this.enter(&slot);
-        if gate.is_bypassed() {
+        if this.is_bypassed() {
             return false;
         }
         let kept = state.keep_at_once(&block(), this.bounds.bytes, this.spacing.bound());
@@ -222,7 +197,7 @@ impl StreamCache {
     /// Gives threads shards, except where the host frees: such memory is complete anyway, and shared.
     fn make_shards(&self, state: &StreamState) {
         if self.bounds.bytes > 0 && !state.is_host {
-            self.shards.make(state.open, &state.cache);
+            self.shards.make(&state.cache);
         }
     }
 
@@ -234,22 +209,13 @@ impl StreamCache {
     /// Returns whether the stream is being captured in a session of the pool.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
-        self.submissions.load(Ordering::Acquire) & CAPTURED != 0
+        self.calls.are_refused()
     }
 
     /// Returns whether the cache grants and keeps nothing now. To be asked under the lock.
     #[inline(always)]
     pub(super) fn is_bypassed(&self) -> bool {
         self.gate.load(Ordering::Relaxed) != 0
-    }
-
-    /// Returns what a free asks under the lock: whether the cache keeps nothing now.
-    #[inline(always)]
-    fn gate_check(&self) -> GateCheck<'_> {
-        GateCheck {
-            cache: self,
-            too_early: injected("lane-freed-into-while-drained").then(|| self.is_bypassed()),
-        }
     }
 }
 
@@ -280,7 +246,7 @@ impl StreamCache {
             alternates: AtomicBool::new(false),
             spare: AtomicU64::new(0),
             state: OwnedSlot::new(state),
-            submissions: SharedNumber::new(0),
+            calls: OwnCalls::default(),
         }
     }
 
@@ -302,22 +268,13 @@ impl StreamCache {
         state.take(bytes, rounding, fit)
     }
 
-    /// Grants a block that this stream freed, of a size that has no stack.
-    #[inline]
-    pub(crate) fn take_large(&self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
-        if bytes <= self.bounds.largest || self.is_captured() {
-            return None;
-        }
-        self.take(bytes, rounding, Fit::Exact)
-    }
-
     /// Grants a block from this thread's shard, where it takes `more` as well, or from the stream's own cache.
     #[inline(never)]
     fn take_from_shard<R: Default>(
         &self,
         bytes: u64,
         rounding: u32,
-        more: impl FnOnce(&mut Shard) -> R,
+        more: impl FnOnce(&mut RefCache) -> R,
     ) -> Option<(CachedBlock, R)> {
         let shard = self.shards.own()?;
         {
@@ -326,7 +283,7 @@ impl StreamCache {
                 return None;
             }
             if let Some(cached) = shard.take(bytes, rounding) {
-                return Some((cached, more(&mut shard)));
+                return Some((cached, more(&mut shard.cache.references)));
             }
         }
         let cached = {
@@ -334,7 +291,7 @@ impl StreamCache {
             if self.is_bypassed() {
                 return None;
             }
-            state.pop(bytes, Fit::Exact)?
+            state.cache.take(bytes, Fit::Exact)?
         };
         shard
             .lock()
@@ -351,9 +308,8 @@ impl StreamCache {
         if self.shards.are_made() {
             return self.free_to_shard(&block, now);
         }
-        let gate = self.gate_check();
         let mut state = self.enter(&self.state);
-        if !gate.is_bypassed() {
+        if !self.is_bypassed() {
             let kept = state.keep_at_once(&block, self.bounds.bytes, self.spacing.bound());
             if let Some(ticket) = kept {
                 return Freed {
@@ -366,7 +322,7 @@ impl StreamCache {
         state
             .counters
             .count(BlockEvent::Free, block.bytes, block.rounding);
-        self.keep(state, &block, now, gate)
+        self.keep(state, &block, now)
     }
 
     #[cold]
@@ -378,14 +334,12 @@ impl StreamCache {
             self.is_bypassed() || self.is_captured()
         };
         let kept = shard.and_then(|shard| self.shards.keep(&shard, block, self.bounds, gate));
-        let Some(kept) = kept else {
-            let gate = self.gate_check();
-            let state = self.state.lock();
-            return self.keep(state, block, now, gate);
+        let Some((ticket, unsealed)) = kept else {
+            return self.keep(self.state.lock(), block, now);
         };
-        let seals = kept.unsealed > self.spacing.bound();
+        let seals = unsealed > self.spacing.bound();
         Freed {
-            ticket: kept.ticket,
+            ticket,
             is_kept: true,
             closed: seals
                 .then(|| self.state.lock().close_if_recordable(&self.shards))
@@ -395,27 +349,18 @@ impl StreamCache {
 
     #[cold]
     #[inline(never)]
-    fn keep(
-        &self,
-        mut state: Guard<'_, StreamState>,
-        block: &Use,
-        now: Option<Duration>,
-        gate: GateCheck<'_>,
-    ) -> Freed {
-        let too_early =
-            injected("gate-read-before-the-stream-is-active").then(|| gate.is_bypassed());
+    fn keep(&self, mut state: Guard<'_, StreamState>, block: &Use, now: Option<Duration>) -> Freed {
         self.activity.begin();
-        let is_bypassed = too_early.unwrap_or_else(|| gate.is_bypassed());
-        let is_bypassed = is_bypassed || state.capture.is_some();
+        let is_bypassed = self.is_bypassed() || state.capture.is_some();
         let ticket = state.count_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
-        let is_large = self.has_large_size(block.bytes)
+        let is_large = self.bounds.has_large(block.bytes)
             && self.keep_large(&mut state, cached, now.filter(|_| !is_bypassed));
         // A large block is sealed by the stream's next call that does not take it again. An external stream may have no
         // further call.
         let may_wait = is_large && !self.is_external;
-        let is_due = state.unsealed > self.spacing.bound() && !may_wait;
+        let is_due = state.cache.unsealed > self.spacing.bound() && !may_wait;
         let closed = (is_bypassed || is_due).then(|| state.close_if_recordable(&self.shards));
         self.mark_owed(&state);
         Freed {
@@ -423,11 +368,6 @@ impl StreamCache {
             is_kept: is_stacked || is_large,
             closed: closed.flatten(),
         }
-    }
-
-    /// Returns whether blocks of this size may go to the large-block cache at times.
-    fn has_large_size(&self, bytes: u64) -> bool {
-        bytes > self.bounds.largest && bytes <= self.bounds.large_cache
     }
 
     /// Notes the free of a block of such a size, also while the cache is bypassed. Keeps it if the stream alternates and
@@ -446,15 +386,9 @@ impl StreamCache {
         is_kept
     }
 
-    /// Returns whether the stream's blocks are passed through, and its cache keeps spares in their place.
-    #[inline]
-    pub(crate) fn keeps_spares(&self) -> bool {
-        self.bounds.spares.is_some()
-    }
-
     /// Returns whether a block of this size may go to the large-block cache now.
     pub(crate) fn may_keep_large(&self, bytes: u64) -> bool {
-        self.has_large_size(bytes) && self.alternates.load(Ordering::Relaxed)
+        self.bounds.has_large(bytes) && self.alternates.load(Ordering::Relaxed)
     }
 
     /// Notes the last use, on this stream, of a block that is freed through the heap.
@@ -462,7 +396,7 @@ impl StreamCache {
         let mut state = self.state.lock();
         self.activity.begin();
         let ticket = state.count_use(bytes);
-        let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
+        let seals = self.is_bypassed() || state.cache.unsealed > self.spacing.bound();
         let closed = seals.then(|| state.close_if_recordable(&self.shards));
         self.mark_owed(&state);
         Freed {
@@ -474,7 +408,7 @@ impl StreamCache {
 
     /// Notes, after a free, whether it left more bytes unsealed than the bound.
     fn mark_owed(&self, state: &StreamState) {
-        if state.unsealed > self.spacing.bound() {
+        if state.cache.unsealed > self.spacing.bound() {
             self.may_owe_seal.store(true, Ordering::Relaxed);
         }
     }
@@ -497,7 +431,7 @@ impl StreamCache {
         let mut state = this.enter(&slot);
         // Before the gate is read: see `active`.
         this.activity.begin();
-        let unsealed = state.unsealed.saturating_add(block.bytes);
+        let unsealed = state.cache.unsealed.saturating_add(block.bytes);
         let is_plain = !this.is_bypassed() && state.capture.is_none();
         if !is_plain || unsealed > this.spacing.bound() {
             return None;
@@ -524,7 +458,7 @@ impl StreamCache {
         if state.capture.is_some() {
             return None;
         }
-        state.record_taken(block);
+        state.cache.record_taken(block);
         state
             .counters
             .count(BlockEvent::Granted(Source::Lane), block.bytes, rounding);
@@ -556,38 +490,27 @@ impl StreamCache {
 impl StreamCache {
     /// Returns the open ticket: it, or a later one, proves all work submitted so far.
     pub(crate) fn open_ticket(&self) -> Ticket {
-        self.state.lock().open
+        self.state.lock().cache.open
     }
 
     /// Returns the last closed ticket, and whether a freed block is not covered by any event.
-    pub(super) fn last_closed(&self) -> (Ticket, bool) {
+    pub(crate) fn last_closed(&self) -> (Ticket, bool) {
         let state = self.state.lock();
-        (state.open.previous(), state.is_dirty_with(&self.shards))
+        (
+            state.cache.open.previous(),
+            state.is_dirty_with(&self.shards),
+        )
     }
 
-    /// Closes the open ticket; `None` while the stream is captured. The host's tickets are not closed.
-    pub(super) fn close(&self) -> Option<Closed> {
+    /// Closes the open ticket; `None` while the stream is captured, or if a freed block is `needed` that no event covers,
+    /// and there is none. The host's tickets are not closed.
+    pub(super) fn close(&self, needed: bool) -> Option<Closed> {
         let mut state = self.state.lock();
+        if needed && !state.is_dirty_with(&self.shards) {
+            return None;
+        }
         self.activity.begin();
         state.close_if_recordable(&self.shards)
-    }
-
-    pub(super) fn close_if_dirty(&self) -> Option<Closed> {
-        let mut state = self.state.lock();
-        let is_dirty = state.is_dirty_with(&self.shards);
-        is_dirty.then(|| state.close_if_recordable(&self.shards))?
-    }
-
-    /// The event of a closed ticket could not be recorded: the next one must cover it.
-    pub(super) fn mark_unrecorded(&self) {
-        let mut state = self.state.lock();
-        self.activity.begin();
-        state.is_dirty = true;
-    }
-
-    /// Returns whether a freed block is not covered by any event.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.state.lock().is_dirty_with(&self.shards)
     }
 
     /// Returns whether a free left more bytes unsealed than the bound, and they are still unsealed.
@@ -596,17 +519,17 @@ impl StreamCache {
             return false;
         }
         let state = self.state.lock();
-        let owes_seal = state.unsealed > self.spacing.bound();
+        let owes_seal = state.cache.unsealed > self.spacing.bound();
         self.may_owe_seal.store(owes_seal, Ordering::Relaxed);
         owes_seal
     }
 
     /// Memory waits for a ticket under which perhaps no block was freed: if that ticket is open, the next seal must
-    /// close it all the same.
+    /// close it all the same. With [`Ticket::LAST`], the next event must cover what another one could not.
     pub(crate) fn expect_seal(&self, ticket: Ticket) {
         let mut state = self.state.lock();
         self.activity.begin();
-        state.is_dirty |= ticket >= state.open && !state.is_host;
+        state.is_dirty |= ticket >= state.cache.open && !state.is_host;
     }
 
     /// Returns whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
@@ -614,7 +537,7 @@ impl StreamCache {
         let state = self.state.lock();
         let is_dirty = state.is_dirty_with(&self.shards);
         let is_quiet = !is_dirty && state.visitors == 0;
-        state.is_retired && is_quiet && completed >= state.open.previous()
+        state.is_retired && is_quiet && completed >= state.cache.open.previous()
     }
 
     /// Makes the stream inactive if it caches nothing, and all that was freed on it is complete at `completed`, which the
@@ -626,7 +549,7 @@ impl StreamCache {
                 .chain(in_shards)
                 .all(Cache::is_empty);
             let is_dirty = state.is_dirty_with(&self.shards);
-            if is_empty && !is_dirty && completed >= state.open.previous() {
+            if is_empty && !is_dirty && completed >= state.cache.open.previous() {
                 self.activity.end();
             }
         });
@@ -637,7 +560,7 @@ impl StreamCache {
     pub(super) fn pending_blocks(&self, completed: Ticket) -> usize {
         self.with_all(|state, shards| {
             let is_dirty = state.is_dirty_with(&self.shards);
-            if !is_dirty && completed >= state.open.previous() {
+            if !is_dirty && completed >= state.cache.open.previous() {
                 return 0;
             }
             let in_shards = shards.iter().map(|shard| shard.cache.blocks());
@@ -661,19 +584,10 @@ impl StreamCache {
         !self.state.lock().cache.is_empty() || shards.any(may_shard)
     }
 
-    /// Returns whether any block is cached.
-    pub(crate) fn is_keeping(&self) -> bool {
-        self.state.lock().cache.bytes() > 0
-            || self
-                .shards
-                .all()
-                .any(|shard| shard.lock().cache.bytes() > 0)
-    }
-
     /// Takes cached blocks.
     pub(crate) fn flush(&self, which: Flush) -> Vec<CachedBlock> {
         // Flushing an empty cache makes its next free take the slow path, where maintenance hears of it.
-        if matches!(which, Flush::Idle) && !self.was_idle() && self.is_keeping() {
+        if matches!(which, Flush::Idle) && self.is_in_use() {
             return Vec::new();
         }
         let mut cached = self.state.lock().cache.flush(which);
@@ -685,11 +599,14 @@ impl StreamCache {
         cached
     }
 
-    /// Returns whether the stream neither took a cached block nor closed a ticket since the last call.
-    fn was_idle(&self) -> bool {
+    /// Returns whether blocks are cached, and the stream took one or closed a ticket since the last call.
+    fn is_in_use(&self) -> bool {
         self.with_all(|state, shards| {
-            let look = (state.counters.with(&sum(shards)).hits(), state.open);
-            std::mem::replace(&mut state.last_look, look) == look
+            let look = (state.counters.with(&sum(shards)).hits(), state.cache.open);
+            let was_idle = std::mem::replace(&mut state.last_look, look) == look;
+            let mut in_shards = shards.iter().map(|shard| &shard.cache);
+            let is_keeping = |cache: &Cache| cache.bytes() > 0;
+            !was_idle && (is_keeping(&state.cache) || in_shards.any(is_keeping))
         })
     }
 
@@ -742,18 +659,9 @@ impl StreamCache {
         })
     }
 
-    /// Keeps the high-water mark of the used bytes from now on under a further mark.
-    pub(crate) fn begin(&self, mark: Mark) {
-        self.with_all(|state, shards| state.counters.begin(mark, &sum(shards)));
-    }
-
-    pub(crate) fn end(&self, mark: Mark) {
-        self.state.lock().counters.end(mark);
-    }
-
-    /// Sets the high-water mark of the used bytes to the bytes used now.
-    pub(crate) fn reset_high(&self) {
-        self.with_all(|state, shards| state.counters.reset_high(&sum(shards)));
+    /// Changes the high-water marks of the counters, given the counts of the shards.
+    pub(crate) fn with_marks(&self, change: impl FnOnce(&mut Counters, &Counts)) {
+        self.with_all(|state, shards| change(&mut state.counters, &sum(shards)));
     }
 
     /// Reads the state and all shards at one moment: a block freed in one shard was granted in another, and no free is

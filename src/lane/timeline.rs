@@ -14,7 +14,6 @@
 use super::marker::Marker;
 use super::pace::Pace;
 use crate::device::{Device, DeviceError};
-use crate::fault::injected;
 use crate::heap::{Clock, Donor, StreamClock};
 use crate::id::{StreamId, Ticket};
 use crate::sync::plain::{AtomicBool, AtomicU64};
@@ -155,16 +154,15 @@ impl Timeline {
         let mut late = None;
         let (marker, on_next) = {
             let mut markers = self.markers.lock();
-            let is_left_out = !injected("marker-behind-a-later-one");
             let at = markers.position_of(marker.ticket);
             let published = match markers.incomplete.get(at) {
-                Some(earlier) if is_left_out => {
+                Some(earlier) => {
                     late = Some(marker);
                     earlier.clone()
                 }
                 // A later ticket is complete, and so is this one: there is nothing to wait for.
-                _ if is_left_out && self.completed() >= marker.ticket => Arc::new(marker),
-                _ => {
+                None if self.completed() >= marker.ticket => Arc::new(marker),
+                None => {
                     marker.expected_at = markers.pace.expect(marker.sealed_at);
                     let marker = Arc::new(marker);
                     let incomplete = &mut markers.incomplete;
@@ -242,7 +240,7 @@ impl Timeline {
         let mut to_watch: SmallVec<[_; 3]> = to_watch.into_iter().flatten().cloned().collect();
         to_watch.dedup_by_key(|marker| marker.ticket);
         let is_coming = to_watch.is_empty() && self.completed() < closed;
-        if is_coming && !injected("marker-to-come-overlooked") {
+        if is_coming {
             let on_next = &mut markers.on_next;
             on_next.retain(|(_, known)| !known.will_wake(waker));
             on_next.push((closed, waker.clone()));
@@ -379,10 +377,6 @@ impl Timeline {
         let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
         if is_likely {
             match is_complete(&newest) {
-                Ok(true) if injected("newest-taken-for-what-was-asked-after") => {
-                    let newest = self.newest().unwrap_or(newest);
-                    return Ok(Some(self.record_complete(&newest, device.now())));
-                }
                 Ok(true) => return Ok(Some(self.record_complete(&newest, device.now()))),
                 Err(error) if error.is_sticky() => return Err(error),
                 // The oldest may be complete all the same.
@@ -522,9 +516,6 @@ impl Timeline {
     /// reaped it meanwhile: the marker that is oldest now was not queried.
     fn from(&self, oldest: Arc<Marker>) -> MarkerRun {
         let markers = &self.markers.lock().incomplete;
-        if injected("completed-without-being-asked-after") {
-            return markers.iter().cloned().collect();
-        }
         let at = markers.partition_point(|marker| marker.ticket <= oldest.ticket);
         std::iter::once(oldest)
             .chain(markers.range(at..).cloned())
@@ -567,11 +558,7 @@ impl Timeline {
 }
 
 fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
-    let answer = marker.query();
-    if injected("error-taken-for-not-ready") {
-        return Ok(answer.unwrap_or(false));
-    }
-    answer
+    marker.query()
 }
 
 /// Returns the last marker that is complete, given that the first is; and the device's error, if it reported one. A

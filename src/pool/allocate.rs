@@ -303,10 +303,13 @@ pub(super) fn take_cached(
     let rounded = plain_size(pool, registration, layout)?;
     let rounding = (rounded - layout.bytes) as u32;
     let Registration { service, lane, .. } = &**registration;
-    let (allocation, left) = match lane.cache.keeps_spares() {
+    let (allocation, left) = match lane.cache.bounds.spares.is_some() {
         true => pass_through::take(&service.engine, lane, rounded, rounding)?,
         false => {
-            let cached = lane.cache.take_large(rounded, rounding)?;
+            if !lane.cache.bounds.has_large(rounded) || lane.cache.is_captured() {
+                return None;
+            }
+            let cached = lane.cache.take(rounded, rounding, Fit::Exact)?;
             (Allocation::of_cache(cached), None)
         }
     };

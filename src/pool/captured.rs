@@ -5,7 +5,6 @@ use super::{Layout, Pool};
 use crate::block::Block;
 use crate::engine::{Engine, captures_of, order};
 use crate::error::AllocError;
-use crate::fault::injected;
 use crate::handles::{Caller, FromPart, GraphShare, Registration, Reserved, Route};
 use crate::heap::{Clock, Placement};
 use crate::id::StreamId;
@@ -74,7 +73,7 @@ fn present(registration: &Registration, route: &Route) -> Result<Route, AllocErr
         .shared
         .noted(unsafe { captures.capture_of(lane.raw) })?;
     match present.filter(|present| *present != known) {
-        Some(present) if !injected("conditional-body-not-recognised") => {
+        Some(present) => {
             let clock = route.share().clock_of(present);
             let further = registration.continue_route(&route.clock, clock);
             Ok(further.unwrap_or_else(|| route.clone()))

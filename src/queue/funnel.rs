@@ -61,7 +61,6 @@
 use super::waiters::Waiters;
 use crate::engine::Announcer;
 use crate::engine::{Change, Publish};
-use crate::fault::injected;
 use crate::seam::Fact;
 use crate::sync::plain;
 use crate::sync::{Foreign, Guards, Mutex, Ordering, SharedNumber};
@@ -304,9 +303,6 @@ impl Funnel {
 
 /// Wakes tasks. A panic of a waker is reported, and affects nothing else.
 pub(super) fn wake_all(announcer: &Announcer, wakers: impl IntoIterator<Item = Waker>) {
-    if injected("wakers-after-a-panic-lost") {
-        return wakers.into_iter().for_each(Waker::wake);
-    }
     for _ in 0..plain::wake_all(wakers) {
         announcer.tell(|| Fact::WakerPanicked);
     }

@@ -18,7 +18,6 @@ use super::unclaimed::Unclaimed;
 use super::waiter::Waiter;
 use crate::engine::{Effort, Mode, NoMemory, maintenance, wait_allowed_at};
 use crate::error::AllocError;
-use crate::fault::injected;
 use crate::sync::Arc;
 use std::cell::Cell;
 use std::time::Duration;
@@ -117,8 +116,7 @@ impl<'a> Pass<'a> {
             self.look_again_at(until);
             return false;
         }
-        let is_aside = !injected("silent-request-keeps-its-turn")
-            && service.queue.set_aside(head, &service.engine.shared.gate);
+        let is_aside = service.queue.set_aside(head, &service.engine.shared.gate);
         if is_aside {
             // It may have been the last one that the maintenance was put off for.
             maintenance::resume(&service.engine);
@@ -255,15 +253,10 @@ impl<'a> Pass<'a> {
         let service = self.service;
         let waited = service.now().saturating_sub(waiter.entry.since);
         service.end_deadlock();
-        if injected("woken-before-granted") {
-            wake_all(&self.service.engine.store.announcer, waiter.notify());
-        }
         match waiter.grant(found.claim()) {
             Ok(waker) => {
                 let _ = service.leave(waiter, Some(waited));
-                if !injected("woken-before-granted") {
-                    wake_all(&self.service.engine.store.announcer, waker);
-                }
+                wake_all(&self.service.engine.store.announcer, waker);
                 Served::Granted
             }
             Err(found) => {

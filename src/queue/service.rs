@@ -13,7 +13,6 @@ use crate::engine::{
     Change, Engine, Group, OtherPools, Settings, Watches, access, figures, maintenance,
 };
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
-use crate::fault::injected;
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::seam::Fact;
@@ -160,7 +159,7 @@ impl Service {
 
     /// Notes that nothing can serve a request that is the first, and wakes its owner if that watches for it.
     pub(super) fn stall(&self, waiter: &Waiter) {
-        if waiter.stall.begin() && !injected("stalled-and-not-woken") {
+        if waiter.stall.begin() {
             wake_all(&self.engine.store.announcer, waiter.notify());
         }
     }
@@ -231,9 +230,7 @@ impl Service {
     pub(crate) fn admit(&self, tag: Tag) {
         let moved = self.queue.admit(tag, self.now(), &self.engine.shared.gate);
         self.notify_of_moved(moved);
-        if !injected("freed-without-relief") {
-            self.relieve(tag);
-        }
+        self.relieve(tag);
     }
 
     /// Evicts memory of a tag until its throttled requests are let in, as far as that can be. The first that is not let
@@ -272,9 +269,6 @@ impl Service {
 
     /// Releases memory above the threshold once a caller has waited for the device.
     pub(crate) fn release_synchronized(&self) {
-        if injected("synchronized-without-a-release") {
-            return;
-        }
         access::settle_access(&self.engine);
         maintenance::release_synchronized(&self.engine);
     }

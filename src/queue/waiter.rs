@@ -16,7 +16,6 @@
 use super::Demand;
 use crate::engine::{Allocations, Expected, Parts};
 use crate::error::AllocError;
-use crate::fault::injected;
 use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::WaitOutcome;
@@ -294,9 +293,8 @@ impl Waiter {
     /// Returns whether a search at this generation and progress was in vain.
     pub(super) fn was_searched_at(&self, (generation, progress): (u64, u64)) -> bool {
         let (searched, searched_at) = &self.searched;
-        let is_same_progress = searched_at.load(Ordering::Relaxed) == progress
-            || injected("progress-found-for-another-request");
-        searched.load(Ordering::Relaxed) == generation && is_same_progress
+        searched.load(Ordering::Relaxed) == generation
+            && searched_at.load(Ordering::Relaxed) == progress
     }
 
     /// Returns whether the device had refused memory when it was last searched for in vain.

@@ -11,7 +11,6 @@ use super::waiting_request::WaitingRequest;
 use super::{Demand, Rules};
 use crate::engine::{Expected, Parts, gate};
 use crate::error::AllocError;
-use crate::fault::injected;
 use crate::heap::Placement;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
@@ -377,8 +376,7 @@ impl Waiters {
     /// else `claim` returns false, which is called under the lock.
     pub(super) fn next_to_notify(&self, claim: impl FnOnce() -> bool) -> Option<Option<Waker>> {
         let queue = self.queue.lock();
-        let is_empty = queue.is_gate_open() && !injected("notified-with-no-request-waiting");
-        if is_empty || !claim() {
+        if queue.is_gate_open() || !claim() {
             return None;
         }
         let mut first = queue.in_order(NOTIFIED);
@@ -403,13 +401,7 @@ impl Waiters {
         };
         let ToTry { all, left_over } = queue.to_scan(generation, usual_alignment, needs);
         // They may have left the queue, and be the last owners of their streams.
-        match injected("search-dropped-under-the-lock") {
-            true => left_over
-                .into_iter()
-                .map(Foreign::into_inner)
-                .for_each(drop),
-            false => trash.add(left_over),
-        }
+        trash.add(left_over);
         all.into_iter().map(Foreign::into_inner).collect()
     }
 

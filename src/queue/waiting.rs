@@ -9,7 +9,6 @@ use super::waiters::{JoinRefused, Joined, Newcomer};
 use super::{Demand, Service, Terms, reclaimer, serving};
 use crate::engine::{Allocations, Expected, NoMemory};
 use crate::error::{AllocError, Shortfall};
-use crate::fault::injected;
 use crate::id::ReservationId;
 use crate::measure::WaitOutcome;
 use crate::seam::Fact;
@@ -254,9 +253,6 @@ impl Waiting {
             waited: time_waited,
             outcome,
         });
-        if injected("grant-dropped-with-its-future") {
-            return std::mem::forget(left_over);
-        }
         drop(left_over);
     }
 }

@@ -5,7 +5,6 @@ use super::handle::Task;
 use super::point::Point;
 use crate::device::Hold;
 use crate::error::TaskError;
-use crate::fault::injected;
 use crate::handles::Registration;
 use crate::id::StreamId;
 use crate::lane::{Holder, HostTaskEnding};
@@ -164,9 +163,6 @@ impl HeldStream {
         let lane = &self.registration.lane;
         lane.host_tasks.end(self.number, ending);
         assert_unlocked("release");
-        if ending == HostTaskEnding::Abandoned && injected("stream-held-by-an-abandoned-task") {
-            return std::mem::forget(hold);
-        }
         hold.release();
         if ending == HostTaskEnding::Abandoned {
             let announcer = &self.registration.service.engine.store.announcer;

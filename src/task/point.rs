@@ -2,7 +2,6 @@
 
 use crate::device::DeviceError;
 use crate::engine::ordering;
-use crate::fault::injected;
 use crate::handles::CapturedPoint;
 use crate::handles::Registration;
 use crate::id::Ticket;
@@ -25,10 +24,7 @@ impl Point {
     pub(super) fn present(registration: &Arc<Registration>) -> Self {
         let engine = &registration.service.engine;
         // The ticket is open after the work was submitted, so its event will be recorded behind the work.
-        let mut ticket = ordering::present_point(engine, &registration.lane);
-        if injected("task-before-the-open-ticket") {
-            ticket.0 -= 1;
-        }
+        let ticket = ordering::present_point(engine, &registration.lane);
         Self {
             ticket,
             registration: registration.clone(),

@@ -1,7 +1,6 @@
 //! The blocks: a slab of nodes, linked in address order within their segment.
 
 use super::fence::{Fence, Fences};
-use crate::fault::injected;
 use crate::id::{ReservationId, StreamId};
 use std::mem::discriminant;
 use std::num::NonZeroU32;
@@ -207,10 +206,7 @@ impl Blocks {
         let mut upper = Block {
             address: lower.address + offset,
             bytes: lower.bytes - offset,
-            state: match &lower.state {
-                State::Pending(_) if injected("fence-lost-in-split") => State::Free,
-                state => state.clone(),
-            },
+            state: lower.state.clone(),
             note: user.0,
             previous: Some(id),
             next: lower.next,

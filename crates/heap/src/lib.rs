@@ -81,7 +81,6 @@ pub mod check;
 mod chunk;
 mod completed;
 mod exchange;
-pub mod fault;
 mod fence;
 mod fit;
 mod forecast;

@@ -13,7 +13,6 @@ use super::fence::Fences;
 use super::growth::Capacity;
 use super::request::{Grant, Request};
 use super::window::Window;
-use crate::fault::injected;
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]
@@ -184,7 +183,6 @@ impl Mapping {
             let id = map.cut_out(id, self.start, end);
             match map.claim(id) {
                 Was::Free => {}
-                Was::Pending(fences) if injected("fence-lost-in-merge") => self.fences = fences,
                 Was::Pending(fences) => self.fences.join_all(&fences),
                 Was::Hole | Was::Room => {
                     let block = &map.blocks()[id];

@@ -13,7 +13,6 @@ use super::Waits;
 use crossbeam_utils::CachePadded;
 use std::fmt;
 use weirpool_heap::Level;
-use weirpool_heap::fault::injected;
 use weirpool_queue::Tag;
 use weirpool_sync::{Count, Ordering, SharedNumber, SharedState, plain::OnceLock};
 
@@ -69,12 +68,6 @@ impl Account {
     /// Returns [`LimitReached`] otherwise.
     #[inline]
     pub fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
-        if injected("limit-read-then-added") {
-            let charged = self.charged.load(Ordering::Acquire);
-            self.with(charged, bytes).ok_or(LimitReached)?;
-            self.charge_more(bytes);
-            return Ok(());
-        }
         self.update(|charged| (charged & THROTTLED == 0).then(|| self.with(charged, bytes))?)
     }
 
@@ -167,7 +160,7 @@ impl Account {
         if is_throttled {
             self.releases.add(1);
         }
-        is_throttled && !injected("held-and-overlooked")
+        is_throttled
     }
 
     /// Notes that a throttled request fails: its task may free memory that it holds.

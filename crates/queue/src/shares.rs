@@ -17,7 +17,6 @@ use crate::amount::{Amount, LimitKind, Sizes};
 use crate::fair_queue::SortKey;
 use crate::{QueueLimit, Tag};
 use std::collections::BTreeMap;
-use weirpool_heap::fault::injected;
 
 /// A tag, or all requests without one.
 pub(crate) type Party = Option<Tag>;
@@ -129,7 +128,7 @@ impl<T> Shares<T> {
             return Some(displaced);
         }
         let fits_alone = !Amount::default().is_full(limit, candidate.bytes);
-        if !fits_alone || injected("flood-refuses-all-tags") {
+        if !fits_alone {
             return None;
         }
         // More may wait than the limit allows now, since it was lowered, or requests came from quota queues. Those stay:
