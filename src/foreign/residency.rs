@@ -6,7 +6,6 @@ use crate::error::StreamError;
 use crate::handles::{GraphUses, HostAccess, Presence, Registration};
 use crate::lane::Lane;
 use crate::queue::Passages;
-use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex, plain};
 use smallvec::SmallVec;
 use std::fmt;
@@ -26,7 +25,7 @@ const STREAMS_KEPT: usize = 16;
 /// submissions, records of uses, copies and access by the host. So do launches of graphs whose captured work names one.
 /// The block can be dropped, and moved to other streams.
 ///
-/// Uses of an address that another library was given are not known here: whoever makes them [holds](Self::hold) the
+/// Uses of an address that another library was given are not known here: their caller [holds](Self::hold) the
 /// memory resident meanwhile. So does the user of cudarc's traits, from the call on.
 #[derive(Clone)]
 pub struct Residency(plain::Arc<Shared>);
@@ -70,10 +69,9 @@ impl Residency {
         &self.0.name
     }
 
-    /// Sets the stream on which the owner copies the contents away and back: each block ends in its order as well. Call it
-    /// once, before there are blocks.
-    pub fn copied_on(&self, stream: &Stream) {
-        let _ = self.0.copies.set(stream.registration().lane.clone());
+    /// Sets the stream of the owner's copies, once.
+    pub(crate) fn set_copies(&self, stream: &Registration) {
+        let _ = self.0.copies.set(stream.lane.clone());
     }
 
     /// Returns the stream of the owner's copies.
@@ -104,7 +102,7 @@ impl Residency {
     }
 
     /// Holds the memory for a call that uses it. This also succeeds while an absence is about to begin that waits for a
-    /// [hold](Self::hold): whoever has that hold may be the caller.
+    /// [hold](Self::hold): the caller may have that hold.
     ///
     /// # Errors
     /// Returns [`StreamError::Absent`] if an absence exists, or is about to begin and no hold exists.

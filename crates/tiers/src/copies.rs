@@ -42,13 +42,16 @@ enum Held {
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Vec<Piece>);
 
+/// Returns the parts of a range of a segment that live blocks have.
+pub(crate) type Live<'a> = dyn Fn(&Range<u64>) -> Vec<Range<u64>> + Send + Sync + 'a;
+
 /// The contents of a segment. A block may end at any time, and its bytes are not copied from then on.
 pub(crate) struct Contents<'a> {
     pub(crate) address: u64,
     /// The stream of the copies.
     pub(crate) on: &'a Stream,
     /// Returns the parts of a range that live blocks have.
-    pub(crate) live: Box<dyn Fn(&Range<u64>) -> Vec<Range<u64>> + Send + Sync + 'a>,
+    pub(crate) live: Box<Live<'a>>,
 }
 
 impl Contents<'_> {
@@ -189,7 +192,7 @@ impl Saving<'_> {
 }
 
 /// # Errors
-/// Returns an error if the process gets no room for so many bytes.
+/// Returns an error if the process gets no room for this many bytes.
 fn expect_room(size: u64, bytes: u64) -> Result<(), RegionError> {
     let refused = Vec::<u8>::new().try_reserve_exact(size as usize);
     refused.map_err(|_| RegionError::HostFull {

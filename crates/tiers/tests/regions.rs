@@ -253,7 +253,7 @@ fn streams_that_are_gone_are_forgotten() {
 }
 
 #[test]
-fn suspending_waits_until_nobody_is_inside() {
+fn suspending_waits_until_no_task_is_inside() {
     let (device, pool, stream) = start(64 * MIB);
     let weights = region(&pool, "weights", Keep::OnHost);
     let block = device.block_on(weights.allocate(&stream, 2 * MIB)).unwrap();
@@ -568,7 +568,7 @@ fn tag_of_the_region_is_charged_while_it_is_resident() {
     settle(&device, || charged() == 0);
 }
 
-/// What can go wrong: a device call fails in the middle, and contents are lost, bytes stay charged, or the region is in
+/// Failure: a device call fails in the middle, and contents are lost, bytes stay charged, or the region is in
 /// neither state.
 #[test]
 fn device_error_anywhere_loses_no_contents() {
@@ -645,7 +645,7 @@ fn device_error_anywhere_loses_no_contents() {
     }
 }
 
-/// What can go wrong: a future that is dropped in the middle leaves a half.
+/// Failure: a future that is dropped in the middle leaves a half.
 #[test]
 fn cancelled_operation_leaves_either_state() {
     for dropped_after in 0..12 {
@@ -689,7 +689,7 @@ fn cancelled_operation_leaves_either_state() {
     }
 }
 
-/// What can go wrong in any order of calls: contents differ, two blocks overlap, bytes are not conserved.
+/// Failures in any order of calls: contents differ, two blocks overlap, bytes are not conserved.
 #[test]
 fn random_calls_keep_contents_and_bytes() {
     for seed in 0..12 {

@@ -50,7 +50,7 @@ async fn idle_server_sleeps_and_its_next_request_wakes_it() {
     server.shut_down().await.unwrap();
 }
 
-/// What can go wrong: both hold a part and wait for the rest, one starves, or an answer is of lost weights.
+/// Failure: both hold a part and wait for the rest, one starves, or an answer is of lost weights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_take_turns_on_memory_that_holds_one() {
     let folder = std::env::temp_dir().join(format!("weirpool-sleep-{}", std::process::id()));
