@@ -264,7 +264,7 @@ impl Region {
     ///
     /// # Errors
     /// Returns those of [`allocate`](Self::allocate), and an error when the time is over:
-    /// [`TimedOut`](AllocError::TimedOut) in the queue, or [`RegionError::DeviceFull`] behind it.
+    /// [`TimedOut`](weirpool::AllocError::TimedOut) in the queue, or [`RegionError::DeviceFull`] behind it.
     #[track_caller]
     pub fn allocate_on(
         &self,
