@@ -4,7 +4,7 @@
 //! value, and ends with that graph. Launches are uses, besides those that the block notes itself.
 
 use super::uses::Points;
-use super::{Block, Uses};
+use super::{Block, Extra, Uses};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::{ordering, release};
 use crate::error::StreamError;
@@ -67,11 +67,16 @@ impl Block {
 
     /// Notes that captured work uses the block: the graph keeps it.
     pub(crate) fn name_in_graph(&self, uses: &plain::Arc<GraphUses>) {
-        let is_new = {
+        let (is_new, residency) = {
             let mut extra = self.extra.lock();
-            let graphs = &mut extra.get_or_insert_default().graphs;
-            graphs.get_or_insert_default().name(uses)
+            let Extra {
+                graphs, residency, ..
+            } = &mut **extra.get_or_insert_default();
+            (graphs.get_or_insert_default().name(uses), residency.clone())
         };
+        if let Some(residency) = residency {
+            residency.name_in(uses);
+        }
         if is_new {
             uses.record_grant(self.registration(), self.allocation().after);
         }

@@ -179,7 +179,9 @@ impl Block {
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool. Nothing changes then.
     pub fn freed_after(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().free_with(self.own(stream)?);
+        let on = self.own(stream)?;
+        self.expect_awaitable(on)?;
+        self.uses().free_with(on);
         Ok(())
     }
 
@@ -191,7 +193,9 @@ impl Block {
     /// Returns the errors of [`Stream::record_use`], and [`StreamError::BlocksRuntime`] if the host must not wait
     /// here. The stream must not use the block then.
     pub fn open_to(&self, stream: &Stream) -> Result<(), StreamError> {
-        self.uses().order_for_good(self.own(stream)?)
+        let on = self.own(stream)?;
+        let _resident = self.hold_for(on)?;
+        self.uses().order_for_good(on)
     }
 
     /// Returns the points after which all uses so far that may have written the block are complete: those that
@@ -242,6 +246,7 @@ impl Block {
     /// a graph repeat neither a move nor the free. After an error the block is where it was.
     pub fn move_to(&mut self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.own(stream)?;
+        self.expect_awaitable(on)?;
         let is_of_capture = self.extra(Extra::capture).is_some();
         if is_of_capture || on.lane.cache.is_captured() {
             let reason = "a block of a capture cannot move, and no block can move to a stream that is captured; note \

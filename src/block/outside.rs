@@ -8,7 +8,7 @@
 use super::{Block, Extra};
 use crate::engine::{Allocation, Source, Use, release};
 use crate::error::StreamError;
-use crate::foreign::{ForeignMemory, Resident};
+use crate::foreign::{ForeignMemory, Resident, expect_awaitable};
 use crate::handles::Registration;
 use crate::heap::{BlockId, Fences};
 use crate::id::Ticket;
@@ -84,6 +84,15 @@ impl Block {
         residency
             .map(|residency| residency.hold_for(on))
             .transpose()
+    }
+
+    /// # Errors
+    /// Returns an error if the stream is external, and the memory's owner takes it away at times.
+    pub(super) fn expect_awaitable(&self, on: &Registration) -> Result<(), StreamError> {
+        match self.extra(|extra| extra.residency.as_ref().map(drop)) {
+            None => Ok(()),
+            Some(()) => Ok(expect_awaitable(on)?),
+        }
     }
 
     /// Returns whether the stream's device has no access: it has access to the memory of the pool, which this is not.

@@ -117,8 +117,15 @@ impl<'a> Uses<'a> {
 
     /// Notes a use on a stream that is ordered after the grant already.
     fn record_ordered(self, on: &Arc<Registration>, access: Access) {
-        let mut extra = self.block.extra.lock();
-        extra.get_or_insert_default().streams.record(on, access);
+        let residency = {
+            let mut extra = self.block.extra.lock();
+            let extra = extra.get_or_insert_default();
+            extra.streams.record(on, access);
+            extra.residency.clone()
+        };
+        if let Some(residency) = residency {
+            residency.remember(on);
+        }
     }
 
     /// Notes a use on a stream that its user ordered after the grant: nothing is submitted to it.
@@ -136,11 +143,10 @@ impl<'a> Uses<'a> {
             return;
         }
         let after = self.block.allocation().after;
-        let mut extra = self.block.extra.lock();
-        let extra = extra.get_or_insert_default();
-        extra.streams.record(on, Access::Always);
+        self.record_ordered(on, Access::Always);
         if self.home.lane.is_external {
-            extra.left_at.get_or_insert(after);
+            let mut extra = self.block.extra.lock();
+            extra.get_or_insert_default().left_at.get_or_insert(after);
         }
     }
 
@@ -213,6 +219,8 @@ impl<'a> Uses<'a> {
             for further in extra.streams.registrations() {
                 lanes.push(further.lane.clone());
             }
+            let residency = extra.residency.as_ref();
+            lanes.extend(residency.and_then(|it| it.copies().cloned()));
         }
         lanes
     }

@@ -34,11 +34,14 @@ impl Charge {
         self.bytes
     }
 
-    /// Splits off a charge of `bytes`, or of all there are, which is given back by itself.
+    /// Splits off a charge of `bytes`, or of all there are, which is given back by itself. Its tag counts one allocation more.
     pub fn split_off(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         let (pool, tag) = (self.pool.clone(), self.tag);
+        if let (Some(pool), Some(tag)) = (pool.upgrade(), tag) {
+            pool.service.queue.accounts.of(tag).count_granted();
+        }
         Self { pool, bytes, tag }
     }
 }

@@ -6,4 +6,5 @@ mod residency;
 
 pub use charge::Charge;
 pub use foreign_memory::ForeignMemory;
+pub(crate) use residency::expect_awaitable;
 pub use residency::{Absence, Leave, Residency, Resident};

@@ -4,6 +4,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::ordering;
 use crate::error::StreamError;
 use crate::handles::{GraphUses, HostAccess, Presence, Registration};
+use crate::lane::Lane;
 use crate::queue::Passages;
 use crate::sync::{Arc, Guards, Mutex, plain};
 use smallvec::SmallVec;
@@ -32,6 +33,8 @@ pub struct Residency(plain::Arc<Shared>);
 struct Shared {
     name: plain::Arc<str>,
     pool: plain::Weak<Presence>,
+    /// The stream on which the owner copies the contents.
+    copies: plain::OnceLock<Arc<Lane>>,
     state: Mutex<State>,
 }
 
@@ -39,13 +42,15 @@ struct Shared {
 struct State {
     /// Number of absences that have begun and not ended.
     absences: usize,
-    /// Number of uses that may not be submitted yet.
+    /// Number of [`Resident`]s that users have.
     holds: usize,
+    /// Number of uses that may not be submitted yet.
+    uses: usize,
     /// The streams whose work may use the memory, each once: those of its blocks, and those that it was used on.
     streams: Vec<Arc<Registration>>,
     /// The graphs whose captured work names it.
     graphs: Vec<plain::Weak<GraphUses>>,
-    /// Those that wait for the last hold to end.
+    /// Those that wait for the last hold and use to end.
     waiting: SmallVec<[Waker; 1]>,
 }
 
@@ -54,6 +59,7 @@ impl Residency {
         Self(plain::Arc::new(Shared {
             name: name.into(),
             pool: plain::Arc::downgrade(pool),
+            copies: plain::OnceLock::new(),
             state: Mutex::new(Guards::Registry, State::default()),
         }))
     }
@@ -63,12 +69,22 @@ impl Residency {
         &self.0.name
     }
 
+    /// Sets the stream of the owner's copies, once.
+    pub(crate) fn set_copies(&self, stream: &Registration) {
+        let _ = self.0.copies.set(stream.lane.clone());
+    }
+
+    /// Returns the stream of the owner's copies.
+    pub(crate) fn copies(&self) -> Option<&Arc<Lane>> {
+        self.0.copies.get()
+    }
+
     /// Returns whether no absence exists or is about to begin.
     pub fn is_resident(&self) -> bool {
         self.0.state.lock().absences == 0
     }
 
-    /// Holds the memory resident until the result is dropped: an absence does not begin before.
+    /// Holds the memory resident until the result is dropped: an absence does not begin before, and uses succeed until then.
     ///
     /// # Errors
     /// Returns [`StreamError::Absent`] if an absence exists or is about to begin.
@@ -79,11 +95,39 @@ impl Residency {
             return Err(self.absent());
         }
         state.holds += 1;
-        Ok(Resident(self.clone()))
+        Ok(Resident {
+            residency: self.clone(),
+            is_use: false,
+        })
     }
 
-    /// Begins an absence: from now on uses fail. The future is ready once every hold has ended, and the work that used the
-    /// memory before is complete on all streams, launches of graphs included.
+    /// Holds the memory for a call that uses it. This also succeeds while an absence is about to begin that waits for a
+    /// [hold](Self::hold): the caller may have that hold.
+    ///
+    /// # Errors
+    /// Returns [`StreamError::Absent`] if an absence exists, or is about to begin and no hold exists.
+    pub fn hold_for_call(&self) -> Result<Resident, StreamError> {
+        let mut state = self.0.state.lock();
+        if state.absences > 0 && state.holds == 0 {
+            drop(state);
+            return Err(self.absent());
+        }
+        Ok(self.use_held(&mut state))
+    }
+
+    fn use_held(&self, state: &mut State) -> Resident {
+        state.uses += 1;
+        Resident {
+            residency: self.clone(),
+            is_use: true,
+        }
+    }
+
+    /// Begins an absence: from now on holds fail, and uses as soon as no hold exists. The future is ready once every hold has
+    /// ended, and the work that used the memory before is complete on all streams, launches of graphs included.
+    ///
+    /// A task that has a hold must not wait for another hold of the same memory: both would wait for the absence, which waits
+    /// for the first.
     ///
     /// # Errors
     /// When awaited, returns an error if a stream that used the memory is being captured, or the device fails. The memory is
@@ -110,12 +154,8 @@ impl Residency {
     /// Returns [`StreamError::Absent`], or an error for an external stream, which may be gone when its work is to be waited
     /// for.
     pub(crate) fn hold_for(&self, on: &Arc<Registration>) -> Result<Resident, StreamError> {
-        if on.lane.is_external {
-            let reason = "memory that can be suspended is not used on external streams: register the stream with its owner";
-            let kind = DeviceErrorKind::Unsupported;
-            return Err(DeviceError::new("record", kind, reason).into());
-        }
-        let held = self.hold()?;
+        expect_awaitable(on)?;
+        let held = self.hold_for_call()?;
         self.remember(on);
         Ok(held)
     }
@@ -125,17 +165,27 @@ impl Residency {
         if on.lane.is_external {
             return;
         }
-        let abandoned = {
+        let route = on.route();
+        let (abandoned, held) = {
             let mut state = self.0.state.lock();
-            if let Some(route) = on.route() {
+            if let Some(route) = &route {
                 state.name_in(&route.uses);
             }
-            match state.streams.iter().any(|known| Arc::ptr_eq(known, on)) {
-                true => Vec::new(),
-                false => state.add_stream(on),
+            if state.streams.iter().any(|known| Arc::ptr_eq(known, on)) {
+                return;
             }
+            let abandoned = state.add_stream(on);
+            // An absence does not begin while they are not among the streams.
+            let held = (!abandoned.is_empty()).then(|| self.use_held(&mut state));
+            (abandoned, held)
         };
         self.keep_those_at_work(abandoned);
+        drop(held);
+    }
+
+    /// Notes that launches of a graph may use the memory.
+    pub(crate) fn name_in(&self, graph: &plain::Arc<GraphUses>) {
+        self.0.state.lock().name_in(graph);
     }
 
     /// Forgets the streams that nobody has any more, whose work is complete.
@@ -169,7 +219,7 @@ impl Residency {
         // Cloned, and dropped if it is known, outside the lock.
         let waker = waker.clone();
         let mut state = self.0.state.lock();
-        if state.holds == 0 {
+        if state.holds + state.uses == 0 {
             drop(state);
             return true;
         }
@@ -233,17 +283,34 @@ impl fmt::Debug for Residency {
     }
 }
 
+/// Returns an error for an external stream, which may be gone when its work is to be waited for.
+pub(crate) fn expect_awaitable(on: &Registration) -> Result<(), DeviceError> {
+    if !on.lane.is_external {
+        return Ok(());
+    }
+    let reason = "memory that can be suspended is not used on external streams: register the stream with its owner";
+    let kind = DeviceErrorKind::Unsupported;
+    Err(DeviceError::new("record", kind, reason))
+}
+
 /// Holds memory resident, from [`Residency::hold`].
 #[must_use = "the memory may be absent as soon as it is dropped"]
 #[derive(Debug)]
-pub struct Resident(Residency);
+pub struct Resident {
+    residency: Residency,
+    /// Whether it lasts for a call.
+    is_use: bool,
+}
 
 impl Drop for Resident {
     fn drop(&mut self) {
         let waiting = {
-            let mut state = self.0.0.state.lock();
-            state.holds -= 1;
-            match state.holds {
+            let mut state = self.residency.0.state.lock();
+            match self.is_use {
+                true => state.uses -= 1,
+                false => state.holds -= 1,
+            }
+            match state.holds + state.uses {
                 0 => std::mem::take(&mut state.waiting),
                 _ => SmallVec::new(),
             }

@@ -9,6 +9,7 @@ use crate::error::AllocError;
 use crate::foreign::{Charge, Residency};
 use crate::handles::Caller;
 use crate::queue::{Ask, Asker, Demand};
+use crate::stream::Stream;
 use std::panic::Location;
 
 /// The future of [`Pool::charge_for`]: a [`Charge`]. See [`Request`] for terms, errors and cancel safety.
@@ -99,5 +100,13 @@ impl Pool {
     /// Makes known memory of others that is not always there: for the blocks of it that are [adopted](crate::Stream::adopt).
     pub fn residency(&self, name: &str) -> Residency {
         Residency::new(&self.presence, name)
+    }
+}
+
+impl Residency {
+    /// Sets the stream on which the owner copies the contents away and back: each block ends in its order as well. Call it
+    /// once, before there are blocks.
+    pub fn copied_on(&self, stream: &Stream) {
+        self.set_copies(stream.registration());
     }
 }

@@ -45,8 +45,8 @@ unsafe impl ForeignMemory for RegionBlock {
 
     fn release(self: Box<Self>, after: Passages) {
         let address = self.address.to_bits();
-        self.region.state().ended.insert(address);
-        after.then(move || self.region.free((self.id, address)));
+        self.region.state().live.remove(&address);
+        after.then(move || self.region.free(self.id));
     }
 }
 

@@ -3,13 +3,15 @@
 use crate::copies::Copies;
 use crate::error::RegionError;
 use crate::inner::{Changing, Shared, end_of};
-use crate::segment::Mapped;
+use crate::segment::{ASKED_AT_MOST, Mapped};
+use crate::sleep::Sleep;
 use futures::channel::oneshot;
+use futures::future::{Either, select};
 use futures::lock::OwnedMutexGuard;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::mem;
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -146,8 +148,12 @@ async fn save_all(leaving: &mut [Leaving]) -> Result<(), RegionError> {
 /// tell.
 async fn are_settled(regions: impl Iterator<Item = &Shared>) -> bool {
     for region in regions {
-        if region.copies.synchronize().await.is_err() {
-            return false;
+        let mut asked = 0;
+        while let Err(error) = region.copies.synchronize().await {
+            asked += 1;
+            if error.is_sticky() || asked == ASKED_AT_MOST {
+                return false;
+            }
         }
     }
     true
@@ -169,7 +175,7 @@ async fn leave_all(mut leaving: Vec<Leaving>) -> Result<u64, RegionError> {
     for one in leaving {
         let Leaving {
             changing,
-            mut absence,
+            absence,
             copies,
         } = one;
         let mut suspended = 0;
@@ -186,9 +192,11 @@ async fn leave_all(mut leaving: Vec<Leaving>) -> Result<u64, RegionError> {
                 }
             }
         }
-        absence.count(suspended);
         given_back += suspended;
-        changing.0.state().absence = Some(absence);
+        let mut state = changing.0.state();
+        state.absence = Some(absence);
+        state.count_suspended();
+        drop(state);
     }
     refused.map(|()| given_back)
 }
@@ -245,12 +253,37 @@ impl IntoFuture for Resume {
 }
 
 async fn resume(regions: Vec<Arc<Shared>>, terms: Terms) -> Result<(), RegionError> {
-    let mut turns = Turns::of(regions).await?;
+    let Some(any) = regions.first().cloned() else {
+        return Ok(());
+    };
+    let (device, begin) = (&any.device, any.device.now());
+    let until = end_of(terms, begin);
+    let mut turns = match until {
+        None => Turns::of(regions).await?,
+        Some(until) => {
+            let over = Sleep::after(device, until.saturating_sub(begin));
+            match select(pin!(Turns::of(regions)), over).await {
+                Either::Left((turns, _)) => turns?,
+                Either::Right(_) => {
+                    return Err(RegionError::Busy {
+                        name: any.name.clone(),
+                        waited: device.now().saturating_sub(begin),
+                    });
+                }
+            }
+        }
+    };
     turns.retain(true);
     let Some(first) = turns.regions.first() else {
         return Ok(());
     };
-    let until = end_of(terms, first.device.now());
+    let waited = device.now().saturating_sub(begin);
+    let left = |longest: Option<Duration>| longest.map(|longest| longest.saturating_sub(waited));
+    let terms = Terms {
+        timeout: left(terms.timeout),
+        deadline: left(terms.deadline),
+        ..terms
+    };
     let lacks = turns.regions.iter().flat_map(|region| lacking(region));
     let bytes = lacks.map(|(_, bytes)| bytes).sum();
     let charge = match bytes {
@@ -374,7 +407,12 @@ fn end_all(changes: &[Changing], mapped: Vec<Returned>) {
         drop(copies);
     }
     for change in changes {
-        let absence = change.0.state().absence.take();
+        let now = change.0.device.now();
+        let absence = {
+            let mut state = change.0.state();
+            state.used_at = now;
+            state.absence.take()
+        };
         drop(absence);
     }
 }

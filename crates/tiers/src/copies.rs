@@ -42,15 +42,16 @@ enum Held {
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Vec<Piece>);
 
-/// Returns the parts of a range that live blocks have.
-type Live<'a> = Box<dyn Fn(&Range<u64>) -> Vec<Range<u64>> + Send + Sync + 'a>;
+/// Returns the parts of a range of a segment that live blocks have.
+pub(crate) type Live<'a> = dyn Fn(&Range<u64>) -> Vec<Range<u64>> + Send + Sync + 'a;
 
 /// The contents of a segment. A block may end at any time, and its bytes are not copied from then on.
 pub(crate) struct Contents<'a> {
     pub(crate) address: u64,
     /// The stream of the copies.
     pub(crate) on: &'a Stream,
-    pub(crate) live: Live<'a>,
+    /// Returns the parts of a range that live blocks have.
+    pub(crate) live: Box<Live<'a>>,
 }
 
 impl Contents<'_> {

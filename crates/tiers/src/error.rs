@@ -57,6 +57,16 @@ pub enum RegionError {
         /// How long it was asked for, on the device's clock.
         waited: Duration,
     },
+    /// Another operation on the region did not end in time.
+    #[error(
+        "the region {name:?} is being suspended or resumed by another call, which did not end within {waited:?}; wait longer"
+    )]
+    Busy {
+        /// The region.
+        name: Arc<str>,
+        /// How long it was waited for, on the device's clock.
+        waited: Duration,
+    },
     /// The operation ended with a panic, or its thread did. What the region says of its state is true.
     #[error("the operation on the region {name:?} ended early; its state says what was reached")]
     Abandoned {

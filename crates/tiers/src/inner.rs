@@ -5,7 +5,7 @@ use crate::error::RegionError;
 use crate::segment::{Segment, Taken};
 use crate::sleep::Sleep;
 use futures::lock::Mutex as Turn;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use weirpool::extend::{Absence, Charge, Residency, Resident};
 use weirpool::{AllocError, Pool, Stream, StreamId, Tag, Terms};
 use weirpool_heap::{
     BlockId, Clock, Fences, GRANULE, Geometry, Grant, GrowBy, Heap, NewSegment, Placement, Request,
-    Target, View, inspect,
+    Target, View,
 };
 
 /// How long the device is left alone after it had no memory.
@@ -44,9 +44,10 @@ pub(crate) struct State {
     /// Whether an operation uses the segments: none is removed meanwhile.
     is_changing: bool,
     /// Blocks that were to be freed meanwhile.
-    freed: Vec<(BlockId, u64)>,
-    /// The addresses of blocks that ended and are not freed yet: work may use them still, but nobody their contents.
-    pub(crate) ended: BTreeSet<u64>,
+    freed: Vec<BlockId>,
+    /// The bytes of live blocks by address. Work may use others still that ended and are not freed yet, but nobody their
+    /// contents.
+    pub(crate) live: BTreeMap<u64, u64>,
     /// Number of [`Entered`].
     pub(crate) entered: usize,
     /// When the last one was dropped.
@@ -78,7 +79,6 @@ impl Shared {
         until: Option<Duration>,
     ) -> Result<Taken, RegionError> {
         let (bytes, since) = (charge.bytes(), self.device.now());
-        let mut has_trimmed = false;
         loop {
             let (error, returned) = match Taken::from_device(&self.device, charge) {
                 Ok(taken) => return Ok(taken),
@@ -88,9 +88,8 @@ impl Shared {
             if error.kind() != DeviceErrorKind::OutOfMemory {
                 return Err(error.into());
             }
-            if !std::mem::replace(&mut has_trimmed, true) {
-                // The pool may keep free memory, within its capacity, that the device lacks.
-                let _ = self.pool.trim_to(0)?;
+            // The pool may keep free memory, within its capacity, that the device lacks.
+            if self.pool.trim_to(0)?.released > 0 {
                 continue;
             }
             let now = self.device.now();
@@ -118,7 +117,8 @@ impl Shared {
                 })?,
             alignment: GRANULE,
         };
-        let resident = self.residency.hold().map_err(|_| self.suspended())?;
+        let held = || self.residency.hold_for_call().map_err(|_| self.suspended());
+        let resident = held()?;
         let planned = {
             let mut state = self.state();
             let after = Clock::default();
@@ -129,6 +129,7 @@ impl Shared {
                 placement: Placement::Anywhere,
             };
             if let Some(grant) = state.heap.take(request, &view) {
+                state.live.insert(grant.address, grant.bytes);
                 return Ok((grant, resident));
             }
             let plan = state.heap.plan_segment(request, false);
@@ -140,7 +141,7 @@ impl Shared {
         let terms = self.terms(terms);
         let charge = self.pool.charge_for(planned.bytes()).terms(terms).await?;
         let taken = self.take(charge, until).await?;
-        let resident = self.residency.hold().map_err(|_| self.suspended())?;
+        let resident = held()?;
         let segment = Segment::new(taken)?;
         let grant = planned.commit(segment);
         Ok((grant.expect("the plan was committed with memory"), resident))
@@ -170,7 +171,7 @@ impl Shared {
     }
 
     /// Frees a block. What becomes free as a whole goes back to the device and the pool.
-    pub(crate) fn free(&self, block: (BlockId, u64)) {
+    pub(crate) fn free(&self, block: BlockId) {
         let free = {
             let mut state = self.state();
             if state.is_changing {
@@ -205,7 +206,7 @@ impl State {
             absence: None,
             is_changing: false,
             freed: Vec::new(),
-            ended: BTreeSet::new(),
+            live: BTreeMap::new(),
             entered: 0,
             used_at: now,
         }
@@ -213,9 +214,8 @@ impl State {
 
     /// Frees blocks. Returns the segments that are free as a whole, to be dropped outside the lock.
     #[must_use = "dropped outside the lock"]
-    fn free(&mut self, blocks: impl IntoIterator<Item = (BlockId, u64)>) -> Vec<Segment> {
-        for (block, address) in blocks {
-            self.ended.remove(&address);
+    fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) -> Vec<Segment> {
+        for block in blocks {
             self.heap.free(block, Fences::default());
         }
         let target = Target::DownTo {
@@ -229,26 +229,35 @@ impl State {
             .filter_map(|(address, _)| self.segments.remove(address));
         let segments = segments.collect();
         self.heap.commit_release(release, spans.len());
+        self.count_suspended();
         segments
+    }
+
+    /// Counts the memory that is not there, while the region is suspended.
+    pub(crate) fn count_suspended(&mut self) {
+        if let Some(absence) = &mut self.absence {
+            let segments = self.segments.values();
+            let lacking = segments.filter(|segment| segment.memory.is_none());
+            absence.count(lacking.map(Segment::bytes).sum());
+        }
     }
 
     /// Returns the parts of a range of a segment that blocks have, from its address on, lowest first; neighbours are one part.
     pub(crate) fn live_parts(&self, address: u64, range: &Range<u64>) -> Vec<Range<u64>> {
+        let (start, end) = (address + range.start, address + range.end);
         let mut parts: Vec<Range<u64>> = Vec::new();
-        let mut at = range.start;
-        while at < range.end {
-            let Some(found) = inspect::Found::at(&self.heap, address + at) else {
-                break;
-            };
-            let end = (found.address + found.bytes - address).min(range.end);
-            let is_used = matches!(found.holding, inspect::Holding::Used(_));
-            if is_used && !self.ended.contains(&found.address) {
-                match parts.last_mut() {
-                    Some(last) if last.end == at => last.end = end,
-                    _ => parts.push(at..end),
-                }
+        let first = self.live.range(..=start).next_back();
+        let first = first.map_or(start, |(at, _)| *at);
+        for (at, bytes) in self.live.range(first..end) {
+            let (from, to) = (start.max(*at), end.min(at + bytes));
+            if from >= to {
+                continue;
             }
-            at = end;
+            let part = from - address..to - address;
+            match parts.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => parts.push(part),
+            }
         }
         parts
     }
@@ -296,7 +305,9 @@ impl Planned<'_> {
         let address = segment.address();
         state.segments.insert(address, segment);
         let plan = self.plan.take()?;
-        plan.commit(&mut state.heap, Some(address), Fences::default())
+        let grant = plan.commit(&mut state.heap, Some(address), Fences::default())?;
+        state.live.insert(grant.address, grant.bytes);
+        Some(grant)
     }
 }
 

@@ -139,11 +139,14 @@ impl RegionBuilder {
             }
         };
         let step = capabilities.granularity;
-        let chunk_bytes = chunk_bytes.max(1).next_multiple_of(step);
+        // No device has as much, and no sum of it overflows.
+        let chunk_bytes = chunk_bytes.clamp(1, 1 << 62).next_multiple_of(step);
         let copies = pool.create_stream()?.named(format!("copies of {name}"));
         let state = State::new(chunk_bytes, step, device.now());
+        let residency = pool.residency(&name);
+        residency.copied_on(&copies);
         Ok(Region(Arc::new(Shared {
-            residency: pool.residency(&name),
+            residency,
             name,
             pool,
             device,
@@ -243,7 +246,8 @@ impl Region {
     /// needs more memory than it has. See [`allocate_on`](Self::allocate_on) for a tag, a time limit and a priority.
     ///
     /// # Errors
-    /// Returns [`RegionError::Suspended`], [`RegionError::OtherPool`], and the errors of [`Pool::charge_for`] and of the device.
+    /// Returns [`RegionError::Suspended`], [`RegionError::OtherPool`], an error for an external stream, and the errors of
+    /// [`Pool::charge_for`] and of the device.
     ///
     /// # Cancel safety
     /// Dropping the future gives all of it back.
@@ -277,6 +281,8 @@ impl Region {
             }
             let (grant, resident) = region.grant(bytes, terms).await?;
             let block = RegionBlock::adopted(&grant, bytes.max(1), region, &stream, location);
+            // Its own stream adds nothing, unless it is external, which is refused.
+            block.freed_after(&stream)?;
             drop(resident);
             Ok(block)
         }
@@ -284,7 +290,8 @@ impl Region {
 
     /// Suspends the region: waits for the last use of its blocks on every stream, launches of graphs included, copies the
     /// contents to the host if they are kept, and gives the memory back to the pool. Returns the bytes given back: 0 if the
-    /// region was suspended already. New uses fail from the call's first poll on.
+    /// region was suspended already. Once this call has its turn, no task [enters](Self::enter), and uses fail as soon as no
+    /// task is inside.
     ///
     /// # Errors
     /// Returns [`RegionError::HostFull`], or an error of a copy or of the device. The region is resident then, and nothing is
@@ -301,7 +308,7 @@ impl Region {
     /// copies the contents back. Nothing happens if it is resident. The result is awaited, on terms if wanted.
     ///
     /// # Errors
-    /// When awaited, returns the errors of [`Pool::charge_for`], [`RegionError::DeviceFull`], or an error of a copy or of the
+    /// When awaited, returns the errors of [`Pool::charge_for`], [`RegionError::Busy`], [`RegionError::DeviceFull`], or an error of a copy or of the
     /// device. The region is suspended then, and its contents are on the host still.
     ///
     /// # Cancel safety
@@ -312,7 +319,11 @@ impl Region {
     }
 
     /// Holds the region resident until the result is dropped, and resumes it first if it is suspended. For each request that
-    /// a service answers, and for uses that the pool does not see: those of other libraries at addresses of its blocks.
+    /// a service answers, and for uses that the pool does not see: those of other libraries at addresses of its blocks. Uses and
+    /// allocations succeed until then, also if a suspension waits for the result to be dropped.
+    ///
+    /// A task that is inside must not enter again, nor another region that may be suspended together with this one, nor
+    /// await a suspension: such a call may wait for a suspension that waits for this task.
     ///
     /// # Errors
     /// Returns those of [`resume`](Self::resume).
@@ -337,7 +348,7 @@ impl Region {
         }
     }
 
-    /// Suspends the region whenever nobody has [entered](Self::enter) it for this long. Ends with an error of a suspension;
+    /// Suspends the region whenever nobody has [entered](Self::enter) or resumed it for this long. Ends with an error of a suspension;
     /// otherwise it runs until it is dropped. Spawn it beside a service.
     pub async fn suspend_when_idle(&self, after: Duration) -> RegionError {
         loop {

@@ -7,6 +7,21 @@ use std::sync::Arc;
 use weirpool::device::{Chunk, Device, DeviceError};
 use weirpool::extend::Charge;
 
+/// How often a device that is not broken is asked.
+pub(crate) const ASKED_AT_MOST: usize = 10;
+
+/// Makes a call of the device, for the end of something: a device that refuses, and is not broken, is asked again.
+fn asked_again(call: impl Fn() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+    let mut result = call();
+    for _ in 1..ASKED_AT_MOST {
+        match &result {
+            Err(error) if !error.is_sticky() => result = call(),
+            _ => break,
+        }
+    }
+    result
+}
+
 /// A range of addresses, with or without memory.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -62,7 +77,7 @@ impl Drop for Addresses {
     fn drop(&mut self) {
         // SAFETY: the range was reserved as a whole. If something is mapped in it still, because the device refused to unmap
         // it, then the device refuses this as well.
-        let _ = unsafe { self.device.unreserve(self.start, self.bytes) };
+        let _ = asked_again(|| unsafe { self.device.unreserve(self.start, self.bytes) });
     }
 }
 
@@ -116,7 +131,7 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         // SAFETY: the device made the chunk, which is mapped nowhere, and nobody else knows it.
-        if unsafe { self.device.destroy(self.chunk) }.is_ok() {
+        if asked_again(|| unsafe { self.device.destroy(self.chunk) }).is_ok() {
             // SAFETY: this is the only place where it is dropped.
             unsafe { ManuallyDrop::drop(&mut self.charge) };
         }
@@ -155,7 +170,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take()
             // SAFETY: as in `unmap`.
-            && unsafe { memory.device.unmap(self.address, memory.bytes()) }.is_err()
+            && asked_again(|| unsafe { memory.device.unmap(self.address, memory.bytes()) }).is_err()
         {
             std::mem::forget(memory);
         }
