@@ -404,7 +404,12 @@ impl Block {
         if let Some(route) = self.registration().route().filter(|_| self.is_in(capture)) {
             return self.free_captured(&route.clock, block);
         }
-        if let Some(outside) = self.take_outside() {
+        if let Some(outside) = self
+            .extra
+            .get_mut()
+            .as_mut()
+            .and_then(|extra| extra.outside.take())
+        {
             return self.free_outside(outside, block);
         }
         let extra = self.extra.get_mut();

@@ -101,10 +101,6 @@ impl Block {
         stream.registration().lane.is_foreign() && self.is_outside()
     }
 
-    pub(super) fn take_outside(&mut self) -> Option<Box<dyn ForeignMemory>> {
-        self.extra.get_mut().as_mut()?.outside.take()
-    }
-
     pub(super) fn free_outside(&self, outside: Box<dyn ForeignMemory>, block: Use) -> Fences {
         let service = &self.registration().service;
         let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());

@@ -8,6 +8,9 @@ use weirpool_tiers::RegionError;
 pub(crate) enum Refusal {
     #[error(transparent)]
     Memory(#[from] AllocError),
+    /// The weights could not be woken in time: others hold the memory, or the turn.
+    #[error("the weights are not back in time: {0}")]
+    Asleep(RegionError),
     #[error("the device has failed: {0}")]
     Broken(String),
 }
@@ -16,6 +19,7 @@ impl From<RegionError> for Refusal {
     fn from(error: RegionError) -> Self {
         match error {
             RegionError::Alloc(error) => Self::Memory(error),
+            RegionError::Busy { .. } | RegionError::DeviceFull { .. } => Self::Asleep(error),
             error => Self::Broken(error.to_string()),
         }
     }

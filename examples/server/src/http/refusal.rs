@@ -50,6 +50,10 @@ impl From<Refusal> for Failure {
                 message,
                 retry_after: error.retry_after_header(),
             },
+            Refusal::Asleep(_) => Self {
+                retry_after: Some(HeaderValue::from_static("1")),
+                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+            },
             Refusal::Broken(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }
