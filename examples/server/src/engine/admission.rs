@@ -1,8 +1,10 @@
 //! Admission: a request waits here until memory is reserved for all that it will need.
 
+use super::open::Open;
 use super::sequence::Page;
 use super::{Engine, Event, Job, Refusal, Sequence, WorkerHandle};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weirpool::{AllocError, Reservation, Tag};
@@ -40,17 +42,10 @@ impl Engine {
     pub(crate) async fn admit(&self, job: Job) -> Result<Admitted, Refusal> {
         // Taken before memory is reserved, so that `drain` waits for the request.
         let admission = self.requests.token();
-        let open = self.opening.open(job.deadline).await?;
         // The last token of an answer is not fed back.
         let tokens = job.prompt.len() + job.max_tokens - 1;
         let needed = tokens.div_ceil(self.settings.page);
-        let (mut shared, reservation) = match self.with_prefix(&job, needed) {
-            Some(found) => found,
-            None => {
-                let reservation = self.reserve(&job, needed).await?;
-                (self.pin(job.tenant, &job.prompt), reservation)
-            }
-        };
+        let (open, mut shared, reservation) = self.memory_for(&job, needed).await?;
         shared.truncate(needed - 1);
         let cached = shared.len() * self.settings.page;
         if let Some(mut prefixes) = self.prefixes() {
@@ -94,6 +89,33 @@ impl Engine {
         Ok(Admitted { events, cached })
     }
 
+    /// Opens the workers, and takes the pages of a request.
+    async fn memory_for(
+        &self,
+        job: &Job,
+        needed: usize,
+    ) -> Result<(Arc<Open>, Vec<weirpool::Pinned>, Reservation), Refusal> {
+        let open = self.opening.open(job.deadline).await?;
+        if let Some((shared, reservation)) = self.with_prefix(job, needed) {
+            return Ok((open, shared, reservation));
+        }
+        let pinned = || self.pin(job.tenant, &job.prompt);
+        if !self.opening.sleeps() {
+            let reservation = self.reserve(job, needed).await?;
+            return Ok((open, pinned(), reservation));
+        }
+        if let Ok(reservation) = self.pages(job, needed).try_now() {
+            return Ok((open, pinned(), reservation));
+        }
+        // It waits without the weights, which another server may wait for.
+        drop(open);
+        let turn = tokio::time::timeout_at(job.deadline, self.opening.turn());
+        let _turn = turn.await.map_err(|_| Refusal::Late)?;
+        let reservation = self.reserve(job, needed).await?;
+        let open = self.opening.open(job.deadline).await?;
+        Ok((open, pinned(), reservation))
+    }
+
     /// Pins the prompt's pages in the prefix cache, if memory for the rest is available now. Nothing is pinned while a
     /// request waits: two requests could wait for pages that the other has pinned.
     fn with_prefix(
@@ -113,13 +135,17 @@ impl Engine {
         Some((shared, reserved.ok()?))
     }
 
-    async fn reserve(&self, job: &Job, needed: usize) -> Result<Reservation, AllocError> {
+    fn pages(&self, job: &Job, needed: usize) -> weirpool::Reserve<'_> {
         let pages = match self.settings.admission {
             Admission::Split => self.shape.context.div_ceil(self.settings.page),
             Admission::Wait | Admission::Fail => needed,
         };
         let request = self.pool.reserve_many(vec![self.page_bytes; pages]);
-        let request = request.tag(job.tenant);
+        request.tag(job.tenant)
+    }
+
+    async fn reserve(&self, job: &Job, needed: usize) -> Result<Reservation, AllocError> {
+        let request = self.pages(job, needed);
         let left = job.deadline.saturating_duration_since(Instant::now());
         match self.settings.admission {
             Admission::Fail => request.try_now(),

@@ -4,7 +4,7 @@
 use super::ACTIVATIONS;
 use super::refusal::Refusal;
 use std::sync::{Arc, Weak};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use weirpool::{AllocError, Block, Pool, Reservation, Stream, Tag, Terms};
 use weirpool_tiers::{Entered, Region};
@@ -22,6 +22,8 @@ pub(super) struct Opening {
     /// The bytes of one worker's activation.
     bytes: u64,
     open: Mutex<Weak<Open>>,
+    /// Held by the one request that may have memory of its own while the weights sleep.
+    turn: Mutex<()>,
 }
 
 /// Workers that have memory for their steps.
@@ -40,10 +42,22 @@ impl Opening {
             workers,
             bytes,
             open: Mutex::default(),
+            turn: Mutex::default(),
         }
     }
 
-    /// Wakes the weights and reserves the activations, if no request has done so.
+    /// Returns whether the weights sleep at times.
+    pub(super) fn sleeps(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// Waits for the turn to have memory while the weights sleep. Servers that share a GPU never wait for each other if it
+    /// holds the weights of one, and for each of them the activations and a longest sequence.
+    pub(super) async fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
+    /// Reserves the activations and wakes the weights, if no request has done so.
     ///
     /// # Errors
     /// Returns an error if the memory is not available in time, or the pool fails.
@@ -53,6 +67,10 @@ impl Opening {
             return Ok(open);
         }
         let left = || deadline.saturating_duration_since(Instant::now());
+        let activations = self.pool.reserve_many(vec![self.bytes; self.workers]);
+        let activations = activations.tag(Tag::new(ACTIVATIONS)).timeout(left());
+        let reservation = activations.await?;
+        // Last: a server that has its weights waits for nothing that another one may hold while it waits for its own.
         let weights = match &self.weights {
             None => None,
             Some(weights) => {
@@ -63,10 +81,8 @@ impl Opening {
                 Some(weights.enter_on(terms).await?)
             }
         };
-        let activations = self.pool.reserve_many(vec![self.bytes; self.workers]);
-        let tag = Tag::new(ACTIVATIONS);
         let open = Arc::new(Open {
-            reservation: activations.tag(tag).timeout(left()).await?,
+            reservation,
             bytes: self.bytes,
             _weights: weights,
         });

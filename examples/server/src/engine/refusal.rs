@@ -11,6 +11,9 @@ pub(crate) enum Refusal {
     /// The weights could not be woken in time: others hold the memory, or the turn.
     #[error("the weights are not back in time: {0}")]
     Asleep(RegionError),
+    /// Other requests had the turn to wait for memory.
+    #[error("the request was not admitted in time: others wait for memory before it")]
+    Late,
     #[error("the device has failed: {0}")]
     Broken(String),
 }

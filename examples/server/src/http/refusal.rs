@@ -50,7 +50,7 @@ impl From<Refusal> for Failure {
                 message,
                 retry_after: error.retry_after_header(),
             },
-            Refusal::Asleep(_) => Self {
+            Refusal::Asleep(_) | Refusal::Late => Self {
                 retry_after: Some(HeaderValue::from_static("1")),
                 ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             },
