@@ -330,9 +330,10 @@ impl Block {
     /// Returns the errors of [`Stream::record_use`]. The error holds the block, which is still allocated.
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
-        let noted = self.expect_awaitable(stream.registration());
-        let noted =
-            noted.and_then(|()| self.argument(stream, super::Access::Always, 0..0).map(drop));
+        let noted = match self.expect_awaitable(stream.registration()) {
+            Ok(()) => self.argument(stream, super::Access::Always, 0..0).map(drop),
+            Err(error) => Err(error),
+        };
         match noted {
             Ok(()) => Ok(self.deallocate()),
             Err(reason) => Err(DeallocateError {

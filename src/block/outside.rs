@@ -88,10 +88,11 @@ impl Block {
 
     /// # Errors
     /// Returns an error if the stream is external, and the memory's owner takes it away at times.
+    #[inline]
     pub(super) fn expect_awaitable(&self, on: &Registration) -> Result<(), StreamError> {
-        match self.extra(|extra| extra.residency.as_ref().map(drop)) {
-            None => Ok(()),
-            Some(()) => Ok(expect_awaitable(on)?),
+        match on.lane.is_external && self.extra(|extra| extra.residency.clone()).is_some() {
+            true => Ok(expect_awaitable(on)?),
+            false => Ok(()),
         }
     }
 

@@ -10,6 +10,7 @@ use super::further::{Access, Earlier};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::engine::ordering;
 use crate::error::StreamError;
+use crate::foreign::Residency;
 use crate::handles::Registration;
 use crate::heap::Fence;
 use crate::id::Ticket;
@@ -219,8 +220,9 @@ impl<'a> Uses<'a> {
             for further in extra.streams.registrations() {
                 lanes.push(further.lane.clone());
             }
-            let residency = extra.residency.as_ref();
-            lanes.extend(residency.and_then(|it| it.copies().cloned()));
+            if let Some(copies) = extra.residency.as_ref().and_then(Residency::copies) {
+                lanes.push(copies.clone());
+            }
         }
         lanes
     }
