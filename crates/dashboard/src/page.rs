@@ -8,7 +8,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// The hashes of the two. A browser applies and runs nothing else in the page.
-const STYLE_HASH: &str = "sha256-kQAC5I1DTBJQYv0dhpBhQAM5hjdk4BFB5j1NMARm6qA=";
+const STYLE_HASH: &str = "sha256-c5dsdw0RkPjjIrxxyt5drP2014hXIa9+W+EstVe/Cq8=";
 const SCRIPT_HASH: &str = "sha256-Xq22+KkN8gR3LYlb18lbcryAVK3n5fvejIa8lOgNIJg=";
 
 /// Returns the `Content-Security-Policy` of the page.

@@ -482,12 +482,16 @@ fn legible(browser: &mut Browser) {
         return Math.min(...[...document.querySelectorAll('h1, h2, p, li, td, th, pre, #status')].map((element) => {
           const ink = light(getComputedStyle(element).color);
           return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); })); })()";
+    // A series whose colour has no name in the styles is drawn in black, and has no key.
+    let keyless = "[...document.querySelectorAll('[id$=\"-legend\"] li')].filter((item) => !item.querySelector('.key'))
+        .map((item) => item.textContent).join()";
     let paper = "getComputedStyle(document.body).backgroundColor";
     let mut papers = Vec::new();
     for is_dark in [false, true] {
         browser.view(1240, 1400, is_dark);
         let least = browser.evaluate(contrast);
         assert!(least.as_f64() >= Some(4.5), "dark {is_dark}: {least}");
+        assert_eq!(browser.evaluate(keyless), "", "dark {is_dark}");
         papers.push(browser.evaluate(paper));
     }
     assert_ne!(papers[0], papers[1]);
