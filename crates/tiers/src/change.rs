@@ -178,25 +178,26 @@ async fn leave_all(mut leaving: Vec<Leaving>) -> Result<u64, RegionError> {
             absence,
             copies,
         } = one;
-        let mut suspended = 0;
-        for (address, copies) in copies {
-            let memory = changing.with_segment(address, |segment| segment.memory.take());
+        // Before memory goes: the region is suspended whatever becomes of the next calls.
+        changing.0.state().absence = Some(absence);
+        for (address, (bytes, copies)) in copies {
+            let memory = changing.with_segment(address, |segment| {
+                segment.copies = copies;
+                segment.memory.take()
+            });
             match memory.flatten().map_or(Ok(()), Mapped::unmap) {
-                Ok(()) => {
-                    suspended += copies.0;
-                    changing.with_segment(address, |segment| segment.copies = copies.1);
-                }
+                Ok(()) => given_back += bytes,
                 Err((error, memory)) => {
                     refused = Err(error.into());
-                    changing.with_segment(address, |segment| segment.memory = Some(memory));
+                    let copies = changing.with_segment(address, |segment| {
+                        segment.memory = Some(memory);
+                        mem::take(&mut segment.copies)
+                    });
+                    drop(copies);
                 }
             }
         }
-        given_back += suspended;
-        let mut state = changing.0.state();
-        state.absence = Some(absence);
-        state.count_suspended();
-        drop(state);
+        changing.0.state().count_suspended();
     }
     refused.map(|()| given_back)
 }

@@ -25,7 +25,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keep {
     /// In pinned memory of the host, to and from which the device copies at full speed. Memory that was pinned once is kept
-    /// for the next time; to pin it takes the system about a second for 4 GiB.
+    /// for the next time; to pin 16 GiB took 9.7 s on the host of an H200.
     #[default]
     OnHost,
     /// In pageable memory of the host: nothing is pinned, and copies are several times slower.
@@ -74,8 +74,8 @@ impl RegionBuilder {
     }
 
     /// Sets the host tier: a pool of pinned memory of the same device, whose capacity bounds the copies. Regions may share
-    /// it. To pin ahead, call [`trim_to`](Pool::trim_to) never and build it with an initial size. Default: a pool of its own
-    /// without a bound, for [`Keep::OnHost`].
+    /// it. Its [`initial_size`](weirpool::Tuning::initial_size) pins ahead. Default: a pool of its own without a bound, for
+    /// [`Keep::OnHost`].
     pub fn host(mut self, pool: &Pool) -> Self {
         self.host = Some(pool.clone());
         self
@@ -308,8 +308,8 @@ impl Region {
     /// copies the contents back. Nothing happens if it is resident. The result is awaited, on terms if wanted.
     ///
     /// # Errors
-    /// When awaited, returns the errors of [`Pool::charge_for`], [`RegionError::Busy`], [`RegionError::DeviceFull`], or an error of a copy or of the
-    /// device. The region is suspended then, and its contents are on the host still.
+    /// When awaited, returns the errors of [`Pool::charge_for`], [`RegionError::Busy`], [`RegionError::DeviceFull`], or an
+    /// error of a copy or of the device. The region is suspended then, and its contents are on the host still.
     ///
     /// # Cancel safety
     /// A future that is dropped leaves the queue. If it had its memory, the operation runs to its end in the background, or
@@ -348,8 +348,8 @@ impl Region {
         }
     }
 
-    /// Suspends the region whenever nobody has [entered](Self::enter) or resumed it for this long. Ends with an error of a suspension;
-    /// otherwise it runs until it is dropped. Spawn it beside a service.
+    /// Suspends the region whenever nobody has [entered](Self::enter) or resumed it for this long. Ends with an error of a
+    /// suspension; otherwise it runs until it is dropped. Spawn it beside a service.
     pub async fn suspend_when_idle(&self, after: Duration) -> RegionError {
         loop {
             let now = self.0.device.now();

@@ -1,8 +1,9 @@
 //! Ways in which regions could fail: each test looks for one of them.
 
+use crate::common::*;
 use std::any::Any;
 use std::future::{Future, IntoFuture};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -13,29 +14,6 @@ use weirpool::device::{Device, DeviceErrorKind, DeviceId, DeviceStream, MemoryKi
 use weirpool::{AllocError, Block, Pool, Stream, StreamError, Tag, Upstream};
 use weirpool_tiers::{Entered, Keep, Region, RegionError, Regions, resume_all, suspend_all};
 
-const MIB: u64 = 1 << 20;
-
-fn start(capacity: u64) -> (SimDevice, Pool, Stream) {
-    let device = SimDevice::builder()
-        .memory(capacity)
-        .host_memory(1 << 30)
-        .build();
-    let pool = Pool::builder(device.clone())
-        .capacity(capacity)
-        .build()
-        .unwrap();
-    let stream = pool.create_stream().unwrap();
-    (device, pool, stream)
-}
-
-fn region(pool: &Pool, name: &str, keep: Keep) -> Region {
-    pool.region(name)
-        .keep(keep)
-        .chunk_bytes(2 * MIB)
-        .build()
-        .unwrap()
-}
-
 fn allocate(device: &SimDevice, region: &Region, stream: &Stream, bytes: u64) -> Block {
     device.block_on(region.allocate(stream, bytes)).unwrap()
 }
@@ -44,58 +22,12 @@ fn resume(device: &SimDevice, region: &Region) -> Result<(), RegionError> {
     device.block_on(region.resume().into_future())
 }
 
-fn settle(device: &SimDevice, is_settled: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while begin.elapsed() < Duration::from_secs(5) {
-        if is_settled() {
-            return;
-        }
-        if device.is_time_virtual() {
-            device.advance_to_next();
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("not settled");
-}
-
-fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
-    future.poll(&mut Context::from_waker(Waker::noop()))
-}
-
 fn long_work(block: &Block) -> Operation {
     Operation::new(Duration::from_millis(20)).writes(block.address(), block.size())
 }
 
-fn write(device: &SimDevice, block: &mut Block, stream: &Stream, value: u8) {
-    let bytes = vec![value; block.size() as usize];
-    let upload = block.upload(stream, 0, &bytes).unwrap();
-    device.block_on(upload).unwrap();
-}
-
-fn assert_is(device: &SimDevice, block: &Block, stream: &Stream, value: u8) {
-    let download = block.download(stream, 0..block.size()).unwrap();
-    let bytes = device.block_on(download).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == value), "not {value}");
-}
-
 fn is_absent<T>(result: &Result<T, StreamError>) -> bool {
     matches!(result, Err(StreamError::Absent { .. }))
-}
-
-async fn pause(device: &SimDevice, pause: Duration) {
-    let until = device.now() + pause;
-    let mut alarm = None;
-    std::future::poll_fn(|context| {
-        if let Some(alarm) = alarm.take() {
-            device.cancel_alarm(alarm);
-        }
-        if device.now() >= until {
-            return Poll::Ready(());
-        }
-        alarm = Some(device.set_alarm(until, context.waker()));
-        Poll::Pending
-    })
-    .await;
 }
 
 /// A stream that may be gone at any time.

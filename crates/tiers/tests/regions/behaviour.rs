@@ -1,67 +1,15 @@
-//! Regions on the simulated device.
+//! What regions do.
 
+use crate::common::*;
 use futures::future::{Either, join, select};
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Call, Operation, SimDevice, SimStream, ViolationKind};
 use weirpool::device::{Device, DeviceErrorKind, MemoryKind};
-use weirpool::{AllocError, Block, CopyError, Pool, Stream, StreamError, Tag, TaskError, Upstream};
+use weirpool::{AllocError, Block, CopyError, Pool, StreamError, Tag, TaskError, Upstream};
 use weirpool_tiers::{Keep, Region, RegionError, Regions, resume_all, suspend_all};
-
-const MIB: u64 = 1 << 20;
-
-fn start(capacity: u64) -> (SimDevice, Pool, Stream) {
-    let device = SimDevice::builder()
-        .memory(capacity)
-        .host_memory(1 << 30)
-        .build();
-    let pool = Pool::builder(device.clone())
-        .capacity(capacity)
-        .build()
-        .unwrap();
-    let stream = pool.create_stream().unwrap();
-    (device, pool, stream)
-}
-
-fn region(pool: &Pool, name: &str, keep: Keep) -> Region {
-    pool.region(name)
-        .keep(keep)
-        .chunk_bytes(2 * MIB)
-        .build()
-        .unwrap()
-}
-
-/// Waits for what happens in the background.
-fn settle(device: &SimDevice, is_settled: impl Fn() -> bool) {
-    for _ in 0..5000 {
-        if is_settled() {
-            return;
-        }
-        device.advance_to_next();
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    panic!("not settled");
-}
-
-/// Polls once, with a waker that does nothing.
-fn poll<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
-    future.poll(&mut Context::from_waker(Waker::noop()))
-}
-
-fn write(device: &SimDevice, block: &mut Block, stream: &Stream, value: u8) {
-    let bytes = vec![value; block.size() as usize];
-    let upload = block.upload(stream, 0, &bytes).unwrap();
-    device.block_on(upload).unwrap();
-}
-
-fn assert_is(device: &SimDevice, block: &Block, stream: &Stream, value: u8) {
-    let download = block.download(stream, 0..block.size()).unwrap();
-    let bytes = device.block_on(download).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == value), "not {value}");
-}
 
 fn assert_absent<T>(result: Result<T, StreamError>) {
     match result {
@@ -506,22 +454,6 @@ fn idle_region_is_suspended_and_entering_resumes_it() {
         Either::Left((error, _)) => panic!("{error}"),
         Either::Right(((), _)) => {}
     }
-}
-
-async fn pause(device: &SimDevice, pause: Duration) {
-    let until = device.now() + pause;
-    let mut alarm = None;
-    std::future::poll_fn(|context| {
-        if let Some(alarm) = alarm.take() {
-            device.cancel_alarm(alarm);
-        }
-        if device.now() >= until {
-            return Poll::Ready(());
-        }
-        alarm = Some(device.set_alarm(until, context.waker()));
-        Poll::Pending
-    })
-    .await;
 }
 
 #[test]

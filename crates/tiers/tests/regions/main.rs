@@ -1,0 +1,5 @@
+//! Regions on the simulated device.
+
+mod behaviour;
+mod common;
+mod failures;
