@@ -70,7 +70,7 @@ use own_stream::OwnStream;
 use reservation::ForReservation;
 
 use crate::block::Block;
-use crate::device::{Device, DeviceStream, Host};
+use crate::device::{AsDevice, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::handles::{Presence, Registration};
 use crate::heap::Placement;
@@ -117,9 +117,9 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Begins a pool over `device`, to be configured.
-    pub fn builder(device: impl Device) -> PoolBuilder {
-        PoolBuilder::new(plain::Arc::new(device))
+    /// Begins a pool over `device`, to be configured. A device that is shared already is taken as it is.
+    pub fn builder(device: impl AsDevice) -> PoolBuilder {
+        PoolBuilder::new(device.to_shared())
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
